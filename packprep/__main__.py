@@ -1,0 +1,5 @@
+"""`python -m packprep`."""
+
+from packprep.cli import main
+
+main()

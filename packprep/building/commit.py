@@ -1,0 +1,244 @@
+"""Files that appear whole or not at all, and the receipts that say which shards are done.
+
+A temporary is `.NAME.HOST-PID-RANDOM.tmp` beside its file: written, flushed to disk, renamed; then the folder is flushed.
+A shard is done iff its receipt parses, carries the plan's digest, and the shard and rejects files have its sizes; the receipt
+is written last. A second commit of a shard compares digests and changes nothing.
+"""
+
+import contextlib
+import errno
+import glob
+import os
+import re
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from packprep.building.plan import Job
+from packprep.building.work import Made
+from packprep.dataset import shard as shard_format
+from packprep.dataset.manifest import FORMAT, VERSION, decode, encode, receipt_name, rejects_name, shard_name
+from packprep.digests import digest_of, digest_of_buffers, digest_of_file
+from packprep.errors import BuildError, DatasetError, PackprepError
+
+TEMPORARIES = ".*.tmp"
+_HINTS = {
+    errno.ENOSPC: "the disk is full: make room",
+    errno.EDQUOT: "the quota is used up: make room",
+    errno.EFBIG: "the file would be larger than this process may write (ulimit -f): raise the limit",
+    errno.EROFS: "the folder cannot be written: choose another --out",
+    errno.EACCES: "the folder cannot be written: choose another --out, or its permissions",
+    errno.EIO: "the disk reports an error: see to it",
+}
+
+
+def write_error(path: str | Path, error: OSError) -> BuildError:
+    """The BuildError of a failed write: what, where, what to do."""
+    hint = _HINTS.get(error.errno or 0, "see to it")
+    return BuildError(
+        f"{path}: {error.strerror or error}; {hint}, and run the same command again: what is committed stays"
+    )
+
+
+def _temporary(path: Path) -> Path:
+    host = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
+    return path.with_name(f".{path.name}.{host}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _write_temporary(path: Path, buffers: Iterable) -> Path:
+    temporary = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            for buffer in buffers:
+                view = memoryview(buffer).cast("B")
+                while len(view):
+                    view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise write_error(path, error) from error
+    return temporary
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_folders_last(path: Path, top: Path) -> None:
+    """Flush the folders from a file's own up to `top`, so that their entries survive a power cut too."""
+    folder = path.parent
+    while True:
+        _flush_folder(folder)
+        if folder == top or folder == folder.parent:
+            return
+        folder = folder.parent
+
+
+def write_whole(path: Path, buffers: Sequence, top: Path) -> None:
+    """Write a file, replacing one that stands; the file and the folders up to `top` are on disk when this returns.
+
+    BuildError if it cannot be written, or if somebody else removed the temporary and left another file than this.
+    """
+    temporary = _write_temporary(path, buffers)
+    try:
+        os.rename(temporary, path)
+        _make_folders_last(path, top)
+    except FileNotFoundError:
+        # another committer of the same file was faster and tidied up
+        ours = digest_of_buffers(buffers)
+        if not path.exists() or digest_of_file(path) != ours:
+            raise BuildError(
+                f"{path}: its temporary {temporary.name} was removed while this process wrote it; run the same command again"
+            ) from None
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise write_error(path, error) from error
+    remove_temporaries(path.parent, path.name)
+
+
+def write_first(path: Path, data: bytes) -> bool:
+    """Write a file unless there is one already, whole or not at all; whether it was this process that wrote it."""
+    if path.exists():
+        return False
+    temporary = _write_temporary(path, [data])
+    try:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            if path.exists():  # a file system without hard links
+                return False
+            os.rename(temporary, path)
+        _flush_folder(path.parent)
+        return True
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def remove_temporaries(folder: Path, name: str | None = None, of_process: int | None = None) -> None:
+    """Remove the temporaries in a folder: all, or those of one file, or those of one process of this host."""
+    pattern = f".{glob.escape(name)}.*.tmp" if name else TEMPORARIES
+    for temporary in folder.glob(pattern):
+        if of_process is None or f"-{of_process}-" in temporary.name:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def remove_all_temporaries(out: Path, of_process: int | None = None) -> None:
+    """Remove the temporaries of a whole output: its top folder and those of shards, receipts and rejects."""
+    remove_temporaries(out, of_process=of_process)
+    for kind in ("shards", "receipts", "rejects"):
+        for folder in (out / kind).glob("*/"):
+            remove_temporaries(folder, of_process=of_process)
+
+
+_RECEIPT_KEYS = {
+    "format", "version", "plan_digest", "shard", "file", "rows", "segments", "tokens", "bytes", "digest",
+    "rejects", "text_digests", "ledger",
+}  # fmt: skip
+
+
+def read_receipt(out: Path, shard: int) -> tuple[dict[str, Any], bytes] | None:
+    """(receipt, its bytes) as it stands; None if there is none or it does not parse."""
+    path = out / receipt_name(shard)
+    try:
+        data = path.read_bytes()
+        receipt = decode(data, str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except DatasetError:
+        return None
+    except OSError as error:
+        raise BuildError(f"{path}: {error.strerror}; see to it and run the same command again") from None
+    if not isinstance(receipt, dict) or set(receipt) != _RECEIPT_KEYS:
+        return None
+    if receipt["format"] != FORMAT or receipt["version"] != VERSION or receipt["shard"] != shard:
+        return None
+    return receipt, data
+
+
+def done_receipt(out: Path, shard: int, plan_digest: str) -> tuple[dict[str, Any], bytes] | None:
+    """(receipt, its bytes) of a shard that is done; None if it is not."""
+    found = read_receipt(out, shard)
+    if found is None or found[0]["plan_digest"] != plan_digest:
+        return None
+    receipt = found[0]
+    rejects = receipt["rejects"]
+    sizes = [(shard_name(shard), receipt["bytes"])] + ([(rejects_name(shard), rejects["bytes"])] if rejects else [])
+    for name, size in sizes:
+        try:
+            if os.path.getsize(out / name) != size:
+                return None
+        except OSError:
+            return None
+    return found
+
+
+def commit_shard(out: Path, job: Job, shard: int, made: Made) -> dict[str, Any]:
+    """Write a shard, its rejects, then its receipt; gives the receipt.
+
+    If the shard is done already, nothing is written: BuildError with both digests where they differ.
+    """
+    try:
+        buffers = shard_format.encode(made.arrays)
+        rejects = b"".join(encode(record) for record in made.reading.rejected.in_order())
+        receipt = {
+            "format": FORMAT,
+            "version": VERSION,
+            "plan_digest": job.digest,
+            "shard": shard,
+            "file": shard_name(shard),
+            "rows": len(made.arrays["row_offsets"]) - 1,
+            "segments": len(made.arrays["segment_key"]),
+            "tokens": sum(source["tokens"]["used"] for source in made.ledger["sources"].values()),
+            "bytes": sum(memoryview(buffer).nbytes for buffer in buffers),
+            "digest": digest_of_buffers(buffers),
+            "rejects": None,
+            "text_digests": made.reading.text_digests,
+            "ledger": made.ledger,
+        }
+        if rejects:
+            receipt["rejects"] = {
+                "file": rejects_name(shard),
+                "bytes": len(rejects),
+                "digest": digest_of(rejects),
+                "documents": len(made.reading.rejected.records),
+            }
+        standing = done_receipt(out, shard, job.digest)
+        if standing is not None:
+            if standing[0] != receipt:
+                raise BuildError(
+                    f"{shard_name(shard)}: made again with digest {receipt['digest']} and it stands with "
+                    f"{standing[0]['digest']}: the input files changed under the build, or two builds differ; "
+                    "begin anew in another folder and compare"
+                )
+            return receipt
+        write_whole(out / shard_name(shard), buffers, out)
+        if rejects:
+            write_whole(out / rejects_name(shard), [rejects], out)
+        else:
+            (out / rejects_name(shard)).unlink(missing_ok=True)
+        write_whole(out / receipt_name(shard), [encode(receipt)], out)
+        return receipt
+    except PackprepError:
+        raise
+    except OSError as error:
+        raise write_error(out / shard_name(shard), error) from error

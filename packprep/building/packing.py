@@ -1,0 +1,222 @@
+"""Lengths → (row, offset).
+
+best_fit    best-fit decreasing: the longest first, each into the fullest row that holds it. Least padding.
+first_fit   in the given order, each into the first row that holds it.
+next_fit    in the given order, never back to an earlier row. Keeps the order; most padding.
+"""
+
+import numpy as np
+
+from packprep.errors import RecipeError
+from packprep.kernel import kernel, leading_zeros
+
+ALGORITHMS = ("best_fit", "first_fit", "next_fit", "concat")
+
+
+@kernel
+def _by_length(lengths, capacity):
+    """A stable counting sort, longest first: (order int64[n], counts int64[capacity + 1])."""
+    counts = np.zeros(capacity + 1, np.int64)
+    for i in range(lengths.shape[0]):
+        counts[lengths[i]] += 1
+    at = np.empty(capacity + 1, np.int64)
+    total = np.int64(0)
+    for length in range(capacity, -1, -1):
+        at[length] = total
+        total += counts[length]
+    order = np.empty(lengths.shape[0], np.int64)
+    for i in range(lengths.shape[0]):
+        order[at[lengths[i]]] = i
+        at[lengths[i]] += 1
+    return order, counts
+
+
+@kernel(inline=True)
+def _highest(bits, most):
+    """The highest member ≤ most of a bit set (uint64[…]); 0 if there is none."""
+    block = most >> 6
+    word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))
+    while word == np.uint64(0):
+        if block == 0:
+            return np.int64(0)
+        block -= 1
+        word = bits[block]
+    return np.int64(block << 6) + np.int64(63) - np.int64(leading_zeros(word))
+
+
+@kernel
+def _best_fit(lengths, capacity, max_segments, row, offset):
+    """All documents of one length are placed in bulk.
+
+    Rows of one fill form a stack, kept as runs of consecutive row numbers: (first row, step ±1, rows, segments in each).
+    A row taken for length L gets as many documents as fit, for it stays the fullest; its new fill is then beyond
+    capacity − L. So each fill that holds L is emptied once, fullest first, run by run, and a run moves to its new
+    fill in O(1), reversed, because what was on top is now lowest.
+    """
+    order, counts = _by_length(lengths, capacity)
+    size = np.int64(1024)
+    first, step, rows, segments, below = (
+        np.empty(size, np.int64),
+        np.empty(size, np.int64),
+        np.empty(size, np.int64),
+        np.empty(size, np.int64),
+        np.empty(size, np.int64),
+    )
+    free, used = np.int64(-1), np.int64(0)
+    top = np.full(capacity + 1, -1, np.int64)  # the run on top of each fill's stack
+    filled = np.zeros((capacity >> 6) + 1, np.uint64)  # bit set of the fills that have rows
+    n_rows, at = np.int64(0), np.int64(0)
+    for length in range(capacity, 0, -1):
+        left = counts[length]
+        fill = capacity - length
+        while left > 0:
+            fill = _highest(filled, fill)
+            # take the run on top, or new rows
+            if fill > 0:
+                run = top[fill]
+                n, many = rows[run], segments[run]
+                row_at, direction = first[run], step[run]
+            else:
+                run, many, direction, row_at = np.int64(-1), np.int64(0), np.int64(1), n_rows
+                n = left  # as many as needed
+            each = (capacity - fill) // length
+            if max_segments > 0:
+                each = min(each, max_segments - many)
+            full = min(n, left // each)
+            # full rows of `each` documents
+            for r in range(full):
+                for j in range(each):
+                    document = order[at]
+                    row[document] = row_at
+                    offset[document] = fill + j * length
+                    at += 1
+                row_at += direction
+            left -= full * each
+            for part in range(2):  # the full rows; then one row with the rest of the documents
+                if part == 0:
+                    moved, docs = full, each
+                elif left > 0 and full < n:
+                    moved, docs = np.int64(1), left
+                    for j in range(left):
+                        document = order[at]
+                        row[document] = row_at
+                        offset[document] = fill + j * length
+                        at += 1
+                    row_at += direction
+                    left = np.int64(0)
+                else:
+                    continue
+                if moved == 0:
+                    continue
+                n -= moved
+                if run < 0:
+                    n_rows += moved
+                else:
+                    rows[run], first[run] = n, row_at
+                if max_segments > 0 and many + docs >= max_segments:
+                    continue  # closed
+                new_fill = fill + docs * length
+                if new_fill >= capacity:
+                    continue
+                if free >= 0:
+                    new = free
+                    free = below[new]
+                else:
+                    if used == size:
+                        size *= 2
+                        first, step, rows, segments, below = (
+                            _grow(first),
+                            _grow(step),
+                            _grow(rows),
+                            _grow(segments),
+                            _grow(below),
+                        )
+                    new = used
+                    used += 1
+                # the last one placed lies on top
+                first[new] = row_at - direction
+                step[new] = -direction
+                rows[new] = moved
+                segments[new] = many + docs
+                below[new] = top[new_fill]
+                top[new_fill] = new
+                filled[new_fill >> 6] |= np.uint64(1) << np.uint64(new_fill & 63)
+            if run >= 0 and rows[run] == 0:
+                # rows pushed to another fill never lie above this run: its fill is the one being emptied
+                top[fill] = below[run]
+                if top[fill] < 0:
+                    filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
+                below[run] = free
+                free = run
+    return n_rows
+
+
+@kernel
+def _grow(array):
+    grown = np.empty(array.shape[0] * 2, array.dtype)
+    grown[: array.shape[0]] = array
+    return grown
+
+
+@kernel
+def _first_fit(lengths, capacity, max_segments, row, offset):
+    """A tournament over the rows' room: the first row that holds a document is found in O(log rows)."""
+    n = lengths.shape[0]
+    leaves = np.int64(1)
+    while leaves < n:
+        leaves *= 2
+    room = np.zeros(2 * leaves, np.int64)
+    segments = np.zeros(n, np.int64)
+    room[leaves : leaves + n] = capacity
+    for node in range(leaves - 1, 0, -1):
+        room[node] = max(room[2 * node], room[2 * node + 1])
+    fill = np.zeros(n, np.int64)
+    for i in range(n):
+        node = np.int64(1)
+        while node < leaves:
+            node = 2 * node if room[2 * node] >= lengths[i] else 2 * node + 1
+        r = node - leaves
+        row[i], offset[i] = r, fill[r]
+        fill[r] += lengths[i]
+        segments[r] += 1
+        room[node] = -1 if max_segments > 0 and segments[r] >= max_segments else capacity - fill[r]
+        node //= 2
+        while node > 0:
+            room[node] = max(room[2 * node], room[2 * node + 1])
+            node //= 2
+
+
+@kernel
+def _next_fit(lengths, capacity, max_segments, row, offset):
+    r, fill, many = np.int64(0), np.int64(0), np.int64(0)
+    for i in range(lengths.shape[0]):
+        if fill + lengths[i] > capacity or (max_segments > 0 and many >= max_segments):
+            r, fill, many = r + 1, np.int64(0), np.int64(0)
+        row[i], offset[i] = r, fill
+        fill += lengths[i]
+        many += 1
+
+
+def pack(
+    lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(row int64[n], offset int64[n]) of segments of `lengths` (int[n], each 1 … capacity) in rows of `capacity` slots.
+
+    max_segments: the most segments of a row; 0: no limit. Rows are numbered by creation. Ties: best_fit takes equal
+    lengths in the given order, and among equally full rows the one that reached that fill last.
+    RecipeError for an unknown algorithm or a length that no row holds.
+    """
+    lengths = np.ascontiguousarray(lengths, np.int64)
+    if lengths.size and (lengths.min() < 1 or lengths.max() > capacity):
+        worst = int(np.flatnonzero((lengths < 1) | (lengths > capacity))[0])
+        raise RecipeError(f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}")
+    row, offset = np.empty(lengths.shape, np.int64), np.empty(lengths.shape, np.int64)
+    if algorithm == "best_fit":
+        _best_fit(lengths, capacity, max_segments, row, offset)
+    elif algorithm == "first_fit":
+        _first_fit(lengths, capacity, max_segments, row, offset)
+    elif algorithm == "next_fit":
+        _next_fit(lengths, capacity, max_segments, row, offset)
+    else:
+        raise RecipeError(f"algorithm {algorithm!r} does not pack by length: one of best_fit, first_fit, next_fit")
+    return row, offset

@@ -1,0 +1,272 @@
+"""The plan: everything that is resolved once, before work starts, by whoever comes first.
+
+It lists the input files and the rule by which pieces and shards follow from them, and stores what must not be worked out
+twice: ids, ratios, repeats, the engine and its version. A plan, its tokenizer and the input files make every shard.
+"""
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from packprep.corpus.calibration import Estimates, calibrate
+from packprep.corpus.planning import File, PlannedSource, find_files, step_bytes
+from packprep.corpus.tokenization import Engine, load_engine, resolve_engine
+from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
+from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode
+from packprep.digests import digest_of
+from packprep.errors import PlanError, RecipeError
+from packprep.objectives.objective import Ids, Task
+from packprep.objectives.tasks import complete, mode_tokens_used, resolve, roles_used, sentinels_used, task_table
+from packprep.recipe import Recipe, fingerprint, fingerprint_parts, from_normalised, normalised
+
+MIB = 1 << 20
+LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A recipe with what it names: the completed recipe, its vocabulary, and each source's prefix and files."""
+
+    recipe: Recipe
+    vocabulary: Vocabulary
+    prefixes: tuple[str, ...]
+    files: tuple[tuple[File, ...], ...]
+
+    @property
+    def fingerprint_parts(self) -> dict[str, Any]:
+        files = [[(file.name, file.size) for file in source] for source in self.files]
+        return fingerprint_parts(self.recipe, files, self.vocabulary.digest)
+
+
+def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
+    """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix where its files lie now."""
+    recipe = complete(recipe)
+    names = [source.name for source in recipe.sources]
+    for name in moved:
+        if name not in names:
+            raise RecipeError(f"--source {name}=…: the recipe has no source of that name; it has {', '.join(names)}")
+    needs = Needs(roles_used(recipe), mode_tokens_used(recipe), sentinels_used(recipe))
+    vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, needs)
+    resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
+    found = [find_files(source, i, recipe.base, moved.get(source.name)) for i, source in enumerate(recipe.sources)]
+    if not any(file.size for _, files in found for file in files):
+        raise RecipeError("the inputs hold no bytes: every file that the sources name is empty")
+    return Inputs(recipe, vocabulary, tuple(p for p, _ in found), tuple(tuple(files) for _, files in found))
+
+
+def ids_of(vocabulary: Vocabulary) -> Ids:
+    """The ids that tasks write."""
+    roles = vocabulary.roles
+    return Ids(
+        vocabulary.vocab_size,
+        *(roles.get(role, -1) for role in ("pad", "bos", "eos", "mask")),
+        np.array(vocabulary.sentinels, np.int32),
+    )
+
+
+def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
+    """uint16 or int32; RecipeError if the recipe asks for uint16 and an id may not fit."""
+    if recipe.output.token_dtype == "uint16" and vocab_size > 1 << 16:
+        raise RecipeError(f'output.token_dtype = "uint16": the vocabulary has {vocab_size} ids, and uint16 holds 65536; use "auto"')
+    narrow = vocab_size <= 1 << 16 and recipe.output.token_dtype != "int32"
+    return np.dtype(np.uint16 if narrow else np.int32)
+
+
+def make_plan(inputs: Inputs) -> dict[str, Any]:
+    """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no more."""
+    recipe, vocabulary = inputs.recipe, inputs.vocabulary
+    engine_facts = resolve_engine(recipe.engine, vocabulary)
+    engine = load_engine(engine_facts, vocabulary, recipe.documents.special_text)
+    estimates, sources = [], []
+    first = 0
+    for i, source in enumerate(recipe.sources):
+        unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
+        planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
+        first += len(inputs.files[i])
+        estimates.append(calibrate(planned, engine, vocabulary, recipe.documents.special_text))
+        sources.append(planned)
+    for planned, estimate in zip(sources, estimates, strict=True):
+        planned.ratios = estimate.ratios
+    once = [int(s.weights.sum()) for s in sources]  # text bytes of one use of all documents
+    repeats = _repeats(recipe, once, estimates)
+    for planned, repeat in zip(sources, repeats, strict=True):
+        planned.repeat = repeat
+    weights = [s.weight for s in sources]
+    rate = sum(w * e.tokens_per_byte for w, e in zip(weights, estimates, strict=True)) / max(1, sum(weights))
+    shard_text_bytes = _shard_text_bytes(recipe, sum(weights), rate)
+    shards = max(1, -(-sum(weights) // shard_text_bytes))
+    roles = {role: int(i) for role, i in vocabulary.roles.items()}
+    tasks = resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
+    parts = inputs.fingerprint_parts
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "law_version": LAW_VERSION,
+        "fingerprint": fingerprint(parts),
+        "recipe": normalised(recipe),
+        "engine": engine_facts,
+        "made_with": made_with(),
+        "tokenizer": {"file": "tokenizer.json", "digest": vocabulary.digest},
+        "vocabulary": {
+            "vocab_size": vocabulary.vocab_size,
+            "roles": roles,
+            "sentinels": [int(i) for i in vocabulary.sentinels],
+            "mode_tokens": {text: int(i) for text, i in vocabulary.mode_tokens.items()},
+            "added_tokens": list(vocabulary.added_tokens),
+            "special_ids": [int(i) for i in vocabulary.special_ids],
+        },
+        "token_dtype": token_dtype(recipe, vocabulary.vocab_size).name,
+        "tasks": task_table(tasks),
+        "shards": shards,
+        "shard_text_bytes": shard_text_bytes,
+        "sources": [
+            {
+                "name": planned.name,
+                "prefix": planned.prefix,
+                "repeat": planned.repeat,
+                "ratios": estimate.ratios,
+                "step_bytes": step_bytes(_stored_compressed(planned) * planned.uses, shards),
+                "text_bytes": weight,
+                "tokens": round(weight * estimate.tokens_per_byte),
+                "documents": round(weight / estimate.document_bytes) if estimate.document_bytes else 0,
+                "relative_error": estimate.relative_error,
+            }
+            for planned, estimate, weight in zip(sources, estimates, weights, strict=True)
+        ],
+        "files": [file._asdict() for files in inputs.files for file in files],
+    }
+
+
+def made_with() -> dict[str, str]:
+    """The versions of Python, packprep and the libraries that a build uses."""
+    versions = {name: importlib.metadata.version(name) for name in (*LIBRARIES, "packprep")}
+    return {"python": platform.python_version(), **versions}
+
+
+def _stored_compressed(source: PlannedSource) -> int:
+    return sum(file.size for file, (_, compression) in zip(source.files, source.formats, strict=True) if compression)
+
+
+def _repeats(recipe: Recipe, once: Sequence[int], estimates: Sequence[Estimates]) -> list[float]:
+    """Each source's repeat: the recipe's, or what its share comes to, rounded to 1/1000."""
+    shares = [source.share for source in recipe.sources]
+    if shares[0] is None:
+        return [source.repeat for source in recipe.sources]
+    whole = sum(share for share in shares if share is not None)
+    tokens = []
+    for source, size, estimate in zip(recipe.sources, once, estimates, strict=True):
+        low, high = source.sample
+        tokens.append(size * (high - low) * estimate.tokens_per_byte)
+        if not tokens[-1]:
+            raise RecipeError(f"source {source.name!r} has a share of {source.share} and no tokens: give it files with text")
+    parts = [share / whole for share in shares if share is not None]
+    total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
+    return [max(1, round(1000 * total * part / t)) / 1000 for t, part in zip(tokens, parts, strict=True)]
+
+
+def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -> int:
+    """The recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most 512 MiB."""
+    if recipe.output.shard_text_bytes != "auto":
+        return int(recipe.output.shard_text_bytes)
+    long_rows = int(2000 * recipe.seq_length / max(tokens_per_byte, 1e-6))
+    return min(max(64 * MIB, long_rows, -(-text_bytes // 50_000)), 512 * MIB)
+
+
+def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
+    """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty if nothing does."""
+    parts = inputs.fingerprint_parts
+    if fingerprint(parts) == plan["fingerprint"]:
+        return []
+    found = []
+    if plan["law_version"] != LAW_VERSION:
+        found.append(f"law_version is {LAW_VERSION} here and {plan['law_version']} in the plan")
+    if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:
+        found.append(f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan {plan['tokenizer']['digest']})")
+    now = _plain(parts["recipe"])
+    found += _changed_keys(now, {k: v for k, v in plan["recipe"].items() if k != "tokenizer"}, "")
+    listed: dict[tuple[int, str], int] = {(f["source"], f["name"]): f["size"] for f in plan["files"]}
+    here = {(file.source, file.name): file.size for files in inputs.files for file in files}
+    for key in sorted(set(listed) | set(here)):
+        if listed.get(key) != here.get(key):
+            before, after = ("no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, here))
+            found.append(f"input {key[1]!r} of source {key[0]}: {before} in the plan, {after} now")
+    return found[:10] + (["…"] if len(found) > 10 else []) or ["the fingerprint differs"]
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON gives it back."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _changed_keys(now: Any, planned: Any, where: str) -> list[str]:
+    if isinstance(now, dict) and isinstance(planned, dict):
+        keys = sorted(set(now) | set(planned))
+        return [c for k in keys for c in _changed_keys(now.get(k), planned.get(k), f"{where}.{k}" if where else k)]
+    if isinstance(now, list) and isinstance(planned, list) and len(now) == len(planned) and any(isinstance(v, dict) for v in now):
+        return [c for i, (a, b) in enumerate(zip(now, planned, strict=True)) for c in _changed_keys(a, b, f"{where}[{i}]")]
+    return [] if now == planned else [f"{where} is {now!r} here and {planned!r} in the plan"]
+
+
+class Job:
+    """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone."""
+
+    def __init__(self, plan: Mapping[str, Any], tokenizer_json: bytes, prefixes: Sequence[str] | None = None):
+        if plan["law_version"] != LAW_VERSION:
+            raise PlanError(
+                f"plan.json has law_version {plan['law_version']} and this packprep makes {LAW_VERSION}: "
+                "use the packprep that began this build, or begin anew in another folder"
+            )
+        digest = digest_of(tokenizer_json)
+        if digest != plan["tokenizer"]["digest"]:
+            raise PlanError(f"tokenizer.json has digest {digest} and the plan names {plan['tokenizer']['digest']}: put the right file back")
+        self.plan, self.digest = plan, digest_of(encode(plan))
+        self.recipe = from_normalised(plan["recipe"], plan["engine"]["name"])
+        stored = plan["vocabulary"]
+        self.vocabulary = Vocabulary(
+            tokenizer_json=tokenizer_json,
+            digest=digest,
+            vocab_size=stored["vocab_size"],
+            roles=stored["roles"],
+            sentinels=tuple(stored["sentinels"]),
+            mode_tokens=stored["mode_tokens"],
+            added_tokens=tuple(stored["added_tokens"]),
+            special_ids=tuple(stored["special_ids"]),
+            notes=(),
+        )
+        self.token_dtype = np.dtype(plan["token_dtype"])
+        self.tasks: list[Task] = resolve(self.recipe, ids_of(self.vocabulary), self.vocabulary.mode_tokens)
+        self.shards: int = plan["shards"]
+        self.sources: list[PlannedSource] = []
+        files = [File(**file) for file in plan["files"]]
+        first = 0
+        for i, (source, resolved) in enumerate(zip(self.recipe.sources, plan["sources"], strict=True)):
+            own = [file for file in files if file.source == i]
+            prefix = prefixes[i] if prefixes else resolved["prefix"]
+            self.sources.append(PlannedSource(source, i, prefix, own, first, resolved, self.recipe.seed))
+            first += len(own)
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The plan's engine, loaded at first use; refused if this installation has another version of it."""
+        if self._engine is None:
+            self._engine = load_engine(self.plan["engine"], self.vocabulary, self.recipe.documents.special_text)
+        return self._engine
+
+
+def estimates_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Per source what the plan expects: tokens, share of them, standard error of that share."""
+    total = sum(source["tokens"] for source in plan["sources"]) or 1
+    rows = []
+    for source in plan["sources"]:
+        share = source["tokens"] / total
+        rows.append({**source, "share": share, "share_error": share * (1 - share) * source["relative_error"]})
+    return rows
+
+

@@ -1,0 +1,158 @@
+"""Work spread over processes: items in, results out. The only file that forks.
+
+A worker is handed one item at a time. Whoever is killed leaves temporaries at most; the parent notices and says so.
+Processes are spawned, not forked: a fork after a library has started threads can hang.
+"""
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from packprep.errors import BuildError, PackprepError, Stopped
+
+Report = Callable[[int, int, int, int], None]
+"""(documents, text bytes, tokens, rejects): what was done since the last report."""
+Do = Callable[[Any, Report], Any]
+
+STOP_S = 5.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_STOPPED = "by a signal; what is committed stays, and the same command goes on"
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """While this lasts, SIGTERM, SIGINT and SIGUSR1 are noted instead of obeyed; gives the function that tells."""
+    asked: list[int] = []
+    try:
+        before = {s: signal.signal(s, lambda number, _: asked.append(number)) for s in _STOP_SIGNALS}
+    except ValueError:  # not in the main thread: the caller handles signals
+        before = {}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def spread(
+    setup: Callable[..., Do],
+    arguments: Sequence[Any],
+    items: Sequence[Any],
+    workers: int,
+    report: Report,
+    stop_asked: Callable[[], bool],
+    clean: Callable[[int], None] = lambda pid: None,
+) -> Iterator[tuple[Any, Any]]:
+    """(item, result) of each item, as they come; `setup(*arguments)` gives a process its function.
+
+    With one worker, or one item, all is done here. clean(pid) removes what an ended worker may have left behind.
+    Raises what a worker raised, BuildError for one that was killed, Stopped once `stop_asked()`.
+    """
+    if workers == 1 or len(items) <= 1:
+        yield from _here(setup, arguments, items, report, stop_asked)
+        return
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    context = multiprocessing.get_context("spawn")
+    waiting = list(reversed(items))
+    processes: dict[Connection, Any] = {}
+    at_work: dict[Connection, Any] = {}
+    try:
+        for _ in range(min(workers, len(items))):
+            here, there = context.Pipe()
+            process = context.Process(target=_worker, args=(there, setup, arguments), daemon=True)
+            process.start()
+            there.close()
+            processes[here] = process
+            at_work[here] = waiting.pop()
+            here.send(at_work[here])
+        while at_work:
+            if stop_asked():
+                raise Stopped(_STOPPED)
+            for connection in wait(list(at_work), timeout=0.2):
+                assert isinstance(connection, Connection)
+                try:
+                    kind, value = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    raise _lost(processes[connection], at_work[connection]) from None
+                if kind == "report":
+                    report(*value)
+                elif kind == "done":
+                    item = at_work.pop(connection)
+                    if waiting:
+                        at_work[connection] = waiting.pop()
+                        connection.send(at_work[connection])
+                    yield item, value
+                elif kind == "error":
+                    raise value
+                else:
+                    raise BuildError(f"{at_work[connection]}: a worker failed; this is a fault of packprep, report it:\n{value}")
+    finally:
+        _end(processes, clean)
+
+
+def _here(
+    setup: Callable[..., Do], arguments: Sequence[Any], items: Sequence[Any], report: Report, stop_asked: Callable[[], bool]
+) -> Iterator[tuple[Any, Any]]:
+    def report_or_stop(*counts: int) -> None:
+        report(*counts)
+        if stop_asked():
+            raise Stopped(_STOPPED)
+
+    do = setup(*arguments) if items else None
+    for item in items:
+        if stop_asked():
+            raise Stopped(_STOPPED)
+        assert do is not None
+        yield item, do(item, report_or_stop)
+
+
+def _worker(connection: Connection, setup: Callable[..., Do], arguments: Sequence[Any]) -> None:
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+    try:
+        do = setup(*arguments)
+        while True:
+            item = connection.recv()
+            connection.send(("done", do(item, lambda *counts: connection.send(("report", counts)))))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent is gone, or has no more work
+    except PackprepError as error:
+        _tell(connection, ("error", error))
+    except BaseException:
+        _tell(connection, ("fault", traceback.format_exc()))
+
+
+def _tell(connection: Connection, message: tuple[str, Any]) -> None:
+    try:
+        connection.send(message)
+    except (BrokenPipeError, ConnectionResetError):
+        return  # nobody is left to be told
+
+
+def _lost(process: Any, item: Any) -> BuildError:
+    process.join(STOP_S)
+    code = process.exitcode
+    how = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+    hint = ""
+    if code == -signal.SIGKILL:
+        hint = " (the kernel kills what uses too much memory: try fewer --workers or a smaller output.shard_text_bytes)"
+    return BuildError(
+        f"{item}: its worker process was {how}{hint}; run the same command again: what is committed stays"
+    )
+
+
+def _end(processes: Mapping[Connection, Any], clean: Callable[[int], None]) -> None:
+    for connection, process in processes.items():
+        connection.close()
+        process.terminate()
+    for process in processes.values():
+        process.join(STOP_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        clean(process.pid)

@@ -1,0 +1,92 @@
+"""Receipts → the manifest. Whoever finds all receipts publishes; until then there is no dataset."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packprep.building.commit import done_receipt, remove_all_temporaries, write_first
+from packprep.building.ledger import add_ledgers, check
+from packprep.building.plan import Job
+from packprep.corpus.reading import is_bad
+from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, shard_name
+from packprep.digests import digest_of
+from packprep.errors import BuildError
+
+MANIFEST = "dataset.json"
+MIN_BAD = 100
+
+
+def missing_shards(out: Path, plan_digest: str, shards: Sequence[int] | range) -> list[int]:
+    """Those of `shards` that are not done."""
+    return [b for b in shards if done_receipt(out, b, plan_digest) is None]
+
+
+def publish(out: Path, job: Job) -> dict[str, Any] | None:
+    """Write dataset.json if all shards are done; gives the manifest, or None while a shard is missing.
+
+    BuildError if too many documents are bad, or if another manifest stands there already.
+    """
+    entries, ledgers = [], []
+    for b in range(job.shards):
+        found = done_receipt(out, b, job.digest)
+        if found is None:
+            return None
+        receipt, data = found
+        entry = {key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")}
+        entries.append({"file": shard_name(b), **entry, "receipt_digest": digest_of(data)})
+        ledgers.append(receipt["ledger"])
+    total = add_ledgers(ledgers)
+    check(total, str(out))
+    _refuse_too_many_bad(out, job, total)
+    manifest = make_manifest(job, entries, total)
+    data = encode(manifest)
+    if not write_first(out / MANIFEST, data) and (out / MANIFEST).read_bytes() != data:
+        raise BuildError(f"{out / MANIFEST} stands there and differs from this build's: begin anew in another folder")
+    remove_all_temporaries(out)
+    return manifest
+
+
+def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest as values, with its digest."""
+    plan, recipe = job.plan, job.recipe
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "law_version": LAW_VERSION,
+        "seq_length": recipe.seq_length,
+        "token_dtype": plan["token_dtype"],
+        "vocab_size": job.vocabulary.vocab_size,
+        "pad_id": job.vocabulary.roles["pad"],
+        "specials": job.vocabulary.specials(),
+        "added_tokens": list(job.vocabulary.added_tokens),
+        "tokenizer": plan["tokenizer"],
+        "plan": {"file": "plan.json", "digest": job.digest},
+        "tasks": plan["tasks"],
+        "sources": [
+            {"name": source.name, "repeat": source.repeat, "sample": list(source.source.sample)} for source in job.sources
+        ],
+        "recipe": plan["recipe"],
+        "fingerprint": plan["fingerprint"],
+        "engine": plan["engine"],
+        "made_with": plan["made_with"],
+        "shards": list(entries),
+        "ledger": total,
+    }
+    return {**manifest, "digest": digest_of(encode(manifest))}
+
+
+def _refuse_too_many_bad(out: Path, job: Job, total: Mapping[str, Any]) -> None:
+    read = sum(source["documents"]["read"] for source in total["sources"].values())
+    reasons: dict[str, int] = {}
+    for source in total["sources"].values():
+        for reason, count in source["documents"]["rejected"].items():
+            if is_bad(reason):
+                reasons[reason] = reasons.get(reason, 0) + count
+    bad, fraction = sum(reasons.values()), job.recipe.documents.max_bad_fraction
+    if bad > max(MIN_BAD, fraction * read):
+        listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
+        raise BuildError(
+            f"{bad} of {read} documents are bad ({listed}), more than max({MIN_BAD}, documents.max_bad_fraction = {fraction:g}); "
+            f"see {out / 'rejects'} for each one's place; mend the inputs and build into another folder, or, if that many "
+            "may be left out, begin anew with a higher documents.max_bad_fraction"
+        )

@@ -1,0 +1,153 @@
+"""Progress and resume: a recipe and an output folder in, a published dataset out.
+
+Every process makes whole shards and commits them; the parent hands out shard numbers and shows progress. A process that is
+killed leaves nothing but temporaries, and the same command makes what is missing.
+"""
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from packprep.building.commit import commit_shard, remove_all_temporaries, write_first
+from packprep.building.plan import Inputs, Job, differences, look_up, make_plan
+from packprep.building.processes import Do, Report, spread, stoppable
+from packprep.building.publication import MANIFEST, missing_shards, publish
+from packprep.building.work import make_shard
+from packprep.corpus.readers import Decoders
+from packprep.dataset.manifest import decode, encode
+from packprep.errors import PlanError
+from packprep.recipe import Recipe
+
+LIST_AGAIN_S = 3.0
+
+
+class Progress(Protocol):
+    """What the work reports to: `begin` once, `add` for every batch, `say` for messages, `end` at last."""
+
+    def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
+    def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None: ...
+    def say(self, message: str) -> None: ...
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a build came to: its plan, and the manifest once all shards are done."""
+
+    out: Path
+    job: Job
+    manifest: dict[str, Any] | None
+    made: int  # shards made by this call
+    missing: int  # shards that others have still to make
+
+
+def read_plan(out: Path) -> dict[str, Any] | None:
+    """The plan of an output folder; None if there is none."""
+    path = out / "plan.json"
+    try:
+        plan = decode(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror}") from None
+    if not isinstance(plan, dict) or plan.get("format") != "packprep" or plan.get("version") != 1:
+        raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
+    return plan
+
+
+def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
+    """The job of an output folder that has a plan and a tokenizer."""
+    plan = read_plan(out)
+    if plan is None:
+        raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
+    path = out / plan["tokenizer"]["file"]
+    try:
+        tokenizer_json = path.read_bytes()
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder") from None
+    return Job(plan, tokenizer_json, prefixes)
+
+
+def share_of(index: int, count: int, shards: int) -> range:
+    """The shards b of array task `index` of `count`: those with b · count div shards == index."""
+    return range(-(-index * shards // count), -(-(index + 1) * shards // count))
+
+
+def build(
+    recipe: Recipe,
+    out: Path,
+    progress: Progress,
+    workers: int = 1,
+    moved: Mapping[str, str] | None = None,
+    array: tuple[int, int] = (0, 1),
+) -> Outcome:
+    """Build a recipe into `out`, or go on with a build that stopped there.
+
+    moved: source name → prefix where its files lie now. array: (index, count) of this array task.
+    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1.
+    """
+    inputs = look_up(recipe, moved or {})
+    for note in inputs.vocabulary.notes:
+        progress.say(note)
+    with stoppable() as stop_asked:
+        job = _planned(inputs, out, progress)
+        share = share_of(*array, job.shards)
+        missing = missing_shards(out, job.digest, share)
+        weight = sum(source.weight for source in job.sources)
+        progress.begin(weight * len(missing) // job.shards, job.shards, len(missing))
+        try:
+            if missing:
+                items = [Shard(b) for b in missing]
+                clean = functools.partial(remove_all_temporaries, out)
+                for _ in spread(_setup, (out, inputs.prefixes), items, workers, progress.add, stop_asked, clean):
+                    pass
+            manifest = publish(out, job)
+            if manifest is None and array[1] > 1:
+                time.sleep(LIST_AGAIN_S)  # listings may be cached
+                manifest = publish(out, job)
+        finally:
+            progress.end()
+    others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
+    return Outcome(out, job, manifest, len(missing), others)
+
+
+def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
+    """The job of the plan that stands in `out`, written now if there is none."""
+    plan = read_plan(out)
+    if plan is None:
+        if (out / MANIFEST).exists() or (out / "receipts").exists():
+            raise PlanError(f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder")
+        fresh = make_plan(inputs)
+        write_first(out / "tokenizer.json", inputs.vocabulary.tokenizer_json)
+        write_first(out / "plan.json", encode(fresh))
+        plan = read_plan(out)
+        assert plan is not None
+    changed = differences(inputs, plan)
+    if changed:
+        raise PlanError(
+            f"{out} was begun with something else: {'; '.join(changed)}. "
+            "Go on with what it was begun with, or build into another folder"
+        )
+    return open_job(out, inputs.prefixes)
+
+
+def _setup(out: Path, prefixes: Sequence[str]) -> Do:
+    """What a process needs to make shards: the plan, read once, and decoders that go on from one shard to the next."""
+    job, decoders = open_job(out, prefixes), Decoders()
+
+    def make(item: Shard, report: Report) -> None:
+        commit_shard(out, job, item.number, make_shard(job, item.number, decoders, report))
+
+    return make
+
+
+class Shard(NamedTuple):
+    """A shard to make."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"shard {self.number}"

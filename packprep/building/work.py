@@ -1,0 +1,107 @@
+"""One shard's work: a pure function of (plan, shard number). Read → tokenize → cut and draw tasks → pack → render."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.building import ledger
+from packprep.building.packing import pack
+from packprep.building.plan import Job
+from packprep.building.render import Layout, arrange, render, rounded_up
+from packprep.building.segments import Segments, cut, cut_at_row_ends, slots_of
+from packprep.corpus.reading import Reading, read_documents
+from packprep.corpus.readers import Decoders
+
+TOO_LONG = "too_long"
+FORMAT_MAX_SEGMENTS = 65535
+
+
+class Made(NamedTuple):
+    """A shard before it is written."""
+
+    arrays: dict[str, np.ndarray]  # as dataset/shard.py lists them
+    reading: Reading
+    ledger: dict[str, Any]
+
+
+def make_shard(
+    job: Job,
+    shard: int,
+    decoders: Decoders | None = None,
+    progress: Callable[[int, int, int, int], None] | None = None,
+) -> Made:
+    """Everything of shard number `shard`. `decoders` only saves time; `progress` as in `read_documents`."""
+    recipe, tasks = job.recipe, job.tasks
+    extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
+    reading = read_documents(
+        recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress
+    )
+    documents = reading.documents
+    mult = recipe.packing.pad_seq_to_mult
+    if recipe.packing.algorithm == "concat":
+        segments, row, _ = cut_at_row_ends(recipe, tasks, documents)
+        slots = slots_of(tasks, segments)
+    else:
+        segments, _ = cut(recipe, tasks, documents)
+        slots = slots_of(tasks, segments)
+        most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
+        row, _ = pack(rounded_up(slots, mult), recipe.seq_length, recipe.packing.algorithm, most)
+    _note_left_out(job, reading, segments)
+    physical = rounded_up(slots, mult)
+    in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
+    last_row_padding = recipe.seq_length - int(physical[in_last].sum()) if len(row) else 0
+    layout = arrange(segments.key, physical, row, recipe.packing.algorithm == "next_fit")
+    arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult)
+    return Made(arrays, reading, _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, shard))
+
+
+def _note_left_out(job: Job, reading: Reading, segments: Segments) -> None:
+    """Documents without a segment were too long under long = "drop": rejects, their tokens dropped."""
+    documents = reading.documents
+    if job.recipe.documents.long != "drop":
+        return
+    count = len(documents.position)
+    left_out = np.flatnonzero(np.bincount(segments.document, minlength=count) == 0)
+    for d in left_out:
+        source = job.sources[documents.source[d]]
+        n = int(documents.offsets[d + 1] - documents.offsets[d])
+        reading.rejected.add(
+            source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d]),
+            TOO_LONG, f'{n} tokens do not fit in one segment; documents.long = "drop"',
+        )  # fmt: skip
+        dropped = reading.dropped_tokens[source.name]
+        dropped[TOO_LONG] = dropped.get(TOO_LONG, 0) + n
+
+
+def _ledger(
+    job: Job,
+    reading: Reading,
+    segments: Segments,
+    slots: np.ndarray,
+    physical: np.ndarray,
+    layout: Layout,
+    last_row_padding: int,
+    arrays: dict[str, np.ndarray],
+    shard: int,
+) -> dict[str, Any]:
+    documents, order = reading.documents, layout.order
+    truncated = np.zeros(len(job.sources), np.int64)
+    if job.recipe.documents.long == "truncate":
+        cut_off = np.diff(documents.offsets) - np.bincount(segments.document, segments.n, len(documents.position)).astype(np.int64)
+        np.add.at(truncated, documents.source, cut_off)
+    balance = ledger.shard_ledger(
+        reading,
+        [source.name for source in job.sources],
+        job.tasks,
+        arrays,
+        segments.bos[order],
+        segments.eos[order],
+        slots[order],
+        physical[order],
+        truncated,
+        last_row_padding,
+        job.recipe.seq_length,
+    )
+    ledger.check(balance, f"shard {shard}")
+    return balance

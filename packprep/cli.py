@@ -1,0 +1,297 @@
+"""The commands. Each parses, calls one function, prints. Results on stdout, progress and messages on stderr.
+
+Exit status: 0 good · 1 `verify` found faults, or `status` found shards missing · 2 an error · 75 stopped by a signal.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="packprep",
+    help="Text corpora to packed, corrupted, verified training rows: once, offline, exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | INPUT...", help="A recipe, or files and patterns.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The output folder.", show_default=False)]
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A dataset, or the output folder of a build.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(help='A tokenizer.json, its folder, a Hub name, or "bytes".', show_default=False)
+]
+SeqLength = Annotated[int | None, typer.Option(metavar="N", help="Slots per row.", show_default=False)]
+Tasks = Annotated[str | None, typer.Option(metavar="PRESET", help="causal, prefix_lm, t5, ul2, ul2r, …", show_default=False)]
+TextKey = Annotated[str | None, typer.Option(metavar="K", help="The field or column that holds the text.", show_default=False)]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed of all chance.", show_default=False)]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe; TOML, or else a text.", show_default=False)
+]
+Moved = Annotated[
+    list[str] | None,
+    typer.Option("--source", metavar="NAME=PREFIX", help="Where a source's files lie now, if they have moved.", show_default=False),
+]
+Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes. Default: the CPUs it may use.", show_default=False)]
+ArrayIndex = Annotated[int | None, typer.Option(metavar="I", min=0, help="This array task: 0 … N−1.", show_default=False)]
+ArrayCount = Annotated[int | None, typer.Option(metavar="N", min=1, help="How many array tasks share the build.", show_default=False)]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"packprep {version('packprep')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _packprep(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def build(
+    inputs: Inputs,
+    out: Out,
+    tokenizer: Tokenizer = None,
+    seq_length: SeqLength = None,
+    tasks: Tasks = None,
+    text_key: TextKey = None,
+    seed: Seed = None,
+    workers: Workers = None,
+    set_: Set = None,
+    source: Moved = None,
+    array_index: ArrayIndex = None,
+    array_count: ArrayCount = None,
+    as_json: Json = False,
+) -> None:
+    """Build a dataset, or go on with a build that stopped: run the same command again."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from packprep.building.array import array_position
+    from packprep.building.run import build as run_build
+    from packprep.inspection.summary import describe_build, first_document, print_summary
+
+    recipe = _recipe(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
+    position = array_position(array_index, array_count, os.environ)
+    bar = Bar()
+    fresh = not (out / "plan.json").exists()
+    outcome = run_build(recipe, out, bar, workers or available_cpus(), _moved(source), position)
+    if fresh:
+        bar.say(first_document(outcome.job))
+    summary = describe_build(outcome)
+    _print(summary, as_json, print_summary)
+
+
+@app.command()
+def plan(
+    inputs: Inputs,
+    tokenizer: Tokenizer = None,
+    seq_length: SeqLength = None,
+    tasks: Tasks = None,
+    text_key: TextKey = None,
+    seed: Seed = None,
+    set_: Set = None,
+    source: Moved = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a build would make: shards, tokens, bytes, memory, shares, spans. Reads almost nothing."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from packprep.building.forecast import forecast, print_forecast
+    from packprep.building.plan import look_up, make_plan
+
+    recipe = _recipe(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
+    found = look_up(recipe, _moved(source))
+    for note in found.vocabulary.notes:
+        _say(note)
+    _print(forecast(make_plan(found), found), as_json, print_forecast)
+
+
+@app.command()
+def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:
+    """Say which shards are done and which are missing, and the --array= list that would make them."""
+    from packprep.building.status import print_status, status_of
+
+    result = status_of(directory, array_count)
+    _print(result, as_json, print_status)
+    if not result["published"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def verify(
+    directory: Directory,
+    replay: Annotated[
+        str | None, typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False)
+    ] = None,
+    source: Moved = None,
+    workers: Workers = None,
+    array_index: ArrayIndex = None,
+    array_count: ArrayCount = None,
+    as_json: Json = False,
+) -> None:
+    """Recompute every promise of a dataset; exit status 1 and a line for each fault if one does not hold."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from packprep.building.array import array_position
+    from packprep.verification import print_report, verify_dataset
+
+    position = array_position(array_index, array_count, os.environ)
+    bar = Bar()
+    report = verify_dataset(directory, _replay(replay), _moved(source), position, workers or available_cpus(), bar)
+    _print(report, as_json, print_report)
+    if report["faults"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def inspect(
+    directory: Directory,
+    row: Annotated[
+        int | None, typer.Option(metavar="N", help="Show this row. −1: the first with a segment of each task.", show_default=False)
+    ] = None,
+    source: Moved = None,
+    as_json: Json = False,
+) -> None:
+    """Show a dataset: totals, utilisation, task and source mix, lengths; or one row, decoded."""
+    from packprep.inspection.row import describe_row, print_row
+    from packprep.inspection.summary import describe_dataset, print_summary
+
+    if row is None:
+        _print(describe_dataset(directory), as_json, print_summary)
+    else:
+        _print(describe_row(directory, row, _moved(source)), as_json, print_row)
+
+
+class Bar:
+    """Progress on stderr: tokens, MB/s, documents, rejects, time left; nothing off a terminal but messages."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._documents = self._tokens = self._rejects = 0
+
+    def begin(self, text_bytes: int, shards: int, missing: int) -> None:
+        from tqdm import tqdm
+
+        if missing < shards:
+            self.say(f"{shards - missing} of {shards} shards are done or others'; {missing} to make")
+        self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, disable=None, file=sys.stderr, dynamic_ncols=True)
+
+    def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
+        self._documents, self._tokens = self._documents + documents, self._tokens + tokens
+        self._rejects += rejects
+        if self._bar is not None:
+            counts = f"{self._tokens:,} tokens, {self._documents:,} documents, {self._rejects:,} rejects"
+            self._bar.set_postfix_str(counts, refresh=False)
+            self._bar.update(text_bytes)
+
+    def say(self, message: str) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+        _say(message)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def available_cpus() -> int:
+    """The CPUs that this process may use: SLURM_CPUS_PER_TASK, or its affinity."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))
+
+
+def _recipe(
+    inputs: list[str],
+    tokenizer: str | None,
+    seq_length: int | None,
+    tasks: str | None,
+    text_key: str | None,
+    seed: int | None,
+    assignments: list[str] | None,
+) -> Any:
+    from packprep.errors import RecipeError
+    from packprep.recipe import load_recipe, read_recipe, set_value
+
+    recipes = [name for name in inputs if name.endswith(".toml")]
+    if recipes and len(inputs) > 1:
+        raise RecipeError(f"{recipes[0]} is a recipe: give one recipe, or inputs, not both")
+    if recipes:
+        table, base = load_recipe(Path(recipes[0])), Path(recipes[0]).resolve().parent
+    else:
+        table, base = {"sources": [{"paths": list(inputs)}]}, Path.cwd()
+        if tokenizer is None and not any(a.startswith("tokenizer=") for a in assignments or ()):
+            _say('tokenizer: "bytes", the built-in byte vocabulary; name another with --tokenizer')
+            table["tokenizer"] = "bytes"
+    for key, value in (("seq_length", seq_length), ("seed", seed)):
+        if value is not None:
+            table[key] = value
+    if tokenizer is not None:
+        exists = Path(tokenizer).exists()
+        table["tokenizer"] = str(Path(tokenizer).resolve()) if exists else tokenizer
+    if tasks is not None:
+        table["tasks"] = [{"preset": tasks}]
+    if text_key is not None:
+        for source in table.get("sources", []):
+            source["text_key"] = text_key
+    for assignment in assignments or ():
+        set_value(table, assignment)
+    return read_recipe(table, base)
+
+
+def _moved(pairs: list[str] | None) -> dict[str, str]:
+    from packprep.errors import RecipeError
+
+    moved = {}
+    for pair in pairs or ():
+        name, equals, prefix = pair.partition("=")
+        if not equals or not name or not prefix:
+            raise RecipeError(f"--source {pair}: expected NAME=PREFIX, as in --source web=/data/web")
+        moved[name] = prefix
+    return moved
+
+
+def _replay(text: str | None) -> int | None:
+    """How many segments to build again; −1 for all shards; None for no replay."""
+    from packprep.errors import RecipeError
+
+    if text is None or text == "all":
+        return None if text is None else -1
+    if not text.isdigit() or int(text) < 1:
+        raise RecipeError(f"--replay {text}: expected a number of segments, or all")
+    return int(text)
+
+
+def _print(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:
+    if as_json:
+        typer.echo(json.dumps(result, ensure_ascii=False, sort_keys=True))
+    else:
+        printer(result)
+
+
+def _say(message: str) -> None:
+    print(f"packprep: {message}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Run the command line; the one place where an error becomes a message and an exit status."""
+    from packprep.errors import PackprepError
+
+    try:
+        app()
+    except PackprepError as error:
+        _say(f"{'stopped' if error.exit_status == 75 else 'error'}: {error}")
+        raise SystemExit(error.exit_status) from None
+    except BrokenPipeError:  # the reader of stdout has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None

@@ -1,0 +1,92 @@
+"""What a keyed sample of a source tells: text bytes per stored byte, tokens per text byte, documents' mean length.
+
+The sample is a few pieces of each format, chosen by their keys and entered at their begin; its figures are stored in the plan
+and only ever used as estimates: no document depends on them but through the number of shards and `share`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from packprep.corpus.planning import Extent, PlannedSource, format_name
+from packprep.corpus.readers import read
+from packprep.corpus.tokenization import Engine, tokenize
+from packprep.corpus.vocabulary import Vocabulary
+from packprep.randomness import CALIBRATION, bits64, permute, text_key
+
+PIECES = 6
+PIECE_TEXT_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Figures of one source. Ratios: text bytes per 1024 stored bytes, by format."""
+
+    ratios: dict[str, int]
+    tokens_per_byte: float
+    document_bytes: float
+    relative_error: float  # standard error of the source's estimated tokens, as a part of them
+
+
+def calibrate(
+    source: PlannedSource, engine: Engine, vocabulary: Vocabulary, special_text: str
+) -> Estimates:
+    """Estimates of a source whose ratios are not known yet (`source.ratios` is not read)."""
+    ratios: dict[str, int] = {}
+    tokens = text_bytes = documents = 0
+    rates: list[tuple[float, int]] = []  # (tokens, stored bytes) of each piece looked at
+    kinds = [format_name(*f) for f in source.formats]
+    of_piece = np.array([kinds.index(kinds[f]) for f in source.pieces.file], np.int64)
+    for kind in sorted(set(kinds)):
+        own = np.flatnonzero(of_piece == kinds.index(kind)) if len(of_piece) else of_piece
+        stored_seen = text_seen = 0.0
+        if len(own):
+            key = bits64(text_key(source.seed, source.name, kind), CALIBRATION)
+            for i in permute(np.arange(min(PIECES, len(own))), len(own), key):
+                piece = int(own[i])
+                stored, texts = _look_at(source, piece)
+                n_bytes = sum(len(text.encode()) for text in texts)
+                n_tokens = int(tokenize(engine, texts, special_text, vocabulary).offsets[-1])
+                stored_seen, text_seen = stored_seen + stored, text_seen + n_bytes
+                tokens, text_bytes, documents = tokens + n_tokens, text_bytes + n_bytes, documents + len(texts)
+                rates.append((n_tokens, stored))
+        ratio = round(1024 * text_seen / stored_seen) if stored_seen and text_seen else 1024
+        ratios[kind] = min(max(ratio, 1), 1 << 20)
+    return Estimates(
+        ratios,
+        tokens / text_bytes if text_bytes else 1.0,
+        text_bytes / documents if documents else 0.0,
+        _relative_error(rates),
+    )
+
+
+def _look_at(source: PlannedSource, piece: int) -> tuple[float, list[str]]:
+    """(stored bytes looked at, texts that begin there)."""
+    stored = max(1, int(source.pieces.bytes[piece]))
+    weight = 1 << 20
+    hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
+    first = int(source.pieces.file[piece])
+    format, compression = source.formats[first]
+    if compression and format != "text":  # whole steps
+        steps = -(-stored // source.step_bytes)
+        wanted = min(steps, -(-PIECE_TEXT_BYTES // source.step_bytes))
+        hi, weight, looked = wanted, steps, min(stored, wanted * source.step_bytes)
+    else:
+        looked = stored * hi // weight
+    texts: list[str] = []
+    for part in source.parts(Extent(piece, 0, 0, hi, weight)):
+        for batch in read(part, source.source.text_key):
+            texts.extend(batch.texts)
+    return max(1, looked), texts
+
+
+def _relative_error(rates: Sequence[tuple[float, int]]) -> float:
+    """The standard error of a ratio estimate over pieces, divided by it; 0 where one piece was all there is."""
+    if len(rates) < 2:
+        return 0.0
+    tokens, stored = np.array(rates, np.float64).T
+    if not tokens.sum():
+        return 0.0
+    residuals = tokens - tokens.sum() / stored.sum() * stored
+    return float(np.sqrt((residuals**2).sum() / (len(rates) * (len(rates) - 1))) / tokens.mean())

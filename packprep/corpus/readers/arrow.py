@@ -1,0 +1,188 @@
+"""Arrow IPC files and streams (as Hugging Face datasets writes them): a piece is a record batch.
+
+pyarrow can count the rows before a batch only by decoding them all. The message headers have the counts, so they are
+read here: the framing is in the Arrow columnar format's "Serialization and Interprocess Communication" and in
+format/Message.fbs and format/File.fbs, the tables in FlatBuffers' "Internals".
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, NamedTuple
+
+import pyarrow as pa
+
+from packprep.corpus.readers.columnar import arrow_errors, check_text_column, read_rows
+from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
+from packprep.corpus.readers.streams import Decoders
+
+_MAGIC = b"ARROW1"
+_CONTINUATION = 0xFFFFFFFF
+_SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3  # Message.fbs, MessageHeader
+_MAX_HEADER_BYTES = 1 << 28
+
+
+class Index(NamedTuple):
+    """Where an Arrow file's record batches lie."""
+
+    is_stream: bool
+    has_dictionaries: bool
+    offsets: list[int]  # byte of each batch's message
+    rows: list[int]
+
+
+def count_record_batches(path: str, size: int) -> int:
+    """The record batches of an IPC file or stream, from their headers."""
+    with _opened(path, size) as file:
+        return len(_index(file, size).rows)
+
+
+def read_record_batch(
+    part: Part, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders
+) -> Iterator[Batch]:
+    """The documents of a part of a record batch; see `readers.read`."""
+    with _opened(part.path, part.size) as file:
+        index = decoders.fact(part.path, lambda: _index(file, part.size))
+        begin, end = part.range(index.rows[part.piece])
+        if begin == end:
+            return
+        # Mapped, so that only the pages of the text column are read.
+        with pa.memory_map(part.path) as source:
+            column = _validated(_text_column(part, source, index, text_key))
+            batch = BatchBuilder(part.file)
+            first = sum(index.rows[: part.piece]) + begin
+            yield from read_rows(batch, column.slice(begin, end - begin), first, keep, batch_bytes)
+            yield from batch.take()
+
+
+def _text_column(part: Part, source: pa.MemoryMappedFile, index: Index, text_key: str) -> pa.Array:
+    schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
+    i = check_text_column(part.path, schema, text_key)
+    only_text = pa.ipc.IpcReadOptions(included_fields=[i], use_threads=False)
+    if not index.is_stream:
+        return pa.ipc.open_file(source, options=only_text).get_batch(part.piece).column(0)
+    if not index.has_dictionaries:
+        source.seek(index.offsets[part.piece])
+        return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema).column(i)
+    # Dictionaries before the batch belong to it, so all that precedes it is gone through (nothing of it is copied).
+    source.seek(0)
+    reader = pa.ipc.open_stream(source, options=only_text)
+    for _ in range(part.piece):
+        reader.read_next_batch()
+    return reader.read_next_batch().column(0)
+
+
+def _validated(column: pa.Array) -> pa.Array:
+    """The column, checked so that a damaged file cannot lead outside of its buffers; strings as their bytes."""
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices, _validated(column.dictionary))
+    as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    # Bytes, because full validation would refuse the whole column for one text that is not UTF-8.
+    column = column.view(as_bytes.get(column.type, column.type))
+    column.validate(full=True)
+    return column
+
+
+@contextmanager
+def _opened(path: str, size: int) -> Iterator[BinaryIO]:
+    with open_source(path, size) as file, arrow_errors(path, "Arrow IPC file or stream"):
+        try:
+            yield file
+        except (struct.error, IndexError, StopIteration) as error:
+            raise pa.ArrowInvalid("it ends too early, or its headers are damaged") from error
+
+
+def _index(file: BinaryIO, size: int) -> Index:
+    if _read(file, 0, min(size, len(_MAGIC))) != _MAGIC:
+        return _index_of_stream(file, size)
+    (footer_bytes,) = struct.unpack("<i", _read(file, size - 10, 4))
+    footer = _read(file, size - 10 - footer_bytes, footer_bytes)
+    root = _root(footer)
+    offsets = _block_offsets(footer, _field(footer, root, 3))
+    headers = [_read_header(file, offset) for offset in offsets]
+    if any(header is None or header.kind != _RECORD_BATCH for header in headers):
+        raise pa.ArrowInvalid("its footer does not point to record batches")
+    has_dictionaries = bool(_block_offsets(footer, _field(footer, root, 2)))
+    return Index(False, has_dictionaries, offsets, [header.rows for header in headers if header])
+
+
+def _index_of_stream(file: BinaryIO, size: int) -> Index:
+    offsets, rows = [], []
+    has_dictionaries = False
+    at = 0
+    while at < size and (header := _read_header(file, at)):
+        if at == 0 and header.kind != _SCHEMA:
+            raise pa.ArrowInvalid("it does not begin with a schema")
+        if header.kind == _RECORD_BATCH:
+            offsets.append(at)
+            rows.append(header.rows)
+        has_dictionaries |= header.kind == _DICTIONARY_BATCH
+        at = header.end
+        if at > size:
+            raise pa.ArrowInvalid(f"a message ends at byte {at}, but the file has {size}; it is truncated")
+    if at == 0:
+        raise pa.ArrowInvalid("it is empty")
+    return Index(True, has_dictionaries, offsets, rows)
+
+
+class _Header(NamedTuple):
+    kind: int
+    rows: int  # of a record batch; else 0
+    end: int  # byte after the message's body
+
+
+def _read_header(file: BinaryIO, at: int) -> _Header | None:
+    """The header of the message at a byte of the file; None at the mark that ends a stream."""
+    mark, n_bytes = struct.unpack("<II", _read(file, at, 8))
+    begin = at + 8
+    if mark != _CONTINUATION:  # before format version 0.15 there was no mark
+        n_bytes, begin = mark, at + 4
+    if n_bytes == 0:
+        return None
+    if n_bytes > _MAX_HEADER_BYTES:
+        raise pa.ArrowInvalid(f"what should be a message at byte {at} is none")
+    data = _read(file, begin, n_bytes)
+    root = _root(data)
+    kind_at, header_at, body_at = (_field(data, root, k) for k in (1, 2, 3))
+    kind = data[kind_at] if kind_at else 0
+    body_bytes = struct.unpack_from("<q", data, body_at)[0] if body_at else 0
+    rows = 0
+    if kind == _RECORD_BATCH and header_at:
+        rows_at = _field(data, header_at + struct.unpack_from("<I", data, header_at)[0], 0)
+        rows = struct.unpack_from("<q", data, rows_at)[0] if rows_at else 0
+    if body_bytes < 0 or rows < 0:
+        raise pa.ArrowInvalid(f"what should be a message at byte {at} is none")
+    return _Header(kind, rows, begin + n_bytes + body_bytes)
+
+
+def _block_offsets(footer: bytes, at: int) -> list[int]:
+    """The offsets in a vector of File.fbs's `Block`, structs of 24 bytes."""
+    if not at:
+        return []
+    at += struct.unpack_from("<I", footer, at)[0]
+    (count,) = struct.unpack_from("<I", footer, at)
+    return [struct.unpack_from("<q", footer, at + 4 + 24 * i)[0] for i in range(count)]
+
+
+def _root(data: bytes) -> int:
+    return int(struct.unpack_from("<I", data, 0)[0])
+
+
+def _field(data: bytes, table: int, k: int) -> int:
+    """Where field k of a FlatBuffers table lies; 0 if it is absent."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    (vtable_bytes,) = struct.unpack_from("<H", data, vtable)
+    if 4 + 2 * k >= vtable_bytes:
+        return 0
+    (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * k)
+    return table + offset if offset else 0
+
+
+def _read(file: BinaryIO, at: int, n_bytes: int) -> bytes:
+    if at < 0 or n_bytes < 0:
+        raise pa.ArrowInvalid("it ends too early")
+    file.seek(at)
+    data = file.read(n_bytes)
+    if len(data) != n_bytes:
+        raise pa.ArrowInvalid("it ends too early")
+    return data

@@ -1,0 +1,152 @@
+"""What every reader takes and gives: a part of a file in, batches of documents as columns out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from packprep.errors import SourceError
+
+PIECE_BYTES = 4 << 20  # a piece of an uncompressed line file
+MAX_DOCUMENT_BYTES = 32 << 20  # a longer line or text file is rejected, and never held in memory whole
+MAX_DETAIL = 200  # characters of a reject's detail
+
+# Why a document can be rejected. A reason, a position and a detail are part of a dataset's bytes: nothing in them
+# may depend on the version of Python or of a library.
+BAD_REASONS = (
+    "malformed_json",
+    "missing_text",
+    "not_a_string",
+    "invalid_utf8",
+    "lone_surrogate",
+    "too_large",
+)
+
+Keep = Callable[[int, np.ndarray], np.ndarray]
+
+
+class Reject(NamedTuple):
+    """A document that cannot be used."""
+
+    file: int
+    position: int
+    reason: str  # one of BAD_REASONS
+    detail: str  # at most MAX_DETAIL characters, ASCII
+
+
+class Batch(NamedTuple):
+    """Documents in file order, and the rejected ones among them.
+
+    texts: n texts;  files: int32[n];  positions: int64[n], strictly increasing within one file
+    """
+
+    texts: list[str]
+    files: np.ndarray
+    positions: np.ndarray
+    rejects: list[Reject]
+
+
+class Part(NamedTuple):
+    """What one shard takes from one piece of one file: [lo·units // weight, hi·units // weight) of the piece's units.
+
+    Units are bytes (line file), rows (Parquet row group, Arrow record batch), input steps of `step_bytes`
+    (compressed line file), or 1 (text file). Neighbouring parts neither overlap nor leave a gap.
+    """
+
+    path: str
+    file: int  # index into the plan's files
+    size: int  # bytes of the file when it was planned
+    format: str  # jsonl | parquet | arrow | text
+    compression: str  # "" | gzip | zstd
+    piece: int
+    lo: int
+    hi: int
+    weight: int
+    step_bytes: int  # of a compressed line file; else unused
+    piece_bytes: int = PIECE_BYTES  # of an uncompressed line file; else unused
+
+    def range(self, units: int) -> tuple[int, int]:
+        """The part's half-open range of the piece's `units`."""
+        assert 0 <= self.lo <= self.hi <= self.weight and self.weight > 0, self
+        return self.lo * units // self.weight, self.hi * units // self.weight
+
+
+class BatchBuilder:
+    """Documents on their way into one batch."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+        self.bytes = 0
+        self.texts: list[str] = []
+        self.positions: list[int] = []
+        self.rejects: list[Reject] = []
+
+    def add(self, position: int, text: str, n_bytes: int) -> None:
+        self.texts.append(text)
+        self.positions.append(position)
+        self.bytes += n_bytes
+
+    def reject(self, position: int, reason: str, detail: str) -> None:
+        self.rejects.append(Reject(self.file, position, reason, detail[:MAX_DETAIL]))
+        self.bytes += MAX_DETAIL
+
+    def take(self) -> Iterator[Batch]:
+        """The batch, unless it is empty; the next one begins."""
+        if self.texts or self.rejects:
+            files = np.full(len(self.texts), self.file, np.int32)
+            batch = Batch(self.texts, files, np.array(self.positions, np.int64), self.rejects)
+            self.texts, self.positions, self.rejects, self.bytes = [], [], [], 0
+            yield batch
+
+
+def kept(keep: Keep | None, file: int, positions: np.ndarray) -> np.ndarray:
+    """bool[n]: which of the documents at `positions: int64[n]` are wanted."""
+    if keep is None or not len(positions):
+        return np.ones(len(positions), bool)
+    return np.asarray(keep(file, positions), bool)
+
+
+def too_large(n_bytes: int | None = None) -> tuple[str, str]:
+    """Reason and detail of a document beyond MAX_DOCUMENT_BYTES."""
+    size = "more than" if n_bytes is None else f"{n_bytes} bytes; at most"
+    return "too_large", f"{size} {MAX_DOCUMENT_BYTES} bytes"
+
+
+def invalid_utf8(error: UnicodeDecodeError, whole: str) -> tuple[str, str]:
+    """Reason and detail of bytes that are not UTF-8, found in the `whole`, e.g. "line"."""
+    return "invalid_utf8", f"byte {error.start} of the {whole}, 0x{error.object[error.start]:02x}, is not valid UTF-8"
+
+
+@contextmanager
+def open_source(path: str, size: int) -> Iterator[BinaryIO]:
+    """An input file, open for reading, after a check that it still has the planned `size`; see `source_errors`."""
+    with source_errors(path), Path(path).open("rb") as file:
+        check_size(path, size, file.seek(0, 2))
+        file.seek(0)
+        yield file
+
+
+def check_size(path: str, size: int, found: int) -> None:
+    """Raises SourceError if a file no longer has the planned `size`."""
+    if found != size:
+        raise SourceError(
+            f"{path}: the file has {found} bytes, but had {size} when the plan was made. Put the file back as it was, "
+            f"or build into a new output folder."
+        )
+
+
+@contextmanager
+def source_errors(path: str) -> Iterator[None]:
+    """Turns what the operating system says about a file into a SourceError that names the file and what to do."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SourceError(f"{path}: the file is missing. Put it back, or say with --source where it lies.") from error
+    except PermissionError as error:
+        raise SourceError(f"{path}: no permission to read the file. Allow it (chmod, chown), then go on.") from error
+    except OSError as error:
+        raise SourceError(
+            f"{path}: cannot be read: {error}. Check the disk or the file server, then start the same command again."
+        ) from error

@@ -1,0 +1,108 @@
+"""One JSON line → its text, or the reason why it has none.
+
+Almost every line takes the fast path: msgspec decodes the one field and skips the rest. Only lines that it refuses are
+looked at again by Python's own decoder, which finds the reason, or takes what msgspec is too strict about
+(a lone surrogate in another field; a repeated key whose last value counts).
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+
+from packprep.corpus.readers.documents import invalid_utf8
+
+# How deep decoders can go depends on the version of Python and on the depth of the caller: a limit of our own, far
+# below theirs, keeps one line's fate the same everywhere.
+MAX_NESTING = 256
+_MIN_NESTED_BYTES = 2 * (MAX_NESTING + 1)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_NO_BRACKET = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+Outcome = str | tuple[str, str]  # a text, or a reason and its detail
+
+
+def line_decoder(text_key: str) -> Callable[[bytes], Outcome]:
+    """A function from one line, without its end, to its text or to (reason, detail). It never raises."""
+    fast = _fast_decoder(text_key)
+
+    def decode(line: bytes) -> Outcome:
+        try:
+            text = fast(line).text
+            if len(line) - len(text) >= _MIN_NESTED_BYTES and nested_too_deep(line):
+                return decode_slowly(line, text_key)
+            # msgspec does not look at the UTF-8 of what it skips.
+            if not line.isascii():
+                line.decode()
+            return text
+        except (ValueError, RecursionError):
+            return decode_slowly(line, text_key)
+
+    return decode
+
+
+def _fast_decoder(text_key: str) -> Callable[[bytes], Any]:
+    try:
+        record = msgspec.defstruct("Record", [("text", str)], rename={"text": text_key}, gc=False)
+    except ValueError:  # msgspec refuses keys that JSON has to escape
+        return _refuse
+    return msgspec.json.Decoder(record).decode
+
+
+def _refuse(_: object) -> NoReturn:
+    raise ValueError
+
+
+def decode_slowly(line: bytes, text_key: str) -> Outcome:
+    """As `line_decoder`, for any line, and exact about the reason."""
+    try:
+        source = line.decode()
+    except UnicodeDecodeError as error:
+        return invalid_utf8(error, "line")
+    if nested_too_deep(line):
+        return "malformed_json", f"nested deeper than {MAX_NESTING} levels"
+    try:
+        # Numbers are not read: Python refuses very long ones, and none is needed.
+        record = json.loads(source, parse_constant=_refuse, parse_int=len, parse_float=len)
+    except ValueError:
+        return "malformed_json", f"not JSON; the line begins {ascii(source[:60])}"
+    if not isinstance(record, dict):
+        return "malformed_json", f"the line is {_kind(record)}, not an object"
+    if text_key not in record:
+        keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
+        return "missing_text", f"no key {ascii(text_key[:40])}; the line's keys are: {keys or 'none'}"
+    text = record[text_key]
+    if not isinstance(text, str):
+        return "not_a_string", f"the value of {ascii(text_key[:40])} is {_kind(text)}"
+    if found := _SURROGATE.search(text):
+        return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
+    return text
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    kinds: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
+    return kinds.get(type(value), "a number")
+
+
+def nested_too_deep(line: bytes) -> bool:
+    """Whether brackets outside of strings nest deeper than MAX_NESTING. Most lines are done after two counts."""
+    if line.count(b"[") + line.count(b"{") <= MAX_NESTING:
+        return False
+    brackets = np.frombuffer(_STRING.sub(b"", line).translate(None, _NO_BRACKET), np.uint8)
+    depth = 0
+    for begin in range(0, len(brackets), 1 << 16):  # in blocks, so that a line of brackets needs no memory
+        block = brackets[begin : begin + (1 << 16)]
+        opening = (block == ord("[")) | (block == ord("{"))
+        depths = depth + np.cumsum(np.where(opening, 1, -1))
+        if depths.max() > MAX_NESTING:
+            return True
+        depth = int(depths[-1])
+    return False

@@ -1,0 +1,179 @@
+"""A compressed file as a stream of decompressed blocks, each labelled with the input step that it came out of.
+
+Step s feeds the decompressor exactly the bytes [s·step_bytes, (s+1)·step_bytes) of the file; all that comes out while
+they are fed belongs to step s. So which step a decompressed byte belongs to depends on the file and step_bytes alone,
+not on where a reader began: decoding always begins at the file's start.
+"""
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import zstandard
+
+from packprep.corpus.readers.documents import open_source, source_errors
+from packprep.errors import SourceError
+
+_MAX_OUTPUT = 1 << 20  # bytes of one block of gzip
+_READ_BYTES = 1 << 20
+# How much is fed in one call. What comes out of it grows to 16 MiB at the very most: gzip packs 1032 bytes into one,
+# zstd 128 KiB into four.
+_FED_AT_ONCE = {"gzip": 16 << 10, "zstd": 512}
+_MAX_WINDOW = 1 << 31  # files made with `zstd --long=31` exist; memory is taken only as a file asks for it
+
+T = TypeVar("T")
+
+
+class Block(NamedTuple):
+    """Consecutive bytes of a stream. Blocks tile the stream; no block lies in two labels; a block may be empty."""
+
+    label: int  # the step, or whatever divides the stream
+    position: int  # of the block's first byte in the stream
+    data: bytes
+
+
+class Decompressor(Protocol):
+    at_end: bool  # no member or frame is open: the file may end here
+
+    def feed(self, data: bytes) -> Iterator[bytes]: ...
+
+
+class Gzip:
+    """Any number of gzip members, one after the other; zero bytes between and after them are padding."""
+
+    def __init__(self) -> None:
+        self.at_end = True
+        self._member: Any = None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            if self.at_end:
+                if self._member and not (data := data.lstrip(b"\0")):
+                    return
+                self._member = zlib.decompressobj(wbits=31)
+                self.at_end = False
+            output = self._member.decompress(data, _MAX_OUTPUT)
+            yield output
+            # A full output may hide more that is ready, even when all input is taken.
+            while len(output) == _MAX_OUTPUT and not self._member.eof:
+                output = self._member.decompress(self._member.unconsumed_tail, _MAX_OUTPUT)
+                yield output
+            self.at_end = self._member.eof
+            data = self._member.unused_data
+
+
+class Zstd:
+    """Any number of zstd frames, skippable ones included, one after the other."""
+
+    def __init__(self) -> None:
+        self.at_end = True
+        self._frames = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            if self.at_end:
+                self._frame = self._frames.decompressobj()
+            yield self._frame.decompress(data)
+            self.at_end = self._frame.eof
+            data = self._frame.unused_data if self.at_end else b""
+
+
+_DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {"gzip": Gzip, "zstd": Zstd}
+
+
+def decompressed(path: str, size: int, compression: str, step_bytes: int) -> Iterator[Block]:
+    """The decompressed blocks of a file, labelled with their steps; each step begins with an empty block.
+
+    Raises SourceError for a file that is missing, changed, corrupt or truncated.
+    """
+    decompressor = _DECOMPRESSORS[compression]()
+    fed_at_once = _FED_AT_ONCE[compression]
+    position = 0
+    with open_source(path, size) as file:
+        for offset in range(0, size, step_bytes):
+            step = offset // step_bytes
+            yield Block(step, position, b"")
+            step_end = min(offset + step_bytes, size)
+            while offset < step_end:
+                data = file.read(min(_READ_BYTES, step_end - offset))
+                if not data:
+                    raise SourceError(f"{path}: the file became shorter while it was read, at byte {offset} of {size}.")
+                for i in range(0, len(data), fed_at_once):
+                    fed = data[i : i + fed_at_once]
+                    at = offset + i
+                    try:
+                        for output in decompressor.feed(fed):
+                            if output:
+                                yield Block(step, position, output)
+                                position += len(output)
+                    except (zlib.error, zstandard.ZstdError) as error:
+                        raise SourceError(
+                            f"{path}: corrupt {compression} data between bytes {at} and {at + len(fed)} of {size}: "
+                            f"{error}. Fetch the file again, or take it out of the recipe."
+                        ) from error
+                offset += len(data)
+    if not decompressor.at_end:
+        raise SourceError(
+            f"{path}: the {compression} data is truncated: it ends at byte {size} inside a compressed stream. "
+            f"Fetch the file again, or take it out of the recipe."
+        )
+
+
+@dataclass
+class Cursor:
+    """A place in a stream of blocks, between two parts."""
+
+    blocks: Iterator[Block]
+    key: Hashable = None  # which stream: the file as it was when it was opened
+    rest: Block | None = None  # comes before `blocks`
+    at_line_start: bool = True  # whether the next byte begins a line; if not, that line is nobody's any more
+    next_label: int = 0  # lines of earlier labels are gone
+
+    def next(self) -> Block | None:
+        """The next block; None at the end."""
+        block, self.rest = self.rest, None
+        return block or next(self.blocks, None)
+
+
+class Decoders:
+    """What a process remembers about files between parts, so that neighbouring parts of a file cost one pass.
+
+    Only speed depends on it. It holds at most `capacity` open files; a file that was changed is begun anew.
+    """
+
+    def __init__(self, capacity: int = 8) -> None:
+        self._capacity = capacity
+        self._cursors: OrderedDict[Hashable, Cursor] = OrderedDict()
+        self._facts: OrderedDict[Hashable, object] = OrderedDict()
+
+    def take(self, path: str, size: int, compression: str, step_bytes: int, step: int) -> Cursor:
+        """A cursor that has not passed `step`. Whoever takes it owns it until it is given back."""
+        key = (*_identity(path), compression, step_bytes)
+        cursor = self._cursors.pop(key, None)
+        if cursor is None or cursor.next_label > step:
+            return Cursor(decompressed(path, size, compression, step_bytes), key)
+        return cursor
+
+    def give_back(self, cursor: Cursor) -> None:
+        """Remembers where a reader stopped. Not to be called after an error: the next reader then begins anew."""
+        self._cursors[cursor.key] = cursor
+        if len(self._cursors) > self._capacity:
+            self._cursors.popitem(last=False)
+
+    def fact(self, path: str, find: Callable[[], T]) -> T:
+        """What `find` says about a file, found once."""
+        key = _identity(path)
+        if key not in self._facts:
+            self._facts[key] = find()
+            if len(self._facts) > self._capacity:
+                self._facts.popitem(last=False)
+        return cast(T, self._facts[key])
+
+
+def _identity(path: str) -> tuple[str, int, int, int, int]:
+    with source_errors(path):
+        status = Path(path).stat()
+    return path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,199 @@
+"""What one shard reads: parts of files → token documents, as columns. After this there is no Python object per document."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from packprep.corpus.planning import Extent, PlannedSource
+from packprep.corpus.readers import BAD_REASONS, Decoders, read
+from packprep.corpus.tokenization import Engine, tokenize
+from packprep.corpus.vocabulary import Vocabulary
+from packprep.errors import SourceError
+from packprep.randomness import REPEAT, SAMPLE, bits64, segment_key, text_key
+from packprep.recipe import Recipe
+
+EMPTY = "empty"
+BELOW_MIN_TOKENS = "below_min_tokens"
+
+
+class Documents(NamedTuple):
+    """Token documents, one array a column."""
+
+    ids: np.ndarray  # uint16 or int32[tokens]: all documents, one after the other
+    offsets: np.ndarray  # int64[D + 1]: where each begins
+    position: np.ndarray  # int64[D]: byte of its line, or row number
+    file: np.ndarray  # int64[D]: index into the plan's files
+    source: np.ndarray  # int64[D]
+    repeat: np.ndarray  # int64[D]: which use
+    file_key: np.ndarray  # uint64[D]: key of (seed, source name, file name)
+
+
+@dataclass
+class Rejected:
+    """Documents that could not be used: where and why; one record a line of the rejects file."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, source: PlannedSource, use: int, file: int, position: int, reason: str, detail: str) -> None:
+        """Note one document. `file` is the index into the plan's files."""
+        name = source.files[file - source.first_file].name
+        record = {"source": source.name, "file": name, "position": int(position), "repeat": int(use)}
+        self.records.append({**record, "reason": reason, "detail": detail})
+
+    def in_order(self) -> list[dict[str, Any]]:
+        """By source, file, use and position: independent of how the work was batched."""
+        return sorted(self.records, key=lambda r: (r["source"], r["file"], r["repeat"], r["position"]))
+
+
+def is_bad(reason: str) -> bool:
+    """Whether a reject counts against `max_bad_fraction`: a damaged document, not one that the recipe leaves out."""
+    return reason in BAD_REASONS or reason == "special_text"
+
+
+def keeper(source: PlannedSource, use: int) -> Callable[[int, np.ndarray], np.ndarray] | None:
+    """(file, positions int64[n]) → bool[n]: the documents that `sample` and a fractional `repeat` keep; None: all.
+
+    sample: u(file's relative name, position) in [low, high), whatever the seed and the source's name.
+    repeat: u(key of the document in its last use) < fraction.
+    """
+    low, high = (int(Fraction(bound) * 2**53) for bound in source.source.sample)
+    part = int(source.kept_of_use(use) * 2**53)
+    if low == 0 and high == 2**53 and part == 2**53:
+        return None
+
+    def keep(file: int, positions: np.ndarray) -> np.ndarray:
+        name = source.files[file - source.first_file].name
+        u = (bits64(segment_key(text_key("sample", name), positions, 0, 0), SAMPLE) >> np.uint64(11)).astype(np.int64)
+        kept = (u >= low) & (u < high)
+        if part < 2**53:
+            key = segment_key(text_key(source.seed, source.name, name), positions, use, 0)
+            kept &= (bits64(key, REPEAT) >> np.uint64(11)).astype(np.int64) < part
+        return kept
+
+    return keep
+
+
+class _Column:
+    """An array that grows at its end without a second copy of what it holds."""
+
+    def __init__(self, dtype: np.dtype | type):
+        self._array, self.size = np.empty(1024, dtype), 0
+
+    def extend(self, values: np.ndarray | int, count: int | None = None) -> None:
+        count = len(values) if count is None else count  # type: ignore[arg-type]
+        if self.size + count > len(self._array):
+            self._array.resize(max(self.size + count, len(self._array) * 3 // 2), refcheck=False)
+        self._array[self.size : self.size + count] = values
+        self.size += count
+
+    def take(self) -> np.ndarray:
+        """The array, cut to its size."""
+        self._array.resize(self.size, refcheck=False)
+        return self._array
+
+
+@dataclass
+class Reading:
+    """What reading one shard gives: documents, rejects, and each source's counts and digest of the text bytes read."""
+
+    documents: Documents
+    rejected: Rejected
+    read: dict[str, int]  # source → documents read
+    dropped_tokens: dict[str, dict[str, int]]  # source → reason → tokens of documents left out after tokenization
+    text_digests: dict[str, str]  # source → xxh3-128 of the text bytes
+    text_bytes: int
+
+
+def read_documents(
+    recipe: Recipe,
+    sources: Sequence[PlannedSource],
+    extents: Iterable[tuple[PlannedSource, Extent]],
+    engine: Engine,
+    vocabulary: Vocabulary,
+    token_dtype: np.dtype,
+    decoders: Decoders | None = None,
+    progress: Callable[[int, int, int, int], None] | None = None,
+) -> Reading:
+    """Read and tokenize the documents of `extents`, in order.
+
+    progress: called with (documents, text bytes, tokens, rejects) of each batch.
+    A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
+    """
+    ids, offsets = _Column(token_dtype), _Column(np.int64)
+    columns = [_Column(np.int64) for _ in range(4)]
+    keys = _Column(np.uint64)
+    offsets.extend(np.zeros(1, np.int64))
+    rejected = Rejected()
+    counts = {source.name: 0 for source in sources}
+    dropped: dict[str, dict[str, int]] = {source.name: {} for source in sources}
+    digests = {source.name: xxhash.xxh3_128() for source in sources}
+    text_bytes = 0
+    file_keys: dict[int, np.uint64] = {}
+    fewest = recipe.documents.min_tokens
+    special_text = recipe.documents.special_text
+    for source, extent in extents:
+        keep = keeper(source, extent.use)
+        for part in source.parts(extent):
+            if part.file not in file_keys:
+                name = source.files[part.file - source.first_file].name
+                file_keys[part.file] = text_key(source.seed, source.name, name)
+            for batch in read(part, source.source.text_key, keep, decoders=decoders):
+                before = len(rejected.records)
+                for reject in batch.rejects:
+                    rejected.add(source, extent.use, reject.file, reject.position, reject.reason, reject.detail)
+                joined = "".join(batch.texts).encode()
+                digests[source.name].update(joined)
+                tokens = tokenize(engine, batch.texts, special_text, vocabulary)
+                for i, reason, detail in tokens.rejected:
+                    rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
+                if recipe.documents.bad_documents == "fail":
+                    _fail_on_bad(rejected.records[before:], part.path)
+                lengths = np.diff(tokens.offsets)
+                used = lengths >= fewest
+                if not used.all():
+                    turned_away = {i for i, _, _ in tokens.rejected}
+                    for i in np.flatnonzero(~used):
+                        if i in turned_away:
+                            continue
+                        n = int(lengths[i])
+                        reason = EMPTY if n == 0 else BELOW_MIN_TOKENS
+                        detail = f"{n} tokens; documents.min_tokens = {fewest}" if n else "no text, or no token of it"
+                        rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
+                        if n:
+                            dropped[source.name][reason] = dropped[source.name].get(reason, 0) + n
+                    ids.extend(tokens.ids[np.repeat(used, lengths)])
+                else:
+                    ids.extend(tokens.ids)
+                offsets.extend(np.cumsum(lengths[used]) + offsets._array[offsets.size - 1])
+                count = int(used.sum())
+                columns[0].extend(batch.positions[used])
+                for column, value in zip(columns[1:], (part.file, source.index, extent.use), strict=True):
+                    column.extend(value, count)
+                keys.extend(file_keys[part.file], count)
+                counts[source.name] += len(batch.texts) + len(batch.rejects)
+                text_bytes += len(joined)
+                if progress:
+                    read_now = len(batch.texts) + len(batch.rejects)
+                    progress(read_now, len(joined), int(lengths.sum()), len(rejected.records) - before)
+    position, file, source_index, repeat = (column.take() for column in columns)
+    return Reading(
+        Documents(ids.take(), offsets.take(), position, file, source_index, repeat, keys.take()),
+        rejected,
+        counts,
+        dropped,
+        {name: digest.hexdigest() for name, digest in digests.items()},
+        text_bytes,
+    )
+
+
+def _fail_on_bad(records: Sequence[dict[str, Any]], path: str) -> None:
+    for record in records:
+        if is_bad(record["reason"]):
+            raise SourceError(
+                f"{path}: document at {record['position']}: {record['reason']}: {record['detail']}; "
+                'mend the file, or set documents.bad_documents = "reject" to count and log such documents'
+            )

@@ -1,0 +1,493 @@
+"""Layouts for attention kernels, made from lengths and ids alone; O(T) unless a function says otherwise.
+
+A row of T slots with segments of 3, 2 and 4 slots, T = 11:
+
+    slot           0  1  2  3  4  5  6  7  8  9 10
+    segment_ids    1  1  1  2  2  3  3  3  3  0  0
+    position_ids   0  1  2  0  1  0  1  2  3  0  0
+    cu_seqlens     0        3     5           9
+
+Where segments are physically padded (pad_seq_to_mult), cu_seqlens counts real slots only, and cu_seqlens_padded says
+where segments lie: starts are physical, lengths real, and the gaps between are padding.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from packprep.errors import ArgumentError
+
+
+def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray, np.ndarray]:
+    """(begin, end) int64[segments]: the physical slots of each segment, end without its gap."""
+    cu = np.asarray(cu_seqlens, np.int64)
+    if cu.ndim != 1 or len(cu) == 0 or cu[0] != 0 or (np.diff(cu) < 0).any():
+        raise ArgumentError(f"cu_seqlens should start at 0 and ascend, but is {_some(cu)}")
+    physical = cu
+    if cu_seqlens_padded is not None:
+        physical = np.asarray(cu_seqlens_padded, np.int64)
+        if physical.shape != cu.shape or physical[0] != 0 or (np.diff(physical) < np.diff(cu)).any():
+            raise ArgumentError(
+                f"cu_seqlens_padded {_some(physical)} should start at 0 and give each segment of "
+                f"cu_seqlens {_some(cu)} at least its length"
+            )
+    begin = physical[:-1]
+    if length is not None and physical[-1] > length:
+        raise ArgumentError(f"the segments end at slot {physical[-1]}, beyond the length {length}")
+    return begin, begin + np.diff(cu)
+
+
+def _some(values) -> str:
+    return np.array2string(np.asarray(values), threshold=12, separator=", ")
+
+
+def _segment_of_slot(begin: np.ndarray, end: np.ndarray, length: int) -> np.ndarray:
+    """int64[length]: the index of each slot's segment, −1 on padding."""
+    counts = np.empty(2 * len(begin) + 1, np.int64)  # gap, segment, gap, segment, …, gap
+    counts[1::2] = end - begin
+    counts[0::2] = np.append(begin, length) - np.insert(end, 0, 0)
+    values = np.full(len(counts), -1, np.int64)
+    values[1::2] = np.arange(len(begin))
+    return np.repeat(values, counts)
+
+
+def _of_slots(per_segment: np.ndarray, segment: np.ndarray, padding) -> np.ndarray:
+    """`per_segment` at each slot, `padding` where `segment` is −1."""
+    return np.append(per_segment, padding)[segment]
+
+
+def position_ids(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
+    """int32[length]: each slot's distance from its segment's begin; padding 0."""
+    begin, end = _spans(cu_seqlens, cu_seqlens_padded, length)
+    segment = _segment_of_slot(begin, end, length)
+    slots = np.arange(length)
+    return np.where(segment < 0, 0, slots - _of_slots(begin, segment, 0)).astype(np.int32)
+
+
+def next_token_labels(tokens, segment_ids, loss_mask, distance=1, in_place=None, ignore_index=-100) -> np.ndarray:
+    """int64[T]: tokens[i + distance] where that slot is in slot i's segment and its prediction is trained.
+
+    tokens, segment_ids, loss_mask: [T] or [B, T]; trained means loss_mask[i + distance − 1] is 1. in_place: bool[T],
+    the slots of segments that predict in place. Elsewhere, and there, ignore_index. distance ≥ 1: k-step heads.
+    """
+    tokens, segment_ids, loss_mask = (np.asarray(a) for a in (tokens, segment_ids, loss_mask))
+    if distance < 1:
+        raise ArgumentError(f"distance {distance} should be at least 1")
+    labels = np.full(tokens.shape, ignore_index, np.int64)
+    kept = max(0, tokens.shape[-1] - distance)
+    if kept == 0:
+        return labels
+    here, there = segment_ids[..., :kept], segment_ids[..., distance:]
+    good = (here == there) & (here != 0) & (loss_mask[..., distance - 1 : distance - 1 + kept] != 0)
+    if in_place is not None:
+        good &= ~np.asarray(in_place, bool)[..., :kept]
+    np.copyto(labels[..., :kept], tokens[..., distance:], where=good, casting="unsafe")
+    return labels
+
+
+def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
+    """(seqlens int32[B, max_segments], offsets int32[B, max_segments + 1]) of segment_ids [B, T] ([T] gives [·] each).
+
+    Unused offsets are −1, unused seqlens `fill`. Padding may stand before, between and after segments.
+
+        1 1 1 0 0 2 2 0 3 3 3 0, max_segments 3  →  seqlens 3 2 3   offsets 0 5 8 −1
+
+    Refuses, by row and slot, more than max_segments, a hole inside a segment, and ids that skip or go back.
+    """
+    ids = np.asarray(segment_ids)
+    rows = np.atleast_2d(ids).astype(np.int64)
+    n_rows, length = rows.shape
+    starts = rows != 0
+    starts[:, 1:] &= rows[:, 1:] != rows[:, :-1]
+    ordinal = np.cumsum(starts, axis=1)
+    wrong = starts & ((rows != ordinal) | (rows > max_segments))
+    if wrong.any():
+        row, slot = (int(i[0]) for i in np.nonzero(wrong))
+        segment, should = int(rows[row, slot]), int(ordinal[row, slot])
+        if 0 < segment < should:
+            why = f"segment {segment} begins again: it has a hole, or ids go back"
+        elif segment != should:
+            why = f"segment id {segment} follows {should - 1}: ids should count 1, 2, …"
+        else:
+            why = f"segment {segment} is more than max_segments = {max_segments}"
+        raise ArgumentError(f"row {row}, slot {slot}: {why}")
+    lengths = np.bincount(
+        (np.arange(n_rows)[:, None] * (max_segments + 1) + rows).ravel(), minlength=n_rows * (max_segments + 1)
+    ).reshape(n_rows, max_segments + 1)[:, 1:]
+    seqlens = np.where(lengths > 0, lengths, fill).astype(np.int32)
+    offsets = np.full((n_rows, max_segments + 1), -1, np.int32)
+    row, slot = np.nonzero(starts)
+    offsets[row, rows[row, slot] - 1] = slot
+    return (seqlens[0], offsets[0]) if ids.ndim == 1 else (seqlens, offsets)
+
+
+def thd_pair(
+    segment_ids_q, segment_ids_kv, position_ids_q, position_ids_kv, max_segments, causal=None, window=None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(q_seqlens, kv_seqlens, q_offsets, kv_offsets) of queries and keys that lie apart; no mask is made.
+
+    Arrays are [T] or [B, T]; the lengths of q and kv may differ. A slot counts if it takes part in at least one allowed
+    pair of its segment: position_q ≥ position_kv ("top_left"), the same with positions counted from the segment's end on
+    either side ("bottom_right"), or any pair (None); and position_q − left ≤ position_kv ≤ position_q + right for
+    window (left, right), where −1 is no limit. Positions ascend inside a segment.
+
+    Lengths stand at their segment's id and are filled with 0; offsets stand in order of occurrence, filled with −1.
+    With a window the work is O(T log T).
+    """
+    if causal not in (None, "top_left", "bottom_right"):
+        raise ArgumentError(f"causal is {causal!r} and should be None, 'top_left' or 'bottom_right'")
+    one_row = np.ndim(segment_ids_q) == 1
+    q_ids, kv_ids, q_at, kv_at = (
+        np.atleast_2d(np.asarray(a)).astype(np.int64)
+        for a in (segment_ids_q, segment_ids_kv, position_ids_q, position_ids_kv)
+    )
+    n_rows = len(q_ids)
+    for name, ids in (("segment_ids_q", q_ids), ("segment_ids_kv", kv_ids)):
+        wrong = (ids < 0) | (ids > max_segments)
+        if wrong.any():
+            row, slot = (int(i[0]) for i in np.nonzero(wrong))
+            raise ArgumentError(f"{name}: row {row}, slot {slot}: id {ids[row, slot]} is not in 0 … {max_segments}")
+    # One group for each (row, segment); group row · (max_segments + 1) is the row's padding.
+    width = max_segments + 1
+    base = np.arange(n_rows)[:, None] * width
+    q_group, kv_group = base + q_ids, base + kv_ids
+    n_groups = n_rows * width
+    if causal == "bottom_right":
+        q_at = q_at - _extreme(np.maximum, q_group, q_at, n_groups)[q_group]
+        kv_at = kv_at - _extreme(np.maximum, kv_group, kv_at, n_groups)[kv_group]
+
+    left, right = (-1, -1) if window is None else window
+    if causal:
+        right = 0 if right < 0 else min(right, 0)
+    if left < 0:
+        # The nearest allowed key of a query is its segment's first; the farthest query that a key meets, the last.
+        first_kv = _extreme(np.minimum, kv_group, kv_at, n_groups)
+        last_q = _extreme(np.maximum, q_group, q_at, n_groups)
+        q_counts, kv_counts = _exists(q_group, kv_group, n_groups), _exists(kv_group, q_group, n_groups)
+        if right >= 0:
+            q_counts &= first_kv[q_group] <= q_at + right
+            kv_counts &= kv_at <= last_q[kv_group] + right
+    else:
+        far = int(max(np.ptp(np.concatenate((q_at.ravel(), kv_at.ravel(), [0]))), 0)) + 1
+        left = min(left, far)
+        right = far if right < 0 else min(right, far)
+        q_counts = _meets(q_group, q_at - left, q_at + right, kv_group, kv_at)
+        kv_counts = _meets(kv_group, kv_at - right, kv_at + left, q_group, q_at)
+    q_seqlens, q_offsets = _counted(q_ids, q_counts & (q_ids != 0), max_segments)
+    kv_seqlens, kv_offsets = _counted(kv_ids, kv_counts & (kv_ids != 0), max_segments)
+    if one_row:
+        return q_seqlens[0], kv_seqlens[0], q_offsets[0], kv_offsets[0]
+    return q_seqlens, kv_seqlens, q_offsets, kv_offsets
+
+
+def _extreme(ufunc, group, values, n_groups) -> np.ndarray:
+    """int64[n_groups]: the least or greatest value of each group; an end of int32's range where a group is empty."""
+    empty = np.iinfo(np.int32).max if ufunc is np.minimum else np.iinfo(np.int32).min
+    result = np.full(n_groups, empty, np.int64)
+    ufunc.at(result, group, values)
+    return result
+
+
+def _exists(group, other_group, n_groups) -> np.ndarray:
+    exists = np.zeros(n_groups, bool)
+    exists[other_group] = True
+    return exists[group]
+
+
+def _meets(group, least, greatest, other_group, other_at) -> np.ndarray:
+    """bool, shaped as group: does the group have a member of the other side at least … greatest."""
+    low = int(min(least.min(initial=0), other_at.min(initial=0)))
+    span = int(max(greatest.max(initial=0), other_at.max(initial=0))) - low + 1
+    keys = np.sort((other_group * span + (other_at - low)).ravel(), kind="stable")
+    begin = np.searchsorted(keys, group * span + (least - low), side="left")
+    end = np.searchsorted(keys, group * span + (greatest - low), side="right")
+    return end > begin
+
+
+def _counted(ids, counts, max_segments) -> tuple[np.ndarray, np.ndarray]:
+    """(seqlens by id, offsets by occurrence) of the slots that count."""
+    n_rows = len(ids)
+    kept = np.where(counts, ids, 0)
+    width = max_segments + 1
+    seqlens = np.bincount((np.arange(n_rows)[:, None] * width + kept).ravel(), minlength=n_rows * width)
+    starts = kept != 0
+    starts[:, 1:] &= kept[:, 1:] != kept[:, :-1]
+    row, slot = np.nonzero(starts)
+    ordinal = np.cumsum(starts, axis=1)[row, slot] - 1
+    if (ordinal >= width).any():
+        i = int(np.argmax(ordinal >= width))
+        raise ArgumentError(f"row {row[i]}, slot {slot[i]}: more pieces than max_segments = {max_segments}")
+    offsets = np.full((n_rows, width), -1, np.int32)
+    offsets[row, ordinal] = slot
+    return seqlens.reshape(n_rows, width)[:, 1:].astype(np.int32), offsets
+
+
+def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
+    """int32[entries]: cu_seqlens with its last value repeated, for CUDA graphs and XLA, which need one shape.
+
+    tail: what becomes of the slots up to `length`. "none": they stay outside every segment (kernels leave such slots
+    unwritten, and 0 · NaN is NaN); "segment": they are one more segment; "fold": they join the last one.
+    """
+    cu = np.asarray(cu_seqlens, np.int64)
+    _spans(cu, None, length)
+    if tail not in ("none", "segment", "fold"):
+        raise ArgumentError(f"tail is {tail!r} and should be 'none', 'segment' or 'fold'")
+    if tail != "none":
+        if length is None:
+            raise ArgumentError(f"tail {tail!r} needs length")
+        if cu[-1] < length:
+            cu = np.append(cu, length) if tail == "segment" or len(cu) == 1 else np.append(cu[:-1], length)
+    if len(cu) > entries:
+        raise ArgumentError(f"{len(cu)} entries ({len(cu) - 1} segments) do not fit into {entries}")
+    return np.append(cu, np.full(entries - len(cu), cu[-1])).astype(np.int32)
+
+
+def _check_prefix(segment_prefix, begin, end) -> np.ndarray:
+    prefix = np.asarray(segment_prefix, np.int64)
+    if prefix.shape != begin.shape:
+        raise ArgumentError(f"segment_prefix has {prefix.size} entries for {begin.size} segments")
+    if (prefix == -1).any():
+        raise ArgumentError(
+            f"segment {int(np.argmax(prefix == -1))} has prefix -1: another attention rule holds there "
+            "(block diffusion), see block_mask"
+        )
+    wrong = (prefix < 0) | (prefix > end - begin)
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ArgumentError(f"segment {i} has prefix {prefix[i]}, which is not in 0 … {end[i] - begin[i]}, its length")
+    return prefix
+
+
+def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> np.ndarray:
+    """int32[length]: the slot at which the prefix of this slot's segment ends; padding 0.
+
+    allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q]): causal (prefix 0), prefix LM, and fully both ways
+    (prefix = length). segment_prefix: int[segments]; −1, another rule, is refused by name.
+    """
+    begin, end = _spans(cu_seqlens, cu_seqlens_padded, length)
+    prefix = _check_prefix(segment_prefix, begin, end)
+    return _of_slots(begin + prefix, _segment_of_slot(begin, end, length), 0).astype(np.int32)
+
+
+def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
+    """bool[T, T], [q, k], O(T²): same segment and (k ≤ q or k < prefix_ends[q]); for tests and small rows.
+
+    Padding (id 0) attends padding, so that no query's row is empty. window: a MicroSequence, which gives its queries
+    and keys only.
+    """
+    ids = np.asarray(segment_ids)
+    keys = np.arange(len(ids))
+    queries = keys
+    if window is not None:
+        end = window.first_document_begin + len(window.document_index_k)
+        if end > len(ids):
+            raise ArgumentError(f"the window ends at slot {end}, beyond the {len(ids)} segment_ids")
+        queries, keys = keys[end - len(window.document_index_q) : end], keys[window.first_document_begin : end]
+    allowed = keys <= queries[:, None]
+    if prefix_ends is not None:
+        allowed |= keys < np.asarray(prefix_ends)[queries, None]
+    return allowed & (ids[queries, None] == ids[keys])
+
+
+def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
+    """bool[T, T], [q, k], O(T²): block diffusion's rule inside each segment of [x_t ; x_0].
+
+    position_ids count 0 … L − 1 in both halves; half: 0 in x_t, 1 in x_0; block = position // block_length. Allowed:
+    same block and half; or q in x_t, k in x_0 and an earlier block; or both in x_0 and no later block
+    (Arriola et al., "Block Diffusion", 2025).
+    """
+    ids, half = np.asarray(segment_ids), np.asarray(half).astype(bool)
+    block = np.asarray(position_ids) // block_length
+    q_block, k_block, q_half, k_half = block[:, None], block, half[:, None], half
+    allowed = (q_block == k_block) & (q_half == k_half)
+    allowed |= ~q_half & k_half & (q_block > k_block)
+    allowed |= q_half & k_half & (q_block >= k_block)
+    return allowed & (ids[:, None] == ids)
+
+
+class MicroSequence(NamedTuple):
+    """A window of queries with all the keys that it needs; see micro_sequence."""
+
+    cu_seqlens_q: np.ndarray  # int32, from 0
+    cu_seqlens_k: np.ndarray  # int32, from 0
+    max_seqlen_q: int
+    max_seqlen_k: int
+    first_document_begin: int  # the slot of the first key
+    document_index_q: np.ndarray  # int32[q]: 1, 2, … among the window's segments; padding 0
+    document_index_k: np.ndarray  # int32[k]
+    position_ids: np.ndarray  # int32[q]: in the whole segment; padding 0
+
+
+def micro_sequence(cu_seqlens, begin, end, segment_prefix=None, cu_seqlens_padded=None) -> MicroSequence:
+    """The layout of queries [begin, end) and of keys [first_document_begin, end), for sequences worked in windows.
+
+        segments 3 5 4, window [4, 8)  →  q 0 4   k 0 5   first 3   positions 1 2 3 4
+
+    cu_seqlens_k starts at 0: keys are sliced from first_document_begin on (attention backends corrupt gradients
+    otherwise). Right only with bottom-right causal alignment: a top-left backend must refuse it when
+    first_document_begin < begin. A window that ends inside a two-way prefix needs later keys and is refused; cut_points
+    gives ends that are not. A segment's gap counts as its last slots, and slots after the last segment as one more.
+    """
+    segment_begin, segment_end = _spans(cu_seqlens, cu_seqlens_padded)
+    physical = np.asarray(cu_seqlens if cu_seqlens_padded is None else cu_seqlens_padded, np.int64)
+    if not 0 <= begin < end:
+        raise ArgumentError(f"the window [{begin}, {end}) should be 0 <= begin < end")
+    if segment_prefix is not None:
+        prefix_end = segment_begin + _check_prefix(segment_prefix, segment_begin, segment_end)
+        cut = (segment_begin < end) & (end < prefix_end)
+        if cut.any():
+            i = int(np.argmax(cut))
+            raise ArgumentError(
+                f"the window ends at slot {end}, inside the prefix [{segment_begin[i]}, {prefix_end[i]}) of segment "
+                f"{i}, whose slots see each other both ways; end it where cut_points says"
+            )
+    segment = _segment_of_slot(segment_begin, segment_end, max(end, int(physical[-1])))
+    if end > physical[-1]:
+        physical = np.append(physical, end)
+    touched = (physical[:-1] < end) & (physical[1:] > begin) & (physical[1:] > physical[:-1])
+    first = int(np.argmax(touched))
+    k_begin = int(physical[first])
+    ends = np.minimum(physical[1:][touched], end)
+    cu_q, cu_k = np.append(0, ends - begin), np.append(0, ends - k_begin)
+    ordinal = np.cumsum(touched)
+    keys = segment[k_begin:end]
+    document_index_k = np.where(keys < 0, 0, ordinal[keys]).astype(np.int32)
+    queries = segment[begin:end]
+    positions = np.where(queries < 0, 0, np.arange(begin, end) - _of_slots(segment_begin, queries, 0))
+    return MicroSequence(
+        cu_q.astype(np.int32),
+        cu_k.astype(np.int32),
+        int(np.diff(cu_q).max()),
+        int(np.diff(cu_k).max()),
+        k_begin,
+        document_index_k[begin - k_begin :],
+        document_index_k,
+        positions.astype(np.int32),
+    )
+
+
+def cut_points(row, size) -> np.ndarray:
+    """int64: ends of windows [0, e₀), [e₀, e₁), … of at most `size` slots, the last at the row's end.
+
+    row: a loader's Row. No end lies inside a two-way prefix, so that micro_sequence takes them all; a prefix of more
+    than `size` slots is refused.
+    """
+    length = len(row.tokens)
+    if size < 1:
+        raise ArgumentError(f"size {size} should be at least 1")
+    begin, end = _spans(row.cu_seqlens, row.cu_seqlens_padded, length)
+    prefix = _check_prefix(row.segments["prefix"], begin, end)
+    ends, at = [], 0
+    while at < length:
+        cut = min(at + size, length)
+        i = int(np.searchsorted(begin, cut, side="left")) - 1  # the last segment that begins before the cut
+        if i >= 0 and cut < begin[i] + prefix[i]:
+            if begin[i] <= at:
+                raise ArgumentError(
+                    f"segment {i} has a prefix of {prefix[i]} slots that see each other both ways, "
+                    f"which no window of {size} slots holds"
+                )
+            cut = int(begin[i])
+        ends.append(cut)
+        at = cut
+    return np.array(ends, np.int64)
+
+
+def context_parallel(
+    cu_seqlens, cp_size, rank, tp_size=1, cu_seqlens_padded=None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(indices int64, cu_seqlens int32, cu_seqlens_padded int32) of one rank of load-balanced context parallelism.
+
+    Each segment is padded to a multiple of 2 · cp_size · tp_size (cp_size 1: of tp_size) and cut in 2 · cp_size chunks;
+    rank r holds chunks r and 2 · cp_size − 1 − r. indices are slots of the padded whole, cu_seqlens counts the rank's
+    real slots, cu_seqlens_padded is the whole's (a rank's is it // cp_size). With cu_seqlens_padded given, the whole
+    is the row as it lies, whose segments must have such lengths already.
+
+        lengths 3 2 4, cp_size 2  →  padded 0 4 8 12   rank 0: slots 0 3 4 7 8 11, cu_seqlens 0 1 2 4
+    """
+    if cp_size < 1 or tp_size < 1 or not 0 <= rank < cp_size:
+        raise ArgumentError(f"cp_size {cp_size}, tp_size {tp_size}, rank {rank}: should be ≥ 1, ≥ 1, 0 … cp_size − 1")
+    begin, end = _spans(cu_seqlens, cu_seqlens_padded)
+    lengths = end - begin
+    multiple = tp_size if cp_size == 1 else 2 * cp_size * tp_size
+    if cu_seqlens_padded is None:
+        padded = np.append(0, np.cumsum(-(-lengths // multiple) * multiple))
+    else:
+        padded = np.asarray(cu_seqlens_padded, np.int64)
+        wrong = np.diff(padded) % multiple != 0
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise ArgumentError(
+                f"segment {i} lies on {padded[i + 1] - padded[i]} slots, no multiple of {multiple}; "
+                f"build with pad_seq_to_mult = {multiple}"
+            )
+    if cp_size == 1:
+        return np.arange(padded[-1]), np.append(0, np.cumsum(lengths)).astype(np.int32), padded.astype(np.int32)
+    chunk = np.diff(padded) // (2 * cp_size)
+    chunk_of = np.array([rank, 2 * cp_size - 1 - rank])
+    starts = (padded[:-1, None] + chunk[:, None] * chunk_of).ravel()
+    sizes = np.repeat(chunk, 2)
+    indices = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+    real = np.clip(lengths[:, None] - chunk[:, None] * chunk_of, 0, chunk[:, None]).sum(axis=1)
+    return indices, np.append(0, np.cumsum(real)).astype(np.int32), padded.astype(np.int32)
+
+
+def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, int]:
+    """(flat columns, cu_seqlens int32, max_seqlen): a batch of B rows as one THD row.
+
+    batch: name → [B, T, …], with segment_ids. tail "segment": every run of padding is a segment too, so that
+    cu_seqlens[-1] = B · T; "drop": padding slots are left out of all columns. In the flat columns segment_ids count on
+    through the rows (int32, padding 0), and prefix_ends, if there, are slots of the flat row.
+    """
+    if tail not in ("segment", "drop"):
+        raise ArgumentError(f"tail is {tail!r} and should be 'segment' or 'drop'")
+    ids = np.asarray(batch["segment_ids"])
+    n_rows, length = ids.shape
+    starts = np.ones(ids.shape, bool)
+    starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    kept = np.ones(ids.shape, bool) if tail == "segment" else ids != 0
+    flat_kept = kept.ravel()
+    columns = {
+        name: np.asarray(values).reshape(n_rows * length, *np.shape(values)[2:])[flat_kept]
+        for name, values in batch.items()
+    }
+    real_starts = starts & (ids != 0)
+    columns["segment_ids"] = np.where(ids != 0, np.cumsum(real_starts).reshape(ids.shape), 0)[kept].astype(np.int32)
+    before = np.append(0, np.cumsum(flat_kept))  # kept slots before each slot
+    if "prefix_ends" in batch:
+        ends = np.arange(n_rows)[:, None] * length + np.asarray(batch["prefix_ends"], np.int64)
+        columns["prefix_ends"] = np.where(ids != 0, before[ends], 0)[kept].astype(np.int32)
+    boundaries = np.append(before[np.flatnonzero(starts & kept)], before[-1])
+    max_seqlen = int(np.diff(boundaries).max(initial=0))
+    if before[-1] == 0:
+        boundaries = boundaries[:1]
+    return columns, boundaries.astype(np.int32), max_seqlen
+
+
+def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
+    """int32[T]: at each slot the trained slots of its segment; padding 0. loss_mask: [T]."""
+    trained = np.asarray(loss_mask) != 0
+    begin, end = _spans(cu_seqlens, cu_seqlens_padded, len(trained))
+    before = np.append(0, np.cumsum(trained))
+    return _of_slots(before[end] - before[begin], _segment_of_slot(begin, end, len(trained)), 0).astype(np.int32)
+
+
+def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
+    """int64[splits, 2]: a rank's half-open windows over `length` slots, cut in `splits`, each cut in cp_size parts.
+
+    16, 2 → [0, 8), [8, 16); 16, 2, 2, rank 1 → [4, 8), [12, 16).
+    """
+    if splits < 1 or cp_size < 1 or not 0 <= rank < cp_size:
+        raise ArgumentError(f"splits {splits}, cp_size {cp_size}, rank {rank}: should be ≥ 1, ≥ 1, 0 … cp_size − 1")
+    if length % (splits * cp_size):
+        raise ArgumentError(f"length {length} is no multiple of splits · cp_size = {splits * cp_size}")
+    part = length // (splits * cp_size)
+    begin = (np.arange(splits) * cp_size + rank) * part
+    return np.stack((begin, begin + part), axis=1)
+
+
+def seq_idx(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
+    """int32[length], for state-space models: 0, 1, … by segment; padding gets the next number."""
+    begin, end = _spans(cu_seqlens, cu_seqlens_padded, length)
+    segment = _segment_of_slot(begin, end, length)
+    return np.where(segment < 0, len(begin), segment).astype(np.int32)

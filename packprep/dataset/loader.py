@@ -1,0 +1,577 @@
+"""A dataset as a trainer sees it: rows, batches, iteration that can be stopped and taken up exactly.
+
+    open_dataset(dir) ─► Dataset ── ds[i] ────────── dict of [T] arrays
+                          │     ├── ds.row(i) ────── Row, a view of the mapped shard
+                          │     └── ds.batch([…]) ── dict of [B, T] arrays
+                          └── ds.batches(…) ──────── Batches, an iterator with a state
+
+Opening reads the manifest alone. A shard is checked and mapped at its first use, and at most `max_open` stay mapped.
+"""
+
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packprep.dataset import attention, order
+from packprep.dataset.manifest import Manifest, Task, read_manifest
+from packprep.dataset.shard import Shard, open_shard
+from packprep.errors import ArgumentError, DatasetError, StateError
+
+COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
+MORE_COLUMNS = ("loss_weights", "prefix_ends")  # given on request
+_CAST_BY_ONE_DTYPE = ("tokens", "labels", "segment_ids", "position_ids", "prefix_ends")
+
+TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")  # the columns of task_params
+
+_SEGMENT_COLUMNS = (
+    "task",
+    "source",
+    "file",
+    "doc",
+    "start",
+    "tokens",
+    "prefix",
+    "noise",
+    "loss_weight",
+    "key",
+    "repeat",
+)
+_SAMPLES_AHEAD = 4096  # the order is drawn for about so many samples at once
+_MOST_ROWS = 1 << 62  # what a state may count
+
+
+def _derived_labels(tokens: np.ndarray, segment_ids: np.ndarray, pad_id: int, out: np.ndarray) -> np.ndarray:
+    """out [..., T]: the next slot's token of the same segment, elsewhere pad_id."""
+    same = (segment_ids[..., 1:] == segment_ids[..., :-1]) & (segment_ids[..., 1:] != 0)
+    out[...] = pad_id
+    np.copyto(out[..., :-1], tokens[..., 1:], where=same, casting="unsafe")
+    return out
+
+
+def _derived_position_ids(segment_ids: np.ndarray) -> np.ndarray:
+    """int32 [B, T]: the distance from the begin of each run of one segment id, 0 on padding."""
+    slots = np.arange(segment_ids.shape[-1], dtype=np.int32)
+    begins = np.zeros(segment_ids.shape, np.int32)
+    begins[..., 1:] = np.where(segment_ids[..., 1:] != segment_ids[..., :-1], slots[1:], 0)
+    np.maximum.accumulate(begins, axis=-1, out=begins)
+    return np.where(segment_ids != 0, slots - begins, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Row `index` of a dataset: views of the mapped shard, or what is derived from them at first use; read-only.
+
+        tokens        token_dtype[T]    loss_mask     uint8[T]
+        labels        token_dtype[T]    loss_weights  float32[T]
+        segment_ids   uint16[T]         position_ids  int32[T]
+        cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter None where segments are contiguous
+        segments      the header's columns by their short names, [n_segments] each, and begin, end: physical slots
+
+    Reading a part that is damaged raises DatasetError with file and row.
+    """
+
+    dataset: "Dataset" = field(repr=False)
+    index: int
+    _shard: Shard = field(repr=False)
+    _row: int = field(repr=False)  # in its shard
+
+    def _fault(self, what: str) -> DatasetError:
+        return DatasetError(f"{self._shard.path}: row {self._row}: {what}; `packprep verify` says where else")
+
+    @cached_property
+    def _range(self) -> tuple[int, int]:
+        return self._shard.segment_range(self._row)
+
+    def _offsets(self, name: str) -> np.ndarray:
+        begin, end = self._range
+        offsets = self._shard.arrays[name][begin + self._row : end + self._row + 1]
+        if offsets[0] != 0 or offsets[-1] > self.dataset.seq_length or (offsets[1:] <= offsets[:-1]).any():
+            raise self._fault(f"{name} does not ascend from 0 to at most {self.dataset.seq_length}")
+        return offsets
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self._shard.arrays["tokens"][self._row]
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        labels = self._shard.arrays.get("labels")
+        if labels is not None:
+            return labels[self._row]
+        out = np.empty_like(self.tokens)
+        return _read_only(_derived_labels(self.tokens, self.segment_ids, self.dataset.pad_id, out))
+
+    @property
+    def segment_ids(self) -> np.ndarray:
+        return self._shard.arrays["segment_ids"][self._row]
+
+    @cached_property
+    def loss_mask(self) -> np.ndarray:
+        stored = self._shard.arrays["loss_mask"][self._row]
+        if self.dataset._loss_on is None:
+            return stored
+        sources, tasks = self.dataset._loss_on
+        kept = self._of_segment("source", sources) & self._of_segment("task", tasks)
+        return _read_only(stored * self._at_slots(kept, False))
+
+    def _of_segment(self, column: str, table: np.ndarray) -> np.ndarray:
+        """What `table` says of each segment's task or source."""
+        index = self.segments[column]
+        if len(index) and index.max() >= len(table):
+            raise self._fault(f"segment_{column} {index.max()} is beyond the manifest's {len(table)} {column}s")
+        return table[index]
+
+    def _at_slots(self, per_segment: np.ndarray, padding) -> np.ndarray:
+        """Each slot's value of its segment."""
+        values = np.append(np.asarray(padding, per_segment.dtype), per_segment)
+        if self.segment_ids.max(initial=0) >= len(values):
+            raise self._fault(f"segment id {self.segment_ids.max()} is beyond its {self.n_segments} segments")
+        return values[self.segment_ids]
+
+    @cached_property
+    def cu_seqlens(self) -> np.ndarray:
+        return self._offsets("cu_seqlens")
+
+    @cached_property
+    def cu_seqlens_padded(self) -> np.ndarray | None:
+        if "cu_seqlens_padded" not in self._shard.arrays:
+            return None
+        padded = self._offsets("cu_seqlens_padded")
+        if (np.diff(padded) < np.diff(self.cu_seqlens)).any():
+            raise self._fault("cu_seqlens_padded gives a segment fewer slots than cu_seqlens")
+        return padded
+
+    @property
+    def n_segments(self) -> int:
+        begin, end = self._range
+        return end - begin
+
+    @property
+    def n_tokens(self) -> int:
+        """Slots of segments: all but padding."""
+        return int(self.cu_seqlens[-1])
+
+    @property
+    def max_seqlen(self) -> int:
+        """Slots of the longest segment; 0 without one."""
+        return int(np.diff(self.cu_seqlens).max(initial=0))
+
+    @cached_property
+    def segments(self) -> dict[str, np.ndarray]:
+        begin, end = self._range
+        columns = {name: self._shard.arrays[f"segment_{name}"][begin:end] for name in _SEGMENT_COLUMNS}
+        physical = self.cu_seqlens if self.cu_seqlens_padded is None else self.cu_seqlens_padded
+        columns["begin"] = physical[:-1]
+        columns["end"] = _read_only(physical[:-1] + np.diff(self.cu_seqlens))
+        return columns
+
+    @cached_property
+    def position_ids(self) -> np.ndarray:
+        """int32[T]: from 0 in each segment, and in each half of a block-diffusion segment; padding 0."""
+        positions = attention.position_ids(self.cu_seqlens, self.dataset.seq_length, self.cu_seqlens_padded)
+        if self.dataset._is_block_diffusion.any():
+            for i in np.flatnonzero(self._of_segment("task", self.dataset._is_block_diffusion)):
+                begin, end = int(self.segments["begin"][i]), int(self.segments["end"][i])
+                half = (end - begin) // 2
+                positions[begin + half : end] -= half
+        return _read_only(positions)
+
+    @cached_property
+    def prefix_ends(self) -> np.ndarray:
+        """int32[T], as attention.prefix_ends; refused where a segment has another attention rule."""
+        try:
+            ends = attention.prefix_ends(
+                self.cu_seqlens, self.segments["prefix"], self.dataset.seq_length, self.cu_seqlens_padded
+            )
+        except ArgumentError as error:
+            raise self._fault(f"prefix_ends cannot be given: {error}") from error
+        return _read_only(ends)
+
+    @cached_property
+    def loss_weights(self) -> np.ndarray:
+        """float32[T]: loss_mask times the weight of the slot's segment, or of its block in block diffusion."""
+        weights = self._at_slots(self.segments["loss_weight"], 0)
+        if "block_offsets" in self._shard.arrays:
+            for i in np.flatnonzero(self._of_segment("task", self.dataset._is_block_diffusion)):
+                self._put_block_weights(weights, int(i))
+        return _read_only(weights * self.loss_mask)
+
+    def _put_block_weights(self, weights: np.ndarray, i: int) -> None:
+        first, last = (int(n) for n in self._shard.arrays["block_offsets"][self._range[0] + i :][:2])
+        block_weights = self._shard.arrays["block_loss_weight"]
+        begin, end = int(self.segments["begin"][i]), int(self.segments["end"][i])
+        length = (end - begin) // 2
+        block_length = self.dataset.tasks[int(self.segments["task"][i])]["parameters"].get("block_length")
+        if type(block_length) is not int or block_length < 1:
+            raise self._fault(f"segment {i}: its task has no block_length in the manifest")
+        n_blocks = -(-length // block_length)
+        if not 0 <= first <= last <= len(block_weights) or last - first != n_blocks:
+            raise self._fault(f"segment {i}: block_offsets {first}, {last} should give {n_blocks} blocks")
+        weights[begin : begin + length] = np.repeat(block_weights[first:last], block_length)[:length]
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def _names(what: str, wanted: str | Iterable[str] | None, entries: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """bool[entries]: those that are called one of the `wanted` names; all for None."""
+    if wanted is None:
+        return np.ones(len(entries), bool)
+    wanted = [wanted] if isinstance(wanted, str) else list(wanted)
+    names = [entry["name"] for entry in entries]
+    for name in wanted:
+        if name not in names:
+            raise ArgumentError(f"no {what} is called {name!r}; there are {', '.join(map(repr, dict.fromkeys(names)))}")
+    return np.array([name in wanted for name in names], bool)
+
+
+def _default_max_open() -> int:
+    """1024 maps, or half of the open files that the system allows: a map holds its file open."""
+    try:
+        import resource
+    except ImportError:
+        return 256
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1024 if soft == resource.RLIM_INFINITY else max(1, min(1024, soft // 2))
+
+
+class Dataset:
+    """The rows of a dataset on disk, in shard order; made by open_dataset.
+
+    manifest: dataset.json as a dict. tasks: its task table. It may be pickled (workers open it again), forked, and read
+    by several threads.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, max_open: int):
+        self.directory = directory
+        self.manifest = manifest
+        self.max_open = max_open
+        rows = np.array([entry["rows"] for entry in manifest["shards"]], np.int64)
+        self._first_row = np.concatenate(([0], np.cumsum(rows)))
+        self._is_block_diffusion = np.array([task["attention"] == "block_diffusion" for task in self.tasks])
+        self._predicts_in_place = any(task["label_alignment"] == "same_slot" for task in self.tasks)
+        self._loss_on: tuple[np.ndarray, np.ndarray] | None = None
+        self._open: dict[int, Shard] = {}
+
+    def __reduce__(self):
+        return _reopen, (self.directory, self.manifest, self.max_open, self._loss_on)
+
+    def __repr__(self) -> str:
+        return f"Dataset({str(self.directory)!r}: {len(self)} rows of {self.seq_length} slots)"
+
+    def __len__(self) -> int:
+        return int(self._first_row[-1])
+
+    @property
+    def seq_length(self) -> int:
+        return self.manifest["seq_length"]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.manifest["vocab_size"]
+
+    @property
+    def pad_id(self) -> int:
+        return self.manifest["pad_id"]
+
+    @property
+    def token_dtype(self) -> np.dtype:
+        return np.dtype(self.manifest["token_dtype"])
+
+    @property
+    def tasks(self) -> list[Task]:
+        return self.manifest["tasks"]
+
+    @cached_property
+    def task_params(self) -> np.ndarray:
+        """float32[n_tasks, 4]: mode_token, noise_density, mean_span_length, random_roll (0 or 1); NaN: it has none."""
+        table = np.full((len(self.tasks), len(TASK_PARAMS)), np.nan, np.float32)
+        for i, task in enumerate(self.tasks):
+            values = {**task["parameters"], "mode_token": task["mode_token"]}
+            for k, name in enumerate(TASK_PARAMS):
+                if isinstance(values.get(name), int | float):
+                    table[i, k] = values[name]
+        return _read_only(table)
+
+    def _shard(self, number: int) -> Shard:
+        # No lock, which a fork could leave held: single dict operations are atomic, and two threads that miss at once
+        # only map a shard twice.
+        shard = self._open.pop(number, None)
+        if shard is None:
+            entry = self.manifest["shards"][number]
+            shard = open_shard(
+                self.directory / entry["file"],
+                self.seq_length,
+                self.token_dtype,
+                rows=entry["rows"],
+                segments=entry["segments"],
+            )
+            if self._predicts_in_place and "labels" not in shard.layout:
+                raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
+        self._open[number] = shard  # last: the one used most recently
+        if len(self._open) > self.max_open:
+            for least_recent in list(self._open)[: -self.max_open]:
+                self._open.pop(least_recent, None)
+        return shard
+
+    def _locate(self, indices: np.ndarray) -> list[tuple[Shard, int]]:
+        """(shard, row in it) of each index, which may count from the end; IndexError beyond."""
+        if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+            raise ArgumentError(f"row indices should be a list of integers, not {indices.dtype}{list(indices.shape)}")
+        n = len(self)
+        outside = (indices < -n) | (indices >= n)
+        if outside.any():
+            raise IndexError(f"row {indices[outside][0]} of a dataset of {n} rows")
+        rows = np.where(indices < 0, indices + n, indices).astype(np.int64)
+        numbers = np.searchsorted(self._first_row, rows, side="right") - 1
+        places = rows - self._first_row[numbers]
+        return [(self._shard(b), r) for b, r in zip(numbers.tolist(), places.tolist(), strict=True)]
+
+    def row(self, index: int) -> Row:
+        """Row `index` as a view of its shard; negative indices count from the end; IndexError beyond."""
+        index = operator.index(index)
+        [(shard, row)] = self._locate(np.array([index]))
+        return Row(self, index % len(self), shard, row)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """tokens, labels, segment_ids, position_ids, loss_mask of one row, [T] each, writable copies."""
+        return {name: values[0] for name, values in self.batch([operator.index(index)]).items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        """A list of what ds[i] gives, by one gather; torch's DataLoader calls it."""
+        batch = self.batch(indices)
+        return [{name: values[i] for name, values in batch.items()} for i in range(len(indices))]
+
+    def batch(
+        self,
+        indices: Sequence[int] | np.ndarray,
+        out: Mapping[str, np.ndarray] | None = None,
+        columns: Sequence[str] | None = None,
+        dtype: Any = None,
+    ) -> dict[str, np.ndarray]:
+        """Rows `indices` as a dict of [B, T] arrays.
+
+        columns: names of COLUMNS (all, the default) and of MORE_COLUMNS. dtype: of tokens, labels, segment_ids,
+        position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to write into, whose dtypes
+        then decide; its arrays are returned.
+        """
+        names = _checked_columns(columns, out)
+        places = self._locate(np.asarray(indices, None if len(indices) else np.int64))
+        shape = (len(places), self.seq_length)
+        batch: dict[str, np.ndarray] = {}
+        for name in names:
+            if out is None:
+                batch[name] = np.empty(shape, self._dtype_of(name, dtype))
+            elif out[name].shape != shape:
+                raise ArgumentError(f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}")
+            else:
+                batch[name] = out[name]
+
+        derived_labels = "labels" in names and not all("labels" in shard.layout for shard, _ in places)
+        scratch: dict[str, np.ndarray] = {}
+
+        def gathered(name: str) -> np.ndarray:
+            """The stored array `name` of all rows, in its own dtype."""
+            if name in batch and batch[name].dtype == self._dtype_of(name, None):
+                return batch[name]
+            if name not in scratch:
+                scratch[name] = np.empty(shape, self._dtype_of(name, None))
+                for i, (shard, row) in enumerate(places):
+                    scratch[name][i] = shard.arrays[name][row]
+            return scratch[name]
+
+        for name in ("tokens", "segment_ids", "loss_mask", "labels"):
+            if name in names and not (name == "labels" and derived_labels):
+                if name == "loss_mask" and self._loss_on is not None:
+                    continue
+                for i, (shard, row) in enumerate(places):
+                    np.copyto(batch[name][i], shard.arrays[name][row], casting="unsafe")
+        if derived_labels:
+            _derived_labels(gathered("tokens"), gathered("segment_ids"), self.pad_id, batch["labels"])
+        by_row = [name for name in MORE_COLUMNS if name in names]
+        if "loss_mask" in names and self._loss_on is not None:
+            by_row.append("loss_mask")
+        if "position_ids" in names:
+            if self._is_block_diffusion.any():
+                by_row.append("position_ids")
+            else:
+                np.copyto(batch["position_ids"], _derived_position_ids(gathered("segment_ids")), casting="unsafe")
+        if by_row:
+            for i, (shard, row) in enumerate(places):
+                view = Row(self, -1, shard, row)
+                for name in by_row:
+                    np.copyto(batch[name][i], getattr(view, name), casting="unsafe")
+        return batch
+
+    def _dtype_of(self, name: str, dtype: Any) -> np.dtype:
+        if isinstance(dtype, Mapping):
+            dtype = dtype.get(name)
+        elif name not in _CAST_BY_ONE_DTYPE:
+            dtype = None
+        if dtype is not None:
+            return np.dtype(dtype)
+        if name in ("tokens", "labels"):
+            return self.token_dtype
+        return np.dtype({"segment_ids": "u2", "loss_mask": "u1", "loss_weights": "f4"}.get(name, "i4"))
+
+    def batches(
+        self,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+        epochs: int | None = None,
+        columns: Sequence[str] | None = None,
+        dtype: Any = None,
+    ) -> "Batches":
+        """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends."""
+        return Batches(self, batch_size, seed, rank, world_size, shuffle, epochs, columns, dtype)
+
+    def with_loss_on(
+        self, source: str | Iterable[str] | None = None, task: str | Iterable[str] | None = None
+    ) -> "Dataset":
+        """The same rows, with loss_mask 0 outside the segments of these sources and tasks (a name or several)."""
+        sources, tasks = _names("source", source, self.manifest["sources"]), _names("task", task, self.tasks)
+        if self._loss_on is not None:
+            sources, tasks = sources & self._loss_on[0], tasks & self._loss_on[1]
+        return _reopen(self.directory, self.manifest, self.max_open, (sources, tasks))
+
+
+def _checked_columns(columns: Sequence[str] | None, out: Mapping[str, np.ndarray] | None) -> tuple[str, ...]:
+    names = tuple(columns) if columns is not None else tuple(out) if out is not None else COLUMNS
+    for name in names:
+        if name not in COLUMNS + MORE_COLUMNS:
+            raise ArgumentError(f"no column is called {name!r}; there are {', '.join(COLUMNS + MORE_COLUMNS)}")
+        if out is not None and name not in out:
+            raise ArgumentError(f"out has no array for column {name!r}")
+    return names
+
+
+def _reopen(directory: Path, manifest: Manifest, max_open: int, loss_on) -> Dataset:
+    dataset = Dataset(directory, manifest, max_open)
+    dataset._loss_on = loss_on
+    return dataset
+
+
+class Batches:
+    """Batches of one rank, without end or for `epochs`; its state goes on at any world size and batch size."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seed: int,
+        rank: int,
+        world_size: int,
+        shuffle: bool,
+        epochs: int | None,
+        columns: Sequence[str] | None,
+        dtype: Any,
+    ):
+        batch_size = _integer("batch_size", batch_size, 1, 1 << 31)
+        world_size = _integer("world_size", world_size, 1, 1 << 31)
+        rank = _integer("rank", rank, 0, world_size)
+        if epochs is not None:
+            epochs = _integer("epochs", epochs, 0, 1 << 31)
+        elif len(dataset) == 0:
+            raise ArgumentError(f"{dataset.directory} has no rows: batches without `epochs` would never come")
+        _checked_columns(columns, None)
+        self.dataset = dataset
+        self._seed = _integer("seed", seed, 0, 1 << 64)
+        self._shuffle = bool(shuffle)
+        self._batch_size, self._rank, self._world_size, self._epochs = batch_size, rank, world_size, epochs
+        self._columns, self._dtype = columns, dtype
+        self._rows = 0  # delivered over all ranks before `_step` 0
+        self._step = 0
+        self._ahead: list[np.ndarray] = []  # the rows of the next steps, the next one last
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        if not self._ahead:
+            self._ahead = self._draw()
+            if not self._ahead:
+                raise StopIteration
+        batch = self.dataset.batch(self._ahead[-1], columns=self._columns, dtype=self._dtype)
+        self._ahead.pop()  # only now: a batch that could not be read is not delivered
+        self._step += 1
+        return batch
+
+    def _draw(self) -> list[np.ndarray]:
+        """The rows of the next steps, the next one last; empty at the end."""
+        n, size, world = len(self.dataset), self._batch_size, self._world_size
+        steps = max(1, min(_SAMPLES_AHEAD // size, n // (size * world)))  # no more epochs at once than one and its end
+        if self._epochs is not None:
+            all_steps = order.n_steps(self._rows, n, self._epochs, size, world)
+            steps = min(steps, all_steps - self._step)
+            if steps <= 0:
+                return []
+        at = [order.samples_of_step(self._rows, self._step + k, size, self._rank, world) for k in range(steps)]
+        samples = np.array(at, np.int64)
+        rows = order.rows_of_samples(samples, n, self._seed, self._shuffle)
+        if self._epochs is None:
+            return list(rows)[::-1]
+        end = self._epochs * n
+        return [r[g < end] for r, g in zip(rows, samples, strict=True)][::-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """{fingerprint, seed, shuffle, rows}, for json: where all ranks stand after the steps made so far."""
+        rows = self._rows + self._step * self._batch_size * self._world_size
+        if self._epochs is not None:
+            rows = max(self._rows, min(rows, self._epochs * len(self.dataset)))
+        return {
+            "fingerprint": self.dataset.manifest["fingerprint"],
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "rows": rows,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the rows that `state` has delivered; StateError if it is another dataset's, seed's or order's."""
+        mine = self.state_dict()
+        if not isinstance(state, Mapping) or set(state) != set(mine):
+            keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}")
+        for key in ("fingerprint", "seed", "shuffle"):
+            if type(state[key]) is not type(mine[key]) or state[key] != mine[key]:
+                raise StateError(
+                    f"the state's {key} is {state[key]!r}, this loader's is {mine[key]!r}: going on would repeat and "
+                    f"skip rows; open that dataset, with that seed and shuffle"
+                )
+        rows = state["rows"]
+        if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
+            raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
+        self._rows, self._step, self._ahead = rows, 0, []
+
+
+def _integer(name: str, value: Any, least: int, below: int) -> int:
+    """`value` as an int in least … below − 1."""
+    try:
+        number = int(value.__index__())
+    except AttributeError:
+        number = None
+    if number is None or isinstance(value, bool | np.bool_) or not least <= number < below:
+        raise ArgumentError(f"{name} is {value!r} and should be an integer in {least} … {below - 1}")
+    return number
+
+
+def open_dataset(directory: str | os.PathLike, *, max_open: int | None = None) -> Dataset:
+    """The dataset in `directory`, by its manifest alone; shards are checked and mapped at first use.
+
+    max_open: how many shards stay mapped at most (default: 1024, or half of the files that may be open). A map that a
+    Row still uses stays until that Row goes. Raises DatasetError if there is no manifest or it cannot be used.
+    """
+    if not isinstance(directory, str | os.PathLike):
+        raise ArgumentError(f"open_dataset takes one directory; mixtures of several are not supported: {directory!r}")
+    limit = _default_max_open() if max_open is None else _integer("max_open", max_open, 1, 1 << 31)
+    return Dataset(Path(directory), read_manifest(directory), limit)

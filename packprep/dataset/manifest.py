@@ -1,0 +1,258 @@
+"""The JSON files of a dataset: their one encoding, the names of its files, and the manifest, its table of contents.
+
+Canonical JSON is what `json.dumps(…, sort_keys=True, separators=(",", ":"), ensure_ascii=False)` gives, in UTF-8, and
+one newline. Plans and receipts are decoded here too, so that a changed byte in any of them is refused in one way.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypedDict
+
+from packprep.errors import DatasetError
+
+FORMAT = "packprep"
+VERSION = 1  # of the format on disk
+LAW_VERSION = 1  # of what determines the bytes; raised whenever they change
+
+MANIFEST_NAME = "dataset.json"
+PLAN_NAME = "plan.json"
+TOKENIZER_NAME = "tokenizer.json"
+
+ATTENTION_RULES = ("causal", "prefix", "bidirectional", "block_diffusion")
+LABEL_ALIGNMENTS = ("next_token", "same_slot")
+
+
+class Task(TypedDict):
+    """One entry of the task table: what all of a task's segments share."""
+
+    name: str
+    objective: str
+    weight: float
+    attention: str  # one of ATTENTION_RULES
+    label_alignment: str  # one of LABEL_ALIGNMENTS
+    mode_token: int | None
+    parameters: dict[str, Any]
+
+
+class ShardEntry(TypedDict):
+    """One shard in the manifest."""
+
+    file: str
+    rows: int
+    segments: int
+    tokens: int
+    bytes: int
+    digest: str
+    receipt_digest: str
+
+
+class Manifest(TypedDict):
+    """dataset.json, checked: a plain dict with these keys and no others."""
+
+    format: str
+    version: int
+    law_version: int
+    seq_length: int
+    token_dtype: str
+    vocab_size: int
+    pad_id: int
+    specials: dict[str, Any]
+    added_tokens: list[dict[str, Any]]
+    tokenizer: dict[str, str]
+    plan: dict[str, str]
+    tasks: list[Task]
+    sources: list[dict[str, Any]]
+    recipe: dict[str, Any]
+    fingerprint: str
+    engine: Any
+    made_with: Any
+    shards: list[ShardEntry]
+    ledger: dict[str, Any]
+    digest: str
+
+
+def shard_name(shard: int) -> str:
+    """shards/NNN/NNNNNN.safetensors, NNN = shard div 1000."""
+    return f"shards/{shard // 1000:03d}/{shard:06d}.safetensors"
+
+
+def receipt_name(shard: int) -> str:
+    """receipts/NNN/NNNNNN.json."""
+    return f"receipts/{shard // 1000:03d}/{shard:06d}.json"
+
+
+def rejects_name(shard: int) -> str:
+    """rejects/NNN/NNNNNN.jsonl."""
+    return f"rejects/{shard // 1000:03d}/{shard:06d}.jsonl"
+
+
+def encode(value: Any) -> bytes:
+    """The canonical JSON of `value` and a newline; DatasetError at NaN, Infinity or text that is not valid UTF-8."""
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8") + b"\n"
+    except ValueError as error:  # a UnicodeEncodeError is one
+        raise DatasetError(f"this cannot be written as canonical JSON: {error}") from error
+
+
+def decode(data: bytes, name: str, canonical: bool = True) -> Any:
+    """The value of JSON bytes that were read from the file `name`.
+
+    Raises DatasetError at invalid UTF-8, duplicate keys, NaN and Infinity, and, with `canonical`, at any bytes that
+    `encode` would not have written.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=no_duplicates, parse_constant=_no_constant)
+        # Also finds what JSON hides in escapes: 1e999 is an infinity, "\ud800" no valid text.
+        encoded = encode(value)
+    except (ValueError, RecursionError, DatasetError) as error:
+        raise DatasetError(f"{name}: not the JSON of a dataset: {error}") from error
+    if canonical and encoded != data:
+        at = next((i for i, (a, b) in enumerate(zip(encoded, data, strict=False)) if a != b), min(len(encoded), len(data)))
+        raise DatasetError(f"{name}: not in canonical form from byte {at} on; it was edited or damaged after it was made")
+    return value
+
+
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """json's object_pairs_hook that refuses a key that stands twice (ValueError)."""
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"key {key!r} stands twice")
+        result[key] = value
+    return result
+
+
+def _no_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not allowed")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
+
+
+def _is_id_or_ids(value: Any) -> bool:
+    return _is_count(value) or (isinstance(value, list) and all(map(_is_count, value)))
+
+
+def _one_of(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: type(value) is type(values[0]) and value in values  # 1.0 and True are no 1
+
+
+def _instance_of(*types: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, types) and not (isinstance(value, bool) and bool not in types)
+
+
+# key → (what it must be, the test)
+_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "format": (repr(FORMAT), _one_of(FORMAT)),
+    "version": (str(VERSION), _one_of(VERSION)),
+    "law_version": ("a positive integer", lambda v: _is_count(v) and v > 0),
+    "seq_length": ("a multiple of 8 below 2³¹", lambda v: _is_count(v) and 0 < v < 1 << 31 and v % 8 == 0),
+    "token_dtype": ("uint16 or int32", _one_of("uint16", "int32")),
+    "vocab_size": ("a positive integer below 2³¹", lambda v: _is_count(v) and 0 < v < 1 << 31),
+    "pad_id": ("an id", _is_count),
+    "specials": ("role → id or ids", lambda v: isinstance(v, dict) and all(map(_is_id_or_ids, v.values()))),
+    "added_tokens": ("a list of objects", lambda v: isinstance(v, list)),
+    "tokenizer": ("an object", _instance_of(dict)),
+    "plan": ("an object", _instance_of(dict)),
+    "tasks": ("a list with at least one task", lambda v: isinstance(v, list) and len(v) > 0),
+    "sources": ("a list with at least one source", lambda v: isinstance(v, list) and len(v) > 0),
+    "recipe": ("an object", _instance_of(dict)),
+    "fingerprint": ("32 hex digits", _is_digest),
+    "engine": ("a string or an object", _instance_of(str, dict)),
+    "made_with": ("a string or an object", _instance_of(str, dict)),
+    "shards": ("a list", _instance_of(list)),
+    "ledger": ("an object", _instance_of(dict)),
+    "digest": ("32 hex digits", _is_digest),
+}
+_FILE_KEYS = {"file": ("a file name", _instance_of(str)), "digest": ("32 hex digits", _is_digest)}
+_SHARD_KEYS = {
+    "file": ("a file name", _instance_of(str)),
+    **{key: ("a non-negative integer", _is_count) for key in ("rows", "segments", "tokens", "bytes")},
+    "digest": ("32 hex digits", _is_digest),
+    "receipt_digest": ("32 hex digits", _is_digest),
+}
+_ADDED_KEYS = {
+    "id": ("an id", _is_count),
+    "text": ("a string", _instance_of(str)),
+    "role": ("a string or null", _instance_of(str, type(None))),
+}
+_SOURCE_KEYS = {"name": ("a string", _instance_of(str))}
+_TASK_KEYS = {
+    "name": ("a string", _instance_of(str)),
+    "objective": ("a string", _instance_of(str)),
+    "weight": ("a number", _instance_of(int, float)),
+    "attention": (f"one of {', '.join(ATTENTION_RULES)}", _one_of(*ATTENTION_RULES)),
+    "label_alignment": (f"one of {', '.join(LABEL_ALIGNMENTS)}", _one_of(*LABEL_ALIGNMENTS)),
+    "mode_token": ("an id or null", lambda v: v is None or _is_count(v)),
+    "parameters": ("an object", _instance_of(dict)),
+}
+
+
+def _check(where: str, value: Any, keys: dict[str, tuple[str, Callable[[Any], bool]]], more: bool = False) -> None:
+    """Refuse a value that is no object with `keys`, each good by its test; others are allowed only if `more`."""
+    if not isinstance(value, dict):
+        raise DatasetError(f"{where}: is not an object")
+    missing = sorted(set(keys) - set(value))
+    if missing:
+        raise DatasetError(f"{where}: key {missing[0]!r} is missing")
+    unknown = sorted(set(value) - set(keys))
+    if unknown and not more:
+        raise DatasetError(f"{where}: unknown key {unknown[0]!r}; a newer packprep may have made it")
+    for key, (what, good) in keys.items():
+        if not good(value[key]):
+            raise DatasetError(f"{where}: {key} is {value[key]!r:.200} and should be {what}")
+
+
+def check_manifest(value: Any, name: str) -> Manifest:
+    """`value` if it is a manifest that this packprep can read, else DatasetError naming file, key and value."""
+    if isinstance(value, dict):
+        for key in ("format", "version"):  # first: another version may well have other keys
+            if key in value:
+                _check(name, {key: value[key]}, {key: _KEYS[key]})
+    _check(name, value, _KEYS)
+    if value["pad_id"] >= value["vocab_size"]:
+        raise DatasetError(f"{name}: pad_id {value['pad_id']} is not below vocab_size {value['vocab_size']}")
+    if value["token_dtype"] == "uint16" and value["vocab_size"] > 1 << 16:
+        raise DatasetError(f"{name}: vocab_size {value['vocab_size']} does not fit token_dtype uint16")
+    for key, file in (("plan", PLAN_NAME), ("tokenizer", TOKENIZER_NAME)):
+        _check(f"{name}: {key}", value[key], _FILE_KEYS)
+        if value[key]["file"] != file:
+            raise DatasetError(f"{name}: {key}: file is {value[key]['file']!r} and should be {file!r}")
+    for key, keys, more in (
+        ("added_tokens", _ADDED_KEYS, False),
+        ("tasks", _TASK_KEYS, True),
+        ("sources", _SOURCE_KEYS, True),
+        ("shards", _SHARD_KEYS, False),
+    ):
+        for i, entry in enumerate(value[key]):
+            _check(f"{name}: {key}[{i}]", entry, keys, more)
+    for i, entry in enumerate(value["shards"]):
+        if entry["file"] != shard_name(i):  # so nothing outside the directory can be named
+            raise DatasetError(f"{name}: shards[{i}]: file is {entry['file']!r} and should be {shard_name(i)!r}")
+    if sum(entry["rows"] for entry in value["shards"]) >= 1 << 62:
+        raise DatasetError(f"{name}: shards: the rows sum to more than can be counted")
+    return value
+
+
+def read_manifest(directory: str | os.PathLike) -> Manifest:
+    """The manifest of the dataset in `directory`, checked; its digests are `packprep verify`'s to recompute."""
+    path = Path(directory) / MANIFEST_NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DatasetError(
+            f"{path} does not exist: {directory} is no dataset, or its build is not finished "
+            f"(`packprep status {directory}` says what is missing)"
+        ) from error
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read: {error}") from error
+    return check_manifest(decode(data, str(path)), str(path))

@@ -1,0 +1,310 @@
+"""Which arrays a shard has, their order, dtypes and shapes; shards are encoded and opened here alone.
+
+A shard is a standard safetensors file:
+
+    0        8              8 + n, a multiple of 4096
+    ├────────┼──────────────┼───────────────────────────────────────────────────────────────────┤
+    n, u64   JSON, padded   tokens labels segment_ids loss_mask │ 8-byte │ 4-byte │ 2-byte columns
+             with spaces
+
+The header is canonical JSON; arrays follow one another without holes, in the order of `layout`, to the file's end.
+Because seq_length is a multiple of 8, that order aligns every array to its item size.
+"""
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from packprep.dataset.manifest import FORMAT, VERSION, no_duplicates
+from packprep.errors import DatasetError
+
+METADATA = {
+    "format": FORMAT,
+    "version": str(VERSION),
+    "loss_alignment": "predicting_slot",
+    "segment_id_base": "1",
+}
+DATA_ALIGNMENT = 4096
+MAX_HEADER_BYTES = 1 << 20
+
+# safetensors' names of the dtypes that a shard may have; all little-endian.
+DTYPES = {
+    "U8": np.dtype("u1"),
+    "U16": np.dtype("<u2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "F32": np.dtype("<f4"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
+
+
+def layout(
+    rows: int,
+    segments: int,
+    seq_length: int,
+    token_dtype,
+    *,
+    labels: bool = False,
+    padded: bool = False,
+    blocks: int | None = None,
+    trained: int | None = None,
+) -> Layout:
+    """The arrays of a shard in file order: name → (dtype, shape).
+
+    labels: a task predicts in place. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
+    block_diffusion. trained: number of trained ranges, None where no source has any.
+    """
+    token = np.dtype(token_dtype).newbyteorder("<")
+    u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
+    i32, i64, f32 = DTYPES["I32"], DTYPES["I64"], DTYPES["F32"]
+    slots = (rows, seq_length)
+    arrays: Layout = {"tokens": (token, slots)}
+    if labels:
+        arrays["labels"] = (token, slots)
+    arrays["segment_ids"] = (u16, slots)
+    arrays["loss_mask"] = (u8, slots)
+
+    arrays["row_offsets"] = (i64, (rows + 1,))
+    arrays["segment_doc"] = (i64, (segments,))
+    arrays["segment_start"] = (i64, (segments,))
+    arrays["segment_key"] = (u64, (segments,))
+    if blocks is not None:
+        arrays["block_offsets"] = (i64, (segments + 1,))
+    if trained is not None:
+        arrays["trained_offsets"] = (i64, (segments + 1,))
+
+    arrays["cu_seqlens"] = (i32, (segments + rows,))
+    if padded:
+        arrays["cu_seqlens_padded"] = (i32, (segments + rows,))
+    arrays["segment_tokens"] = (i32, (segments,))
+    arrays["segment_prefix"] = (i32, (segments,))
+    arrays["segment_noise"] = (f32, (segments,))
+    arrays["segment_loss_weight"] = (f32, (segments,))
+    arrays["segment_file"] = (u32, (segments,))
+    if blocks is not None:
+        arrays["block_noise"] = (f32, (blocks,))
+        arrays["block_loss_weight"] = (f32, (blocks,))
+    if trained is not None:
+        arrays["trained_ranges"] = (i32, (trained, 2))
+
+    arrays["segment_task"] = (u16, (segments,))
+    arrays["segment_source"] = (u16, (segments,))
+    arrays["segment_repeat"] = (u16, (segments,))
+    return arrays
+
+
+NAMES = frozenset(layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0))
+
+
+def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype) -> Layout:
+    """The layout that the names and shapes of a shard's arrays imply; raises DatasetError at names that do not fit."""
+    unknown = [name for name in shapes if name not in NAMES]
+    if unknown:
+        raise DatasetError(f"{where}: unknown array {unknown[0]!r}; it is damaged, or a newer packprep made it")
+
+    def count(name: str) -> int:
+        shape = shapes.get(name)
+        if not shape:
+            raise DatasetError(f"{where}: array {name!r} is missing or has no dimension (shape {shape})")
+        return shape[0]
+
+    has_blocks = any(name.startswith("block_") for name in shapes)
+    has_trained = any(name.startswith("trained_") for name in shapes)
+    expected = layout(
+        count("tokens"),
+        count("segment_key"),
+        seq_length,
+        token_dtype,
+        labels="labels" in shapes,
+        padded="cu_seqlens_padded" in shapes,
+        blocks=count("block_noise") if has_blocks else None,
+        trained=count("trained_ranges") if has_trained else None,
+    )
+    missing = [name for name in expected if name not in shapes]
+    if missing:
+        raise DatasetError(f"{where}: array {missing[0]!r} is missing")
+    return expected
+
+
+def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
+    size = dtype.itemsize
+    for n in shape:
+        size *= n
+    return size
+
+
+def _header(arrays: Layout) -> bytes:
+    """The first bytes of a shard, up to its data."""
+    entries: dict[str, object] = {"__metadata__": METADATA}
+    begin = 0
+    for name, (dtype, shape) in arrays.items():
+        end = begin + _n_bytes(dtype, shape)
+        entries[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    data_begin = -(-(8 + len(text)) // DATA_ALIGNMENT) * DATA_ALIGNMENT
+    text = text.ljust(data_begin - 8, b" ")
+    return len(text).to_bytes(8, "little") + text
+
+
+def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
+    """The bytes of a shard as a list of buffers: its header, then each array without a copy.
+
+    arrays: name → array, in any order. Raises DatasetError if a name, dtype, shape or memory order is not `layout`'s.
+    """
+    tokens = arrays.get("tokens")
+    if tokens is None or tokens.ndim != 2:
+        raise DatasetError("a shard needs tokens [rows, seq_length]")
+    if tokens.dtype not in (DTYPES["U16"], DTYPES["I32"]):
+        raise DatasetError(f"array 'tokens': dtype {tokens.dtype} should be uint16 or int32")
+    if tokens.shape[1] == 0 or tokens.shape[1] % 8:
+        raise DatasetError(f"array 'tokens': seq_length {tokens.shape[1]} should be a multiple of 8")
+    shapes = {name: array.shape for name, array in arrays.items()}
+    expected = _inferred_layout("encode", shapes, tokens.shape[1], tokens.dtype)
+    for name, (dtype, shape) in expected.items():
+        array = arrays[name]
+        if array.dtype != dtype or array.shape != shape:
+            raise DatasetError(
+                f"array {name!r}: {array.dtype}{list(array.shape)} should be {dtype}{list(shape)} for "
+                f"{tokens.shape[0]} rows and {arrays['segment_key'].shape[0]} segments"
+            )
+        if not array.flags.c_contiguous:
+            raise DatasetError(f"array {name!r} is not C-contiguous; give np.ascontiguousarray of it")
+    return [_header(expected), *(arrays[name].reshape(-1).view(np.uint8).data for name in expected)]
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """An open shard whose header is known to be good.
+
+    layout: as `layout`. data_begin: bytes before the first array. size: bytes of the file.
+    """
+
+    path: Path
+    rows: int
+    segments: int
+    seq_length: int
+    layout: Layout = field(repr=False)
+    data_begin: int = field(repr=False)
+    size: int = field(repr=False)
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """name → read-only array, all of them views of one map of the file that is made at first use."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                if os.fstat(file.fileno()).st_size != self.size:
+                    raise DatasetError(f"{self.path}: its size changed since it was opened ({self.size} bytes then)")
+                data = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise DatasetError(f"{self.path}: cannot be mapped: {error}") from error
+        arrays, begin = {}, self.data_begin
+        for name, (dtype, shape) in self.layout.items():
+            arrays[name] = np.ndarray(shape, dtype, data, begin)
+            begin += _n_bytes(dtype, shape)
+        return arrays
+
+    def segment_range(self, row: int) -> tuple[int, int]:
+        """The half-open range of `row`'s segments (0 ≤ row < rows); DatasetError if it is not inside the columns."""
+        offsets = self.arrays["row_offsets"]
+        begin, end = int(offsets[row]), int(offsets[row + 1])
+        if not 0 <= begin <= end <= self.segments:
+            raise DatasetError(
+                f"{self.path}: row {row}: row_offsets {begin}, {end} do not lie in 0 … {self.segments} ascending; "
+                "the file is damaged: `packprep verify` says where else"
+            )
+        return begin, end
+
+
+def _read_header(path: Path) -> tuple[dict, int, int]:
+    """(header, bytes before the data, bytes of the file)."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(8)
+            length = int.from_bytes(head, "little")
+            if len(head) < 8 or length < 2 or length > MAX_HEADER_BYTES or 8 + length > size:
+                raise DatasetError(
+                    f"{path}: its first 8 bytes give a header of {length} bytes, "
+                    f"where at most {MAX_HEADER_BYTES} and no more than the file's {size} are possible; "
+                    "it is truncated or no shard"
+                )
+            text = b""
+            while len(text) < length and (more := file.read(length - len(text))):
+                text += more
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read: {error}") from error
+    if (8 + length) % DATA_ALIGNMENT:
+        raise DatasetError(f"{path}: data begins at {8 + length}, which is no multiple of {DATA_ALIGNMENT}")
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{path}: its header is not the JSON of a shard: {error}") from error
+    if not isinstance(header, dict):
+        raise DatasetError(f"{path}: its header is a JSON {type(header).__name__}, not an object")
+    return header, 8 + length, size
+
+
+def _is_counts(value: object) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def open_shard(
+    path: str | os.PathLike,
+    seq_length: int,
+    token_dtype,
+    *,
+    rows: int | None = None,
+    segments: int | None = None,
+) -> Shard:
+    """The shard at `path`, its header checked before anything is allocated from its numbers, its arrays not yet mapped.
+
+    seq_length, token_dtype: the manifest's; rows, segments: the manifest's too, where known.
+    Raises DatasetError, naming file, array and values, at whatever does not agree.
+    """
+    path = Path(path)
+    header, data_begin, size = _read_header(path)
+    if header.pop("__metadata__", None) != METADATA:
+        raise DatasetError(f"{path}: __metadata__ is not {METADATA}: no packprep shard, or of another version")
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, entry in header.items():
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise DatasetError(f"{path}: array {name!r}: its entry should have dtype, shape and data_offsets alone")
+        offsets = entry["data_offsets"]
+        if not _is_counts(entry["shape"]) or not _is_counts(offsets) or len(offsets) != 2:
+            raise DatasetError(f"{path}: array {name!r}: shape or data_offsets are not lists of non-negative integers")
+        shapes[name] = tuple(entry["shape"])
+    expected = _inferred_layout(str(path), shapes, seq_length, token_dtype)
+
+    begin = 0
+    for name, (dtype, shape) in expected.items():
+        entry, end = header[name], begin + _n_bytes(dtype, shape)
+        should = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        if end > size - data_begin:
+            raise DatasetError(
+                f"{path}: array {name!r}: {dtype}{list(shape)} would end at byte {data_begin + end}, "
+                f"beyond the file's {size}"
+            )
+        for key, value in should.items():
+            if entry[key] != value:
+                raise DatasetError(f"{path}: array {name!r}: {key} is {entry[key]!r} and should be {value!r}")
+        begin = end
+    if data_begin + begin != size:
+        raise DatasetError(f"{path}: the arrays end at byte {data_begin + begin}, the file at {size}")
+
+    shard = Shard(path, shapes["tokens"][0], shapes["segment_key"][0], seq_length, expected, data_begin, size)
+    for what, here, manifest in (("rows", shard.rows, rows), ("segments", shard.segments, segments)):
+        if manifest is not None and here != manifest:
+            raise DatasetError(f"{path}: it has {here} {what}, the manifest says {manifest}")
+    return shard

@@ -1,0 +1,60 @@
+"""Every error that packprep raises on purpose, and the exit status that it becomes.
+
+```
+PackprepError                 2   could not run, or the build stopped
+├── RecipeError                   a key, a value or a combination in the recipe or on the command line
+├── VocabularyError               a tokenizer that cannot be read, or lacks a role
+├── SourceError                   an input file that is missing, unreadable, truncated or changed
+├── PlanError                     a plan that does not fit the recipe, the inputs or this installation
+├── BuildError                    a build that had to stop: full disk, differing digests, too many rejects
+├── DatasetError                  a dataset whose files are missing, damaged or of an unknown kind
+├── StateError                    a loader state of another dataset, seed or order
+├── ArgumentError                 a Python call's argument that cannot be used (a ValueError too)
+└── Stopped                  75   stopped by a signal at a safe point; the same command goes on
+```
+A message says what is wrong, where (file, row, key, values) and what to do.
+"""
+
+
+class PackprepError(Exception):
+    """The root; `except PackprepError` catches whatever packprep raises on purpose."""
+
+    exit_status = 2
+
+
+class RecipeError(PackprepError):
+    """A key, a value or a combination in the recipe or on the command line cannot be used."""
+
+
+class VocabularyError(PackprepError):
+    """A tokenizer cannot be read, or lacks a role that the recipe uses."""
+
+
+class SourceError(PackprepError):
+    """An input file is missing, unreadable, truncated or not what the plan says."""
+
+
+class PlanError(PackprepError):
+    """A plan does not fit the recipe, the inputs or this installation."""
+
+
+class BuildError(PackprepError):
+    """A build had to stop; what was committed stays, and the same command goes on."""
+
+
+class DatasetError(PackprepError):
+    """A dataset's file is missing, damaged, or of a format or version that is not known."""
+
+
+class StateError(PackprepError):
+    """A loader state belongs to another dataset, seed or order."""
+
+
+class ArgumentError(PackprepError, ValueError):
+    """An argument of a Python call cannot be used; a ValueError too, as numpy's users expect."""
+
+
+class Stopped(PackprepError):
+    """A signal stopped the work at a safe point; the same command goes on."""
+
+    exit_status = 75

@@ -1,0 +1,396 @@
+"""span_corruption: spans of noise are replaced by sentinels; the targets give each sentinel and its span.
+
+    tokens       10  11  12  13  14  15  16  17  18  19
+    noise         0   0   1   1   0   0   0   1   1   1
+    slots        10  11 100  14  15  16 101 | 100  12  13 101  17  18  19
+    loss_mask     0   0   0   0   0   0   1     1   1   1   1   1   1   0
+    prefix 7: what stands before the bar
+
+Raffel et al. 2020 (T5) and Tay et al. 2022 (UL2), with the counts in float64, spans clamped to the tokens that are not noise,
+and no sentinel used twice. With random_roll the mask is rotated; a rotation may cut one span in two.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from packprep.errors import RecipeError
+from packprep.kernel import below, integer, kernel, philox, trailing_zeros
+from packprep.objectives.objective import Columns, Objective, Parameter, Slots, Task
+from packprep.randomness import NOISE_SPANS, ROLL, TEXT_SPANS
+
+_NO_LIMIT = 1 << 40
+
+
+@kernel(inline=True)
+def _span_counts(n_tokens, noise_density, mean_span_length, max_spans):
+    n = max(np.int64(n_tokens), np.int64(2))
+    n_noise = min(max(np.int64(np.rint(np.float64(n) * noise_density)), np.int64(1)), n - 1)
+    n_spans = np.int64(np.rint(np.float64(n_noise) / mean_span_length))
+    n_spans = max(min(n_spans, n_noise, n - n_noise, np.int64(max_spans)), np.int64(1))
+    return n_noise, n_spans
+
+
+@kernel
+def _span_counts_of_one(n_tokens, noise_density, mean_span_length, max_spans):
+    return _span_counts(n_tokens, noise_density, mean_span_length, max_spans)
+
+
+def span_counts(
+    n_tokens: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
+) -> tuple[int, int]:
+    """(n_noise, n_spans) of a segment of n tokens, n = max(n_tokens, 2):
+
+    n_noise = clip(round(n · noise_density), 1, n − 1)
+    n_spans = clip(round(n_noise / mean_span_length), 1, min(n_noise, n − n_noise, max_spans))
+
+    in float64, rounding half to even. The one home of these numbers: plan, render and verify all call it.
+    """
+    limit = _NO_LIMIT if max_spans is None else max_spans
+    n_noise, n_spans = _span_counts_of_one(int(n_tokens), float(noise_density), float(mean_span_length), int(limit))
+    return int(n_noise), int(n_spans)
+
+
+def max_tokens_for(slots: int, noise_density: float, mean_span_length: float, max_spans: int | None = None) -> int:
+    """The largest n whose segment fits into `slots` slots with a mode token and no bos, eos or roll; 0 if none does."""
+    low, high = 0, max(int(slots) - 1, 0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = 1 + middle + 2 * span_counts(middle, noise_density, mean_span_length, max_spans)[1] <= slots
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+# The length law
+
+
+@kernel(inline=True)
+def _split_by_roll(n, n_noise, n_spans, key):
+    """Whether the rotation cuts a span: of the n offsets, n_noise − n_spans do, whatever the composition."""
+    return integer(key, ROLL, 0, n, 0) < n_noise - n_spans
+
+
+@kernel
+def _body_slots(n, key, density, mean, max_spans, roll, out):
+    for i in range(n.shape[0]):
+        n_noise, runs = _span_counts(n[i], density, mean, max_spans)
+        if roll and _split_by_roll(n[i], n_noise, runs, key[i]):
+            runs += 1
+        out[i] = n[i] + 2 * runs
+
+
+def _max_spans(task: Task) -> int:
+    """Under a roll one sentinel is kept for the span that it may cut."""
+    return len(task.ids.sentinels) - int(task.parameters["random_roll"])
+
+
+def _law(task: Task) -> tuple[float, float, int, bool]:
+    p = task.parameters
+    return p["noise_density"], p["mean_span_length"], _max_spans(task), p["random_roll"]
+
+
+def body_slots(task: Task, n: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """n + 2 · runs: a run's tokens and its sentinel move to the targets, and a sentinel stays."""
+    out = np.empty(n.shape, np.int64)
+    _body_slots(n, key, *_law(task), out)
+    return out
+
+
+def most_body_slots(task: Task, n: int) -> int:
+    """n + 2 · (n_spans + 1 under a roll)."""
+    density, mean, max_spans, roll = _law(task)
+    return n + 2 * (span_counts(n, density, mean, max_spans)[1] + int(roll))
+
+
+def most_tokens(task: Task) -> int:
+    """With too_many_spans = "split", the longest segment whose spans have a sentinel each; otherwise no limit."""
+    density, mean, max_spans, _ = _law(task)
+    if task.parameters["too_many_spans"] == "lower":
+        return _NO_LIMIT
+    low, high = 2, 4
+    while span_counts(high, density, mean)[1] <= max_spans:
+        low, high = high, high * 2
+        if high > _NO_LIMIT:  # so dense that the spans never grow beyond the list
+            return _NO_LIMIT
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if span_counts(middle, density, mean)[1] <= max_spans else (low, middle)
+    return low
+
+
+# Render
+
+
+@kernel(inline=True)
+def _compose(n, k, key, purpose, chosen, lengths, at):
+    """Cut n into k non-empty parts, uniformly over the C(n − 1, k − 1) ways; part i goes to lengths[at + 2i].
+
+    Floyd's sampling of k − 1 distinct cut points of 1 … n − 1 (Bentley and Floyd 1987) into the bit set `chosen`
+    (uint64[≥ n / 64 + 1], zero before and after).
+    """
+    w0 = w1 = w2 = w3 = np.uint64(0)
+    for i in range(k - 1):
+        lane = i & 3
+        if lane == 0:
+            w0, w1, w2, w3 = philox(
+                key, np.uint64(i >> 2), np.uint64(0), np.uint64(purpose), np.uint64(0)
+            )
+            w = w0
+        elif lane == 1:
+            w = w1
+        elif lane == 2:
+            w = w2
+        else:
+            w = w3
+        j = n - k + 1 + i
+        cut = 1 + below(w, key, purpose, i, j, 0)
+        if chosen[cut >> 6] >> np.uint64(cut & 63) & np.uint64(1):
+            cut = j
+        chosen[cut >> 6] |= np.uint64(1) << np.uint64(cut & 63)
+    before, position = np.int64(0), np.int64(at)
+    if k > 1:
+        for block in range((n >> 6) + 1):
+            bits = chosen[block]
+            chosen[block] = np.uint64(0)
+            while bits:
+                cut = np.int64(block << 6) + np.int64(trailing_zeros(bits))
+                lengths[position] = cut - before
+                before = cut
+                position += 2
+                bits &= bits - np.uint64(1)
+    lengths[position] = n - before
+
+
+@kernel(inline=True)
+def _draw_runs(n, key, density, mean, max_spans, roll, chosen, base, runs):
+    """The segment's runs in document order: their lengths in `runs`, alternately text and noise.
+
+    Gives (number of runs of both kinds, 1 if the first is noise else 0, number of noise runs).
+    """
+    n_noise, n_spans = _span_counts(n, density, mean, max_spans)
+    _compose(n - n_noise, n_spans, key, TEXT_SPANS, chosen, base, 0)
+    _compose(n_noise, n_spans, key, NOISE_SPANS, chosen, base, 1)
+    count = 2 * n_spans
+    r = np.int64(0)
+    if roll:
+        r = integer(key, ROLL, 0, n, 0)
+    if not roll:
+        for i in range(count):
+            runs[i] = base[i]
+        return count, np.int64(0), n_spans
+    # The rotation begins at the r-th offset strictly inside a noise run, or else at the (r − inside)-th of the others.
+    inside = n_noise - n_spans
+    cut = r < inside
+    left = r if cut else r - inside
+    first, skip = np.int64(0), np.int64(0)  # the run in which it begins, and how much of it lies before
+    while True:
+        if first & 1:
+            offsets = base[first] - 1 if cut else np.int64(1)
+        else:
+            offsets = np.int64(0) if cut else base[first]
+        if left < offsets:
+            skip = left + 1 if cut else left
+            break
+        left -= offsets
+        first += 1
+    runs[0] = base[first] - skip
+    at = np.int64(1)
+    for i in range(first + 1, count):
+        runs[at] = base[i]
+        at += 1
+    for i in range(first):
+        runs[at] = base[i]
+        at += 1
+    if skip > 0:
+        runs[at] = skip
+        at += 1
+    return at, first & 1, n_spans + np.int64(cut)
+
+
+@kernel(inline=True)
+def _write_runs(tokens, begin, runs, n_runs, first_is_noise, sentinels, out, inputs, targets):
+    """Write the runs: text to `inputs`; for noise a sentinel there, and the sentinel and the tokens to `targets`."""
+    s, k = begin, 0
+    noise = first_is_noise == 1
+    for i in range(n_runs):
+        length = runs[i]
+        if noise:
+            out[inputs] = sentinels[k]
+            out[targets] = sentinels[k]
+            inputs += 1
+            targets += 1
+            k += 1
+            for j in range(length):
+                out[targets + j] = tokens[s + j]
+            targets += length
+        else:
+            for j in range(length):
+                out[inputs + j] = tokens[s + j]
+            inputs += length
+        s += length
+        noise = not noise
+    return inputs, targets
+
+
+@kernel
+def _render(tokens, begin, n, key, body, density, mean, max_spans, roll, sentinels, longest, out):
+    chosen = np.zeros((longest >> 6) + 2, np.uint64)
+    base, runs = np.empty(longest + 4, np.int64), np.empty(longest + 4, np.int64)
+    for i in range(n.shape[0]):
+        n_runs, first, spans = _draw_runs(n[i], key[i], density, mean, max_spans, roll, chosen, base, runs)
+        n_noise, _ = _span_counts(n[i], density, mean, max_spans)
+        _write_runs(tokens, begin[i], runs, n_runs, first, sentinels, out, body[i], body[i] + n[i] - n_noise + spans)
+
+
+@kernel
+def _restore(rows, begin, n, key, body, density, mean, max_spans, roll, sentinels, longest, out, fits):
+    chosen = np.zeros((longest >> 6) + 2, np.uint64)
+    base, runs = np.empty(longest + 4, np.int64), np.empty(longest + 4, np.int64)
+    for i in range(n.shape[0]):
+        n_runs, first, spans = _draw_runs(n[i], key[i], density, mean, max_spans, roll, chosen, base, runs)
+        n_noise, _ = _span_counts(n[i], density, mean, max_spans)
+        inputs, targets, s, k = body[i], body[i] + n[i] - n_noise + spans, begin[i], 0
+        noise, fit = first == 1, True
+        for r in range(n_runs):
+            if noise:
+                fit = fit and rows[inputs] == sentinels[k] and rows[targets] == sentinels[k]
+                inputs += 1
+                targets += 1
+                k += 1
+                for j in range(runs[r]):
+                    out[s + j] = rows[targets + j]
+                targets += runs[r]
+            else:
+                for j in range(runs[r]):
+                    out[s + j] = rows[inputs + j]
+                inputs += runs[r]
+            s += runs[r]
+            noise = not noise
+        fits[i] = fit
+
+
+@kernel
+def _prefixes(n, key, density, mean, max_spans, roll, out):
+    for i in range(n.shape[0]):
+        n_noise, runs = _span_counts(n[i], density, mean, max_spans)
+        if roll and _split_by_roll(n[i], n_noise, runs, key[i]):
+            runs += 1
+        out[i] = n[i] - n_noise + runs
+
+
+def body_prefix(task: Task, n: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """int64[m]: the inputs: the tokens that are not noise, and a sentinel a run."""
+    out = np.empty(n.shape, np.int64)
+    _prefixes(n, key, *_law(task), out)
+    return out
+
+
+def _longest(columns: Columns) -> int:
+    return int(columns.n.max(initial=0))
+
+
+def render(task: Task, columns: Columns, tokens: np.ndarray, slots: Slots) -> None:
+    """Draws each segment's spans and writes inputs and targets."""
+    _render(
+        tokens,
+        columns.begin,
+        columns.n,
+        columns.key,
+        columns.body,
+        *_law(task),
+        task.ids.sentinels,
+        _longest(columns),
+        slots.tokens,
+    )
+
+
+def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Puts the spans back; a body fits if the right sentinels stand where the spans were and before their tokens."""
+    fits = np.empty(columns.n.shape, np.bool_)
+    _restore(
+        rows,
+        columns.begin,
+        columns.n,
+        columns.key,
+        columns.body,
+        *_law(task),
+        task.ids.sentinels,
+        _longest(columns),
+        out,
+        fits,
+    )
+    return fits
+
+
+@kernel
+def _write_masked(tokens, runs, first_is_noise, sentinels, out, inputs, targets):
+    return _write_runs(tokens, 0, runs, runs.shape[0], first_is_noise, sentinels, out, inputs, targets)
+
+
+def render_with_mask(
+    tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray, mode_token: int | None = None
+) -> tuple[np.ndarray, int]:
+    """The slots of a given mask: (slots int64[L + 2 · runs (+ 1)], prefix).
+
+    tokens: int[L]; mask: bool[L], True for noise; sentinels: int[k], the i-th for the i-th run of noise.
+    RecipeError if the mask has no noise, more runs than sentinels, or another length than the tokens.
+    """
+    tokens, noise = np.asarray(tokens, np.int64), np.asarray(mask).astype(np.bool_)
+    sentinels = np.asarray(sentinels, np.int64)
+    if tokens.shape != noise.shape or tokens.ndim != 1:
+        raise RecipeError(f"mask of shape {noise.shape} for tokens of shape {tokens.shape}: give one flag for each token")
+    if not noise.any():
+        raise RecipeError("the mask has no noise: at least one token has to be a target")
+    bounds = np.flatnonzero(np.diff(noise)) + 1
+    runs = np.diff(np.concatenate(([0], bounds, [len(noise)])))
+    n_noise_runs = int(np.count_nonzero(noise[np.concatenate(([0], bounds))]))
+    if n_noise_runs > len(sentinels):
+        raise RecipeError(f"the mask has {n_noise_runs} runs of noise and there are {len(sentinels)} sentinels: give more")
+    mode = int(mode_token is not None)
+    out = np.empty(mode + len(tokens) + 2 * n_noise_runs, np.int64)
+    if mode_token is not None:
+        out[0] = mode_token
+    prefix = mode + int(np.count_nonzero(~noise)) + n_noise_runs
+    _write_masked(tokens, runs, int(noise[0]), sentinels, out, mode, prefix)
+    return out, prefix
+
+
+def sentinels(parameters: Mapping[str, Any], n: int) -> int:
+    """One a span, and one more under a roll."""
+    spans = span_counts(n, parameters["noise_density"], parameters["mean_span_length"])[1]
+    return spans + int(parameters["random_roll"])
+
+
+def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
+    """The mean span length that a segment of n tokens really gets: spans are clamped, and whole numbers."""
+    density, mean, max_spans, _ = _law(task)
+    n_noise, n_spans = span_counts(n, density, mean, max_spans)
+    return {"mean_span_length": (mean, n_noise / n_spans)}
+
+
+OBJECTIVE = Objective(
+    name="span_corruption",
+    attention="prefix",
+    label_alignment="next_token",
+    constant=False,
+    parameters=(
+        Parameter("noise_density", 0.15, "share of the tokens that is noise", 0.0, 1.0, low_open=True, high_open=True),
+        Parameter("mean_span_length", 3.0, "mean tokens of a span", 1.0),
+        Parameter("random_roll", False, "rotate the mask, so that a segment may begin with noise and end without"),
+        Parameter(
+            "too_many_spans",
+            "split",
+            "what happens where a segment would need more spans than there are sentinels: shorter segments, or fewer, longer spans",
+            choices=("split", "lower"),
+        ),
+    ),
+    body_slots=body_slots,
+    most_body_slots=most_body_slots,
+    most_tokens=most_tokens,
+    body_prefix=body_prefix,
+    render=render,
+    restore=restore,
+    sentinels=sentinels,
+    forecast=forecast,
+)

@@ -1,0 +1,170 @@
+"""The recipe's tasks: their parameters completed and checked, then resolved to ids, capacities and thresholds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from packprep.errors import RecipeError
+from packprep.objectives import REGISTRY, find
+from packprep.objectives.objective import Ids, Objective, Task
+from packprep.recipe import Recipe, TaskEntry, tasks_named, unknown, with_tasks
+
+TOO_SHORT = "too_short"
+SHORTEST = 3
+"""Segments of fewer content tokens go to the implicit task `too_short`: causal, no mode token."""
+
+
+def complete(recipe: Recipe) -> Recipe:
+    """The recipe with every task's parameters in their types and defaults filled in.
+
+    RecipeError for an unknown objective or parameter, a value out of range, or parameters that do not go together.
+    """
+    return with_tasks(recipe, [_complete_entry(entry) for entry in recipe.tasks])
+
+
+def _objective(name: str, where: str) -> Objective:
+    objective = find(name)
+    if objective is None:
+        raise RecipeError(f"{where}: {unknown('objective', name, list(REGISTRY))}")
+    return objective
+
+
+def _complete_entry(entry: TaskEntry) -> TaskEntry:
+    where = f"task {entry.name!r}"
+    objective = _objective(entry.objective, where)
+    declared = {parameter.name: parameter for parameter in objective.parameters}
+    for name in entry.parameters:
+        if name not in declared:
+            known = ["name", "objective", "weight", "mode_token", *declared]
+            raise RecipeError(f"{where}: {unknown(f'key of {objective.name}', name, known)}")
+    parameters = {
+        name: parameter.accept(entry.parameters.get(name, parameter.default), where)
+        for name, parameter in declared.items()
+    }
+    if objective.check:
+        objective.check(parameters, where)
+    return replace(entry, parameters=parameters)
+
+
+def roles_used(recipe: Recipe) -> frozenset[str]:
+    """The roles that the recipe's documents and tasks write: of eos, bos, pad, mask, fim_prefix, …"""
+    roles = {"pad"}
+    if recipe.documents.append_eos:
+        roles.add("eos")
+    if recipe.documents.prepend_bos:
+        roles.add("bos")
+    for entry in recipe.tasks:
+        objective = REGISTRY[entry.objective]
+        if objective.roles:
+            roles |= objective.roles(entry.parameters)
+    return frozenset(roles)
+
+
+def mode_tokens_used(recipe: Recipe) -> tuple[str, ...]:
+    """The tasks' mode tokens, each once, in the order of the tasks."""
+    return tuple(dict.fromkeys(entry.mode_token for entry in recipe.tasks if entry.mode_token is not None))
+
+
+def sentinels_used(recipe: Recipe) -> int:
+    """How many sentinels the longest segment of any task would use, if there were enough."""
+    most = 0
+    for entry in recipe.tasks:
+        objective = REGISTRY[entry.objective]
+        if objective.sentinels:
+            plenty = Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
+            task = Task(entry.name, objective, entry.weight, entry.parameters, 0, plenty)
+            most = max(most, objective.sentinels(entry.parameters, task.capacity(recipe.seq_length, 0, 0)))
+    return most
+
+
+def resolve(recipe: Recipe, ids: Ids, mode_tokens: Mapping[str, int]) -> list[Task]:
+    """The recipe's tasks, and `too_short` last. RecipeError where a task cannot work with these ids or this seq_length."""
+    tasks = [
+        Task(
+            entry.name,
+            REGISTRY[entry.objective],
+            entry.weight,
+            entry.parameters,
+            -1 if entry.mode_token is None else mode_tokens[entry.mode_token],
+            ids,
+        )
+        for entry in recipe.tasks
+    ]
+    for task in tasks:
+        _check(recipe, task)
+    return [*tasks, Task(TOO_SHORT, REGISTRY["causal"], 0.0, {}, -1, ids)]
+
+
+def _check(recipe: Recipe, task: Task) -> None:
+    where = f"task {task.name!r}"
+    if task.objective.sentinels:
+        fewest = task.objective.sentinels(task.parameters, SHORTEST)
+        if len(task.ids.sentinels) < fewest:
+            raise RecipeError(
+                f"{where} needs at least {fewest} sentinels and there are {len(task.ids.sentinels)}: set specials.sentinels"
+            )
+    if recipe.packing.algorithm == "concat" and not task.objective.constant:
+        raise RecipeError(
+            f"{where}: concat cuts at row ends, so a task's slots must be its tokens plus a constant, and those of "
+            f"{task.objective.name} are not; use packing.algorithm = \"best_fit\""
+        )
+    bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.append_eos)
+    most = capacity(recipe, task, bos, eos)
+    fewest = 2 * recipe.min_tail - 1
+    if most < fewest:
+        if 0 < recipe.documents.max_tokens < fewest:
+            raise RecipeError(
+                f"documents.max_tokens = {recipe.documents.max_tokens}: with documents.min_tokens = "
+                f"{recipe.documents.min_tokens} a cut needs at least {fewest}"
+            )
+        raise RecipeError(
+            f"{where}: a row of seq_length = {recipe.seq_length} holds {most} of its tokens, and cutting a document "
+            f"needs at least {fewest} (twice max(3, documents.min_tokens), less one); raise seq_length"
+        )
+
+
+def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
+    """The most content tokens that a segment of the task can have in this recipe."""
+    most = task.capacity(recipe.seq_length, bos, eos)
+    return min(most, recipe.documents.max_tokens or most)
+
+
+def capacities(recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
+    """int64[tasks, 2, 2]: `capacity` by task, bos, eos."""
+    return np.array([[[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks], np.int64)
+
+
+def thresholds(recipe: Recipe) -> np.ndarray:
+    """int64[sources, tasks]: cumulative shares · 2⁵³ of the tasks that each source's segments draw from, rounded down, exactly.
+
+    A task that a source does not draw has the threshold of the one before it, so that no draw reaches it.
+    """
+    names = [task.name for task in recipe.tasks]
+    table = np.zeros((len(recipe.sources), len(names)), np.int64)
+    for s, source in enumerate(recipe.sources):
+        drawn = range(len(names)) if source.tasks is None else {i for name in source.tasks for i in tasks_named(name, names)}
+        weights = [Fraction(task.weight) if i in drawn else Fraction(0) for i, task in enumerate(recipe.tasks)]
+        total, sum_ = sum(weights), Fraction(0)
+        for i, weight in enumerate(weights):
+            sum_ += weight
+            table[s, i] = int(sum_ * 2**53 / total)
+    return table
+
+
+def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """The manifest's `tasks`: what all segments of a task share."""
+    return [
+        {
+            "name": task.name,
+            "objective": task.objective.name,
+            "weight": task.weight,
+            "attention": task.objective.attention,
+            "label_alignment": task.objective.label_alignment,
+            "mode_token": task.mode_token if task.mode_token >= 0 else None,
+            "parameters": dict(task.parameters),
+        }
+        for task in tasks
+    ]

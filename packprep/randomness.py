@@ -1,0 +1,154 @@
+"""The only source of chance: every random number is a pure function of a 64-bit key and a purpose.
+
+The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011),
+the counter-based generator of TensorFlow, PyTorch and cuRAND, with the test vectors of its authors.
+A 64-bit key is Philox's key. The 128-bit counter says which number is asked for:
+
+    counter word    0            1          2          3
+                    index // 4   attempt    purpose    epoch
+
+Number `index` is word `index % 4` of that block. There is no state: any number can be computed at any time, in any order.
+`kernel.py` holds the compiled twins of these functions.
+"""
+
+import hashlib
+import json
+
+import numpy as np
+
+# What a number is for. A purpose names one independent stream under each key; values are part of the law.
+SEGMENT_KEY = 1  # document → segment
+TASK = 2  # which task a segment draws
+SEGMENT_LENGTH = 3  # random_length's cut
+ROLL = 4  # rotation of a span mask
+PIVOT = 5  # where a prefix ends
+NOISE_SPANS = 6  # how the noise is cut into spans
+TEXT_SPANS = 7  # how the rest is cut
+SEGMENT_ORDER = 8  # order of segments inside a row
+ROW_ORDER = 9  # order of rows inside a shard
+SAMPLE = 10  # `sample`: which documents are kept
+REPEAT = 11  # the fraction of `repeat`
+PIECE_ORDER = 12  # order of a source's pieces in one use
+SHUFFLE = 13  # the loader's order of rows in one epoch
+CALIBRATION = 14  # which pieces the plan looks at
+REPLAY = 15  # which segments `verify --replay N` builds again
+NOISE_LEVEL = 16  # t of a segment or a block
+NOISE = 17  # which slots are noised
+REPLACEMENT = 18  # what a noised slot becomes
+STRATUM = 19  # a row's shift and order of levels
+CUT_POINTS = 20  # fill-in-the-middle's
+
+_MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+
+
+def philox(key, c0, c1, c2, c3):
+    """One Philox4x32-10 block for each element.
+
+    key: uint64, broadcast against the counter words c0 … c3 (each below 2³²).
+    Gives four uint32 arrays of the broadcast shape.
+    """
+    key = np.asarray(key, np.uint64)
+    k0, k1 = key & _LOW, key >> _32
+    c0, c1, c2, c3 = (np.asarray(c).astype(np.uint64) for c in (c0, c1, c2, c3))
+    for _ in range(10):
+        p0, p1 = _MUL_0 * c0, _MUL_1 * c2
+        c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _KEY_STEP_0) & _LOW, (k1 + _KEY_STEP_1) & _LOW
+    return tuple(np.asarray(c).astype(np.uint32) for c in np.broadcast_arrays(c0, c1, c2, c3))
+
+
+def words(key, purpose, index, epoch=0, attempt=0):
+    """uint32, uniform: number `index` (array, below 2³⁴) of `purpose` under `key`."""
+    index = np.asarray(index).astype(np.uint64)
+    block = np.stack(np.broadcast_arrays(*philox(key, index >> np.uint64(2), attempt, purpose, epoch)))
+    lane = np.broadcast_to((index & np.uint64(3)).astype(np.intp), block.shape[1:])
+    return np.take_along_axis(block, lane[None], axis=0)[0]
+
+
+def bits64(key, purpose, index=0, epoch=0):
+    """uint64, uniform: words 0 and 1 of block `index` (array, below 2³²) of `purpose` under `key`."""
+    w0, w1, _, _ = philox(key, index, 0, purpose, epoch)
+    return w0.astype(np.uint64) | (w1.astype(np.uint64) << _32)
+
+
+def uniforms(key, purpose, index=0, epoch=0):
+    """float64 in [0, 1), a multiple of 2⁻²⁴ (so exact in float32 too): the high bits of `words`."""
+    return (words(key, purpose, index, epoch) >> np.uint32(8)).astype(np.float64) * 2.0**-24
+
+
+def integers(key, purpose, index, bound, epoch=0):
+    """int64, exactly uniform over 0 … bound − 1 (bound in 1 … 2³² − 1; arrays broadcast).
+
+    Lemire, "Fast random integer generation in an interval" (2019): the high half of word · bound,
+    drawn anew (`attempt` + 1) while the low half is below 2³² mod bound.
+    """
+    key, index, bound = np.broadcast_arrays(np.asarray(key, np.uint64), np.asarray(index), np.asarray(bound))
+    bound = bound.astype(np.uint64)
+    product = np.asarray(words(key, purpose, index, epoch).astype(np.uint64) * bound)
+    threshold = (np.uint64(1) << _32) % bound
+    again = np.asarray((product & _LOW) < threshold)
+    attempt = 0
+    while again.any():
+        attempt += 1
+        drawn = words(key[again], purpose, index[again], epoch, attempt).astype(np.uint64) * bound[again]
+        product[again] = drawn
+        again[again] = (drawn & _LOW) < threshold[again]
+    return (product >> _32).astype(np.int64)
+
+
+def text_key(*parts):
+    """uint64 key of names and numbers, such as (seed, source name, file name): BLAKE2b-64 of their JSON list."""
+    encoded = json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode()
+    return np.uint64(int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little"))
+
+
+def segment_key(file_key, document, repeat, start):
+    """uint64 key of the segment that begins with content token `start` of the document at position `document`.
+
+    file_key: uint64, `text_key(seed, source name, file name)`. The counter is (document's low and high word, start,
+    repeat · 2⁸ + purpose), so that different segments never ask for one block.
+    """
+    document = np.asarray(document).astype(np.uint64)
+    w0, w1, _, _ = philox(
+        file_key, document & _LOW, document >> _32, start, np.asarray(repeat).astype(np.uint64) * 256 + SEGMENT_KEY
+    )
+    return w0.astype(np.uint64) | (w1.astype(np.uint64) << _32)
+
+
+def _mix(x):
+    """uint64 → uint64, a bijection: the finaliser of SplitMix64 (Steele, Lea, Flood 2014; Stafford's variant 13)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+PERMUTATION_ROUNDS = 8
+
+
+def permute(index, size, key):
+    """int64: where a keyed permutation of range(size) takes `index` (array, 0 … size − 1), in O(1) memory.
+
+    A balanced Feistel network over the least 4ᵏ ≥ size, walked until it lands inside (Black and Rogaway,
+    "Ciphers with Arbitrary Finite Domains", 2002): fewer than 4 steps on average. Round keys are `bits64(key, 0, round)`.
+    """
+    index = np.atleast_1d(np.asarray(index)).astype(np.uint64)
+    shape, index = index.shape, index.ravel()
+    half = np.uint64(max(1, (max(int(size) - 1, 1).bit_length() + 1) // 2))
+    low = (np.uint64(1) << half) - np.uint64(1)
+    round_keys = bits64(np.uint64(key), 0, np.arange(PERMUTATION_ROUNDS))
+
+    def step(x):
+        left, right = x >> half, x & low
+        for round_key in round_keys:
+            left, right = right, left ^ (_mix(right ^ round_key) & low)
+        return (left << half) | right
+
+    result = step(index)
+    outside = result >= np.uint64(size)
+    while outside.any():
+        result[outside] = step(result[outside])
+        outside = result >= np.uint64(size)
+    return result.astype(np.int64).reshape(shape)

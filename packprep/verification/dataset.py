@@ -1,0 +1,246 @@
+"""A whole dataset, shard by shard, in as many processes as asked for."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.building.plan import Job
+from packprep.building.processes import Do, Report, spread, stoppable
+from packprep.building.replay import replay_segments, restore
+from packprep.building.run import Progress, open_job, read_plan, share_of
+from packprep.building.work import make_shard
+from packprep.corpus.readers import Decoders
+from packprep.dataset.manifest import read_manifest, receipt_name, shard_name
+from packprep.dataset.shard import open_shard
+from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
+from packprep.randomness import REPLAY, bits64, permute
+from packprep.verification.files import check_listing, check_manifest, check_shard_files, check_sum
+from packprep.verification.report import Faults, line_of
+from packprep.verification.rows import check_arrays, count_arrays
+
+ALL = -1
+
+
+class Item(NamedTuple):
+    """One shard to verify: what the manifest says of it, and which of its segments to build again."""
+
+    number: int
+    entry: dict[str, Any]
+    replay: np.ndarray | None  # indices of segments; None: none; empty with `whole`
+    whole: bool  # make the shard again and compare all of it
+
+    def __str__(self) -> str:
+        return f"verification of shard {self.number}"
+
+
+class Result(NamedTuple):
+    """What one shard came to."""
+
+    faults: Faults
+    ledger: dict[str, Any] | None
+    replayed: int
+
+
+def verify_dataset(
+    directory: Path,
+    replay: int | None,
+    moved: Mapping[str, str],
+    array: tuple[int, int],
+    workers: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
+
+    replay: how many segments to build again from their sources; −1: all shards, whole; None: none.
+    Gives {shards, rows, segments, tokens, replayed, faults: count, listed: [fault], promises}; raises where the
+    directory is no dataset.
+    """
+    manifest = read_manifest(directory)
+    plan = read_plan(directory)
+    if plan is None:
+        raise PlanError(f"{directory}: plan.json is missing: without it nothing can be recomputed; put it back")
+    faults = Faults()
+    if array[0] == 0:
+        check_manifest(directory, manifest, plan, faults)
+        check_listing(directory, manifest, faults)
+    prefixes = moved_prefixes(plan, moved)
+    share = share_of(*array, len(manifest["shards"]))
+    items = _items(manifest, share, replay)
+    ledgers = []
+    replayed = 0
+    with stoppable() as stop_asked:
+        progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
+        try:
+            arguments = (directory, prefixes, manifest["plan"]["digest"])
+            for _, result in spread(_setup, arguments, items, workers, progress.add, stop_asked):
+                faults.join(result.faults)
+                replayed += result.replayed
+                if result.ledger is not None:
+                    ledgers.append(result.ledger)
+        finally:
+            progress.end()
+    if array[1] == 1 and len(ledgers) == len(manifest["shards"]):
+        check_sum(manifest, ledgers, faults)
+    own = [manifest["shards"][b] for b in share]
+    faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
+    return {
+        "directory": str(directory),
+        "shards": len(share),
+        "rows": sum(entry["rows"] for entry in own),
+        "segments": sum(entry["segments"] for entry in own),
+        "tokens": sum(entry["tokens"] for entry in own),
+        "replayed": replayed,
+        "faults": faults.total,
+        "listed": faults.listed,
+    }
+
+
+def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
+    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
+    names = [source["name"] for source in plan["sources"]]
+    for name in moved:
+        if name not in names:
+            raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
+    return [str(Path(moved.get(source["name"], source["prefix"])).absolute()) for source in plan["sources"]]
+
+
+def _items(manifest: Mapping[str, Any], share: range, replay: int | None) -> list[Item]:
+    entries = manifest["shards"]
+    chosen: dict[int, np.ndarray] = {}
+    if replay is not None and replay != ALL:
+        counts = np.array([entries[b]["segments"] for b in share], np.int64)
+        total = int(counts.sum())
+        if total:
+            key = bits64(np.uint64(int(manifest["fingerprint"][:16], 16)), REPLAY)
+            picked = np.sort(permute(np.arange(min(replay, total)), total, key))
+            ends = np.cumsum(counts)
+            place = np.searchsorted(ends, picked, "right")
+            for i in np.unique(place):
+                chosen[share[i]] = picked[place == i] - (ends[i] - counts[i])
+    return [Item(b, entries[b], chosen.get(b), replay == ALL) for b in share]
+
+
+def _setup(directory: Path, prefixes: list[str], plan_digest: str) -> Do:
+    job, decoders = open_job(directory, prefixes), Decoders()
+
+    def check(item: Item, report: Report) -> Result:
+        faults = Faults()
+        file = shard_name(item.number)
+        receipt = check_shard_files(directory, item.number, item.entry, plan_digest, faults)
+        ledger = None if receipt is None else receipt["ledger"]
+        try:
+            shard = open_shard(
+                directory / file, job.recipe.seq_length, job.token_dtype, rows=item.entry["rows"], segments=item.entry["segments"]
+            )
+            arrays = shard.arrays
+        except DatasetError as error:
+            faults.add("P3", file, str(error))
+            return Result(faults, ledger, 0)
+        replayed = 0
+        if check_arrays(job, arrays, file, faults):
+            if ledger is not None:
+                _check_counts(job, arrays, ledger, item.number, faults)
+            try:
+                if item.whole:
+                    replayed = _replay_shard(job, item.number, arrays, receipt, decoders, faults)
+                elif item.replay is not None:
+                    replayed = _replay_some(job, arrays, item.replay, file, faults)
+            except SourceError as error:
+                faults.add("P17", file, f"cannot be built again: {error}")
+        report(0, item.entry["bytes"], item.entry["tokens"], 0)
+        return Result(faults, ledger, replayed)
+
+    return check
+
+
+def _check_counts(job: Job, arrays: Mapping[str, np.ndarray], ledger: Mapping[str, Any], shard: int, faults: Faults) -> None:
+    """P16: the ledger's segments, tokens and slots are what the arrays hold."""
+    counts = count_arrays(job, arrays)
+    name = receipt_name(shard)
+    for task, held in counts["tasks"].items():
+        if ledger["tasks"].get(task) != held:
+            faults.add("P16", name, f"task {task}: the ledger says {ledger['tasks'].get(task)}, the arrays hold {held}")
+    for source, held in counts["sources"].items():
+        said = ledger["sources"].get(source)
+        if said is None:
+            faults.add("P16", name, f"source {source} is not in the ledger")
+            continue
+        slots = said["slots"]["total"] - said["slots"]["padding"]
+        if (said["segments"], said["slots"]["used"], slots) != (held["segments"], held["tokens"], held["slots"]):
+            faults.add("P16", name, f"source {source}: the ledger's counts are not those of the arrays, {held}")
+    if ledger["rows"] != len(arrays["row_offsets"]) - 1:
+        faults.add("P16", name, "the ledger's rows are not the shard's", value=ledger["rows"])
+
+
+def _replay_shard(
+    job: Job, number: int, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
+) -> int:
+    """P17 of a whole shard: made again, it is the same; inverted, it gives the documents' tokens."""
+    file = shard_name(number)
+    made = make_shard(job, number, decoders)
+    if receipt is not None:
+        for name, digest in made.reading.text_digests.items():
+            if receipt["text_digests"].get(name) != digest:
+                faults.add("P17", file, f"source {name!r} changed since the build: its text has another digest", value=digest)
+                return 0
+        if receipt["ledger"] != made.ledger:
+            faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
+    for name, again in made.arrays.items():
+        stored = arrays[name]
+        if stored.shape != again.shape:
+            faults.add("P17", file, f"{name} has shape {list(stored.shape)}, made again {list(again.shape)}")
+            continue
+        wrong = np.argwhere(stored.view(f"u{stored.itemsize}") != again.view(f"u{again.itemsize}"))
+        for place in wrong[:3]:
+            at = tuple(int(i) for i in place)
+            row, slot = (at[0], at[1]) if len(at) == 2 else (None, None)
+            where = "" if len(at) == 2 else f"[{at[0]}]"
+            faults.add("P17", file, f"{name}{where} made again is {again[at]}", row, slot, stored[at].item())
+    documents = made.reading.documents
+    order = np.lexsort((documents.position, documents.repeat, documents.file))
+    chosen = np.lexsort(
+        (arrays["segment_start"], arrays["segment_doc"], arrays["segment_repeat"], arrays["segment_file"])
+    )
+    restored, _, _ = restore(job, arrays, chosen)
+    lengths = np.diff(documents.offsets)
+    kept = _kept_tokens(job, documents, order, lengths)
+    if len(restored) != len(kept) or not np.array_equal(restored, kept):
+        faults.add("P17", file, "inverting the stored segments does not give the documents' tokens")
+    return len(chosen)
+
+
+def _kept_tokens(job: Job, documents: Any, order: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The documents' tokens in the order given, without what long = "truncate" or "drop" left out."""
+    from packprep.building.segments import cut
+
+    used = lengths.copy()
+    if job.recipe.packing.algorithm != "concat":
+        segments, _ = cut(job.recipe, job.tasks, documents)
+        used = np.bincount(segments.document, segments.n, len(lengths)).astype(np.int64)
+    total = int(used.sum())
+    begins = np.repeat(documents.offsets[:-1][order], used[order])
+    within = np.arange(total) - np.repeat(np.cumsum(used[order]) - used[order], used[order])
+    return documents.ids[begins + within]
+
+
+def _replay_some(job: Job, arrays: Mapping[str, np.ndarray], chosen: np.ndarray, file: str, faults: Faults) -> int:
+    """P17 of some segments."""
+    row = np.searchsorted(arrays["row_offsets"], chosen, "right") - 1
+    for g, r, difference in zip(chosen, row, replay_segments(job, arrays, chosen), strict=True):
+        if difference:
+            faults.add("P17", file, f"segment {g}: {difference}", int(r))
+    return len(chosen)
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The faults, a line each, and the verdict."""
+    for fault in report["listed"]:
+        print(line_of(fault))
+    if report["faults"] > len(report["listed"]):
+        print(f"… and {report['faults'] - len(report['listed'])} more")
+    done = f"{report['shards']} shards, {report['rows']:,} rows, {report['segments']:,} segments, {report['tokens']:,} tokens"
+    again = f"; {report['replayed']:,} segments built again from their sources" if report["replayed"] else ""
+    verdict = f"{report['faults']} faults" if report["faults"] else "every promise holds"
+    print(f"{report['directory']}: {verdict} ({done}{again})")

@@ -1,0 +1,21 @@
+"""The numbered promises of a dataset. `docs/format.md` says each at length; a check in this room holds each."""
+
+PROMISES = {
+    "P1": "every file that the dataset names is there with its size and digest, and no other file is",
+    "P2": "plan, manifest and receipts agree with each other",
+    "P3": "a shard is a standard safetensors file with exactly the arrays, dtypes and shapes of its layout",
+    "P4": "row_offsets starts at 0, never falls, and ends at the number of segments",
+    "P5": "in every row cu_seqlens starts at 0, strictly increases, and ends within the row",
+    "P6": "segment_ids are 1, 2, … in row order over exactly the slots of cu_seqlens, and 0 on padding",
+    "P7": "padding has pad_id as token and label and no loss",
+    "P8": "every token and label is an id below vocab_size",
+    "P9": "a next-token segment is trained exactly where the target follows its prefix, never on its last slot",
+    "P10": "labels are the next slot's token of the same segment, or pad_id",
+    "P11": "a segment's header names a known task, source and file, and its key is the key of its place",
+    "P12": "a segment takes exactly the slots of its task's length law, with its bos, mode token and eos in place",
+    "P13": "a segment's prefix is its task's, and its noise and loss weight are finite and in range",
+    "P14": "sentinels stand where the spans were and before their tokens, each once, in order",
+    "P15": "the segments of a document follow one another without gap or overlap, from its first token",
+    "P16": "the ledger balances, and the arrays count what it says",
+    "P17": "building a segment again from its source gives the stored bytes, and inverting it the document",
+}

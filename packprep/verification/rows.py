@@ -1,0 +1,266 @@
+"""The promises of a shard's arrays, recomputed slot by slot in one pass."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from packprep.building.plan import Job
+from packprep.building.render import expected_prefix
+from packprep.building.replay import ends_of, restore, segment_slots
+from packprep.kernel import kernel
+from packprep.randomness import segment_key, text_key
+from packprep.verification.report import MAX_LISTED, Faults
+
+# Codes of `_check_slots`, with the promise and the words of each.
+_SLOT_FAULTS = {
+    0: ("P6", "segment_ids does not agree with cu_seqlens"),
+    1: ("P7", "padding has another token than pad_id"),
+    2: ("P7", "padding has another label than pad_id"),
+    3: ("P7", "padding is trained"),
+    4: ("P8", "token is no id below vocab_size"),
+    5: ("P8", "label is no id below vocab_size"),
+    6: ("P9", "loss_mask is not what the segment's prefix says"),
+    7: ("P10", "label is not the next slot's token of the segment"),
+}
+_CODES = len(_SLOT_FAULTS)
+
+
+@kernel
+def _check_slots(
+    tokens, labels, segment_ids, loss_mask, row_begin, begin, slots, prefix, next_token, pad, vocab_size, listed, where, counts
+):  # fmt: skip
+    """Walk every slot once. where: int64[codes, listed, 3] takes (row, slot, value); counts: int64[codes].
+
+    begin, slots, prefix: int64 by segment; row_begin: int64[rows + 1] first segment of each row.
+    """
+    length = tokens.shape[1]
+    with_labels = labels.shape[0] > 0
+
+    def note(code, row, slot, value):
+        if counts[code] < listed:
+            where[code, counts[code], 0], where[code, counts[code], 1], where[code, counts[code], 2] = row, slot, value
+        counts[code] += 1
+
+    for r in range(tokens.shape[0]):
+        t = np.int64(0)
+        for g in range(row_begin[r], row_begin[r + 1] + 1):
+            last = g == row_begin[r + 1]
+            begins = length if last else begin[g]
+            while t < begins:  # padding
+                if segment_ids[r, t] != 0:
+                    note(0, r, t, np.int64(segment_ids[r, t]))
+                if np.int64(tokens[r, t]) != pad:
+                    note(1, r, t, np.int64(tokens[r, t]))
+                if with_labels and np.int64(labels[r, t]) != pad:
+                    note(2, r, t, np.int64(labels[r, t]))
+                if loss_mask[r, t] != 0:
+                    note(3, r, t, np.int64(loss_mask[r, t]))
+                t += 1
+            if last:
+                break
+            number, end = g - row_begin[r] + 1, begins + slots[g]
+            trained_from = begins + max(prefix[g] - 1, 0)
+            while t < end:
+                token = np.int64(tokens[r, t])
+                if np.int64(segment_ids[r, t]) != number:
+                    note(0, r, t, np.int64(segment_ids[r, t]))
+                if token < 0 or token >= vocab_size:
+                    note(4, r, t, token)
+                if next_token[g]:
+                    trained = t >= trained_from and t < end - 1
+                    if loss_mask[r, t] != (1 if trained else 0):
+                        note(6, r, t, np.int64(loss_mask[r, t]))
+                if with_labels:
+                    label = np.int64(labels[r, t])
+                    if label < 0 or label >= vocab_size:
+                        note(5, r, t, label)
+                    if next_token[g] and label != (np.int64(tokens[r, t + 1]) if t < end - 1 else pad):
+                        note(7, r, t, label)
+                t += 1
+
+
+def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int, mult: int, faults: Faults) -> bool:
+    """P4 and P5: whether rows and segments can be walked at all."""
+    offsets, cu = arrays["row_offsets"], arrays["cu_seqlens"]
+    rows, segments = len(offsets) - 1, len(arrays["segment_key"])
+    before = faults.total
+    if offsets[0] != 0:
+        faults.add("P4", file, "row_offsets does not start at 0", 0, value=int(offsets[0]))
+    if offsets[-1] != segments:
+        faults.add("P4", file, f"row_offsets does not end at the number of segments, {segments}", rows, value=int(offsets[-1]))
+    counts = np.diff(offsets)
+    for r in np.flatnonzero((counts < 0) | (counts > 65535))[:MAX_LISTED]:
+        faults.add("P4", file, "row_offsets falls, or gives a row more than 65535 segments", int(r), value=int(counts[r]))
+    if faults.total > before:
+        return False
+    first = offsets[:-1] + np.arange(rows)
+    last = offsets[1:] + np.arange(rows)
+    for name in ("cu_seqlens", "cu_seqlens_padded"):
+        values = arrays.get(name)
+        if values is None:
+            continue
+        for r in np.flatnonzero(values[first] != 0)[:MAX_LISTED]:
+            faults.add("P5", file, f"{name} does not start at 0", int(r), value=int(values[first[r]]))
+        inside = np.ones(len(values), np.bool_)
+        inside[first] = False
+        step = np.diff(values.astype(np.int64), prepend=0)
+        row = np.repeat(np.arange(rows), counts + 1)
+        for i in np.flatnonzero(inside & (step <= 0))[:MAX_LISTED]:
+            faults.add("P5", file, f"{name} does not strictly increase", int(row[i]), value=int(values[i]))
+        for r in np.flatnonzero(values[last] > seq_length)[:MAX_LISTED]:
+            faults.add("P5", file, f"{name} ends beyond the row", int(r), value=int(values[last[r]]))
+    if "cu_seqlens_padded" in arrays:
+        padded = arrays["cu_seqlens_padded"].astype(np.int64)
+        room = np.diff(padded, prepend=0) - -(-np.diff(cu.astype(np.int64), prepend=0) // mult) * mult
+        row = np.repeat(np.arange(rows), counts + 1)
+        inside = np.ones(len(padded), np.bool_)
+        inside[first] = False
+        for i in np.flatnonzero(inside & (room != 0))[:MAX_LISTED]:
+            message = f"cu_seqlens_padded is not cu_seqlens' lengths rounded up to {mult}"
+            faults.add("P5", file, message, int(row[i]), value=int(padded[i]))
+    return faults.total == before
+
+
+def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+    """P4 … P15 of one shard. Whether its segments can be inverted and counted."""
+    recipe = job.recipe
+    if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
+        return False
+    row, begin, slots = segment_slots(arrays)
+    headers_good = _check_headers(job, arrays, file, row, faults)
+    task = np.minimum(arrays["segment_task"], len(job.tasks) - 1)
+    next_token = np.array([t.objective.label_alignment == "next_token" for t in job.tasks])[task]
+    where, counts = np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
+    tokens = arrays["tokens"]
+    labels = arrays.get("labels", np.zeros((0, recipe.seq_length), tokens.dtype))
+    _check_slots(
+        tokens, labels, arrays["segment_ids"], arrays["loss_mask"], arrays["row_offsets"], begin, slots,
+        arrays["segment_prefix"].astype(np.int64), next_token, job.vocabulary.roles["pad"], job.vocabulary.vocab_size,
+        MAX_LISTED, where, counts,
+    )  # fmt: skip
+    for code, (promise, words) in _SLOT_FAULTS.items():
+        for i in range(int(counts[code])):
+            r, t, value = (int(v) for v in where[code, min(i, MAX_LISTED - 1)])
+            faults.add(promise, file, words, r, t, value)
+    if not headers_good:
+        return False
+    if _check_law(job, arrays, file, row, begin, slots, faults):
+        _check_coverage(job, arrays, file, row, faults)
+        return True
+    return False
+
+
+def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> bool:
+    """P11, and the ranges of P13: whether the header can be used as indices."""
+    before = faults.total
+
+    def bad(promise: str, wrong: np.ndarray, name: str, message: str) -> None:
+        for g in np.flatnonzero(wrong):
+            faults.add(promise, file, f"segment {g}: {name} {message}", int(row[g]), value=_plain(arrays[name][g]))
+
+    n_files = sum(len(source.files) for source in job.sources)
+    bad("P11", arrays["segment_task"] >= len(job.tasks), "segment_task", f"is none of the {len(job.tasks)} tasks")
+    bad("P11", arrays["segment_source"] >= len(job.sources), "segment_source", f"is none of the {len(job.sources)} sources")
+    bad("P11", arrays["segment_file"] >= n_files, "segment_file", f"is none of the plan's {n_files} files")
+    bad("P11", arrays["segment_tokens"] < 1, "segment_tokens", "is not positive")
+    bad("P11", arrays["segment_start"] < 0, "segment_start", "is negative")
+    bad("P11", arrays["segment_doc"] < 0, "segment_doc", "is negative")
+    weight, noise = arrays["segment_loss_weight"], arrays["segment_noise"]
+    bad("P13", ~(np.isfinite(weight) & (weight >= 0)), "segment_loss_weight", "is no weight")
+    bad("P13", ~((noise >= 0) & (noise <= 1)), "segment_noise", "is no noise level")
+    if faults.total > before:
+        return False
+    plain = np.array([t.objective.label_alignment == "next_token" for t in job.tasks])[arrays["segment_task"]]
+    bad("P13", plain & (weight != 1), "segment_loss_weight", "should be 1")
+    bad("P13", plain & (noise != 0), "segment_noise", "should be 0")
+    owner = np.repeat(np.arange(len(job.sources)), [len(source.files) for source in job.sources])
+    bad("P11", owner[arrays["segment_file"]] != arrays["segment_source"], "segment_file", "belongs to another source")
+    uses = np.array([source.uses for source in job.sources])
+    bad("P11", arrays["segment_repeat"] >= uses[arrays["segment_source"]], "segment_repeat", "is no use that the plan has")
+    keys = np.array(
+        [text_key(s.seed, s.name, f.name) for s in job.sources for f in s.files], np.uint64
+    )
+    should = segment_key(
+        keys[arrays["segment_file"]], arrays["segment_doc"], arrays["segment_repeat"], arrays["segment_start"]
+    )
+    bad("P11", should != arrays["segment_key"], "segment_key", "is not the key of its document, use and start")
+    return faults.total == before
+
+
+def _check_law(
+    job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, begin: np.ndarray, slots: np.ndarray, faults: Faults
+) -> bool:
+    """P12, P13, P14."""
+    before = faults.total
+    documents, roles = job.recipe.documents, job.vocabulary.roles
+    bos, eos = ends_of(job, arrays, slots)
+    wrong = (eos < 0) | (eos > int(documents.append_eos))
+    for g in np.flatnonzero(wrong):
+        message = f"segment {g}: it takes {slots[g]} slots, {eos[g]} more than its task's law without eos"
+        faults.add("P12", file, message, int(row[g]), int(begin[g]), int(slots[g]))
+    if wrong.any():
+        return False
+    flat = arrays["tokens"].reshape(-1)
+    at = row * job.recipe.seq_length + begin
+    mode = np.array([task.mode_token for task in job.tasks])[arrays["segment_task"]]
+    prefix = np.zeros(len(row), np.int64)
+    for t, task in enumerate(job.tasks):
+        own = arrays["segment_task"] == t
+        if own.any():
+            n, key = arrays["segment_tokens"][own].astype(np.int64), arrays["segment_key"][own]
+            prefix[own] = expected_prefix(task, n, key, bos[own], slots[own])
+    for name, has, place, should in (
+        ("bos", bos == 1, at, roles.get("bos", -1)),
+        ("mode token", mode >= 0, at + bos, mode),
+        ("eos", eos == 1, at + slots - 1, roles.get("eos", -1)),
+    ):
+        which = np.flatnonzero(has)
+        found = flat[place[which]].astype(np.int64)
+        for i in np.flatnonzero(found != np.broadcast_to(should, has.shape)[which]):
+            g = which[i]
+            slot = int(place[g] - row[g] * job.recipe.seq_length)
+            faults.add("P12", file, f"segment {g}: no {name} where it belongs", int(row[g]), slot, int(found[i]))
+    for g in np.flatnonzero(prefix != arrays["segment_prefix"]):
+        message = f"segment {g}: segment_prefix should be {prefix[g]}"
+        faults.add("P13", file, message, int(row[g]), int(begin[g]), int(arrays["segment_prefix"][g]))
+    _, _, fits = restore(job, arrays, np.arange(len(row)))
+    for g in np.flatnonzero(~fits):
+        faults.add("P14", file, f"segment {g}: a sentinel is missing or out of order", int(row[g]), int(begin[g]))
+    return faults.total == before
+
+
+def _check_coverage(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> None:
+    """P15: all segments of a document are in one shard, and tile it."""
+    start, n = arrays["segment_start"], arrays["segment_tokens"]
+    columns = [arrays[f"segment_{name}"] for name in ("file", "repeat", "doc")]
+    order = np.lexsort((start, columns[2], columns[1], columns[0]))
+    same = np.ones(max(len(order) - 1, 0), np.bool_)
+    for column in columns:
+        same &= column[order][1:] == column[order][:-1]
+    ends = start[order] + n[order]
+    should = np.concatenate((np.zeros(min(1, len(order)), np.int64), np.where(same, ends[:-1], 0)))
+    for i in np.flatnonzero(start[order] != should):
+        g = order[i]
+        message = f"segment {g}: it begins with token {start[g]} of its document and should with {should[i]}"
+        faults.add("P15", file, message, int(row[g]), value=int(start[g]))
+
+
+def count_arrays(job: Job, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
+    """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger."""
+    _, _, slots = segment_slots(arrays)
+    counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
+    for kind, names in (("sources", [s.name for s in job.sources]), ("tasks", [t.name for t in job.tasks])):
+        which = arrays["segment_source" if kind == "sources" else "segment_task"]
+        for i, name in enumerate(names):
+            own = which == i
+            counts[kind][name] = {
+                "segments": int(own.sum()),
+                "tokens": int(arrays["segment_tokens"][own].sum(dtype=np.int64)),
+                "slots": int(slots[own].sum()),
+            }
+    return counts
+
+
+def _plain(value: np.generic) -> float | int | str:
+    item = value.item()
+    return item if not isinstance(item, float) or np.isfinite(item) else str(item)

@@ -1,0 +1,116 @@
+"""packprep.corpus.readers.streams: steps, members, frames, damage."""
+
+import gzip
+import random
+import struct
+
+import pytest
+import zstandard
+
+from packprep.corpus.readers.streams import decompressed
+from packprep.errors import SourceError
+from tests.corpus.readers.parts import COMPRESS, part_of, read_all, write
+
+NOISE = random.Random(0).randbytes(200_000)
+SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"skip"
+
+
+def blocks(path, compression, step_bytes):
+    return list(decompressed(str(path), path.stat().st_size, compression, step_bytes))
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("step_bytes", [1000, 1 << 14, 1 << 20])
+def test_blocks_tile_the_stream_and_steps_ascend(tmp_path, compression, step_bytes):
+    data = NOISE + b"a" * 5_000_000 + NOISE
+    path = write(tmp_path, "a", COMPRESS[compression](data))
+    found = blocks(path, compression, step_bytes)
+    assert b"".join(block.data for block in found) == data
+    labels = [block.label for block in found]
+    assert labels == sorted(labels) and set(labels) == set(range(-(-path.stat().st_size // step_bytes)))
+    position = 0
+    for block in found:
+        assert block.position == position
+        position += len(block.data)
+
+
+def test_a_step_has_what_comes_out_while_it_is_fed(tmp_path):
+    import zlib
+
+    packed = gzip.compress(NOISE + b"ab" * 100_000)
+    path = write(tmp_path, "a", packed)
+    decoder = zlib.decompressobj(wbits=31)
+    expected = [decoder.decompress(packed[i : i + 50_000]) for i in range(0, len(packed), 50_000)]
+    found = blocks(path, "gzip", 50_000)
+    assert [b"".join(b.data for b in found if b.label == step) for step in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+def test_one_call_gives_bounded_output(tmp_path, compression):
+    path = write(tmp_path, "a", COMPRESS[compression](bytes(200 << 20)))
+    found = blocks(path, compression, 1 << 20)
+    assert sum(len(block.data) for block in found) == 200 << 20
+    assert max(len(block.data) for block in found) <= (1 << 20 if compression == "gzip" else 16 << 20)
+
+
+@pytest.mark.parametrize("step_bytes", [1, 10, 1 << 20])
+def test_members_frames_and_paddings_are_one_stream(tmp_path, step_bytes):
+    parts = [b"abc", b"", b"def" * 100, b"g"]
+    path = write(tmp_path, "a", b"".join(map(gzip.compress, parts)) + bytes(512))
+    assert b"".join(block.data for block in blocks(path, "gzip", step_bytes)) == b"".join(parts)
+    compress = zstandard.ZstdCompressor(write_content_size=False, write_checksum=True).compress
+    path = write(tmp_path, "a", SKIPPABLE + SKIPPABLE.join(map(compress, parts)) + SKIPPABLE)
+    assert b"".join(block.data for block in blocks(path, "zstd", step_bytes)) == b"".join(parts)
+
+
+def test_a_zstd_file_with_a_long_window_is_read(tmp_path):
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True, write_content_size=False)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path = write(tmp_path, "a", compressor.compress(NOISE) + compressor.flush())
+    assert b"".join(block.data for block in blocks(path, "zstd", 1 << 20)) == NOISE
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+def test_a_truncated_file_is_an_error_at_whatever_byte(tmp_path, compression):
+    packed = COMPRESS[compression](b"abcdefgh" * 3 + NOISE[:30])
+    for n in range(1, len(packed)):
+        path = write(tmp_path, "a", packed[:n])
+        with pytest.raises(SourceError, match=rf"{path}: .* ends at byte {n} .*[Ff]etch the file again"):
+            blocks(path, compression, 1 << 20)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+def test_a_corrupt_file_is_an_error_that_names_the_bytes(tmp_path, compression):
+    packed = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(NOISE))
+    if compression == "gzip":
+        packed = bytearray(gzip.compress(NOISE))
+    packed[100_000:100_010] = bytes(10)
+    path = write(tmp_path, "a", packed)
+    with pytest.raises(
+        SourceError, match=rf"{path}: corrupt {compression} data between bytes \d+ and \d+ of {len(packed)}"
+    ):
+        blocks(path, compression, 1 << 14)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("junk", [b"junk that is not compressed", bytes(100)])
+def test_a_file_that_is_not_compressed_is_an_error(tmp_path, compression, junk):
+    with pytest.raises(SourceError, match="corrupt|truncated"):
+        blocks(write(tmp_path, "a", junk), compression, 1 << 14)
+
+
+def test_junk_after_the_last_member_is_an_error(tmp_path):
+    for compression, compress in COMPRESS.items():
+        if compression:
+            with pytest.raises(SourceError, match="corrupt"):
+                blocks(write(tmp_path, "a", compress(b"abc") + b"this is junk"), compression, 1 << 14)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_the_last_part_of_a_truncated_line_file_fails_and_earlier_ones_do_not(tmp_path, ending):
+    data = b"".join(b'{"text": "%d"}\n' % random.Random(i).getrandbits(800) for i in range(2000))
+    packed = COMPRESS["gzip" if ending == ".gz" else "zstd"](data)
+    path = write(tmp_path, "a.jsonl" + ending, packed[: len(packed) // 2])
+    assert read_all(part_of(path, 0, 0, 1, 4, 1024))[1] == []
+    with pytest.raises(SourceError, match="truncated"):
+        read_all(part_of(path, 0, 3, 4, 4, 1024))

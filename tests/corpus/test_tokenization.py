@@ -1,0 +1,229 @@
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from packprep.corpus.tokenization import BATCH_CHARACTERS, load_engine, resolve_engine, tokenize
+from packprep.corpus.tokenizer_json import BYTES_SPECIALS
+from packprep.corpus.vocabulary import resolve_vocabulary
+from packprep.errors import PlanError, RecipeError
+from packprep.recipe import Specials
+from tests.corpus import tokenizers_made as made
+from tests.corpus.test_vocabulary import needs, resolve
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+REFERENCE = {"name": "reference", "version": tokenizers.__version__}
+BYTES = {"name": "bytes", "version": "1"}
+TEXTS = ["the lazy dog", "", "ünïcödé 世界 🙂\n", "jumps over the lazy dog and then it jumps"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def bytes_vocabulary(folder):
+    return resolve_vocabulary("bytes", folder, Specials(), needs())
+
+
+@pytest.fixture(scope="module")
+def llama(folder):
+    specials = Specials(mode_tokens={"[NLU]": "<|reserved_special_token_0|>"})
+    return resolve(folder / "llama", made.llama3_like(), needs(modes=["[NLU]"]), specials)
+
+
+def documents(tokens):
+    return [tokens.ids[a:b].tolist() for a, b in zip(tokens.offsets, tokens.offsets[1:], strict=False)]
+
+
+def reference(vocabulary, texts, special_text="text"):
+    return tokenize(load_engine(REFERENCE, vocabulary, special_text), texts, special_text, vocabulary)
+
+
+def test_tokens_decode_to_the_text(llama):
+    tokens = reference(llama, TEXTS)
+    assert tokens.ids.dtype == np.int32
+    assert tokens.offsets.dtype == np.int64
+    assert tokens.rejected == []
+    tokenizer = tokenizers.Tokenizer.from_buffer(llama.tokenizer_json)
+    assert [tokenizer.decode(ids) for ids in documents(tokens)] == TEXTS
+
+
+def test_nothing_of_the_tokenizer_s_post_processor_truncation_or_padding_runs(folder, llama):
+    assert 320 not in reference(llama, TEXTS).ids
+    bert = resolve(folder / "bert", made.bert_like(), needs("mask"))
+    lengths = [len(ids) for ids in documents(reference(bert, ["the lazy dog and the quick brown fox", "dog"]))]
+    assert lengths == [8, 1]
+
+
+def test_dropout_does_not_run(folder):
+    tokenizer = made.gpt2_like()
+    tokenizer["model"]["dropout"] = 0.9
+    vocabulary = resolve(folder / "dropout", tokenizer)
+    ids = documents(reference(vocabulary, ["jumps over the lazy dog"] * 20))
+    assert all(other == ids[0] for other in ids)
+    assert ids[0] == documents(reference(resolve(folder / "gpt2", made.gpt2_like()), ["jumps over the lazy dog"]))[0]
+
+
+def test_batches_do_not_show(llama, monkeypatch):
+    whole = reference(llama, TEXTS * 5)
+    assert BATCH_CHARACTERS > 1000
+    monkeypatch.setattr("packprep.corpus.tokenization.BATCH_CHARACTERS", 7)
+    parts = reference(llama, TEXTS * 5)
+    assert documents(parts) == documents(whole)
+
+
+@pytest.mark.parametrize("engine", [REFERENCE, BYTES])
+def test_no_texts_give_no_tokens(bytes_vocabulary, engine):
+    tokens = tokenize(load_engine(engine, bytes_vocabulary, "text"), [], "text", bytes_vocabulary)
+    assert (tokens.ids.tolist(), tokens.offsets.tolist(), tokens.rejected) == ([], [0], [])
+
+
+# special tokens in text
+
+
+def test_fault_26_special_token_text_in_a_document_stays_text(llama):
+    texts = ["a <|end_of_text|> b", "<|begin_of_text|>", "x<|reserved_special_token_0|>y", "<|eot_id|>"]
+    tokens = reference(llama, texts)
+    assert tokens.rejected == []
+    assert not set(tokens.ids.tolist()) & set(llama.special_ids)
+    tokenizer = tokenizers.Tokenizer.from_buffer(llama.tokenizer_json)
+    assert [tokenizer.decode(ids, skip_special_tokens=False) for ids in documents(tokens)] == texts
+
+
+def test_fault_26_a_role_played_by_an_added_token_that_is_not_special_stays_text(folder):
+    tokenizer = made.gpt2_like()
+    tokenizer["added_tokens"] += [made.added(321, "<tool>", special=False), made.added(322, "<other>", special=False)]
+    vocabulary = resolve(folder / "tool", tokenizer, specials=Specials(mode_tokens={"[NLU]": "<tool>"}))
+    tokens = reference(vocabulary, ["<tool>", "<other>"])
+    assert tokens.rejected == []
+    plain, ordinary = documents(tokens)
+    assert 321 not in plain
+    assert ordinary == [322]
+    assert documents(reference(vocabulary, ["<tool>"], "special")) == [[321]]
+
+
+def test_fault_26_where_the_model_itself_gives_the_special_token_the_document_is_rejected(folder):
+    vocabulary = resolve(folder / "t5", made.t5_like(), needs(sentinels=3))
+    tokens = reference(vocabulary, ["the dog", "the <pad> dog", "lazy", "a<extra_id_3>"])
+    assert [(i, reason) for i, reason, _ in tokens.rejected] == [(1, "special_text"), (3, "special_text")]
+    assert "<pad> (id 0)" in tokens.rejected[0][2]
+    assert [len(ids) > 0 for ids in documents(tokens)] == [True, False, True, False]
+    assert documents(tokens)[2] == documents(reference(vocabulary, ["lazy"]))[0]
+
+
+def test_unknown_characters_are_no_special_text(folder):
+    t5 = resolve(folder / "t5 unknown", made.t5_like(), needs())
+    assert reference(t5, ["the 世界 dog"]).rejected == []
+    bert = resolve(folder / "bert unknown", made.bert_like(), needs())
+    tokens = reference(bert, ["the 世界 dog"])
+    assert tokens.rejected == []
+    assert 6 in tokens.ids
+
+
+def test_special_text_may_be_special(llama):
+    tokens = reference(llama, ["<|end_of_text|>a<|reserved_special_token_0|>"], "special")
+    letter = reference(llama, ["a"]).ids.tolist()
+    assert tokens.ids.tolist() == [321, *letter, 322]
+
+
+def test_special_text_may_be_rejected(llama):
+    tokens = reference(
+        llama, ["fine", "a <|end_of_text|> b", "<|end_of_text", "<|reserved_special_token_11|>"], "reject"
+    )
+    assert tokens.rejected == [
+        (1, "special_text", "<|end_of_text|> at character 2"),
+        (3, "special_text", "<|reserved_special_token_11|> at character 0"),
+    ]
+    assert [len(ids) > 0 for ids in documents(tokens)] == [True, False, True, False]
+
+
+def test_an_ordinary_token_with_a_role_rejects_where_it_occurs(folder):
+    vocabulary = resolve(folder / "newline", made.gpt2_like(), specials=Specials(eos="Ċ"))
+    assert [i for i, _, _ in reference(vocabulary, ["one line", "two\nlines"]).rejected] == [1]
+
+
+@pytest.mark.parametrize("special_text", ["text", "special", "reject"])
+@pytest.mark.parametrize("engine", [REFERENCE, BYTES])
+def test_a_lone_surrogate_is_rejected(bytes_vocabulary, engine, special_text):
+    loaded = load_engine(engine, bytes_vocabulary, special_text)
+    tokens = tokenize(loaded, ["ok", "né\ud83d!", "🙂", "\udc00"], special_text, bytes_vocabulary)
+    assert [(i, reason) for i, reason, _ in tokens.rejected] == [(1, "lone_surrogate"), (3, "lone_surrogate")]
+    assert tokens.rejected[0][2].startswith("U+D83D at character 2")
+    assert documents(tokens) == [[111, 107], [], list("🙂".encode()), []]
+
+
+def test_an_unknown_special_text_is_refused(llama):
+    with pytest.raises(RecipeError, match="text, special, reject"):
+        load_engine(REFERENCE, llama, "ignore")
+
+
+# engines
+
+PIECES = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    st.sampled_from([*BYTES_SPECIALS[:12], "<extra_id_25", "<<pad>", "[NLU", "\r\n", "\u0085", "\ufeff", "e\u0301"]),
+)
+DOCUMENTS = st.lists(st.lists(PIECES, max_size=6).map("".join), max_size=5)
+
+
+@pytest.mark.parametrize("special_text", ["text", "special", "reject"])
+def test_the_bytes_engine_equals_the_reference(bytes_vocabulary, special_text):
+    slow = load_engine(REFERENCE, bytes_vocabulary, special_text)
+    fast = load_engine(BYTES, bytes_vocabulary, special_text)
+
+    @given(DOCUMENTS)
+    @example(["".join(chr(c) for c in range(0x3000) if not 0xD800 <= c < 0xE000), "\U0010ffff"])
+    def equal(texts):
+        expected = tokenize(slow, texts, special_text, bytes_vocabulary)
+        got = tokenize(fast, texts, special_text, bytes_vocabulary)
+        assert got.rejected == expected.rejected
+        assert (got.ids.dtype, got.offsets.dtype) == (expected.ids.dtype, expected.offsets.dtype)
+        np.testing.assert_array_equal(got.ids, expected.ids)
+        np.testing.assert_array_equal(got.offsets, expected.offsets)
+        if special_text == "text":
+            assert [bytes(ids).decode() for ids in documents(got)] == texts
+
+    equal()
+
+
+def test_auto_takes_the_bytes_engine_for_the_built_in_bytes_alone(folder, bytes_vocabulary, llama):
+    assert resolve_engine("auto", bytes_vocabulary) == BYTES
+    assert resolve_engine("reference", bytes_vocabulary) == REFERENCE
+    assert resolve_engine("auto", llama) == REFERENCE
+    with pytest.raises(RecipeError, match="'bytes' does not know this tokenizer; .* auto, reference"):
+        resolve_engine("bytes", llama)
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones(llama):
+    with pytest.raises(RecipeError, match="'quick' is not known; the engines are auto, bytes, reference"):
+        resolve_engine("quick", llama)
+
+
+def test_another_version_of_the_plan_s_engine_is_refused_with_both(llama):
+    with pytest.raises(
+        PlanError, match=rf"reference 0\.0\.1, and here it is reference {tokenizers.__version__}"
+    ) as caught:
+        load_engine({"name": "reference", "version": "0.0.1"}, llama, "text")
+    assert "pip install tokenizers==0.0.1" in str(caught.value)
+
+
+def test_an_engine_that_is_not_here_is_refused(llama):
+    with pytest.raises(PlanError, match="quick 3"):
+        load_engine({"name": "quick", "version": "3"}, llama, "text")
+
+
+def test_an_engine_is_not_used_for_another_tokenizer(llama):
+    with pytest.raises(PlanError, match="does not know"):
+        load_engine(BYTES, llama, "text")
+
+
+def test_an_id_that_only_the_ceiling_has_changes_no_token(folder, llama):
+    wide = replace(llama, vocab_size=400, special_ids=(*llama.special_ids, *range(336, 400)))
+    assert documents(reference(wide, TEXTS)) == documents(reference(llama, TEXTS))

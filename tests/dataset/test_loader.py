@@ -1,0 +1,518 @@
+import json
+import pickle
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import packprep
+from packprep.dataset import loader, manifest, shard
+from packprep.errors import ArgumentError, DatasetError, StateError
+from tests.dataset.synthetic import PAD, SOURCES, make_dataset, make_shard, replace_in_manifest, tasks
+
+VARIANTS = {
+    "plain": {},
+    "int32": {"token_dtype": "int32"},
+    "padded": {"pad_to": 8},
+    "in_place": {"in_place": True},
+    "everything": {"in_place": True, "blocks": True, "trained": True, "pad_to": 4},
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def made(request, tmp_path):
+    options = VARIANTS[request.param]
+    shards = make_dataset(tmp_path, **options)
+    return packprep.open_dataset(tmp_path), shards, options
+
+
+def expected_rows(shards, options):
+    """Every row worked out slot by slot from the shards' arrays."""
+    table = tasks(options.get("in_place", False), options.get("blocks", False))
+    rows = []
+    for arrays in shards:
+        for r in range(len(arrays["tokens"])):
+            a, b = (int(n) for n in arrays["row_offsets"][r : r + 2])
+            cu = arrays["cu_seqlens"][a + r : b + r + 1].tolist()
+            physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"])[a + r : b + r + 1].tolist()
+            tokens, ids = arrays["tokens"][r].tolist(), arrays["segment_ids"][r].tolist()
+            length = len(tokens)
+            labels = [PAD] * length
+            positions, weights, ends = [0] * length, [0.0] * length, [0] * length
+            for s in range(b - a):
+                task, begin, n = table[arrays["segment_task"][a + s]], physical[s], cu[s + 1] - cu[s]
+                for i in range(n):
+                    slot = begin + i
+                    assert ids[slot] == s + 1
+                    block = task["attention"] == "block_diffusion"
+                    positions[slot] = i - n // 2 if block and i >= n // 2 else i
+                    weight = arrays["segment_loss_weight"][a + s]
+                    if block and i < n // 2:
+                        weight = arrays["block_loss_weight"][arrays["block_offsets"][a + s] + i // 4]
+                    weights[slot] = float(weight) * int(arrays["loss_mask"][r, slot])
+                    ends[slot] = begin + int(arrays["segment_prefix"][a + s])
+                    if task["label_alignment"] == "same_slot":
+                        labels[slot] = int(arrays["labels"][r, slot])
+                    elif i + 1 < n:
+                        labels[slot] = tokens[slot + 1]
+            rows.append(
+                {
+                    "tokens": tokens,
+                    "labels": labels,
+                    "segment_ids": ids,
+                    "position_ids": positions,
+                    "loss_mask": arrays["loss_mask"][r].tolist(),
+                    "loss_weights": weights,
+                    "prefix_ends": ends,
+                    "cu": cu,
+                    "physical": physical,
+                    "header": {k[8:]: v[a:b].tolist() for k, v in arrays.items() if k.startswith("segment_") and v.ndim == 1},
+                }
+            )
+    return rows
+
+
+def test_rows_items_and_batches_agree_with_the_files(made):
+    ds, shards, options = made
+    rows = expected_rows(shards, options)
+    assert len(ds) == len(rows) == 12
+    batch = ds.batch(range(12), columns=loader.COLUMNS + ("loss_weights",))
+    for i, expected in enumerate(rows):
+        row, item = ds.row(i), ds[i]
+        assert list(item) == list(loader.COLUMNS)
+        for name in loader.COLUMNS:
+            assert item[name].tolist() == expected[name], name
+            assert getattr(row, name).tolist() == expected[name], name
+            assert batch[name][i].tolist() == expected[name], name
+            assert item[name].dtype == getattr(row, name).dtype == batch[name].dtype
+        assert row.loss_weights.dtype == np.float32
+        assert row.loss_weights.tolist() == expected["loss_weights"] == batch["loss_weights"][i].tolist()
+        assert row.cu_seqlens.tolist() == expected["cu"]
+        assert (row.cu_seqlens_padded is not None) == ("pad_to" in options)
+        assert row.segments["begin"].tolist() == expected["physical"][:-1]
+        for name, column in expected["header"].items():
+            assert row.segments[name].tolist() == column
+        assert row.n_segments == len(expected["cu"]) - 1 == len(row.segments["end"])
+        assert row.n_tokens == sum(n > 0 for n in expected["segment_ids"])
+        assert row.max_seqlen == max((b - a for a, b in zip(expected["cu"], expected["cu"][1:], strict=False)), default=0)
+        for s, (begin, end) in enumerate(zip(row.segments["begin"], row.segments["end"], strict=True)):
+            assert (row.segment_ids[begin:end] == s + 1).all()
+        if options.get("blocks") and -1 in expected["header"]["prefix"]:
+            with pytest.raises(DatasetError, match="block diffusion"):
+                row.prefix_ends  # noqa: B018
+        else:
+            assert row.prefix_ends.tolist() == expected["prefix_ends"]
+
+
+def test_fault_11_label_never_crosses_a_segment(made):
+    ds, shards, options = made
+    if options.get("in_place"):
+        pytest.skip("labels are stored")
+    for i in range(len(ds)):
+        row = ds.row(i)
+        last = row.segments["end"] - 1
+        assert (row.labels[last] == PAD).all() and (row.labels[row.segment_ids == 0] == PAD).all()
+
+
+def test_a_row_is_a_read_only_view_of_the_map(tmp_path):
+    make_dataset(tmp_path, in_place=True)
+    row = packprep.open_dataset(tmp_path).row(7)
+    arrays = row._shard.arrays
+    for name in ("tokens", "labels", "segment_ids", "loss_mask", "cu_seqlens"):
+        assert np.shares_memory(getattr(row, name), arrays[name])
+    assert np.shares_memory(row.segments["key"], arrays["segment_key"])
+    for array in (row.tokens, row.position_ids, row.loss_weights, row.segments["end"]):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+def test_items_are_writable_copies(tmp_path):
+    make_dataset(tmp_path)
+    ds = packprep.open_dataset(tmp_path)
+    before = ds.row(0).tokens.copy()
+    ds[0]["tokens"][:] = 0
+    assert np.array_equal(ds.row(0).tokens, before)
+
+
+def test_indices_count_from_either_end_and_end(tmp_path):
+    make_dataset(tmp_path)
+    ds = packprep.open_dataset(tmp_path)
+    assert np.array_equal(ds[-1]["tokens"], ds[11]["tokens"]) and np.array_equal(ds[-12]["tokens"], ds[0]["tokens"])
+    assert ds.row(-1).index == 11
+    assert np.array_equal(ds.batch([-1, 0])["tokens"], ds.batch([11, 0])["tokens"])
+    assert np.array_equal(ds[np.int64(3)]["tokens"], ds[3]["tokens"])
+    for index in (12, -13, 1 << 70):
+        with pytest.raises((IndexError, OverflowError)):
+            ds[index]
+    for index in (12, -13):
+        for read in (ds.__getitem__, ds.row, lambda i: ds.batch([0, i])):
+            with pytest.raises(IndexError, match=f"{index} of a dataset of 12"):
+                read(index)
+    assert len(list(ds)) == 12
+    with pytest.raises(ArgumentError):
+        ds.batch([0.5])
+    with pytest.raises(ArgumentError):
+        ds.batch([[0, 1]])
+    with pytest.raises(TypeError):
+        ds[0.5]
+
+
+def test_getitems_gives_what_items_give(tmp_path):
+    make_dataset(tmp_path)
+    ds = packprep.open_dataset(tmp_path)
+    for got, i in zip(ds.__getitems__([3, 9, 3]), [3, 9, 3], strict=True):
+        assert {k: v.tolist() for k, v in got.items()} == {k: v.tolist() for k, v in ds[i].items()}
+
+
+def test_a_batch_of_no_rows_has_its_shape(tmp_path):
+    make_dataset(tmp_path)
+    assert packprep.open_dataset(tmp_path).batch([])["labels"].shape == (0, 64)
+
+
+def test_columns_dtype_and_out(made):
+    ds, _, _ = made
+    plain = ds.batch([3, 1, 2])
+    assert plain["tokens"].dtype == ds.token_dtype and plain["position_ids"].dtype == np.int32
+    cast = ds.batch([3, 1, 2], dtype=np.int64)
+    assert cast["tokens"].dtype == cast["labels"].dtype == cast["position_ids"].dtype == np.int64
+    assert cast["loss_mask"].dtype == np.uint8
+    mapped = ds.batch([3, 1, 2], dtype={"loss_mask": np.float32})
+    assert mapped["loss_mask"].dtype == np.float32 and mapped["tokens"].dtype == ds.token_dtype
+    out = {name: np.full((3, 64), 99, np.int64) for name in ("labels", "position_ids")}
+    written = ds.batch([3, 1, 2], out=out)
+    assert written["labels"] is out["labels"] and list(written) == ["labels", "position_ids"]
+    for batch in (cast, mapped, written, ds.batch([3, 1, 2], columns=["labels"])):
+        for name, values in batch.items():
+            assert np.array_equal(values, plain[name])
+    with pytest.raises(ArgumentError, match="'colour'.*tokens"):
+        ds.batch([0], columns=["colour"])
+    with pytest.raises(ArgumentError, match="no array for column 'tokens'"):
+        ds.batch([0, 1, 2], out=out, columns=["tokens"])
+    with pytest.raises(ArgumentError, match="should have"):
+        ds.batch([0], out=out)
+
+
+def test_prefix_ends_are_a_column_on_request(tmp_path):
+    shards = make_dataset(tmp_path, pad_to=4)
+    ds = packprep.open_dataset(tmp_path)
+    got = ds.batch(range(12), columns=["prefix_ends"])["prefix_ends"]
+    assert got.tolist() == [row["prefix_ends"] for row in expected_rows(shards, {"pad_to": 4})]
+
+
+def test_loss_is_kept_on_the_named_sources_and_tasks_alone(made):
+    ds, shards, options = made
+    for source, task in [("web", None), (None, "x"), (["web", "code"], ["x", "causal"]), ([], None)]:
+        part = ds.with_loss_on(source=source, task=task)
+        assert len(part) == len(ds)
+        batch = part.batch(range(12))
+        for i in range(12):
+            row, whole = part.row(i), ds.row(i)
+            expected = np.zeros(64, np.uint8)
+            for s in range(whole.n_segments):
+                named = SOURCES[whole.segments["source"][s]] in ([source] if isinstance(source, str) else source or [])
+                tasked = ds.tasks[whole.segments["task"][s]]["name"] in ([task] if isinstance(task, str) else task or [])
+                if (named or source is None) and (tasked or task is None):
+                    at = slice(whole.segments["begin"][s], whole.segments["end"][s])
+                    expected[at] = whole.loss_mask[at]
+            assert row.loss_mask.dtype == np.uint8
+            assert np.array_equal(row.loss_mask, expected) and np.array_equal(batch["loss_mask"][i], expected)
+            assert np.array_equal(row.loss_weights, whole.loss_weights * expected)
+            assert np.array_equal(row.labels, whole.labels)
+    both = ds.with_loss_on(source="web").with_loss_on(task="x")
+    assert np.array_equal(both.batch(range(12))["loss_mask"], ds.with_loss_on("web", "x").batch(range(12))["loss_mask"])
+
+
+def test_unknown_names_say_which_exist(tmp_path):
+    make_dataset(tmp_path)
+    ds = packprep.open_dataset(tmp_path)
+    with pytest.raises(ArgumentError, match="no source is called 'wed'; there are 'web', 'code', 'chat'"):
+        ds.with_loss_on(source="wed")
+    with pytest.raises(ArgumentError, match="'causal', 'x', 'too_short'"):
+        ds.with_loss_on(task=["x", "y"])
+
+
+def test_what_the_manifest_says_is_at_hand(tmp_path):
+    make_dataset(tmp_path)
+    ds = packprep.open_dataset(str(tmp_path))
+    assert (ds.seq_length, ds.vocab_size, ds.pad_id) == (64, 528, PAD)
+    assert ds.manifest == manifest.read_manifest(tmp_path) and ds.tasks[1]["name"] == "x"
+    assert ds.task_params.dtype == np.float32 and ds.task_params.shape == (3, len(loader.TASK_PARAMS))
+    assert ds.task_params[1].tolist() == [7, np.float32(0.15), 32, 1] and np.isnan(ds.task_params[[0, 2]]).all()
+
+
+def test_a_missing_shard_or_list_of_directories_is_a_clear_error(tmp_path):
+    make_dataset(tmp_path)
+    ds = packprep.open_dataset(tmp_path)
+    (tmp_path / manifest.shard_name(2)).unlink()
+    assert ds[0]
+    with pytest.raises(DatasetError, match="000002"):
+        ds[11]
+    with pytest.raises(ArgumentError, match="mixtures"):
+        packprep.open_dataset([tmp_path, tmp_path])
+    with pytest.raises(DatasetError, match="packprep status"):
+        packprep.open_dataset(tmp_path / "none")
+
+
+def test_opening_touches_no_shard_and_maps_stay_bounded(tmp_path):
+    make_dataset(tmp_path, rows_per_shard=[2] * 9)
+    ds = packprep.open_dataset(tmp_path, max_open=3)
+    assert ds._open == {}
+    kept = ds.row(0)
+    for i in range(18):
+        ds[i]
+        assert len(ds._open) <= 3
+    assert list(ds._open) == [6, 7, 8]
+    ds[12]
+    ds[0]
+    assert list(ds._open) == [8, 6, 0]
+    assert np.array_equal(kept.tokens, ds[0]["tokens"])
+    assert ds.batch(range(18))["tokens"].shape == (18, 64)
+
+
+def test_threads_and_pickles_read_the_same(tmp_path):
+    make_dataset(tmp_path, rows_per_shard=[2] * 9)
+    ds = packprep.open_dataset(tmp_path, max_open=2)
+    whole = ds.batch(range(18))["tokens"]
+    with ThreadPoolExecutor(8) as pool:
+        for i, item in zip(list(range(18)) * 20, pool.map(ds.__getitem__, list(range(18)) * 20), strict=True):
+            assert np.array_equal(item["tokens"], whole[i])
+    again = pickle.loads(pickle.dumps(ds.with_loss_on(task="x")))
+    assert np.array_equal(again.batch(range(18))["loss_mask"], ds.with_loss_on(task="x").batch(range(18))["loss_mask"])
+
+
+# Damage inside a shard: refused by file and row, never read outside
+
+
+def damaged(tmp_path, name, index, value, **options):
+    """A dataset whose shard 0 has one wrong number."""
+    make_dataset(tmp_path, **options)
+    path = tmp_path / manifest.shard_name(0)
+    arrays = {k: v.copy() for k, v in shard.open_shard(path, 64, "uint16").arrays.items()}
+    arrays[name][index] = value
+    path.write_bytes(b"".join(shard.encode(arrays)))
+    return packprep.open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, index, value, read",
+    [
+        ("row_offsets", 3, 1 << 40, lambda row: row.segments),
+        ("row_offsets", 2, -1, lambda row: row.n_segments),
+        ("cu_seqlens", 1, 0, lambda row: row.cu_seqlens),
+        ("cu_seqlens", 0, 1, lambda row: row.n_tokens),
+        ("cu_seqlens", 1, -5, lambda row: row.position_ids),
+        ("cu_seqlens", 1, 1 << 30, lambda row: row.position_ids),
+        ("segment_ids", (2, 5), 9999, lambda row: row.loss_weights),
+        ("segment_task", slice(None), 77, lambda row: row.dataset.with_loss_on(task="x").row(row.index).loss_mask),
+    ],
+)
+def test_damage_is_refused_by_file_and_row(tmp_path, name, index, value, read):
+    ds = damaged(tmp_path, name, index, value)
+    with pytest.raises(DatasetError, match=r"000000\.safetensors: row \d"):
+        for i in range(5):
+            read(ds.row(i))
+
+
+@pytest.mark.parametrize("name, value", [("block_offsets", 1 << 40), ("cu_seqlens_padded", 3), ("cu_seqlens_padded", 65)])
+def test_damage_of_blocks_and_physical_offsets_is_refused_by_file_and_row(tmp_path, name, value):
+    ds = damaged(tmp_path, name, slice(1, None), value, blocks=True, pad_to=8)
+    with pytest.raises(DatasetError, match=r"000000\.safetensors: row \d"):
+        for i in range(5):
+            ds.row(i).loss_weights  # noqa: B018
+
+
+def test_a_shard_without_labels_is_refused_where_a_task_predicts_in_place(tmp_path):
+    make_dataset(tmp_path)
+    replace_in_manifest(tmp_path, tasks=tasks(in_place=True))
+    with pytest.raises(DatasetError, match="'labels' is missing"):
+        packprep.open_dataset(tmp_path)[0]
+
+
+def test_a_manifest_that_claims_a_huge_dataset_costs_no_memory(tmp_path):
+    make_dataset(tmp_path)
+    entries = packprep.open_dataset(tmp_path).manifest["shards"]
+    replace_in_manifest(tmp_path, shards=[{**entries[0], "rows": 1 << 50}, *entries[1:]], seq_length=1 << 30)
+    ds = packprep.open_dataset(tmp_path)
+    tracemalloc.start()
+    with pytest.raises(DatasetError):
+        ds.batch([1 << 49])
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+# Iteration
+
+
+class Numbered(loader.Dataset):
+    """A dataset of n rows without files, whose row i has tokens i; only `batch` and `manifest` are used."""
+
+    def __init__(self, n, fingerprint="f" * 32):
+        self.n, self.manifest, self.directory = n, {"fingerprint": fingerprint}, "numbered"
+
+    def __len__(self):
+        return self.n
+
+    def batch(self, indices, out=None, columns=None, dtype=None):
+        return {"tokens": np.asarray(indices, np.int64)}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_every_row_comes_exactly_once_in_each_epoch_over_ranks_restarts_and_changed_sizes(data):
+    n = data.draw(st.integers(1, 60), "n")
+    seed, shuffle = data.draw(st.integers(0, 2**64 - 1), "seed"), data.draw(st.booleans(), "shuffle")
+    ds, delivered, state = Numbered(n), [], None
+    epochs = data.draw(st.integers(1, 3), "epochs")
+    for _ in range(data.draw(st.integers(0, 4), "restarts")):
+        size, world = data.draw(st.integers(1, 9), "B"), data.draw(st.integers(1, 5), "W")
+        ranks = [ds.batches(size, seed, r, world, shuffle) for r in range(world)]
+        if state is not None:
+            for it in ranks:
+                it.load_state_dict(state)
+        for _ in range(data.draw(st.integers(0, 6), "steps")):
+            for it in ranks:
+                delivered += next(it)["tokens"].tolist()
+        states = [json.loads(json.dumps(it.state_dict())) for it in ranks]
+        assert all(s == states[0] for s in states) and states[0]["rows"] == len(delivered)
+        state = states[0]
+    size, world = data.draw(st.integers(1, 9), "B"), data.draw(st.integers(1, 5), "W")
+    ranks = [ds.batches(size, seed, r, world, shuffle, epochs) for r in range(world)]
+    for it in ranks:
+        if state is not None:
+            it.load_state_dict(state)
+    by_rank = [[batch["tokens"].tolist() for batch in it] for it in ranks]
+    steps = -(-max(0, epochs * n - len(delivered)) // (size * world))
+    assert [len(batches) for batches in by_rank] == [steps] * world
+    for step in range(steps):
+        for batches in by_rank:
+            assert len(batches[step]) == size or step == steps - 1
+            delivered += batches[step]
+    if steps:
+        assert len(delivered) == epochs * n and ranks[0].state_dict()["rows"] == epochs * n
+    for e in range(len(delivered) // n):
+        assert sorted(delivered[e * n : (e + 1) * n]) == list(range(n))
+    one_rank = Numbered(n).batches(1, seed, shuffle=shuffle)
+    assert [next(one_rank)["tokens"][0] for _ in delivered] == delivered
+
+
+def test_a_step_is_the_same_however_many_were_drawn_ahead(monkeypatch):
+    streams = []
+    for ahead in (1, 7, 4096):
+        monkeypatch.setattr(loader, "_SAMPLES_AHEAD", ahead)
+        it = Numbered(1000).batches(4, 5, 1, 2)
+        streams.append([next(it)["tokens"].tolist() for _ in range(600)])
+    assert streams[0] == streams[1] == streams[2]
+
+
+def test_batches_are_what_batch_gives(tmp_path):
+    make_dataset(tmp_path)
+    ds = packprep.open_dataset(tmp_path)
+    it = ds.batches(batch_size=5, seed=3, epochs=1, columns=["tokens"], dtype=np.int64)
+    batches = list(it)
+    assert [b["tokens"].shape for b in batches] == [(5, 64), (5, 64), (2, 64)]
+    assert batches[0]["tokens"].dtype == np.int64 and list(batches[0]) == ["tokens"]
+    whole = ds.batch(range(12))["tokens"]
+    assert sorted(map(tuple, np.concatenate([b["tokens"] for b in batches]).tolist())) == sorted(
+        map(tuple, whole.tolist())
+    )
+    assert next(it, None) is None
+    unshuffled = next(ds.batches(12, shuffle=False))
+    assert np.array_equal(unshuffled["tokens"], whole)
+    assert [b["tokens"].shape for b in ds.batches(5, rank=2, world_size=3, epochs=1)] == [(2, 64)]
+    assert [b["tokens"].shape for b in ds.batches(12, rank=1, world_size=2, epochs=1)] == [(0, 64)]
+
+
+def test_a_state_has_four_keys_and_survives_json():
+    it = Numbered(10).batches(3, seed=2**64 - 1, rank=1, world_size=2)
+    next(it)
+    state = json.loads(json.dumps(it.state_dict()))
+    assert state == {"fingerprint": "f" * 32, "seed": 2**64 - 1, "shuffle": True, "rows": 6}
+    other = Numbered(10).batches(3, seed=2**64 - 1, rank=1, world_size=2)
+    next(other)
+    next(other)
+    other.load_state_dict(state)
+    assert next(other)["tokens"].tolist() == next(it)["tokens"].tolist()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"fingerprint": "0" * 32}, "fingerprint"),
+        ({"seed": 1}, "seed"),
+        ({"shuffle": False}, "shuffle"),
+        ({"shuffle": 1}, "shuffle"),
+        ({"rows": -1}, "rows"),
+        ({"rows": 1.5}, "rows"),
+        ({"rows": True}, "rows"),
+        ({"rows": 1 << 63}, "rows"),
+        ({"epoch": 1}, "keys"),
+    ],
+)
+def test_a_state_of_another_dataset_seed_or_order_is_refused(change, words):
+    it = Numbered(10).batches(3)
+    with pytest.raises(StateError, match=words):
+        it.load_state_dict({**it.state_dict(), **change})
+    with pytest.raises(StateError, match="keys"):
+        it.load_state_dict(None)
+    assert it.state_dict()["rows"] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 0},
+        {"batch_size": -1},
+        {"batch_size": 1.5},
+        {"batch_size": True},
+        {"rank": -1},
+        {"rank": 2, "world_size": 2},
+        {"world_size": 0},
+        {"seed": -1},
+        {"seed": 1 << 64},
+        {"epochs": -1},
+        {"columns": ["colour"]},
+    ],
+)
+def test_arguments_out_of_range_are_clear_errors(arguments):
+    [name] = [name for name in arguments if name != "world_size" or len(arguments) == 1]
+    with pytest.raises(ArgumentError, match=name.rstrip("s")):
+        Numbered(10).batches(**{"batch_size": 4, **arguments})
+
+
+def test_a_dataset_without_rows_ends_at_once_or_says_that_it_never_begins(tmp_path):
+    make_dataset(tmp_path, rows_per_shard=(0,))
+    ds = packprep.open_dataset(tmp_path)
+    assert list(ds.batches(4, epochs=2)) == [] and len(ds) == 0
+    with pytest.raises(ArgumentError, match="no rows"):
+        ds.batches(4)
+    with pytest.raises(IndexError):
+        ds[0]
+
+
+def test_a_batch_that_could_not_be_read_is_not_delivered(tmp_path):
+    make_dataset(tmp_path)
+    it = packprep.open_dataset(tmp_path).batches(12)
+    path = tmp_path / manifest.shard_name(2)
+    data = path.read_bytes()
+    path.write_bytes(data[:5000])
+    with pytest.raises(DatasetError):
+        next(it)
+    assert it.state_dict()["rows"] == 0
+    path.write_bytes(data)
+    assert next(it)["tokens"].shape == (12, 64) and it.state_dict()["rows"] == 12
+
+
+def test_fault_1_no_padding_inside_a_segment_and_fault_2_a_real_token_may_be_the_pad_id(tmp_path):
+    make_dataset(tmp_path, rows_per_shard=(1,))
+    path = tmp_path / manifest.shard_name(0)
+    arrays = make_shard(np.random.default_rng(5), 1)
+    arrays["tokens"][arrays["segment_ids"] > 0] = PAD
+    path.write_bytes(b"".join(shard.encode(arrays)))
+    entry = packprep.open_dataset(tmp_path).manifest["shards"][0]
+    replace_in_manifest(tmp_path, shards=[{**entry, "segments": len(arrays["segment_key"])}])
+    row = packprep.open_dataset(tmp_path).row(0)
+    assert row.n_tokens == int(arrays["cu_seqlens"][-1]) > 0
+    assert row.position_ids[: row.n_tokens].max() == row.max_seqlen - 1

@@ -1,0 +1,96 @@
+"""Philox4x32-10 and the draws made from it, in plain Python integers."""
+
+import hashlib
+
+SEGMENT_KEY, TASK, ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS, SEGMENT_ORDER, ROW_ORDER = 1, 2, 4, 5, 6, 7, 8, 9
+
+TWO_32 = 2**32
+TWO_64 = 2**64
+
+
+def philox(key, counter):
+    """Four 32-bit words of one block. key: below 2⁶⁴, its low half is Philox's first key word. counter: four words."""
+    x0, x1, x2, x3 = counter
+    k0, k1 = key % TWO_32, key // TWO_32
+    for _ in range(10):
+        high0, low0 = divmod(0xD2511F53 * x0, TWO_32)
+        high1, low1 = divmod(0xCD9E8D57 * x2, TWO_32)
+        x0, x1, x2, x3 = high1 ^ x1 ^ k0, low1, high0 ^ x3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) % TWO_32, (k1 + 0xBB67AE85) % TWO_32
+    return [x0, x1, x2, x3]
+
+
+def words(key, purpose, index, epoch=0, attempt=0):
+    """Number `index` of `purpose` under `key`: 32 bits."""
+    return philox(key, [index // 4, attempt, purpose, epoch])[index % 4]
+
+
+def bits64(key, purpose, index=0, epoch=0):
+    """The first two words of block `index`, the first one low: 64 bits."""
+    block = philox(key, [index, 0, purpose, epoch])
+    return block[0] + TWO_32 * block[1]
+
+
+def uniforms(key, purpose, index=0, epoch=0):
+    """A multiple of 2⁻²⁴ in [0, 1)."""
+    return (words(key, purpose, index, epoch) // 256) / 2**24
+
+
+def integers(key, purpose, index, bound, epoch=0):
+    """Exactly uniform over 0 … bound − 1: Lemire's multiplication with rejection."""
+    attempt = 0
+    while True:
+        high, low = divmod(words(key, purpose, index, epoch, attempt) * bound, TWO_32)
+        if low >= TWO_32 % bound:
+            return high
+        attempt += 1
+
+
+def text_key(*parts):
+    """BLAKE2b-64 of the parts (strings and integers) as a JSON list in ASCII without spaces, read as little-endian."""
+    text = "[" + ",".join(_json_string(part) if isinstance(part, str) else str(part) for part in parts) + "]"
+    return int.from_bytes(hashlib.blake2b(text.encode("ascii"), digest_size=8).digest(), "little")
+
+
+def _json_string(text):
+    short = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+    result = '"'
+    for character in text:
+        code = ord(character)
+        if character in short:
+            result += short[character]
+        elif 32 <= code <= 126:
+            result += character
+        elif code < 0x10000:
+            result += f"\\u{code:04x}"
+        else:
+            code -= 0x10000
+            result += f"\\u{0xD800 + code // 1024:04x}\\u{0xDC00 + code % 1024:04x}"
+    return result + '"'
+
+
+def segment_key(file_key, document, repeat, start):
+    """64-bit key of the segment that begins with content token `start` of the document at position `document`."""
+    low, high = document % TWO_32, document // TWO_32
+    block = philox(file_key, [low, high, start, repeat * 256 + SEGMENT_KEY])
+    return block[0] + TWO_32 * block[1]
+
+
+def permute(index, size, key):
+    """Where the keyed permutation of range(size) takes `index`: a Feistel network over 4ᵏ ≥ size, cycle-walked."""
+    half = 1
+    while 4**half < size:
+        half += 1
+    while True:
+        left, right = divmod(index, 2**half)
+        for number in range(8):
+            left, right = right, left ^ (_splitmix(right ^ bits64(key, 0, number)) % 2**half)
+        index = left * 2**half + right
+        if index < size:
+            return index
+
+
+def _splitmix(x):
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % TWO_64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % TWO_64
+    return x ^ (x >> 31)

@@ -1,0 +1,103 @@
+"""Document → segments: which tokens, which task, with or without bos and eos.
+
+`recipe` is a dict:
+
+    seq_length, min_tokens, max_tokens (0: no limit), long ("split" | "truncate" | "drop"), append_eos, prepend_bos
+    tasks      list of dicts: objective, weight, mode (id or None), parameters as in objectives.py and, for
+               span_corruption, too_many_spans ("split" | "lower"); sentinels None: as many as needed
+    allowed    set of task indices that this source draws from
+    key        function: first content token → 64-bit segment key
+"""
+
+from fractions import Fraction
+
+from tests.reference import chance, objectives, spans
+
+
+def cut(n_tokens, recipe):
+    """[(start, n, task, bos, eos)] of a document of n_tokens; [] if it is dropped. Task len(tasks) is too_short."""
+    if n_tokens < max(1, recipe["min_tokens"]):
+        return []
+    long, append_eos = recipe["long"], recipe["append_eos"]
+    min_tail = max(3, recipe["min_tokens"])
+    segments = []
+    start = 0
+    while start < n_tokens:
+        rest = n_tokens - start
+        bos = start == 0 and recipe["prepend_bos"]
+        if rest < 3:
+            segments.append((start, rest, len(recipe["tasks"]), bos, append_eos))
+            return segments
+        task = draw_task(recipe["key"](start), recipe["tasks"], recipe["allowed"])
+        if rest <= capacity(recipe, task, bos, append_eos):
+            segments.append((start, rest, task, bos, append_eos))
+            return segments
+        if long == "drop":
+            return []
+        n = capacity(recipe, task, bos, False)
+        if long == "truncate":
+            return [(start, min(rest, n), task, bos, False)]
+        n = min(n, rest - min_tail)
+        if n < 3:
+            raise ValueError(f"{rest} tokens are left, beyond task {task}'s capacity, and a tail needs {min_tail}")
+        segments.append((start, n, task, bos, False))
+        start += n
+    return segments
+
+
+def draw_task(key, tasks, allowed):
+    """Index of the task: 53 bits against the cumulative weight shares of the allowed tasks, exact."""
+    u = chance.bits64(key, chance.TASK) >> 11
+    total = sum(Fraction(tasks[i]["weight"]) for i in allowed)
+    cumulative = Fraction(0)
+    for i in sorted(allowed):
+        cumulative += Fraction(tasks[i]["weight"]) / total
+        if u < cumulative * 2**53 // 1:
+            return i
+    raise AssertionError("the last share is 1")
+
+
+def capacity(recipe, task, bos, eos):
+    """The most content tokens that a segment of the task can surely hold."""
+    best = 0
+    for n in range(1, recipe["seq_length"] + 1):
+        if recipe["max_tokens"] and n > recipe["max_tokens"]:
+            break
+        if holds(recipe["tasks"][task], n, bos, eos, recipe["seq_length"]):
+            best = n
+    return best
+
+
+def holds(task, n, bos, eos, slots):
+    """Whether n content tokens fit whatever is drawn, with the sentinels that there are."""
+    facts = segment_facts(task, bos=-1 if bos else None, eos=-1 if eos else None)
+    parameters = task.get("parameters", {})
+    sentinels = parameters.get("sentinels")
+    if task["objective"] == "span_corruption" and sentinels is not None and not lowers(task):
+        wanted = spans.span_counts(n, parameters["noise_density"], parameters["mean_span_length"])[1]
+        if wanted + (1 if parameters.get("random_roll") else 0) > len(sentinels):
+            return False
+    return objectives.law(task["objective"], n, facts) <= slots
+
+
+def lowers(task):
+    return task.get("parameters", {}).get("too_many_spans", "split") == "lower"
+
+
+def segment_facts(task, bos=None, eos=None, key=None, pad=0):
+    """What objectives.py wants to know of a segment of the task. With "lower" spans are clamped to the sentinels."""
+    parameters = dict(task.get("parameters", {}))
+    if task["objective"] == "span_corruption":
+        sentinels = parameters.get("sentinels")
+        parameters["max_spans"] = None
+        if sentinels is not None and lowers(task):
+            parameters["max_spans"] = len(sentinels) - (1 if parameters.get("random_roll") else 0)
+    return {
+        "objective": task["objective"],
+        "mode": task.get("mode"),
+        "bos": bos,
+        "eos": eos,
+        "pad": pad,
+        "key": key,
+        "parameters": parameters,
+    }

@@ -1,0 +1,45 @@
+"""What an import costs: a trainer needs numpy alone, and `import packprep` needs nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"numba", "pyarrow", "tokenizers", "torch", "jax", "zstandard", "msgspec", "xxhash", "tqdm", "typer"}
+
+
+def imported_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after `code`."""
+    code += "\nimport sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import packprep",
+        "import packprep; packprep.open_dataset",
+        "from packprep import open_dataset",
+        "import packprep.dataset.attention",
+    ],
+)
+def test_a_trainer_imports_nothing_heavy(code):
+    assert imported_by(code) & HEAVY == set()
+
+
+def test_import_packprep_does_not_even_bring_numpy():
+    assert "numpy" not in imported_by("import packprep")
+
+
+def test_this_test_can_fail():
+    assert imported_by("import numba") & HEAVY >= {"numba"}
+
+
+def test_the_face_of_the_package_is_one_name():
+    import packprep
+
+    assert packprep.__all__ == ["open_dataset"] and "open_dataset" in dir(packprep)
+    assert packprep.open_dataset.__module__ == "packprep.dataset.loader"
+    with pytest.raises(AttributeError, match="'open_datasets'"):
+        packprep.open_datasets  # noqa: B018
