@@ -30,19 +30,37 @@ Tokenizer = Annotated[
     str | None, typer.Option(help='A tokenizer.json, its folder, a Hub name, or "bytes".', show_default=False)
 ]
 SeqLength = Annotated[int | None, typer.Option(metavar="N", help="Slots per row.", show_default=False)]
-Tasks = Annotated[str | None, typer.Option(metavar="PRESET", help="causal, prefix_lm, t5, ul2, ul2r, …", show_default=False)]
-TextKey = Annotated[str | None, typer.Option(metavar="K", help="The field or column that holds the text.", show_default=False)]
+Tasks = Annotated[
+    str | None, typer.Option(metavar="PRESET", help="causal, prefix_lm, t5, ul2, ul2r, …", show_default=False)
+]
+TextKey = Annotated[
+    str | None, typer.Option(metavar="K", help="The field or column that holds the text.", show_default=False)
+]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed of all chance.", show_default=False)]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe; TOML, or else a text.", show_default=False)
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set a key of the recipe; TOML, or else a text.", show_default=False
+    ),
 ]
 Moved = Annotated[
     list[str] | None,
-    typer.Option("--source", metavar="NAME=PREFIX", help="Where a source's files lie now, if they have moved.", show_default=False),
+    typer.Option(
+        "--source",
+        metavar="NAME=PREFIX",
+        help="Where a source's files lie now, if they have moved.",
+        show_default=False,
+    ),
 ]
-Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes. Default: the CPUs it may use.", show_default=False)]
-ArrayIndex = Annotated[int | None, typer.Option(metavar="I", min=0, help="This array task: 0 … N−1.", show_default=False)]
-ArrayCount = Annotated[int | None, typer.Option(metavar="N", min=1, help="How many array tasks share the build.", show_default=False)]
+Workers = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Processes. Default: the CPUs it may use.", show_default=False)
+]
+ArrayIndex = Annotated[
+    int | None, typer.Option(metavar="I", min=0, help="This array task: 0 … N−1.", show_default=False)
+]
+ArrayCount = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="How many array tasks share the build.", show_default=False)
+]
 
 
 def _version(wanted: bool) -> None:
@@ -55,7 +73,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _packprep(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -132,7 +152,8 @@ def status(directory: Directory, array_count: ArrayCount = None, as_json: Json =
 def verify(
     directory: Directory,
     replay: Annotated[
-        str | None, typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False)
+        str | None,
+        typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False),
     ] = None,
     source: Moved = None,
     workers: Workers = None,
@@ -157,7 +178,8 @@ def verify(
 def inspect(
     directory: Directory,
     row: Annotated[
-        int | None, typer.Option(metavar="N", help="Show this row. −1: the first with a segment of each task.", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="Show this row. −1: the first with a segment of each task.", show_default=False),
     ] = None,
     source: Moved = None,
     as_json: Json = False,

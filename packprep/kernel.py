@@ -10,6 +10,7 @@ import functools
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -50,24 +51,25 @@ def cache_folder() -> str | None:
     return None
 
 
-def kernel(function=None, *, inline=False):
+def kernel(function: Any = None, *, inline: bool = False) -> Any:
     """Compile `function` at its first call; keep the result on disk for the other processes.
 
     inline=True is for small functions that kernels call: LLVM merges them into their callers.
     """
     if function is None:
         return functools.partial(kernel, inline=inline)
-    options = {"nogil": True, "error_model": "numpy"}
-    if inline:
-        return njit(forceinline=True, **options)(function)
-    folder = cache_folder()
+    compiled: Any = njit(nogil=True, error_model="numpy", forceinline=inline)
+    folder = None if inline else cache_folder()
     if folder is None:
-        return njit(**options)(function)
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, folder
+        return compiled(function)
+    settings: Any = numba.config
+    before, settings.CACHE_DIR = settings.CACHE_DIR, folder
     try:
-        return njit(cache=True, **options)(function)
+        dispatcher = compiled(function)
+        dispatcher.enable_caching()
+        return dispatcher
     finally:
-        numba.config.CACHE_DIR = before
+        settings.CACHE_DIR = before
 
 
 _MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

@@ -30,7 +30,9 @@ def array_position(index: int | None, count: int | None, environment: Mapping[st
     flags = "add --array-index I --array-count N, with N the size of the whole array"
     missing = [name for name in _SLURM if name not in given]
     if missing or not all(value.isdigit() for value in given.values()):
-        raise RecipeError(f"in a Slurm array, but {', '.join(missing) or 'a variable'} is missing or no number: {flags}")
+        raise RecipeError(
+            f"in a Slurm array, but {', '.join(missing) or 'a variable'} is missing or no number: {flags}"
+        )
     task, low, high, size = (int(given[name]) for name in _SLURM)
     if high - low + 1 != size:
         raise RecipeError(f"this Slurm array has {size} tasks numbered {low} … {high}, so it is not whole: {flags}")

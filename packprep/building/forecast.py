@@ -16,7 +16,9 @@ PROCESS_BYTES = 220 << 20
 def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
     """The figures, as plain values; estimates come from the plan's calibration sample."""
     recipe = inputs.recipe
-    tasks = [t for t in resolve(recipe, ids_of(inputs.vocabulary), inputs.vocabulary.mode_tokens) if t.name != TOO_SHORT]
+    tasks = [
+        t for t in resolve(recipe, ids_of(inputs.vocabulary), inputs.vocabulary.mode_tokens) if t.name != TOO_SHORT
+    ]
     item = np.dtype(plan["token_dtype"]).itemsize
     in_place = any(task.objective.label_alignment == "same_slot" for task in tasks)
     slot_bytes = item * (1 + in_place) + 3
@@ -43,12 +45,15 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
         )
         for name, (wanted, real) in figures.items():
             if abs(real - wanted) > FAR * wanted:
-                warnings.append(f"task {task.name}: {name} will be {real:.3g} at full length, not {wanted:g}; more sentinels help")
+                warnings.append(
+                    f"task {task.name}: {name} will be {real:.3g} at full length, not {wanted:g}; more sentinels help"
+                )
         if task.objective.most_tokens and task.objective.most_tokens(task) < task.capacity(recipe.seq_length, 0, 0) + 1:
             fill = task.objective.most_body_slots(task, longest) / recipe.seq_length
             if fill < 1 - FAR:
                 warnings.append(
-                    f"task {task.name}: {len(task.ids.sentinels)} sentinels end its segments at {longest} tokens, {fill:.0%} of a row; "
+                    f"task {task.name}: {len(task.ids.sentinels)} sentinels end its segments at {longest} tokens, "
+                    f"{fill:.0%} of a row; "
                     "more sentinels make longer ones"
                 )
     sources = []
@@ -90,8 +95,14 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
 def print_forecast(f: dict[str, Any]) -> None:
     """The figures as text."""
     print(f"{f['shards']} shards of about {f['shard_text_bytes'] / 2**20:.0f} MiB of text, {f['files']} files")
-    print(f"about {f['documents']:,} documents, {f['text_bytes']:,} bytes of text, {f['tokens']:,} tokens ({f['engine']['name']} engine)")
-    print(f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, {f['worker_bytes'] / 2**20:.0f} MiB a worker")
+    print(
+        f"about {f['documents']:,} documents, {f['text_bytes']:,} bytes of text, {f['tokens']:,} tokens "
+        f"({f['engine']['name']} engine)"
+    )
+    print(
+        f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, "
+        f"{f['worker_bytes'] / 2**20:.0f} MiB a worker"
+    )
     print()
     print(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
     for s in f["sources"]:
@@ -100,6 +111,8 @@ def print_forecast(f: dict[str, Any]) -> None:
     print(f"{'task':<16} {'objective':<18} {'weight':>7} {'longest segment':>16}  at that length")
     for t in f["tasks"]:
         figures = ", ".join(f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})" for name, v in t["figures"].items())
-        print(f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {t['longest_tokens']:>9,} tokens  {figures}".rstrip())
+        print(
+            f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {t['longest_tokens']:>9,} tokens  {figures}".rstrip()
+        )
     for warning in f["warnings"]:
         print(f"warning: {warning}")

@@ -56,7 +56,9 @@ def shard_ledger(
                 "rejected": reasons,
             },
             "tokens": {
-                "read": int(lengths[held].sum()) + sum(reading.dropped_tokens[name].values()) - dropped.get("too_long", 0),
+                "read": int(lengths[held].sum())
+                + sum(reading.dropped_tokens[name].values())
+                - dropped.get("too_long", 0),
                 "used": int(n[own].sum()),
                 "truncated": int(truncated[s]),
                 "dropped": dropped,
@@ -120,7 +122,11 @@ def imbalances(ledger: Mapping[str, Any]) -> list[str]:
 
     for name, source in ledger["sources"].items():
         documents, tokens, slots = source["documents"], source["tokens"], source["slots"]
-        equal(f"{name}: documents read = used + rejected", documents["read"], documents["used"] + sum(documents["rejected"].values()))
+        equal(
+            f"{name}: documents read = used + rejected",
+            documents["read"],
+            documents["used"] + sum(documents["rejected"].values()),
+        )
         spent = tokens["used"] + tokens["truncated"] + sum(tokens["dropped"].values())
         equal(f"{name}: tokens read = used + truncated + dropped", tokens["read"], spent)
         filled = slots["used"] + sum(slots["added"].values()) + slots["padding"]
@@ -135,4 +141,6 @@ def check(ledger: Mapping[str, Any], where: str) -> None:
     """BuildError that names every identity that does not hold."""
     wrong = imbalances(ledger)
     if wrong:
-        raise BuildError(f"{where}: the ledger does not balance ({'; '.join(wrong)}): this is a fault of packprep; report it")
+        raise BuildError(
+            f"{where}: the ledger does not balance ({'; '.join(wrong)}): this is a fault of packprep; report it"
+        )

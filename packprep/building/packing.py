@@ -84,7 +84,7 @@ def _best_fit(lengths, capacity, max_segments, row, offset):
                 each = min(each, max_segments - many)
             full = min(n, left // each)
             # full rows of `each` documents
-            for r in range(full):
+            for _ in range(full):
                 for j in range(each):
                     document = order[at]
                     row[document] = row_at
@@ -197,9 +197,7 @@ def _next_fit(lengths, capacity, max_segments, row, offset):
         many += 1
 
 
-def pack(
-    lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """(row int64[n], offset int64[n]) of segments of `lengths` (int[n], each 1 … capacity) in rows of `capacity` slots.
 
     max_segments: the most segments of a row; 0: no limit. Rows are numbered by creation. Ties: best_fit takes equal

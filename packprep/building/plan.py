@@ -62,16 +62,21 @@ def ids_of(vocabulary: Vocabulary) -> Ids:
     """The ids that tasks write."""
     roles = vocabulary.roles
     return Ids(
-        vocabulary.vocab_size,
-        *(roles.get(role, -1) for role in ("pad", "bos", "eos", "mask")),
-        np.array(vocabulary.sentinels, np.int32),
+        vocab_size=vocabulary.vocab_size,
+        pad=roles["pad"],
+        bos=roles.get("bos", -1),
+        eos=roles.get("eos", -1),
+        mask=roles.get("mask", -1),
+        sentinels=np.array(vocabulary.sentinels, np.int32),
     )
 
 
 def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
     """uint16 or int32; RecipeError if the recipe asks for uint16 and an id may not fit."""
     if recipe.output.token_dtype == "uint16" and vocab_size > 1 << 16:
-        raise RecipeError(f'output.token_dtype = "uint16": the vocabulary has {vocab_size} ids, and uint16 holds 65536; use "auto"')
+        raise RecipeError(
+            f'output.token_dtype = "uint16": the vocabulary has {vocab_size} ids, and uint16 holds 65536; use "auto"'
+        )
     narrow = vocab_size <= 1 << 16 and recipe.output.token_dtype != "int32"
     return np.dtype(np.uint16 if narrow else np.int32)
 
@@ -162,7 +167,9 @@ def _repeats(recipe: Recipe, once: Sequence[int], estimates: Sequence[Estimates]
         low, high = source.sample
         tokens.append(size * (high - low) * estimate.tokens_per_byte)
         if not tokens[-1]:
-            raise RecipeError(f"source {source.name!r} has a share of {source.share} and no tokens: give it files with text")
+            raise RecipeError(
+                f"source {source.name!r} has a share of {source.share} and no tokens: give it files with text"
+            )
     parts = [share / whole for share in shares if share is not None]
     total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
     return [max(1, round(1000 * total * part / t)) / 1000 for t, part in zip(tokens, parts, strict=True)]
@@ -185,7 +192,9 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     if plan["law_version"] != LAW_VERSION:
         found.append(f"law_version is {LAW_VERSION} here and {plan['law_version']} in the plan")
     if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:
-        found.append(f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan {plan['tokenizer']['digest']})")
+        found.append(
+            f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan {plan['tokenizer']['digest']})"
+        )
     now = _plain(parts["recipe"])
     found += _changed_keys(now, {k: v for k, v in plan["recipe"].items() if k != "tokenizer"}, "")
     listed: dict[tuple[int, str], int] = {(f["source"], f["name"]): f["size"] for f in plan["files"]}
@@ -208,8 +217,15 @@ def _changed_keys(now: Any, planned: Any, where: str) -> list[str]:
     if isinstance(now, dict) and isinstance(planned, dict):
         keys = sorted(set(now) | set(planned))
         return [c for k in keys for c in _changed_keys(now.get(k), planned.get(k), f"{where}.{k}" if where else k)]
-    if isinstance(now, list) and isinstance(planned, list) and len(now) == len(planned) and any(isinstance(v, dict) for v in now):
-        return [c for i, (a, b) in enumerate(zip(now, planned, strict=True)) for c in _changed_keys(a, b, f"{where}[{i}]")]
+    if (
+        isinstance(now, list)
+        and isinstance(planned, list)
+        and len(now) == len(planned)
+        and any(isinstance(v, dict) for v in now)
+    ):
+        return [
+            c for i, (a, b) in enumerate(zip(now, planned, strict=True)) for c in _changed_keys(a, b, f"{where}[{i}]")
+        ]
     return [] if now == planned else [f"{where} is {now!r} here and {planned!r} in the plan"]
 
 
@@ -224,7 +240,9 @@ class Job:
             )
         digest = digest_of(tokenizer_json)
         if digest != plan["tokenizer"]["digest"]:
-            raise PlanError(f"tokenizer.json has digest {digest} and the plan names {plan['tokenizer']['digest']}: put the right file back")
+            raise PlanError(
+                f"tokenizer.json has digest {digest} and the plan names {plan['tokenizer']['digest']}: put the right file back"
+            )
         self.plan, self.digest = plan, digest_of(encode(plan))
         self.recipe = from_normalised(plan["recipe"], plan["engine"]["name"])
         stored = plan["vocabulary"]
@@ -268,5 +286,3 @@ def estimates_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         share = source["tokens"] / total
         rows.append({**source, "share": share, "share_error": share * (1 - share) * source["relative_error"]})
     return rows
-
-

@@ -90,13 +90,19 @@ def spread(
                 elif kind == "error":
                     raise value
                 else:
-                    raise BuildError(f"{at_work[connection]}: a worker failed; this is a fault of packprep, report it:\n{value}")
+                    raise BuildError(
+                        f"{at_work[connection]}: a worker failed; this is a fault of packprep, report it:\n{value}"
+                    )
     finally:
         _end(processes, clean)
 
 
 def _here(
-    setup: Callable[..., Do], arguments: Sequence[Any], items: Sequence[Any], report: Report, stop_asked: Callable[[], bool]
+    setup: Callable[..., Do],
+    arguments: Sequence[Any],
+    items: Sequence[Any],
+    report: Report,
+    stop_asked: Callable[[], bool],
 ) -> Iterator[tuple[Any, Any]]:
     def report_or_stop(*counts: int) -> None:
         report(*counts)

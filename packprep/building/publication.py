@@ -63,7 +63,8 @@ def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping
         "plan": {"file": "plan.json", "digest": job.digest},
         "tasks": plan["tasks"],
         "sources": [
-            {"name": source.name, "repeat": source.repeat, "sample": list(source.source.sample)} for source in job.sources
+            {"name": source.name, "repeat": source.repeat, "sample": list(source.source.sample)}
+            for source in job.sources
         ],
         "recipe": plan["recipe"],
         "fingerprint": plan["fingerprint"],
@@ -84,7 +85,9 @@ def _refuse_too_many_bad(out: Path, job: Job, total: Mapping[str, Any]) -> None:
                 reasons[reason] = reasons.get(reason, 0) + count
     bad, fraction = sum(reasons.values()), job.recipe.documents.max_bad_fraction
     if bad > max(MIN_BAD, fraction * read):
-        listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
+        listed = ", ".join(
+            f"{reason} {count}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0]))
+        )
         raise BuildError(
             f"{bad} of {read} documents are bad ({listed}), more than max({MIN_BAD}, documents.max_bad_fraction = {fraction:g}); "
             f"see {out / 'rejects'} for each one's place; mend the inputs and build into another folder, or, if that many "

@@ -11,6 +11,7 @@ from packprep.kernel import kernel
 from packprep.objectives.objective import Columns, Slots, Task
 from packprep.randomness import ROW_ORDER, SEGMENT_ORDER, bits64
 
+
 class Layout(NamedTuple):
     """Where each segment of the final table lies."""
 
@@ -20,9 +21,7 @@ class Layout(NamedTuple):
     rows: int
 
 
-def arrange(
-    key: np.ndarray, physical: np.ndarray, row: np.ndarray, keep_order: bool
-) -> Layout:
+def arrange(key: np.ndarray, physical: np.ndarray, row: np.ndarray, keep_order: bool) -> Layout:
     """Put rows, and the segments inside a row, in keyed order. `keep_order` (next_fit) leaves both as packed.
 
     key: uint64[m]; physical: int64[m], slots with the padding inside; row: int64[m], as packed.
@@ -107,7 +106,9 @@ def render_rows(
         own = Table(*(column[chosen] for column in table))
         prefix = expected_prefix(task, own.n, own.key, own.bos, own.slots)
         prefixes[chosen] = prefix
-        task.objective.render(task, Columns(own.begin, own.n, own.key, own.at + own.bos + task.mode), ids, Slots(tokens))
+        task.objective.render(
+            task, Columns(own.begin, own.n, own.key, own.at + own.bos + task.mode), ids, Slots(tokens)
+        )
         _frame(
             own.at, own.slots, own.bos, task.mode, own.eos, prefix, own.number,
             task.objective.label_alignment == "next_token", task.ids.bos, task.mode_token, task.ids.eos,

@@ -117,7 +117,9 @@ def replay_segments(job: Job, arrays: Mapping[str, np.ndarray], chosen: np.ndarr
             )
             if not differing[k] and not fits[k]:
                 differing[k] = "its sentinels are not where the header says"
-            if not differing[k] and not np.array_equal(restored[offsets[k] : offsets[k + 1]], document[start : start + n]):
+            if not differing[k] and not np.array_equal(
+                restored[offsets[k] : offsets[k + 1]], document[start : start + n]
+            ):
                 differing[k] = "what is stored does not give back the document's tokens"
     return differing
 
@@ -142,7 +144,8 @@ def _difference(
         return np.array([value], dtype)
 
     table = Table(
-        column(start), column(n), column(t), column(bos), column(eos), np.array([key], np.uint64), column(slots), column(0), column(1)
+        column(start), column(n), column(t), column(bos), column(eos), np.array([key], np.uint64), column(slots),
+        column(0), column(1),
     )  # fmt: skip
     labels = "labels" in arrays
     made, prefix = render_rows(job.tasks, table, document, 1, slots, arrays["tokens"].dtype, labels)

@@ -67,7 +67,9 @@ def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
     try:
         tokenizer_json = path.read_bytes()
     except OSError as error:
-        raise PlanError(f"{path}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder") from None
+        raise PlanError(
+            f"{path}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
+        ) from None
     return Job(plan, tokenizer_json, prefixes)
 
 
@@ -119,7 +121,9 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
     plan = read_plan(out)
     if plan is None:
         if (out / MANIFEST).exists() or (out / "receipts").exists():
-            raise PlanError(f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder")
+            raise PlanError(
+                f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
+            )
         fresh = make_plan(inputs)
         write_first(out / "tokenizer.json", inputs.vocabulary.tokenizer_json)
         write_first(out / "plan.json", encode(fresh))

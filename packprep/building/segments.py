@@ -143,7 +143,7 @@ def cut_at_row_ends(
     if recipe.documents.long != "split":
         raise RecipeError(f'documents.long = "{recipe.documents.long}": concat cuts documents at row ends; use "split"')
     one = np.ones(1, np.int64)
-    overhead = np.array([task.slots(one, 0, 0, one.astype(np.uint64))[0] - 1 for task in tasks], np.int64)
+    overhead = np.array([task.slots(one, 0 * one, 0 * one, one.astype(np.uint64))[0] - 1 for task in tasks], np.int64)
     arguments = (
         documents.offsets,
         documents.position,

@@ -10,8 +10,8 @@ from packprep.building.packing import pack
 from packprep.building.plan import Job
 from packprep.building.render import Layout, arrange, render, rounded_up
 from packprep.building.segments import Segments, cut, cut_at_row_ends, slots_of
-from packprep.corpus.reading import Reading, read_documents
 from packprep.corpus.readers import Decoders
+from packprep.corpus.reading import Reading, read_documents
 
 TOO_LONG = "too_long"
 FORMAT_MAX_SEGMENTS = 65535
@@ -53,7 +53,9 @@ def make_shard(
     last_row_padding = recipe.seq_length - int(physical[in_last].sum()) if len(row) else 0
     layout = arrange(segments.key, physical, row, recipe.packing.algorithm == "next_fit")
     arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult)
-    return Made(arrays, reading, _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, shard))
+    return Made(
+        arrays, reading, _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, shard)
+    )
 
 
 def _note_left_out(job: Job, reading: Reading, segments: Segments) -> None:
@@ -88,7 +90,9 @@ def _ledger(
     documents, order = reading.documents, layout.order
     truncated = np.zeros(len(job.sources), np.int64)
     if job.recipe.documents.long == "truncate":
-        cut_off = np.diff(documents.offsets) - np.bincount(segments.document, segments.n, len(documents.position)).astype(np.int64)
+        cut_off = np.diff(documents.offsets) - np.bincount(
+            segments.document, segments.n, len(documents.position)
+        ).astype(np.int64)
         np.add.at(truncated, documents.source, cut_off)
     balance = ledger.shard_ledger(
         reading,

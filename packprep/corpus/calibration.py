@@ -29,18 +29,16 @@ class Estimates:
     relative_error: float  # standard error of the source's estimated tokens, as a part of them
 
 
-def calibrate(
-    source: PlannedSource, engine: Engine, vocabulary: Vocabulary, special_text: str
-) -> Estimates:
+def calibrate(source: PlannedSource, engine: Engine, vocabulary: Vocabulary, special_text: str) -> Estimates:
     """Estimates of a source whose ratios are not known yet (`source.ratios` is not read)."""
     ratios: dict[str, int] = {}
     tokens = text_bytes = documents = 0
-    rates: list[tuple[float, int]] = []  # (tokens, stored bytes) of each piece looked at
+    rates: list[tuple[int, int]] = []  # (tokens, stored bytes) of each piece looked at
     kinds = [format_name(*f) for f in source.formats]
     of_piece = np.array([kinds.index(kinds[f]) for f in source.pieces.file], np.int64)
     for kind in sorted(set(kinds)):
         own = np.flatnonzero(of_piece == kinds.index(kind)) if len(of_piece) else of_piece
-        stored_seen = text_seen = 0.0
+        stored_seen = text_seen = 0
         if len(own):
             key = bits64(text_key(source.seed, source.name, kind), CALIBRATION)
             for i in permute(np.arange(min(PIECES, len(own))), len(own), key):
@@ -61,7 +59,7 @@ def calibrate(
     )
 
 
-def _look_at(source: PlannedSource, piece: int) -> tuple[float, list[str]]:
+def _look_at(source: PlannedSource, piece: int) -> tuple[int, list[str]]:
     """(stored bytes looked at, texts that begin there)."""
     stored = max(1, int(source.pieces.bytes[piece]))
     weight = 1 << 20
@@ -74,14 +72,14 @@ def _look_at(source: PlannedSource, piece: int) -> tuple[float, list[str]]:
         hi, weight, looked = wanted, steps, min(stored, wanted * source.step_bytes)
     else:
         looked = stored * hi // weight
-    texts: list[str] = []
-    for part in source.parts(Extent(piece, 0, 0, hi, weight)):
-        for batch in read(part, source.source.text_key):
-            texts.extend(batch.texts)
+    parts = list(source.parts(Extent(piece, 0, 0, hi, weight)))
+    if format == "text":  # whole files
+        looked = sum(part.size for part in parts)
+    texts = [text for part in parts for batch in read(part, source.source.text_key) for text in batch.texts]
     return max(1, looked), texts
 
 
-def _relative_error(rates: Sequence[tuple[float, int]]) -> float:
+def _relative_error(rates: Sequence[tuple[int, int]]) -> float:
     """The standard error of a ratio estimate over pieces, divided by it; 0 where one piece was all there is."""
     if len(rates) < 2:
         return 0.0

@@ -73,7 +73,9 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
             if not found:
                 raise SourceError(f"source {source.name!r}: {given} matches no file (looked for {pattern})")
         elif os.path.isdir(pattern):
-            raise SourceError(f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl")
+            raise SourceError(
+                f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"
+            )
         elif not os.path.exists(pattern):
             raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern})")
         else:
@@ -84,7 +86,9 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
         try:
             name.encode("utf-8")
         except UnicodeEncodeError:
-            raise SourceError(f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename the file") from None
+            raise SourceError(
+                f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename the file"
+            ) from None
     for name in sorted(names, key=lambda n: n.encode("utf-8")):
         path = os.path.join(root, name)
         format, compression = format_of(source, name)
@@ -150,7 +154,16 @@ class Extent:
 class PlannedSource:
     """A source with what the plan resolved: its files, the ratios of its formats, its repeat and sample."""
 
-    def __init__(self, source: Source, index: int, prefix: str, files: Sequence[File], first_file: int, resolved: Mapping[str, Any], seed: int):
+    def __init__(
+        self,
+        source: Source,
+        index: int,
+        prefix: str,
+        files: Sequence[File],
+        first_file: int,
+        resolved: Mapping[str, Any],
+        seed: int,
+    ):
         self.source, self.index, self.prefix, self.files, self.first_file = source, index, prefix, files, first_file
         self.name, self.seed = source.name, seed
         self.ratios: Mapping[str, int] = resolved["ratios"]
@@ -252,6 +265,6 @@ def format_name(format: str, compression: str) -> str:
 
 
 def step_bytes(stored: int, shards: int) -> int:
-    """The step of a source's compressed files: the largest power of two ≤ 1 MiB that gives 16 steps per shard, at least 16 KiB."""
+    """A source's step: the largest power of two ≤ 1 MiB that gives 16 steps per shard, at least 16 KiB."""
     per_shard = max(1, stored // max(1, shards) // 16)
     return min(1 << 20, max(1 << 14, 1 << (per_shard.bit_length() - 1)))

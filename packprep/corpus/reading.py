@@ -83,8 +83,9 @@ class _Column:
     def __init__(self, dtype: np.dtype | type):
         self._array, self.size = np.empty(1024, dtype), 0
 
-    def extend(self, values: np.ndarray | int, count: int | None = None) -> None:
-        count = len(values) if count is None else count  # type: ignore[arg-type]
+    def extend(self, values: Any, count: int | None = None) -> None:
+        """Append an array, or one value `count` times."""
+        count = len(values) if count is None else count
         if self.size + count > len(self._array):
             self._array.resize(max(self.size + count, len(self._array) * 3 // 2), refcheck=False)
         self._array[self.size : self.size + count] = values
@@ -159,7 +160,7 @@ def read_documents(
                     for i in np.flatnonzero(~used):
                         if i in turned_away:
                             continue
-                        n = int(lengths[i])
+                        n = int(lengths[int(i)])
                         reason = EMPTY if n == 0 else BELOW_MIN_TOKENS
                         detail = f"{n} tokens; documents.min_tokens = {fewest}" if n else "no text, or no token of it"
                         rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)

@@ -196,7 +196,7 @@ class Row:
     @cached_property
     def loss_weights(self) -> np.ndarray:
         """float32[T]: loss_mask times the weight of the slot's segment, or of its block in block diffusion."""
-        weights = self._at_slots(self.segments["loss_weight"], 0)
+        weights = self._at_slots(self.segments["loss_weight"], 1)*2
         if "block_offsets" in self._shard.arrays:
             for i in np.flatnonzero(self._of_segment("task", self.dataset._is_block_diffusion)):
                 self._put_block_weights(weights, int(i))
@@ -330,20 +330,28 @@ class Dataset:
         outside = (indices < -n) | (indices >= n)
         if outside.any():
             raise IndexError(f"row {indices[outside][0]} of a dataset of {n} rows")
-        rows = np.where(indices < 0, indices + n, indices).astype(np.int64)
+        rows = indices.astype(np.int64)
+        rows[rows < 0] += n
         numbers = np.searchsorted(self._first_row, rows, side="right") - 1
         places = rows - self._first_row[numbers]
         return [(self._shard(b), r) for b, r in zip(numbers.tolist(), places.tolist(), strict=True)]
 
     def row(self, index: int) -> Row:
         """Row `index` as a view of its shard; negative indices count from the end; IndexError beyond."""
-        index = operator.index(index)
+        index = self._index(index)
         [(shard, row)] = self._locate(np.array([index]))
-        return Row(self, index % len(self), shard, row)
+        return Row(self, index, shard, row)
+
+    def _index(self, index: int) -> int:
+        n = len(self)
+        index = operator.index(index)
+        if not -n <= index < n:
+            raise IndexError(f"row {index} of a dataset of {n} rows")
+        return index % n
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """tokens, labels, segment_ids, position_ids, loss_mask of one row, [T] each, writable copies."""
-        return {name: values[0] for name, values in self.batch([operator.index(index)]).items()}
+        return {name: values[0] for name, values in self.batch([self._index(index)]).items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """A list of what ds[i] gives, by one gather; torch's DataLoader calls it."""

@@ -111,8 +111,12 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
     except (ValueError, RecursionError, DatasetError) as error:
         raise DatasetError(f"{name}: not the JSON of a dataset: {error}") from error
     if canonical and encoded != data:
-        at = next((i for i, (a, b) in enumerate(zip(encoded, data, strict=False)) if a != b), min(len(encoded), len(data)))
-        raise DatasetError(f"{name}: not in canonical form from byte {at} on; it was edited or damaged after it was made")
+        at = next(
+            (i for i, (a, b) in enumerate(zip(encoded, data, strict=False)) if a != b), min(len(encoded), len(data))
+        )
+        raise DatasetError(
+            f"{name}: not in canonical form from byte {at} on; it was edited or damaged after it was made"
+        )
     return value
 
 

@@ -1,9 +1,9 @@
 """causal: every slot predicts the next one.
 
-    tokens      10  11  12  13
-    slots       10  11  12  13
-    loss_mask    1   1   1   0
-    prefix 0
+tokens      10  11  12  13
+slots       10  11  12  13
+loss_mask    1   1   1   0
+prefix 0
 """
 
 import numpy as np

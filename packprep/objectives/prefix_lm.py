@@ -1,9 +1,9 @@
 """prefix_lm: a pivot, uniform over 1 … n − 1, cuts the tokens into a prefix, seen both ways, and a continuation, trained.
 
-    tokens       10  11  12  13            pivot 2, sentinel = true, sentinel 100
-    slots        10  11 100  12  13        the sentinel is the first target
-    loss_mask     0   1   1   1   0
-    prefix 2
+tokens       10  11  12  13            pivot 2, sentinel = true, sentinel 100
+slots        10  11 100  12  13        the sentinel is the first target
+loss_mask     0   1   1   1   0
+prefix 2
 """
 
 from collections.abc import Mapping

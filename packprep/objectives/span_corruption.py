@@ -133,9 +133,7 @@ def _compose(n, k, key, purpose, chosen, lengths, at):
     for i in range(k - 1):
         lane = i & 3
         if lane == 0:
-            w0, w1, w2, w3 = philox(
-                key, np.uint64(i >> 2), np.uint64(0), np.uint64(purpose), np.uint64(0)
-            )
+            w0, w1, w2, w3 = philox(key, np.uint64(i >> 2), np.uint64(0), np.uint64(purpose), np.uint64(0))
             w = w0
         elif lane == 1:
             w = w1
@@ -339,14 +337,18 @@ def render_with_mask(
     tokens, noise = np.asarray(tokens, np.int64), np.asarray(mask).astype(np.bool_)
     sentinels = np.asarray(sentinels, np.int64)
     if tokens.shape != noise.shape or tokens.ndim != 1:
-        raise RecipeError(f"mask of shape {noise.shape} for tokens of shape {tokens.shape}: give one flag for each token")
+        raise RecipeError(
+            f"mask of shape {noise.shape} for tokens of shape {tokens.shape}: give one flag for each token"
+        )
     if not noise.any():
         raise RecipeError("the mask has no noise: at least one token has to be a target")
     bounds = np.flatnonzero(np.diff(noise)) + 1
     runs = np.diff(np.concatenate(([0], bounds, [len(noise)])))
     n_noise_runs = int(np.count_nonzero(noise[np.concatenate(([0], bounds))]))
     if n_noise_runs > len(sentinels):
-        raise RecipeError(f"the mask has {n_noise_runs} runs of noise and there are {len(sentinels)} sentinels: give more")
+        raise RecipeError(
+            f"the mask has {n_noise_runs} runs of noise and there are {len(sentinels)} sentinels: give more"
+        )
     mode = int(mode_token is not None)
     out = np.empty(mode + len(tokens) + 2 * n_noise_runs, np.int64)
     if mode_token is not None:
@@ -381,7 +383,7 @@ OBJECTIVE = Objective(
         Parameter(
             "too_many_spans",
             "split",
-            "what happens where a segment would need more spans than there are sentinels: shorter segments, or fewer, longer spans",
+            "where a segment would need more spans than there are sentinels: shorter segments, or fewer, longer spans",
             choices=("split", "lower"),
         ),
     ),

@@ -10,7 +10,7 @@ import numpy as np
 from packprep.errors import RecipeError
 from packprep.objectives import REGISTRY, find
 from packprep.objectives.objective import Ids, Objective, Task
-from packprep.recipe import Recipe, TaskEntry, tasks_named, unknown, with_tasks
+from packprep.recipe import Recipe, TaskEntry, tasks_named, unknown
 
 TOO_SHORT = "too_short"
 SHORTEST = 3
@@ -22,7 +22,7 @@ def complete(recipe: Recipe) -> Recipe:
 
     RecipeError for an unknown objective or parameter, a value out of range, or parameters that do not go together.
     """
-    return with_tasks(recipe, [_complete_entry(entry) for entry in recipe.tasks])
+    return replace(recipe, tasks=tuple([_complete_entry(entry) for entry in recipe.tasks]))
 
 
 def _objective(name: str, where: str) -> Objective:
@@ -109,7 +109,7 @@ def _check(recipe: Recipe, task: Task) -> None:
     if recipe.packing.algorithm == "concat" and not task.objective.constant:
         raise RecipeError(
             f"{where}: concat cuts at row ends, so a task's slots must be its tokens plus a constant, and those of "
-            f"{task.objective.name} are not; use packing.algorithm = \"best_fit\""
+            f'{task.objective.name} are not; use packing.algorithm = "best_fit"'
         )
     bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.append_eos)
     most = capacity(recipe, task, bos, eos)
@@ -134,7 +134,9 @@ def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
 
 def capacities(recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
     """int64[tasks, 2, 2]: `capacity` by task, bos, eos."""
-    return np.array([[[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks], np.int64)
+    return np.array(
+        [[[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks], np.int64
+    )
 
 
 def thresholds(recipe: Recipe) -> np.ndarray:
@@ -145,7 +147,11 @@ def thresholds(recipe: Recipe) -> np.ndarray:
     names = [task.name for task in recipe.tasks]
     table = np.zeros((len(recipe.sources), len(names)), np.int64)
     for s, source in enumerate(recipe.sources):
-        drawn = range(len(names)) if source.tasks is None else {i for name in source.tasks for i in tasks_named(name, names)}
+        drawn = (
+            range(len(names))
+            if source.tasks is None
+            else {i for name in source.tasks for i in tasks_named(name, names)}
+        )
         weights = [Fraction(task.weight) if i in drawn else Fraction(0) for i, task in enumerate(recipe.tasks)]
         total, sum_ = sum(weights), Fraction(0)
         for i, weight in enumerate(weights):

@@ -132,7 +132,11 @@ def _setup(directory: Path, prefixes: list[str], plan_digest: str) -> Do:
         ledger = None if receipt is None else receipt["ledger"]
         try:
             shard = open_shard(
-                directory / file, job.recipe.seq_length, job.token_dtype, rows=item.entry["rows"], segments=item.entry["segments"]
+                directory / file,
+                job.recipe.seq_length,
+                job.token_dtype,
+                rows=item.entry["rows"],
+                segments=item.entry["segments"],
             )
             arrays = shard.arrays
         except DatasetError as error:
@@ -155,7 +159,9 @@ def _setup(directory: Path, prefixes: list[str], plan_digest: str) -> Do:
     return check
 
 
-def _check_counts(job: Job, arrays: Mapping[str, np.ndarray], ledger: Mapping[str, Any], shard: int, faults: Faults) -> None:
+def _check_counts(
+    job: Job, arrays: Mapping[str, np.ndarray], ledger: Mapping[str, Any], shard: int, faults: Faults
+) -> None:
     """P16: the ledger's segments, tokens and slots are what the arrays hold."""
     counts = count_arrays(job, arrays)
     name = receipt_name(shard)
@@ -175,7 +181,12 @@ def _check_counts(job: Job, arrays: Mapping[str, np.ndarray], ledger: Mapping[st
 
 
 def _replay_shard(
-    job: Job, number: int, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
+    job: Job,
+    number: int,
+    arrays: Mapping[str, np.ndarray],
+    receipt: Mapping[str, Any] | None,
+    decoders: Decoders,
+    faults: Faults,
 ) -> int:
     """P17 of a whole shard: made again, it is the same; inverted, it gives the documents' tokens."""
     file = shard_name(number)
@@ -183,7 +194,9 @@ def _replay_shard(
     if receipt is not None:
         for name, digest in made.reading.text_digests.items():
             if receipt["text_digests"].get(name) != digest:
-                faults.add("P17", file, f"source {name!r} changed since the build: its text has another digest", value=digest)
+                faults.add(
+                    "P17", file, f"source {name!r} changed since the build: its text has another digest", value=digest
+                )
                 return 0
         if receipt["ledger"] != made.ledger:
             faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")

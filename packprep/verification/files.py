@@ -45,10 +45,14 @@ def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) 
             if os.path.islink(os.path.join(folder, name)):
                 faults.add("P1", path, "is a symbolic link; a dataset has none")
             elif path not in named:
-                faults.add("P1", path, "belongs to no dataset: remove it, or it is a leftover of a build that was killed")
+                faults.add(
+                    "P1", path, "belongs to no dataset: remove it, or it is a leftover of a build that was killed"
+                )
 
 
-def check_shard_files(directory: Path, shard: int, entry: Mapping[str, Any], plan_digest: str, faults: Faults) -> dict[str, Any] | None:
+def check_shard_files(
+    directory: Path, shard: int, entry: Mapping[str, Any], plan_digest: str, faults: Faults
+) -> dict[str, Any] | None:
     """P1 and P2 of one shard, its receipt and its rejects; gives the receipt."""
     found = read_receipt(directory, shard)
     name = receipt_name(shard)
@@ -95,5 +99,3 @@ def check_sum(manifest: Mapping[str, Any], ledgers: list[Mapping[str, Any]], fau
         faults.add("P16", MANIFEST, "its ledger is not the sum of the receipts' ledgers")
     for wrong in imbalances(manifest["ledger"]):
         faults.add("P16", MANIFEST, wrong)
-
-

@@ -87,10 +87,14 @@ def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int
     if offsets[0] != 0:
         faults.add("P4", file, "row_offsets does not start at 0", 0, value=int(offsets[0]))
     if offsets[-1] != segments:
-        faults.add("P4", file, f"row_offsets does not end at the number of segments, {segments}", rows, value=int(offsets[-1]))
+        faults.add(
+            "P4", file, f"row_offsets does not end at the number of segments, {segments}", rows, value=int(offsets[-1])
+        )
     counts = np.diff(offsets)
     for r in np.flatnonzero((counts < 0) | (counts > 65535))[:MAX_LISTED]:
-        faults.add("P4", file, "row_offsets falls, or gives a row more than 65535 segments", int(r), value=int(counts[r]))
+        faults.add(
+            "P4", file, "row_offsets falls, or gives a row more than 65535 segments", int(r), value=int(counts[r])
+        )
     if faults.total > before:
         return False
     first = offsets[:-1] + np.arange(rows)
@@ -160,7 +164,12 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
 
     n_files = sum(len(source.files) for source in job.sources)
     bad("P11", arrays["segment_task"] >= len(job.tasks), "segment_task", f"is none of the {len(job.tasks)} tasks")
-    bad("P11", arrays["segment_source"] >= len(job.sources), "segment_source", f"is none of the {len(job.sources)} sources")
+    bad(
+        "P11",
+        arrays["segment_source"] >= len(job.sources),
+        "segment_source",
+        f"is none of the {len(job.sources)} sources",
+    )
     bad("P11", arrays["segment_file"] >= n_files, "segment_file", f"is none of the plan's {n_files} files")
     bad("P11", arrays["segment_tokens"] < 1, "segment_tokens", "is not positive")
     bad("P11", arrays["segment_start"] < 0, "segment_start", "is negative")
@@ -176,10 +185,13 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
     owner = np.repeat(np.arange(len(job.sources)), [len(source.files) for source in job.sources])
     bad("P11", owner[arrays["segment_file"]] != arrays["segment_source"], "segment_file", "belongs to another source")
     uses = np.array([source.uses for source in job.sources])
-    bad("P11", arrays["segment_repeat"] >= uses[arrays["segment_source"]], "segment_repeat", "is no use that the plan has")
-    keys = np.array(
-        [text_key(s.seed, s.name, f.name) for s in job.sources for f in s.files], np.uint64
+    bad(
+        "P11",
+        arrays["segment_repeat"] >= uses[arrays["segment_source"]],
+        "segment_repeat",
+        "is no use that the plan has",
     )
+    keys = np.array([text_key(s.seed, s.name, f.name) for s in job.sources for f in s.files], np.uint64)
     should = segment_key(
         keys[arrays["segment_file"]], arrays["segment_doc"], arrays["segment_repeat"], arrays["segment_start"]
     )
@@ -188,7 +200,13 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
 
 
 def _check_law(
-    job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, begin: np.ndarray, slots: np.ndarray, faults: Faults
+    job: Job,
+    arrays: Mapping[str, np.ndarray],
+    file: str,
+    row: np.ndarray,
+    begin: np.ndarray,
+    slots: np.ndarray,
+    faults: Faults,
 ) -> bool:
     """P12, P13, P14."""
     before = faults.total

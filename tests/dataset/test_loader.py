@@ -69,7 +69,9 @@ def expected_rows(shards, options):
                     "prefix_ends": ends,
                     "cu": cu,
                     "physical": physical,
-                    "header": {k[8:]: v[a:b].tolist() for k, v in arrays.items() if k.startswith("segment_") and v.ndim == 1},
+                    "header": {
+                        k[8:]: v[a:b].tolist() for k, v in arrays.items() if k.startswith("segment_") and v.ndim == 1
+                    },
                 }
             )
     return rows
@@ -97,7 +99,9 @@ def test_rows_items_and_batches_agree_with_the_files(made):
             assert row.segments[name].tolist() == column
         assert row.n_segments == len(expected["cu"]) - 1 == len(row.segments["end"])
         assert row.n_tokens == sum(n > 0 for n in expected["segment_ids"])
-        assert row.max_seqlen == max((b - a for a, b in zip(expected["cu"], expected["cu"][1:], strict=False)), default=0)
+        assert row.max_seqlen == max(
+            (b - a for a, b in zip(expected["cu"], expected["cu"][1:], strict=False)), default=0
+        )
         for s, (begin, end) in enumerate(zip(row.segments["begin"], row.segments["end"], strict=True)):
             assert (row.segment_ids[begin:end] == s + 1).all()
         if options.get("blocks") and -1 in expected["header"]["prefix"]:
@@ -108,18 +112,18 @@ def test_rows_items_and_batches_agree_with_the_files(made):
 
 
 def test_fault_11_label_never_crosses_a_segment(made):
-    ds, shards, options = made
-    if options.get("in_place"):
-        pytest.skip("labels are stored")
+    ds, _, _ = made
+    next_token = np.array([task["label_alignment"] == "next_token" for task in ds.tasks])
     for i in range(len(ds)):
         row = ds.row(i)
-        last = row.segments["end"] - 1
+        last = row.segments["end"][next_token[row.segments["task"]]] - 1
         assert (row.labels[last] == PAD).all() and (row.labels[row.segment_ids == 0] == PAD).all()
 
 
 def test_a_row_is_a_read_only_view_of_the_map(tmp_path):
     make_dataset(tmp_path, in_place=True)
-    row = packprep.open_dataset(tmp_path).row(7)
+    ds = packprep.open_dataset(tmp_path)
+    row = next(row for row in map(ds.row, range(12)) if row.n_segments > 1)
     arrays = row._shard.arrays
     for name in ("tokens", "labels", "segment_ids", "loss_mask", "cu_seqlens"):
         assert np.shares_memory(getattr(row, name), arrays[name])
@@ -144,9 +148,9 @@ def test_indices_count_from_either_end_and_end(tmp_path):
     assert ds.row(-1).index == 11
     assert np.array_equal(ds.batch([-1, 0])["tokens"], ds.batch([11, 0])["tokens"])
     assert np.array_equal(ds[np.int64(3)]["tokens"], ds[3]["tokens"])
-    for index in (12, -13, 1 << 70):
-        with pytest.raises((IndexError, OverflowError)):
-            ds[index]
+    assert np.array_equal(ds.batch(np.array([3], np.uint8))["tokens"][0], ds[3]["tokens"])
+    with pytest.raises(IndexError):
+        ds[1 << 70]
     for index in (12, -13):
         for read in (ds.__getitem__, ds.row, lambda i: ds.batch([0, i])):
             with pytest.raises(IndexError, match=f"{index} of a dataset of 12"):
@@ -213,7 +217,9 @@ def test_loss_is_kept_on_the_named_sources_and_tasks_alone(made):
             expected = np.zeros(64, np.uint8)
             for s in range(whole.n_segments):
                 named = SOURCES[whole.segments["source"][s]] in ([source] if isinstance(source, str) else source or [])
-                tasked = ds.tasks[whole.segments["task"][s]]["name"] in ([task] if isinstance(task, str) else task or [])
+                tasked = ds.tasks[whole.segments["task"][s]]["name"] in (
+                    [task] if isinstance(task, str) else task or []
+                )
                 if (named or source is None) and (tasked or task is None):
                     at = slice(whole.segments["begin"][s], whole.segments["end"][s])
                     expected[at] = whole.loss_mask[at]
@@ -316,7 +322,9 @@ def test_damage_is_refused_by_file_and_row(tmp_path, name, index, value, read):
             read(ds.row(i))
 
 
-@pytest.mark.parametrize("name, value", [("block_offsets", 1 << 40), ("cu_seqlens_padded", 3), ("cu_seqlens_padded", 65)])
+@pytest.mark.parametrize(
+    "name, value", [("block_offsets", 1 << 40), ("cu_seqlens_padded", 3), ("cu_seqlens_padded", 65)]
+)
 def test_damage_of_blocks_and_physical_offsets_is_refused_by_file_and_row(tmp_path, name, value):
     ds = damaged(tmp_path, name, slice(1, None), value, blocks=True, pad_to=8)
     with pytest.raises(DatasetError, match=r"000000\.safetensors: row \d"):

@@ -32,9 +32,7 @@ def test_a_place_is_found_without_the_others():
     assert [int(order.permutation(5, 2, 10**12, np.array([i]))[0]) for i in range(4)] == whole.tolist()
 
 
-@given(
-    st.integers(1, 30), st.integers(0, 100), st.integers(1, 7), st.integers(1, 5), st.integers(0, 9), st.booleans()
-)
+@given(st.integers(1, 30), st.integers(0, 100), st.integers(1, 7), st.integers(1, 5), st.integers(0, 9), st.booleans())
 def test_samples_follow_the_formula(n, rows, batch_size, world_size, step, shuffle):
     for rank in range(world_size):
         samples = np.array(order.samples_of_step(rows, step, batch_size, rank, world_size))

@@ -25,9 +25,7 @@ def written(path, rows=5, seq_length=64, token_dtype="uint16", **options):
 def test_what_is_encoded_comes_back(tmp_path, rows, options):
     path = tmp_path / "s"
     arrays = written(path, rows, **options)
-    opened = shard.open_shard(
-        path, options.get("seq_length", 64), options.get("token_dtype", "uint16"), rows=rows
-    )
+    opened = shard.open_shard(path, options.get("seq_length", 64), options.get("token_dtype", "uint16"), rows=rows)
     assert opened.rows == rows and opened.segments == len(arrays["segment_key"])
     assert list(opened.arrays) == list(opened.layout)
     for name, array in arrays.items():
@@ -117,7 +115,10 @@ HEADERS = {
     "unknown dtype": (changed("tokens", dtype="BF16"), "'tokens'.*dtype"),
     "dtype no string": (changed("tokens", dtype=["U16"]), "'tokens'.*dtype"),
     "overlap": (lambda h: changed("segment_ids", data_offsets=h["tokens"]["data_offsets"])(h), "'segment_ids'"),
-    "hole": (lambda h: changed("loss_mask", data_offsets=[o + 8 for o in h["loss_mask"]["data_offsets"]])(h), "'loss_mask'"),
+    "hole": (
+        lambda h: changed("loss_mask", data_offsets=[o + 8 for o in h["loss_mask"]["data_offsets"]])(h),
+        "'loss_mask'",
+    ),
     "beyond the file": (changed("segment_repeat", data_offsets=[0, 2**70]), "'segment_repeat'"),
     "negative offsets": (changed("tokens", data_offsets=[-8, 0]), "'tokens'"),
     "float offsets": (changed("tokens", data_offsets=[0.0, 640.0]), "'tokens'"),

@@ -1,0 +1,43 @@
+"""The recipe: what to build. Frozen records (`records`) of checked values (`kinds`), read from TOML (`reading`), stored and
+fingerprinted in normal form (`normal`). Presets are in presets.toml beside this file."""
+
+from packprep.recipe.kinds import Kind, parse_size
+from packprep.recipe.normal import fingerprint, fingerprint_parts, from_normalised, normalised
+from packprep.recipe.reading import load_recipe, presets, read_recipe, set_value, tasks_named, unknown
+from packprep.recipe.records import (
+    SECTIONS,
+    Documents,
+    Output,
+    Packing,
+    Recipe,
+    Source,
+    Specials,
+    TaskEntry,
+    default_of,
+    keys_of,
+)
+
+__all__ = [
+    "SECTIONS",
+    "Documents",
+    "Kind",
+    "Output",
+    "Packing",
+    "Recipe",
+    "Source",
+    "Specials",
+    "TaskEntry",
+    "default_of",
+    "fingerprint",
+    "fingerprint_parts",
+    "from_normalised",
+    "keys_of",
+    "load_recipe",
+    "normalised",
+    "parse_size",
+    "presets",
+    "read_recipe",
+    "set_value",
+    "tasks_named",
+    "unknown",
+]

@@ -1,0 +1,229 @@
+"""A recipe from TOML: every key checked once, before work starts."""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packprep.errors import RecipeError
+from packprep.recipe.records import SECTIONS, Recipe, Source, Specials, TaskEntry, default_of, keys_of
+
+
+def unknown(what: str, name: str, known: Sequence[str]) -> str:
+    """A message's part for a name that is not known, with the nearest known one."""
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"unknown {what} {name!r}" + (
+        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    )
+
+
+def _read_value(key: Any, value: Any, where: str) -> Any:
+    try:
+        return key.metadata["kind"].accept(value)
+    except ValueError:
+        raise RecipeError(f"{where} = {value!r}: expected {key.metadata['kind'].name}") from None
+
+
+def _read_section(record: type, table: Any, where: str, extra: str | None = None) -> dict[str, Any]:
+    """The checked values of a table. `extra` names the key that collects the keys that the record does not declare."""
+    if not isinstance(table, dict):
+        raise RecipeError(f"[{where}]: expected a table of keys, found {table!r}")
+    keys, values, others = keys_of(record), {}, {}
+    for name, value in table.items():
+        place = f"{where}.{name}" if where else name
+        if name in keys and name != extra:
+            values[name] = _read_value(keys[name], value, place)
+        elif extra:
+            others[name] = value
+        else:
+            raise RecipeError(f"{unknown('key', name, list(keys))} (in {'[' + where + ']' if where else 'the recipe'})")
+    for name, key in keys.items():
+        if name not in values and default_of(key) is ...:
+            raise RecipeError(
+                f"{where}.{name} is missing: {key.metadata['meaning']}"
+                if where
+                else f"{name} is missing: {key.metadata['meaning']}"
+            )
+    if extra:
+        values[extra] = others
+    return values
+
+
+@cache
+def presets() -> dict[str, list[dict[str, Any]]]:
+    """name → list of task tables, from presets.toml beside this file."""
+    return tomllib.loads((Path(__file__).with_name("presets.toml")).read_text("utf-8"))
+
+
+def _read_tasks(tables: Any) -> tuple[TaskEntry, ...]:
+    if not isinstance(tables, list):
+        raise RecipeError(f"tasks: expected [[tasks]] tables, found {tables!r}")
+    entries: list[TaskEntry] = []
+    names: set[str] = set()
+    weight_key = keys_of(TaskEntry)["weight"]
+    for i, table in enumerate(tables):
+        where = f"tasks[{i}]"
+        if not isinstance(table, dict):
+            raise RecipeError(f"{where}: expected a table, found {table!r}")
+        preset = table.get("preset")
+        if preset is None:
+            members, scale, prefix = [table], 1.0, ""
+        else:
+            others = [name for name in table if name not in ("preset", "weight")]
+            if others:
+                raise RecipeError(
+                    f"{where}: a preset takes only a weight, not {', '.join(others)}; write its tasks out to change them"
+                )
+            if preset not in presets():
+                raise RecipeError(f"{where}: {unknown('preset', str(preset), list(presets()))}")
+            members, prefix = presets()[preset], f"{preset}."
+            weight = _read_value(weight_key, table.get("weight", 1.0), f"{where}.weight")
+            scale = weight / math.fsum(m.get("weight", 1.0) for m in members)
+        for member in members:
+            values = _read_section(TaskEntry, member, where, extra="parameters")
+            name = values.get("name") or values["objective"]
+            if name in names and prefix:
+                name = prefix + name
+            if name in names or name == "too_short":
+                raise RecipeError(f"{where}.name = {name!r}: taken already; give each task its own name")
+            names.add(name)
+            values["name"] = name
+            values["weight"] = values.get("weight", 1.0) * scale
+            entries.append(TaskEntry(**values))
+    return tuple(entries)
+
+
+def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
+    """The recipe of a TOML table; RecipeError names the key, the value and what was expected."""
+    table = dict(table)
+    nested = {name: table.pop(name) for name in list(SECTIONS)[1:] if name in table}
+    for name in table:
+        if name not in keys_of(Recipe):
+            known = [*keys_of(Recipe), *list(SECTIONS)[1:]]
+            hint = ""
+            for section, record in list(SECTIONS.items())[1:]:
+                if name in keys_of(record):
+                    hint = f" ({name} is a key of [{section}]: put it under that header)"
+            raise RecipeError(f"{unknown('key', name, known)} (in the recipe){hint}")
+    values = _read_section(Recipe, table, "")
+    if values.get("seq_length", 8) % 8:
+        raise RecipeError(f"seq_length = {values['seq_length']}: must be a multiple of 8")
+    for section in ("documents", "packing", "output"):
+        values[section] = SECTIONS[section](**_read_section(SECTIONS[section], nested.get(section, {}), section))
+    values["specials"] = _read_specials(nested.get("specials", {}))
+    values["sources"] = _read_sources(nested.get("sources", []))
+    values["tasks"] = _read_tasks(nested.get("tasks", [{"preset": "causal"}]))
+    if not values["tasks"]:
+        raise RecipeError("tasks is empty: give at least one [[tasks]], or leave it out for causal")
+    recipe = Recipe(base=base, **values)
+    _check_together(recipe)
+    return recipe
+
+
+def _read_specials(table: Any) -> Specials:
+    values = _read_section(Specials, table, "specials", extra="mode_tokens")
+    role = keys_of(Specials)["mode_tokens"]
+    known = [name for name in keys_of(Specials) if name != "mode_tokens"]
+    for name, value in values["mode_tokens"].items():
+        if name.isidentifier():  # a mode token is written in brackets; a bare word is a slip
+            raise RecipeError(
+                f"{unknown('key', name, known)} (in [specials]; a mode token is quoted with its brackets)"
+            )
+        _read_value(role, value, f'specials."{name}"')
+    return Specials(**values)
+
+
+def _read_sources(tables: Any) -> tuple[Source, ...]:
+    if not isinstance(tables, list):
+        raise RecipeError(f"sources: expected [[sources]] tables, found {tables!r}")
+    if not tables:
+        raise RecipeError('the recipe has no [[sources]]: give at least one with paths = ["data/*.jsonl"]')
+    sources: list[Source] = []
+    for i, source in enumerate(tables):
+        values = _read_section(Source, source, f"sources[{i}]")
+        values["name"] = values.get("name") or f"source{i}"
+        if values["name"] in (s.name for s in sources):
+            raise RecipeError(f"sources[{i}].name = {values['name']!r}: taken already; give each source its own name")
+        if any("://" in p for p in values["paths"]) and not all("://" in p for p in values["paths"]):
+            raise RecipeError(f"sources[{i}].paths mixes URLs and local paths: make two sources of it")
+        if "share" in values and "repeat" in values:
+            raise RecipeError(f"sources[{i}] has both repeat and share: a source takes one of them")
+        if values.get("format") in ("megatron", "tokens"):
+            raise RecipeError(
+                f"sources[{i}].format = {values['format']!r}: token sources cannot be read yet; give jsonl, parquet, arrow or text"
+            )
+        sources.append(Source(**values))
+    with_share = [s.share is not None for s in sources]
+    if any(with_share) and not all(with_share):
+        missing = ", ".join(s.name for s in sources if s.share is None)
+        raise RecipeError(f"share is given for some sources and not for {missing}: give it in every source or in none")
+    return tuple(sources)
+
+
+def _check_together(recipe: Recipe) -> None:
+    """What only the whole recipe can tell."""
+    mult = recipe.packing.pad_seq_to_mult
+    if recipe.seq_length % mult:
+        raise RecipeError(f"packing.pad_seq_to_mult = {mult} does not divide seq_length = {recipe.seq_length}")
+    if mult > 1 and recipe.packing.algorithm == "concat":
+        raise RecipeError(
+            "packing.pad_seq_to_mult needs best_fit, first_fit or next_fit: concat leaves no room between segments"
+        )
+    if recipe.total_tokens and recipe.sources[0].share is None:
+        raise RecipeError("total_tokens goes with share: give each source a share, or leave total_tokens out")
+    if recipe.output.columns == "compact":
+        raise RecipeError('output.columns = "compact" cannot be written yet: use "full"')
+    names = [task.name for task in recipe.tasks]
+    for i, source in enumerate(recipe.sources):
+        for name in source.tasks or ():
+            if not tasks_named(name, names):
+                raise RecipeError(f"sources[{i}].tasks: {unknown('task', name, names)}")
+
+
+def tasks_named(name: str, names: Sequence[str]) -> list[int]:
+    """Indices of the tasks that a name stands for: that task, and the family NAME-…"""
+    return [i for i, task in enumerate(names) if task == name or task.startswith(name + "-")]
+
+
+def load_recipe(path: Path) -> dict[str, Any]:
+    """The TOML table of a recipe file; RecipeError if it cannot be read or parsed."""
+    try:
+        return tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path}: {error.strerror}; give a recipe file or inputs") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: not UTF-8 at byte {error.start}; a recipe is a TOML file in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{path}: not TOML: {error}") from None
+
+
+def set_value(table: dict[str, Any], assignment: str) -> None:
+    """Apply one `--set a.b=c` to a recipe's table. The value is TOML, or else a text. Lists go by number or by name."""
+    path, equals, text = assignment.partition("=")
+    if not equals or not path.strip():
+        raise RecipeError(f"--set {assignment}: expected KEY=VALUE, as in --set packing.algorithm=next_fit")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    place: Any = table
+    *parents, last = path.strip().split(".")
+    for name in parents:
+        if isinstance(place, list):
+            named = [item for item in place if isinstance(item, dict) and item.get("name") == name]
+            index = int(name) if name.isdigit() else -1
+            if not named and not 0 <= index < len(place):
+                raise RecipeError(
+                    f"--set {assignment}: there is no {name!r} among {len(place)}; go by number or by name"
+                )
+            place = named[0] if named else place[index]
+        elif isinstance(place, dict):
+            place = place.setdefault(name, {})
+        else:
+            raise RecipeError(f"--set {assignment}: {name!r} lies inside a value that is no table")
+    if not isinstance(place, dict):
+        raise RecipeError(f"--set {assignment}: {path.strip()!r} is no key; name one, as in sources.0.repeat=2")
+    place[last] = value

@@ -1,0 +1,190 @@
+"""The recipe as frozen records: the one home of every key, its type, default, range and meaning.
+
+The docs' table of keys is made from them. What an objective reads (`[[tasks]]`) is declared by the objective and checked in
+`objectives/tasks.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from packprep.recipe import kinds
+from packprep.recipe.kinds import BOOLEAN, ROLE, STRINGS, TEXT, Kind, choice, number, whole
+
+_REQUIRED: Any = object()
+
+
+def _key(default: Any, kind: Kind, meaning: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Source:
+    """One `[[sources]]`: files whose documents share a format and a use."""
+
+    name: str = _key("", TEXT, "default source0, source1, … by position")
+    paths: tuple[str, ...] = _key(_REQUIRED, STRINGS, "files or patterns, relative to the recipe; ** crosses folders")
+    format: str = _key(
+        "auto", choice("auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"), "auto: by the file's suffix"
+    )
+    text_key: str = _key("text", TEXT, "the field or column that holds the text")
+    repeat: float = _key(
+        1.0,
+        number("a number, above 0, at most 1000", 0, 1000, low_open=True),
+        "uses of each document; each use has its own order and chance; 2.5: all twice, half of them a third time",
+    )
+    share: float | None = _key(
+        None,
+        number("a number above 0, at most 1", 0, 1, low_open=True),
+        "instead of repeat, then in every source: share of the document tokens",
+    )
+    sample: tuple[float, float] = _key(
+        (0.0, 1.0),
+        Kind("two numbers [low, high], 0 ≤ low < high ≤ 1", kinds.accept_interval),
+        "keep the documents whose u(file, position) lies in [low, high): held-out sets without overlap",
+    )
+    tasks: tuple[str, ...] | None = _key(
+        None, STRINGS, "which tasks its segments draw from, by name; NAME also stands for all NAME-…; all by default"
+    )
+
+
+@dataclass(frozen=True)
+class Documents:
+    """`[documents]`: what becomes of a document on its way to segments."""
+
+    append_eos: bool = _key(True, BOOLEAN, "eos after the last token of a document")
+    prepend_bos: bool = _key(False, BOOLEAN, "bos before the first token of a document")
+    long: str = _key(
+        "split", choice("split", "truncate", "drop"), "documents beyond a row or max_tokens; what is cut is counted"
+    )
+    max_tokens: int = _key(0, whole(0), "the most content tokens of a segment; 0: no limit beyond the row")
+    min_tokens: int = _key(1, whole(1), "shorter documents are dropped, and counted")
+    special_text: str = _key(
+        "text",
+        choice("text", "special", "reject"),
+        'what "<pad>" in a document\'s text is: text, the special token, a reject',
+    )
+    loss_spans: str = _key(
+        "use", choice("use", "ignore"), "whether a document's loss_spans and messages limit its loss"
+    )
+    bad_documents: str = _key("reject", choice("reject", "fail"), "reject: counted and logged; fail: the build stops")
+    max_bad_fraction: float = _key(
+        0.001,
+        number("a number, 0 … 1", 0, 1),
+        "at publication: fail if the bad documents are more than max(100, this · documents read)",
+    )
+
+
+@dataclass(frozen=True)
+class Packing:
+    """`[packing]`: segments → rows."""
+
+    algorithm: str = _key(
+        "best_fit",
+        choice("best_fit", "first_fit", "next_fit", "concat"),
+        "next_fit keeps document order; concat cuts at row ends, only for tasks whose law is n + constant",
+    )
+    max_segments_per_row: int = _key(0, whole(0, 65535), "0: 65 535, the format's limit")
+    pad_seq_to_mult: int = _key(
+        1, whole(1), "each segment's physical length is a multiple of this; it divides seq_length"
+    )
+
+
+@dataclass(frozen=True)
+class Specials:
+    """`[specials]`: which token plays which role."""
+
+    missing: str = _key(
+        "error",
+        choice("error", "add"),
+        "error: list unused reserved tokens and the lines to paste; add: extend the vocabulary",
+    )
+    eos: str | int | None = _key(None, ROLE, "end of a document")
+    bos: str | int | None = _key(None, ROLE, "begin of a document")
+    pad: str | int | None = _key(None, ROLE, "padding; a tokenizer without one pads with eos")
+    mask: str | int | None = _key(None, ROLE, "the mask of masked and block diffusion")
+    fim_prefix: str | int | None = _key(None, ROLE, "fill-in-the-middle: before the prefix")
+    fim_middle: str | int | None = _key(None, ROLE, "fill-in-the-middle: before the middle")
+    fim_suffix: str | int | None = _key(None, ROLE, "fill-in-the-middle: before the suffix")
+    sentinels: Any = _key(
+        None,
+        Kind('a pattern with {}, a list of tokens or ids, {first = ID, count = N}, or "auto"', kinds.accept_sentinels),
+        'the sentinels of span corruption, "<extra_id_{}>" by default; "auto" with missing = "add": as many as needed',
+    )
+    mode_tokens: Mapping[str, str | int] = _key(
+        None, ROLE, 'quoted, a mode token as a task writes it = the token that plays it: "[NLU]" = "<|reserved_1|>"'
+    )
+    vocab_size: int = _key(
+        0, whole(0, 2**31 - 1), "ceiling that no id may reach: the embedding's rows; 0: the tokenizer's"
+    )
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """One task of `[[tasks]]`, presets expanded. `parameters` are the objective's own keys."""
+
+    name: str = _key("", TEXT, "default: the objective's name")
+    objective: str = _key(_REQUIRED, TEXT, "which objective")
+    weight: float = _key(
+        1.0, number("a number above 0", 0, 1e9, low_open=True), "relative probability that a segment gets this task"
+    )
+    mode_token: str | None = _key(None, TEXT, "a token in front of the body that tells the task; none by default")
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Output:
+    """`[output]`: how the shards are written."""
+
+    shard_text_bytes: int | str = _key(
+        "auto",
+        Kind('a size such as "64MiB", or "auto"', kinds.accept_auto_size),
+        "input text per shard; auto: 64MiB, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most 512MiB",
+    )
+    token_dtype: str = _key("auto", choice("auto", "uint16", "int32"), "auto: uint16 where every id fits")
+    columns: str = _key("full", choice("full", "compact"), "compact: without what the header determines")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole recipe; `base` is the folder that relative paths start from."""
+
+    seq_length: int = _key(4096, whole(8, 1 << 24), "slots per row; a multiple of 8")
+    seed: int = _key(0, whole(0, 2**63 - 1), "the seed of all chance")
+    tokenizer: str = _key(_REQUIRED, TEXT, 'a file, a directory with tokenizer.json, a Hub name, or "bytes"')
+    engine: str = _key("auto", TEXT, "auto | reference | an engine's name; never changes bytes")
+    total_tokens: int = _key(0, whole(0), "with share: the document tokens to use; 0: as many as use no source twice")
+    sources: tuple[Source, ...] = ()
+    documents: Documents = field(default_factory=Documents)
+    packing: Packing = field(default_factory=Packing)
+    specials: Specials = field(default_factory=Specials)
+    tasks: tuple[TaskEntry, ...] = ()
+    output: Output = field(default_factory=Output)
+    base: Path = Path()
+
+    @property
+    def min_tail(self) -> int:
+        """The fewest content tokens of a segment that is not a whole document."""
+        return max(3, self.documents.min_tokens)
+
+
+SECTIONS: dict[str, type] = {
+    "": Recipe,
+    "sources": Source,
+    "documents": Documents,
+    "packing": Packing,
+    "specials": Specials,
+    "tasks": TaskEntry,
+    "output": Output,
+}
+
+
+def keys_of(record: type) -> dict[str, Any]:
+    """name → dataclass field of the keys that a section takes."""
+    return {f.name: f for f in fields(record) if "kind" in f.metadata}
+
+
+def default_of(key: Any) -> Any:
+    """The default of a key; `...` if the recipe has to give it."""
+    return ... if key.default is _REQUIRED or key.default is MISSING else key.default
