@@ -150,8 +150,7 @@ def draw_task(key, thresholds):
     return thresholds.shape[0] - 1
 
 
-@intrinsic
-def trailing_zeros(typing_context, value):
+def _trailing_zeros(typing_context, value):
     """How many low bits of a uint64 are zero; 64 for 0."""
 
     def generate(context, builder, signature, arguments):
@@ -160,11 +159,14 @@ def trailing_zeros(typing_context, value):
     return types.uint64(types.uint64), generate
 
 
-@intrinsic
-def leading_zeros(typing_context, value):
+def _leading_zeros(typing_context, value):
     """How many high bits of a uint64 are zero; 64 for 0."""
 
     def generate(context, builder, signature, arguments):
         return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), generate
+
+
+trailing_zeros: Any = intrinsic(_trailing_zeros)
+leading_zeros: Any = intrinsic(_leading_zeros)

@@ -168,8 +168,8 @@ def _first_fit(lengths, capacity, max_segments, row, offset):
     room = np.zeros(2 * leaves, np.int64)
     segments = np.zeros(n, np.int64)
     room[leaves : leaves + n] = capacity
-    for node in range(leaves - 1, 0, -1):
-        room[node] = max(room[2 * node], room[2 * node + 1])
+    for parent in range(leaves - 1, 0, -1):
+        room[parent] = max(room[2 * parent], room[2 * parent + 1])
     fill = np.zeros(n, np.int64)
     for i in range(n):
         node = np.int64(1)

@@ -157,10 +157,10 @@ def read_documents(
                 used = lengths >= fewest
                 if not used.all():
                     turned_away = {i for i, _, _ in tokens.rejected}
-                    for i in np.flatnonzero(~used):
+                    for i in map(int, np.flatnonzero(~used)):
                         if i in turned_away:
                             continue
-                        n = int(lengths[int(i)])
+                        n = int(lengths[i])
                         reason = EMPTY if n == 0 else BELOW_MIN_TOKENS
                         detail = f"{n} tokens; documents.min_tokens = {fewest}" if n else "no text, or no token of it"
                         rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)

@@ -96,7 +96,7 @@ def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
     """
     ids = np.asarray(segment_ids)
     rows = np.atleast_2d(ids).astype(np.int64)
-    n_rows, length = rows.shape
+    n_rows = len(rows)
     starts = rows != 0
     starts[:, 1:] &= rows[:, 1:] != rows[:, :-1]
     ordinal = np.cumsum(starts, axis=1)
@@ -116,8 +116,8 @@ def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
     ).reshape(n_rows, max_segments + 1)[:, 1:]
     seqlens = np.where(lengths > 0, lengths, fill).astype(np.int32)
     offsets = np.full((n_rows, max_segments + 1), -1, np.int32)
-    row, slot = np.nonzero(starts)
-    offsets[row, rows[row, slot] - 1] = slot
+    at = np.nonzero(starts)
+    offsets[at[0], rows[at] - 1] = at[1]
     return (seqlens[0], offsets[0]) if ids.ndim == 1 else (seqlens, offsets)
 
 
@@ -127,8 +127,8 @@ def thd_pair(
     """(q_seqlens, kv_seqlens, q_offsets, kv_offsets) of queries and keys that lie apart; no mask is made.
 
     Arrays are [T] or [B, T]; the lengths of q and kv may differ. A slot counts if it takes part in at least one allowed
-    pair of its segment: position_q ≥ position_kv ("top_left"), the same with positions counted from the segment's end on
-    either side ("bottom_right"), or any pair (None); and position_q − left ≤ position_kv ≤ position_q + right for
+    pair of its segment: position_q ≥ position_kv ("top_left"), the same with positions counted from the segment's end
+    on either side ("bottom_right"), or any pair (None); and position_q − left ≤ position_kv ≤ position_q + right for
     window (left, right), where −1 is no limit. Positions ascend inside a segment.
 
     Lengths stand at their segment's id and are filled with 0; offsets stand in order of occurrence, filled with −1.

@@ -34,7 +34,7 @@ DATA_ALIGNMENT = 4096
 MAX_HEADER_BYTES = 1 << 20
 
 # safetensors' names of the dtypes that a shard may have; all little-endian.
-DTYPES = {
+DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype("u1"),
     "U16": np.dtype("<u2"),
     "U32": np.dtype("<u4"),
@@ -64,7 +64,7 @@ def layout(
     labels: a task predicts in place. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
     block_diffusion. trained: number of trained ranges, None where no source has any.
     """
-    token = np.dtype(token_dtype).newbyteorder("<")
+    token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
     i32, i64, f32 = DTYPES["I32"], DTYPES["I64"], DTYPES["F32"]
     slots = (rows, seq_length)

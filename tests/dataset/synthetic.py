@@ -9,6 +9,7 @@ from packprep.digests import digest_of
 
 SOURCES = ["web", "code", "chat"]
 PAD = 1
+HEADER = ("doc", "start", "key", "tokens", "prefix", "noise", "loss_weight", "file", "task", "source", "repeat")
 
 
 def task(name, attention="causal", alignment="next_token", weight=1.0, mode_token=None, **parameters):
@@ -42,7 +43,7 @@ def make_shard(rng, rows, seq_length=64, token_dtype="uint16", pad_to=1, in_plac
     tokens = np.full((rows, seq_length), PAD, token_dtype)
     labels, ids, mask = tokens.copy(), np.zeros((rows, seq_length), "u2"), np.zeros((rows, seq_length), "u1")
     row_offsets, cu, cu_padded = [0], [], []
-    header = {name: [] for name in "doc start key tokens prefix noise loss_weight file task source repeat".split()}
+    header = {name: [] for name in HEADER}
     block_offsets, block_noise, block_weight, trained_offsets, trained_ranges = [0], [], [], [0], []
     for r in range(rows):
         at, real, segment = 0, 0, 0

@@ -120,6 +120,14 @@ def test_fault_11_label_never_crosses_a_segment(made):
         assert (row.labels[last] == PAD).all() and (row.labels[row.segment_ids == 0] == PAD).all()
 
 
+def test_derived_labels_are_pad_on_padding_whatever_stands_there(tmp_path):
+    ds = damaged(tmp_path, "tokens", (slice(None), -4), 77)
+    for i in range(5):
+        row = ds.row(i)
+        assert row.segment_ids[-4] != 0 or row.tokens[-4] == 77
+        assert (row.labels[row.segment_ids == 0] == PAD).all()
+
+
 def test_a_row_is_a_read_only_view_of_the_map(tmp_path):
     make_dataset(tmp_path, in_place=True)
     ds = packprep.open_dataset(tmp_path)

@@ -57,7 +57,9 @@ def test_decode_refuses_what_is_no_json_of_a_dataset_and_names_the_file(data, ca
         manifest.decode(data, "dir/plan.json", canonical)
 
 
-@pytest.mark.parametrize("data", [b"{}", b"{} \n", b'{"b":1,"a":2}\n', b'"\\u00e9"\n', b"1.50\n", b"{}\n\n", b"{}\r\n"])
+@pytest.mark.parametrize(
+    "data", [b"{}", b"{} ", b"{} \n", b'{"b":1,"a":2}\n', b'"\\u00e9"\n', b"1.50\n", b"{}\n\n", b"{}\r\n"]
+)
 def test_decode_refuses_what_is_not_canonical_unless_allowed(data):
     with pytest.raises(DatasetError, match="canonical form from byte"):
         manifest.decode(data, "f")

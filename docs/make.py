@@ -1,0 +1,321 @@
+"""Writes the parts of the docs that follow from the code, between `<!-- made: NAME -->` and `<!-- /made -->`.
+
+python docs/make.py            rewrites what is out of date
+python docs/make.py --check    changes nothing; exit status 1 and a line for each part that is out of date
+
+Run by `nox -s docs`; tests/docs/test_made_parts.py holds that nothing is out of date.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DOCS = Path(__file__).resolve().parent
+_PART = re.compile(r"(<!-- made: (?P<name>[a-z0-9 _-]+) -->\n)(?P<text>.*?)(<!-- /made -->)", re.S)
+
+
+# cli.md
+
+
+def help_of(*command: str) -> str:
+    """What `packprep COMMAND --help` prints, 80 columns wide."""
+    from typer.testing import CliRunner
+
+    from packprep.cli import app
+
+    environment = {"COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
+    result = CliRunner().invoke(app, [*command, "--help"], prog_name="packprep", env=environment)
+    assert result.exit_code == 0, result.output
+    lines = [line.rstrip() for line in result.output.strip().splitlines()]
+    return _fenced("\n".join(lines))
+
+
+def _fenced(text: str, language: str = "text") -> str:
+    return f"```{language}\n{text}\n```\n"
+
+
+# recipe.md
+
+
+def keys(section: str) -> str:
+    """The table of a section's keys, from recipe/records.py."""
+    from packprep.recipe import SECTIONS, default_of, keys_of
+
+    rows = []
+    for name, key in keys_of(SECTIONS[section]).items():
+        if section == "specials" and name == "mode_tokens":
+            name, default = '"[NLU]", …', "none"
+        else:
+            default = _toml(default_of(key))
+        rows.append((f"`{name}`", key.metadata["kind"].name, default, key.metadata["meaning"]))
+    return _table(("key", "type and range", "default", "meaning"), rows)
+
+
+def parameters(objective: str) -> str:
+    """The table of the keys of `[[tasks]]` that an objective reads."""
+    from packprep.objectives import REGISTRY
+
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    rows = []
+    for parameter in REGISTRY[objective].parameters:
+        kind, limits = kinds[type(parameter.default)], parameter.range_text()
+        if parameter.choices or isinstance(parameter.default, bool):
+            kind = limits
+        elif limits:
+            kind += f" in {limits}"
+        rows.append((f"`{parameter.name}`", kind, _toml(parameter.default), parameter.meaning))
+    return _table(("key", "type and range", "default", "meaning"), rows) if rows else "It reads no keys of its own.\n"
+
+
+def presets() -> str:
+    """The table of presets, from presets.toml."""
+    from packprep.recipe import presets as read_presets
+
+    rows = []
+    for preset, tasks in read_presets().items():
+        whole = sum(task.get("weight", 1.0) for task in tasks)
+        for i, task in enumerate(tasks):
+            settings = [f"{k} = {_toml(v, quote='')}" for k, v in task.items() if k not in _TASK_KEYS]
+            share = f"{task.get('weight', 1.0) / whole:.4g}"
+            mode = f"`{task['mode_token']}`" if "mode_token" in task else ""
+            rows.append(
+                ("" if i else f"`{preset}`", task["name"], task["objective"], share, mode, ", ".join(settings))
+            )
+    return _table(("preset", "task", "objective", "share", "mode token", "parameters"), rows)
+
+
+_TASK_KEYS = ("name", "objective", "weight", "mode_token")
+
+
+def _toml(value: Any, quote: str = "`") -> str:
+    if value is ...:
+        return "**required**"
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, str):
+        text = f'"{value}"'
+    elif isinstance(value, tuple):
+        text = "[" + ", ".join(_toml(item, "") for item in value) + "]"
+    else:
+        text = f"{value:g}" if isinstance(value, float) and value != int(value) else str(value)
+    return f"{quote}{text}{quote}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+# objectives.md
+
+EOS, MODE, FIRST_SENTINEL = 2, 90, 100
+
+
+def example(objective: str, n: int, key: int, mode: bool = True, **given: Any) -> str:
+    """One segment of an objective, slot by slot: what render writes and what `restore` gives back."""
+    from packprep.building.render import Table, render_rows
+    from packprep.objectives import REGISTRY
+    from packprep.objectives.objective import Columns, Ids, Task
+
+    record = REGISTRY[objective]
+    settings = {parameter.name: parameter.default for parameter in record.parameters} | given
+    ids = Ids(128, 0, 1, EOS, 3, np.arange(FIRST_SENTINEL, FIRST_SENTINEL + 20, dtype=np.int32))
+    task = Task(objective, record, 1.0, settings, MODE if mode else -1, ids)
+    tokens = np.arange(10, 10 + n, dtype=np.uint16)
+    one, keys = np.ones(1, np.int64), np.array([key], np.uint64)
+    slots = task.slots(one * n, one * 0, one, keys)
+    table = Table(one * 0, one * n, one * 0, one * 0, one, keys, slots, one * 0, one)
+    width = int(slots[0])
+    arrays, prefix = render_rows([task], table, tokens, 1, width, np.dtype(np.uint16), True)
+    row, loss = arrays["tokens"][0], arrays["loss_mask"][0]
+    restored = np.zeros(n, np.uint16)
+    fits = record.restore(task, Columns(one * 0, one * n, keys, one * task.mode), row, restored)
+    assert fits.all() and np.array_equal(restored, tokens)
+
+    def line(name: str, cells: Sequence[Any]) -> str:
+        return f"{name:<11}" + "".join(f"{cell:>4}" for cell in cells)
+
+    sees = ["P" if i < prefix[0] else "." for i in range(width)]
+    trained = [f"{label}" if on else "." for label, on in zip(arrays["labels"][0], loss, strict=True)]
+    named = ", ".join(f"{name} = {_toml(value, '')}" for name, value in settings.items() if name in given)
+    head = f"{objective}{': ' + named if named else ''}   ({n} tokens, key {key})"
+    lines = [
+        head,
+        "",
+        line("document", tokens),
+        line("slots", row),
+        line("prefix", sees),
+        line("trained on", trained),
+        line("loss_mask", loss),
+        "",
+        f"{width} slots, prefix {prefix[0]}, restored: {' '.join(map(str, restored))}",
+    ]
+    return _fenced("\n".join(lines))
+
+
+def lengths(objective: str, sizes: Sequence[int], settings: Sequence[Mapping[str, float]]) -> str:
+    """For span corruption: what a segment of n tokens becomes."""
+    from packprep.objectives.span_corruption import max_tokens_for, span_counts
+
+    assert objective == "span_corruption"
+    rows = []
+    for given in settings:
+        d, m = given["noise_density"], given["mean_span_length"]
+        for size in sizes:
+            n = max_tokens_for(size, d, m)
+            noise, spans = span_counts(n, d, m)
+            rows.append((f"{d:g}, {m:g}", str(size), str(n), str(noise), str(spans), str(1 + n + 2 * spans)))
+    return _table(("density, mean", "row", "longest segment", "noise tokens", "spans", "slots"), rows)
+
+
+# format.md
+
+
+def promise(number: str) -> str:
+    """One promise in the words of verification/promises.py."""
+    from packprep.verification.promises import PROMISES
+
+    return f"> **{number.upper()}** {PROMISES[number.upper()]}.\n"
+
+
+def vectors() -> str:
+    """Numbers of the generator: the authors' test vectors, and numbers as packprep asks for them."""
+    from packprep.randomness import bits64, integers, permute, philox, segment_key, text_key, uniforms, words
+
+    lines = ["key               counter words 0 … 3                 → Philox4x32-10"]
+    ones = 2**32 - 1
+    for key, counter in (
+        (0, (0, 0, 0, 0)),
+        (2**64 - 1, (ones, ones, ones, ones)),
+        (0x299F31D0A4093822, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)),
+    ):
+        given = " ".join(f"{word:08x}" for word in counter)
+        result = " ".join(f"{int(word):08x}" for word in philox(np.uint64(key), *counter))
+        lines.append(f"{key:016x}  {given}   {result}")
+    key = text_key(0, "source0", "a.jsonl")
+    segment = segment_key(key, 4096, 0, 17)
+    lines += [
+        "",
+        f'text_key(0, "source0", "a.jsonl")       = {int(key):#018x}',
+        f"segment_key(that, 4096, repeat 0, 17)   = {int(segment):#018x}    call it k",
+        f"words(k, purpose 6, index 0 … 3)        = {' '.join(f'{int(w):08x}' for w in words(segment, 6, np.arange(4)))}",
+        f"bits64(k, purpose 2)                    = {int(bits64(segment, 2)):#018x}",
+        f"uniforms(k, purpose 17, index 0)        = {float(uniforms(segment, 17, 0))!r}",
+        f"integers(k, purpose 4, 0, bound 10)     = {int(integers(segment, 4, 0, 10))}",
+        f"permute(0 … 9, size 10, key 7)          = {' '.join(map(str, permute(np.arange(10), 10, 7)))}",
+    ]
+    return _fenced("\n".join(lines))
+
+
+def arrays() -> str:
+    """The arrays of a shard in file order, from dataset/shard.py, with the words of `_MEANINGS`."""
+    from packprep.dataset.shard import layout
+
+    full = layout(1001, 1002, 1000, "u2", labels=True, padded=True, blocks=1003, trained=1004)
+    words = {1001: "rows", 1002: "segments", 1000: "seq_length", 1003: "blocks", 1004: "ranges", 2003: "segments + rows"}
+    shapes = {**words, 1002 + 1: "segments + 1"}
+    rows = []
+    for name, (dtype, shape) in full.items():
+        ends = name in ("block_offsets", "trained_offsets")
+        extents = ["rows + 1" if name == "row_offsets" else "segments + 1" if ends else shapes.get(n, str(n)) for n in shape]
+        if name.startswith("block_") and not ends:
+            extents = ["blocks"]
+        kind = "u16 or i32" if name in ("tokens", "labels") else {"u": "u", "i": "i", "f": "f"}[dtype.kind] + str(dtype.itemsize * 8)
+        rows.append((f"`{name}`", f"{kind} [{', '.join(extents)}]", _MEANINGS[name]))
+    assert set(_MEANINGS) == set(full)
+    return _table(("array", "dtype and shape", "meaning"), rows)
+
+
+_MEANINGS = {
+    "tokens": "what the model reads: the text, corrupted where the task corrupts; `pad_id` on padding",
+    "labels": "the target of the prediction made at this slot. Only there if a task of the recipe predicts in place; otherwise the loader derives it (P10)",
+    "segment_ids": "1, 2, … in row order; 0 is padding",
+    "loss_mask": "1 where the prediction made at this slot is trained",
+    "row_offsets": "how many segments stand before each row",
+    "segment_doc": "position of the document in its file: the byte at which its line begins, or its row number; 0 in a text file",
+    "segment_start": "the first content token of the document that the segment uses",
+    "segment_key": "the key of the segment's chance",
+    "block_offsets": "block diffusion: which of the blocks below belong to each segment",
+    "trained_offsets": "supervised data: which of the ranges below belong to each segment",
+    "cu_seqlens": "for row r the slice `[row_offsets[r] + r : row_offsets[r+1] + r + 1]`: 0 and the running sum of real lengths",
+    "cu_seqlens_padded": "the same in physical slots; only with `pad_seq_to_mult` above 1",
+    "segment_tokens": "content tokens used, without bos and eos",
+    "segment_prefix": "leading slots that see each other both ways; 0: causal; −1: another rule holds",
+    "segment_noise": "noise level t; 0 where there is none",
+    "segment_loss_weight": "weight of the segment's loss; 1 where there is none",
+    "segment_file": "index into the files of plan.json",
+    "block_noise": "block diffusion: level of each block",
+    "block_loss_weight": "block diffusion: weight of each block",
+    "trained_ranges": "[begin, end) pairs of slots, relative to the segment's begin, that may be trained",
+    "segment_task": "index into the manifest's tasks; the last is `too_short`",
+    "segment_source": "index into the manifest's sources",
+    "segment_repeat": "which use of the document this is: 0, 1, …",
+}
+
+DENSITIES = tuple({"noise_density": d, "mean_span_length": m} for d, m in ((0.15, 3), (0.15, 32), (0.5, 3)))
+
+PARTS: dict[str, Callable[[], str]] = {
+    "cli": help_of,
+    **{f"cli {name}": (lambda name=name: help_of(name)) for name in ("build", "plan", "status", "verify", "inspect")},
+    **{
+        f"keys {name or 'top'}": (lambda name=name: keys(name))
+        for name in ("", "sources", "documents", "packing", "specials", "tasks", "output")
+    },
+    **{
+        f"parameters {name}": (lambda name=name: parameters(name))
+        for name in ("causal", "prefix_lm", "span_corruption")
+    },
+    "presets": presets,
+    "example causal": lambda: example("causal", 12, 0, mode=False),
+    "example prefix_lm": lambda: example("prefix_lm", 12, 5),
+    "example prefix_lm sentinel": lambda: example("prefix_lm", 11, 5, sentinel=True),
+    "example span_corruption": lambda: example("span_corruption", 10, 3, noise_density=0.4, mean_span_length=2.0),
+    "example span_corruption roll": lambda: example(
+        "span_corruption", 10, 7, noise_density=0.4, mean_span_length=2.0, random_roll=True
+    ),
+    "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
+    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 18)},
+    "vectors": vectors,
+    "arrays": arrays,
+}
+
+
+def made(text: str) -> str:
+    """A page with its made parts written anew; KeyError for a part that nothing makes."""
+    return _PART.sub(lambda m: f"{m[1]}{PARTS[m['name']]()}{m[4]}", text)
+
+
+def stale_parts(path: Path) -> list[str]:
+    """The parts of a page that are out of date. Layout does not count: libraries wrap the help in different places."""
+    return [
+        m["name"] for m in _PART.finditer(path.read_text("utf-8")) if PARTS[m["name"]]().split() != m["text"].split()
+    ]
+
+
+def pages() -> list[Path]:
+    """The pages of the docs."""
+    return sorted(DOCS.glob("*.md"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Rewrite, or with --check only tell."""
+    status = 0
+    for path in pages():
+        stale = stale_parts(path)
+        for name in stale:
+            print(f"{path.relative_to(DOCS.parent)}: {name} is {'out of date' if '--check' in arguments else 'made anew'}")
+        if stale and "--check" in arguments:
+            status = 1
+        elif stale:
+            path.write_text(made(path.read_text("utf-8")), "utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""Token ids → pieces of text: what each token stands for, tokens that share a character together.
+
+    ids     99 97 102 195 169 266            of the built-in vocabulary of bytes
+    pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only where they share a character
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from packprep.corpus.tokenizer_json import bytes_tokenizer_json, parse_tokenizer_json
+
+TEXT, SPECIAL, BYTES = "text", "special", "bytes"
+
+
+class Piece(NamedTuple):
+    """Neighbouring tokens that can only be shown together; mostly one.
+
+    text: TEXT what they stand for; SPECIAL the token's own text; BYTES bytes that are no text here, as in "\\xe2\\x82".
+    """
+
+    text: str
+    ids: list[int]
+    kind: str
+
+
+class TokenTexts:
+    """The text of every token of a tokenizer.json, without a segment's first space being lost or one being added."""
+
+    def __init__(self, tokenizer_json: bytes, special_ids: Iterable[int] = ()):
+        from tokenizers import Tokenizer
+
+        parsed = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
+        self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        self._added = {entry["id"]: entry["content"] for entry in parsed["added_tokens"]}
+        self._special = {entry["id"] for entry in parsed["added_tokens"] if entry.get("special")} | set(special_ids)
+        self._steps = list(_steps(parsed.get("decoder")))
+        kinds = {step["type"] for step in self._steps}
+        # The characters of byte-level vocabularies have one home: the built-in vocabulary is made of them.
+        alphabet = json.loads(bytes_tokenizer_json())["model"]["vocab"] if "ByteLevel" in kinds else {}
+        self._byte_of: dict[str, int] = alphabet
+        self._byte_fallback = "ByteFallback" in kinds
+        self._known: dict[int, str | bytes] = {}
+
+    def meaning(self, id: int) -> str | bytes:
+        """The bytes that an ordinary token stands for, whole characters or not; of a special token its own text."""
+        if id not in self._known:
+            text = self._added.get(id, self._tokenizer.id_to_token(id))
+            if text is None:
+                self._known[id] = f"#{id}"
+            else:
+                self._known[id] = text if id in self._special else self._bytes_of(id)
+        return self._known[id]
+
+    def _bytes_of(self, id: int) -> bytes:
+        if id in self._added:
+            return self._added[id].encode()
+        token: str = self._tokenizer.id_to_token(id)
+        if self._byte_of and all(character in self._byte_of for character in token):
+            return bytes(self._byte_of[character] for character in token)
+        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return int(token[3:5], 16).to_bytes()
+        for step in self._steps:
+            token = _decoded(step, token)
+        return token.encode()
+
+    def pieces(self, ids: Iterable[int]) -> list[Piece]:
+        """The ids as pieces, in order; every id is in one of them."""
+        found: list[Piece] = []
+        run: list[int] = []  # tokens whose bytes end inside a character
+        pending = b""
+        for id in map(int, ids):
+            own = self.meaning(id)
+            if isinstance(own, str):
+                found += map(self._alone, run)
+                run, pending = [], b""
+                found.append(Piece(own, [id], SPECIAL))
+                continue
+            state = _state(pending + own)
+            if state == "broken" and run:
+                found += map(self._alone, run)
+                run, pending = [], b""
+                state = _state(own)
+            if state == "open":
+                run.append(id)
+                pending += own
+            elif state == "broken":
+                found.append(self._alone(id))
+            else:
+                found.append(Piece((pending + own).decode(), [*run, id], TEXT))
+                run, pending = [], b""
+        return found + [self._alone(id) for id in run]
+
+    def one_by_one(self, ids: Sequence[int]) -> list[Piece]:
+        """Each id as a piece of its own."""
+        return [piece for id in ids for piece in self.pieces([id])]
+
+    def _alone(self, id: int) -> Piece:
+        data = self.meaning(id)
+        assert isinstance(data, bytes)
+        return Piece(data.decode("utf-8", "backslashreplace"), [id], BYTES)
+
+
+def _state(data: bytes) -> str:
+    """"whole" for valid UTF-8, "open" where only its last character is unfinished, else "broken"."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return "open" if error.end == len(data) and error.reason == "unexpected end of data" else "broken"
+    return "whole"
+
+
+def _steps(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
+    """The decoder's steps, sequences unfolded."""
+    if decoder is None:
+        return
+    if decoder["type"] == "Sequence":
+        for step in decoder["decoders"]:
+            yield from _steps(step)
+    else:
+        yield decoder
+
+
+def _decoded(step: dict[str, Any], token: str) -> str:
+    """What one step makes of a token in the middle of a text. Steps that only trim a text's ends do nothing."""
+    if step["type"] == "Metaspace":
+        return token.replace(step.get("replacement", "▁"), " ")
+    if step["type"] == "Replace" and "String" in step["pattern"]:
+        return token.replace(step["pattern"]["String"], step["content"])
+    if step["type"] == "WordPiece":
+        return token.removeprefix(step["prefix"]) if token.startswith(step["prefix"]) else f" {token}"
+    if step["type"] == "BPEDecoder":
+        return token.replace(step["suffix"], " ") if step["suffix"] else token
+    return token

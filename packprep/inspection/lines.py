@@ -1,0 +1,101 @@
+"""Pieces of text → lines with a mark under every token, aligned by the width that a terminal gives each character.
+
+    ‹NLG› import re␊def   … 312 tokens …   return 0 ‹extra_id_0› ‹eos›
+    .    .     .  ..                        ^~~~~~^^^~~~~~~~~~~~ .
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.cells import cell_len, chop_cells
+
+from packprep.inspection.decoding import SPECIAL, TEXT
+
+TRAINED, NOT_TRAINED, IN_PART, LED_ON = "^", ".", "+", "~"
+MOST_LINES, HEAD_LINES, TAIL_LINES = 6, 3, 2
+
+
+class Unit(NamedTuple):
+    """What is printed in one go: its characters as shown, its mark (" " for none), its kind, how many tokens it is."""
+
+    shown: str
+    mark: str
+    kind: str
+    tokens: int
+
+    @property
+    def width(self) -> int:
+        return cell_len(self.shown)
+
+    @property
+    def marks(self) -> str:
+        """The mark under the first cell; under the others what leads on from it."""
+        return self.mark + _led_on(self.mark) * (self.width - 1)
+
+
+def _led_on(mark: str) -> str:
+    return LED_ON if mark in (TRAINED, IN_PART, LED_ON) else " "
+
+
+def visible(text: str) -> str:
+    """The text with every character showing: ␊ for a line feed and so on, \\u{200b} for what has no picture."""
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if code < 0x20 or code == 0x7F:
+        return "␡" if code == 0x7F else chr(0x2400 + code)
+    return character if character.isprintable() or character == "\u3000" else f"\\u{{{code:x}}}"
+
+
+def special(text: str) -> str:
+    """How a special token is shown: its name between ‹ and ›, without brackets of its own."""
+    bare = text[1:-1] if len(text) > 2 and text[0] + text[-1] in ("<>", "[]") else text
+    return f"‹{visible(bare)}›"
+
+
+def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
+    """One unit for each piece {text, ids, loss, kind}; characters without a width join the one that they belong to."""
+    units: list[Unit] = []
+    for piece in pieces:
+        text, kind = piece["text"], piece["kind"]
+        trained = sum(piece["loss"])
+        mark = TRAINED if trained == len(piece["loss"]) else IN_PART if trained else NOT_TRAINED
+        shown = special(text) if kind == SPECIAL else visible(text)
+        if shown and not cell_len(shown[0]):
+            if units and units[-1].kind == kind == TEXT:
+                before = units[-1]
+                mark = mark if mark == before.mark else IN_PART
+                units[-1] = Unit(before.shown + shown, mark, kind, before.tokens + len(piece["ids"]))
+                continue
+            shown = f"\\u{{{ord(shown[0]):x}}}{shown[1:]}"
+        units.append(Unit(shown or special(""), mark, kind, len(piece["ids"])))
+    return units
+
+
+def shortened(lines: Sequence[list[Unit]]) -> list[list[Unit]]:
+    """The lines, or the first and last of them around "… N tokens …" if there are more than MOST_LINES."""
+    if len(lines) <= MOST_LINES:
+        return list(lines)
+    left_out = sum(unit.tokens for line in lines[HEAD_LINES:-TAIL_LINES] for unit in line)
+    return [*lines[:HEAD_LINES], [Unit(f"… {left_out:,} tokens …", " ", "gap", 0)], *lines[-TAIL_LINES:]]
+
+
+def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
+    """The units line by line, at most `width` cells each; a unit wider than a line is broken into several."""
+    line: list[Unit] = []
+    filled = 0
+    for unit in units:
+        parts = [unit]
+        if unit.width > width:
+            first, *others = chop_cells(unit.shown, width)
+            parts = [unit._replace(shown=first), *(Unit(text, _led_on(unit.mark), unit.kind, 0) for text in others)]
+        for part in parts:
+            if line and filled + part.width > width:
+                yield line
+                line, filled = [], 0
+            line.append(part)
+            filled += part.width
+    if line:
+        yield line

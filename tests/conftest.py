@@ -1,0 +1,33 @@
+"""Fixtures of the whole suite, and hypothesis made repeatable."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+
+from packprep.building.run import Outcome
+from tests import made
+
+settings.register_profile("packprep", derandomize=True, deadline=None)
+settings.load_profile("packprep")
+
+
+class Built(NamedTuple):
+    """A small dataset: its corpus' folder, its recipe's table, its output and what the build came to. Read only."""
+
+    base: Path
+    table: dict
+    out: Path
+    outcome: Outcome
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory) -> Built:
+    """ul2r over three sources of all formats, one of them used 1.5 times; several shards, some rejects."""
+    base = tmp_path_factory.mktemp("built")
+    sources = made.mixed_corpus(base)
+    table = made.table(sources, documents={"prepend_bos": True})
+    outcome = made.build(table, base, base / "out")
+    assert outcome.manifest is not None
+    return Built(base, table, base / "out", outcome)
