@@ -46,6 +46,26 @@ def test_a_commit_writes_shard_rejects_and_receipt(built, out):
     assert done_receipt(out, shard, "0" * 32) is None
 
 
+def test_fault_23_every_file_appears_by_a_rename_after_it_is_on_disk_and_the_receipt_last(built, out, monkeypatch):
+    shard = int(os.path.basename(next(iter(made.contents(built.out, "rejects"))))[:6])
+    job = open_job(out)
+    seen = []
+    rename, fsync = os.rename, os.fsync
+
+    def watched(temporary, path):
+        seen.append(path.relative_to(out).as_posix())
+        assert os.path.basename(temporary).startswith(f".{path.name}.") and not path.exists()
+        rename(temporary, path)
+
+    monkeypatch.setattr(os, "rename", watched)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (seen.append("fsync"), fsync(descriptor)))
+    commit_shard(out, job, shard, make_shard(job, shard))
+    names = [shard_name(shard), rejects_name(shard), receipt_name(shard)]
+    assert [name for name in seen if name != "fsync"] == names
+    for name in names:
+        assert seen[seen.index(name) - 1] == "fsync" == seen[seen.index(name) + 1]  # the file; then its folder
+
+
 def test_a_second_commit_of_the_same_shard_changes_nothing(out):
     job, receipt = commit_one(out)
     before = {name: os.stat(out / name).st_mtime_ns for name in made.contents(out)}

@@ -127,6 +127,15 @@ def test_a_job_is_the_recipe_again_without_its_paths(folder):
     assert Job(again, inputs.vocabulary.tokenizer_json).digest == job.digest
 
 
+def test_a_job_s_weights_are_the_plan_s_text_bytes(folder):
+    sources = [{"paths": ["a.jsonl"], "repeat": 2.5, "sample": [0.1, 0.9]}, {"paths": ["b*"]}]
+    inputs = inputs_of(folder, sources)
+    plan = make_plan(inputs)
+    job = Job(plan, inputs.vocabulary.tokenizer_json)
+    assert [source.weight for source in job.sources] == [source["text_bytes"] for source in plan["sources"]]
+    assert plan["shards"] == -(-sum(source.weight for source in job.sources) // plan["shard_text_bytes"])
+
+
 def test_a_job_refuses_another_law_tokenizer_or_engine(folder):
     inputs = inputs_of(folder)
     plan, data = make_plan(inputs), inputs.vocabulary.tokenizer_json
