@@ -82,9 +82,7 @@ def presets() -> str:
             settings = [f"{k} = {_toml(v, quote='')}" for k, v in task.items() if k not in _TASK_KEYS]
             share = f"{task.get('weight', 1.0) / whole:.4g}"
             mode = f"`{task['mode_token']}`" if "mode_token" in task else ""
-            rows.append(
-                ("" if i else f"`{preset}`", task["name"], task["objective"], share, mode, ", ".join(settings))
-            )
+            rows.append(("" if i else f"`{preset}`", task["name"], task["objective"], share, mode, ", ".join(settings)))
     return _table(("preset", "task", "objective", "share", "mode token", "parameters"), rows)
 
 
@@ -141,6 +139,7 @@ def example(objective: str, n: int, key: int, mode: bool = True, **given: Any) -
     def line(name: str, cells: Sequence[Any]) -> str:
         return f"{name:<11}" + "".join(f"{cell:>4}" for cell in cells)
 
+    noise = set(row[prefix[0] :].tolist())  # span corruption's: the tokens that are among the targets
     sees = ["P" if i < prefix[0] else "." for i in range(width)]
     trained = [f"{label}" if on else "." for label, on in zip(arrays["labels"][0], loss, strict=True)]
     named = ", ".join(f"{name} = {_toml(value, '')}" for name, value in settings.items() if name in given)
@@ -149,6 +148,7 @@ def example(objective: str, n: int, key: int, mode: bool = True, **given: Any) -
         head,
         "",
         line("document", tokens),
+        *([line("noise", [int(token in noise) for token in tokens])] if objective == "span_corruption" else []),
         line("slots", row),
         line("prefix", sees),
         line("trained on", trained),
@@ -217,24 +217,20 @@ def arrays() -> str:
     """The arrays of a shard in file order, from dataset/shard.py, with the words of `_MEANINGS`."""
     from packprep.dataset.shard import layout
 
-    full = layout(1001, 1002, 1000, "u2", labels=True, padded=True, blocks=1003, trained=1004)
-    words = {1001: "rows", 1002: "segments", 1000: "seq_length", 1003: "blocks", 1004: "ranges", 2003: "segments + rows"}
-    shapes = {**words, 1002 + 1: "segments + 1"}
+    names = {10: "rows", 20: "segments", 8: "seq_length", 40: "blocks", 70: "ranges", 2: "2"}
+    names |= {11: "rows + 1", 21: "segments + 1", 30: "segments + rows"}
+    full = layout(10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70)
     rows = []
     for name, (dtype, shape) in full.items():
-        ends = name in ("block_offsets", "trained_offsets")
-        extents = ["rows + 1" if name == "row_offsets" else "segments + 1" if ends else shapes.get(n, str(n)) for n in shape]
-        if name.startswith("block_") and not ends:
-            extents = ["blocks"]
-        kind = "u16 or i32" if name in ("tokens", "labels") else {"u": "u", "i": "i", "f": "f"}[dtype.kind] + str(dtype.itemsize * 8)
-        rows.append((f"`{name}`", f"{kind} [{', '.join(extents)}]", _MEANINGS[name]))
+        kind = "u16 or i32" if name in ("tokens", "labels") else f"{dtype.kind}{8 * dtype.itemsize}"
+        rows.append((f"`{name}`", f"{kind} [{', '.join(names[n] for n in shape)}]", _MEANINGS[name]))
     assert set(_MEANINGS) == set(full)
     return _table(("array", "dtype and shape", "meaning"), rows)
 
 
 _MEANINGS = {
     "tokens": "what the model reads: the text, corrupted where the task corrupts; `pad_id` on padding",
-    "labels": "the target of the prediction made at this slot. Only there if a task of the recipe predicts in place; otherwise the loader derives it (P10)",
+    "labels": "the target of the prediction made at this slot; only if a task of the recipe predicts in place, else derived",
     "segment_ids": "1, 2, … in row order; 0 is padding",
     "loss_mask": "1 where the prediction made at this slot is trained",
     "row_offsets": "how many segments stand before each row",
@@ -277,7 +273,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "example prefix_lm sentinel": lambda: example("prefix_lm", 11, 5, sentinel=True),
     "example span_corruption": lambda: example("span_corruption", 10, 3, noise_density=0.4, mean_span_length=2.0),
     "example span_corruption roll": lambda: example(
-        "span_corruption", 10, 7, noise_density=0.4, mean_span_length=2.0, random_roll=True
+        "span_corruption", 10, 4, noise_density=0.4, mean_span_length=2.0, random_roll=True
     ),
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
     **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 18)},
@@ -309,7 +305,9 @@ def main(arguments: Sequence[str]) -> int:
     for path in pages():
         stale = stale_parts(path)
         for name in stale:
-            print(f"{path.relative_to(DOCS.parent)}: {name} is {'out of date' if '--check' in arguments else 'made anew'}")
+            print(
+                f"{path.relative_to(DOCS.parent)}: {name} is {'out of date' if '--check' in arguments else 'made anew'}"
+            )
         if stale and "--check" in arguments:
             status = 1
         elif stale:

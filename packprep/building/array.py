@@ -36,4 +36,6 @@ def array_position(index: int | None, count: int | None, environment: Mapping[st
     task, low, high, size = (int(given[name]) for name in _SLURM)
     if high - low + 1 != size:
         raise RecipeError(f"this Slurm array has {size} tasks numbered {low} … {high}, so it is not whole: {flags}")
+    if not low <= task <= high:
+        raise RecipeError(f"SLURM_ARRAY_TASK_ID = {task} is not in the array's {low} … {high}: {flags}")
     return task - low, size

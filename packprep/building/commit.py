@@ -192,6 +192,11 @@ def done_receipt(out: Path, shard: int, plan_digest: str) -> tuple[dict[str, Any
     return found
 
 
+def encode_rejects(made: Made) -> bytes:
+    """The rejects file of a shard: one JSON record a line; empty if all documents were used."""
+    return b"".join(encode(record) for record in made.reading.rejected.in_order())
+
+
 def commit_shard(out: Path, job: Job, shard: int, made: Made) -> dict[str, Any]:
     """Write a shard, its rejects, then its receipt; gives the receipt.
 
@@ -199,7 +204,7 @@ def commit_shard(out: Path, job: Job, shard: int, made: Made) -> dict[str, Any]:
     """
     try:
         buffers = shard_format.encode(made.arrays)
-        rejects = b"".join(encode(record) for record in made.reading.rejected.in_order())
+        rejects = encode_rejects(made)
         receipt = {
             "format": FORMAT,
             "version": VERSION,

@@ -135,6 +135,29 @@ def imbalances(ledger: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
+def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
+    """Whether a value read from a file has the form of a ledger of these sources and tasks."""
+    reasons = ("documents", "rejected"), ("tokens", "dropped")
+    source = {
+        "documents": {"read": 0, "used": 0, "rejected": {}},
+        "tokens": {"read": 0, "used": 0, "truncated": 0, "dropped": {}},
+        "slots": {"total": 0, "used": 0, "added": dict.fromkeys(ADDED, 0), "padding": 0},
+        "segments": 0,
+    }
+    task = {"segments": 0, "tokens": 0, "slots": 0}
+    counts = ("rows", "row_slots", "row_padding", "last_rows", "last_row_padding")
+    form = {"sources": dict.fromkeys(sources, source), "tasks": dict.fromkeys(tasks, task), **dict.fromkeys(counts, 0)}
+
+    def fits(part: Any, form: Any, place: tuple[str, ...]) -> bool:
+        if not isinstance(form, dict):
+            return type(part) is int and part >= 0
+        if not isinstance(part, dict) or (place[-2:] not in reasons and part.keys() != form.keys()):
+            return False
+        return all(fits(part[key], form.get(key, 0), (*place, key)) for key in part)
+
+    return fits(value, form, ())
+
+
 def check(ledger: Mapping[str, Any], where: str) -> None:
     """BuildError that names every identity that does not hold."""
     wrong = imbalances(ledger)

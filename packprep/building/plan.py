@@ -26,6 +26,11 @@ from packprep.recipe import Recipe, fingerprint, fingerprint_parts, from_normali
 MIB = 1 << 20
 LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash")
 
+PLAN_KEYS = {
+    "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
+    "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Inputs:

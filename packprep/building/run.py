@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first
-from packprep.building.plan import Inputs, Job, differences, look_up, make_plan
+from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.work import make_shard
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import decode, encode
+from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
 from packprep.errors import PlanError
 from packprep.recipe import Recipe
 
@@ -53,8 +53,13 @@ def read_plan(out: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror}") from None
-    if not isinstance(plan, dict) or plan.get("format") != "packprep" or plan.get("version") != 1:
+    if not isinstance(plan, dict) or plan.get("format") != FORMAT or plan.get("version") != VERSION:
         raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
+    if plan.keys() != PLAN_KEYS:
+        key = min(plan.keys() ^ PLAN_KEYS)
+        raise PlanError(
+            f"{path}: key {key!r} is {'unknown' if key in plan else 'missing'}; begin anew in another folder"
+        )
     return plan
 
 

@@ -25,6 +25,19 @@ class Made(NamedTuple):
     ledger: dict[str, Any]
 
 
+def read_shard(
+    job: Job,
+    shard: int,
+    decoders: Decoders | None = None,
+    progress: Callable[[int, int, int, int], None] | None = None,
+) -> Reading:
+    """The documents of shard number `shard`; arguments as in `make_shard`."""
+    extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
+    return read_documents(
+        job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress
+    )
+
+
 def make_shard(
     job: Job,
     shard: int,
@@ -33,10 +46,7 @@ def make_shard(
 ) -> Made:
     """Everything of shard number `shard`. `decoders` only saves time; `progress` as in `read_documents`."""
     recipe, tasks = job.recipe, job.tasks
-    extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
-    reading = read_documents(
-        recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress
-    )
+    reading = read_shard(job, shard, decoders, progress)
     documents = reading.documents
     mult = recipe.packing.pad_seq_to_mult
     if recipe.packing.algorithm == "concat":

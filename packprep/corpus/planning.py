@@ -42,13 +42,17 @@ def _has_wildcard(part: str) -> bool:
     return any(c in part for c in "*?[")
 
 
-def fixed_prefix(patterns: Sequence[str]) -> str:
-    """The longest folder common to all absolute patterns up to their first wildcard; for a file, its folder."""
+def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
+    """The longest folder common to all absolute patterns up to their first wildcard; for a file, its folder.
+
+    Nothing in `base`, the recipe's folder, is a wildcard.
+    """
     folders = []
     for pattern in patterns:
         parts = pattern.split(os.sep)
-        fixed = next((i for i, part in enumerate(parts) if _has_wildcard(part)), len(parts) - 1)
-        folders.append(os.sep.join(parts[:fixed]) or os.sep)
+        literal = len(os.path.commonprefix([parts, base.split(os.sep)]))
+        wild = (i for i, part in enumerate(parts) if i >= literal and _has_wildcard(part))
+        folders.append(os.sep.join(parts[: next(wild, len(parts) - 1)]) or os.sep)
     return os.path.commonpath(folders)
 
 
@@ -58,18 +62,19 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
     SourceError for a pattern that matches nothing, a folder, a name that is not valid UTF-8, or a file that cannot be read.
     """
     patterns = [os.path.abspath(os.path.join(base, os.path.expanduser(path))) for path in source.paths]
-    for pattern in patterns:
-        if "://" in pattern:
-            raise SourceError(f"source {source.name!r}: {source.paths[0]}: URLs cannot be read yet; give local files")
-    root = fixed_prefix(patterns)
+    for path in source.paths:
+        if "://" in path:
+            raise SourceError(f"source {source.name!r}: {path}: URLs cannot be read yet; give local files")
+    root = fixed_prefix(patterns, os.path.abspath(base))
     if prefix is not None:
         moved = os.path.abspath(prefix)
         patterns = [os.path.join(moved, os.path.relpath(pattern, root)) for pattern in patterns]
         root = moved
     names: set[str] = set()
     for pattern, given in zip(patterns, source.paths, strict=True):
-        if _has_wildcard(os.path.relpath(pattern, root)) and not os.path.exists(pattern):
-            found = [p for p in glob.glob(pattern, recursive=True, include_hidden=False) if os.path.isfile(p)]
+        name = os.path.relpath(pattern, root)
+        if _has_wildcard(name) and not os.path.exists(pattern):
+            found = [n for n in glob.glob(name, root_dir=root, recursive=True) if os.path.isfile(os.path.join(root, n))]
             if not found:
                 raise SourceError(f"source {source.name!r}: {given} matches no file (looked for {pattern})")
         elif os.path.isdir(pattern):
@@ -79,8 +84,8 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
         elif not os.path.exists(pattern):
             raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern})")
         else:
-            found = [pattern]
-        names.update(os.path.relpath(p, root) for p in found)
+            found = [name]
+        names.update(found)
     files = []
     for name in names:
         try:

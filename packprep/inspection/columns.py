@@ -46,7 +46,7 @@ def segments_of(shard: Shard, manifest: Manifest) -> Segments:
     real = arrays["cu_seqlens"].astype(np.int64)
     begin = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"]).astype(np.int64)[at]
     slots = real[at + 1] - real[at]
-    if (begin < 0).any() or (slots < 0).any() or (begin + slots > shard.seq_length).any():
+    if (begin < 0).any() or (slots < 1).any() or (begin + slots > shard.seq_length).any():
         raise _damaged(shard, f"cu_seqlens gives segments that do not lie in 0 … {shard.seq_length}")
     return Segments(row, begin, slots, task)
 

@@ -1,7 +1,9 @@
 """Token ids → pieces of text: what each token stands for, tokens that share a character together.
 
-    ids     99 97 102 195 169 266            of the built-in vocabulary of bytes
-    pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only where they share a character
+```
+ids     99 97 102 195 169 266            of the built-in vocabulary of bytes
+pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only where they share a character
+```
 """
 
 import json
@@ -49,13 +51,12 @@ class TokenTexts:
             if text is None:
                 self._known[id] = f"#{id}"
             else:
-                self._known[id] = text if id in self._special else self._bytes_of(id)
+                self._known[id] = text if id in self._special else self._bytes_of(id, text)
         return self._known[id]
 
-    def _bytes_of(self, id: int) -> bytes:
+    def _bytes_of(self, id: int, token: str) -> bytes:
         if id in self._added:
-            return self._added[id].encode()
-        token: str = self._tokenizer.id_to_token(id)
+            return token.encode()
         if self._byte_of and all(character in self._byte_of for character in token):
             return bytes(self._byte_of[character] for character in token)
         if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -102,11 +103,11 @@ class TokenTexts:
 
 
 def _state(data: bytes) -> str:
-    """"whole" for valid UTF-8, "open" where only its last character is unfinished, else "broken"."""
+    """Valid UTF-8 is "whole"; "open" where only its last character is unfinished; else "broken"."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        return "open" if error.end == len(data) and error.reason == "unexpected end of data" else "broken"
+        return "open" if error.reason == "unexpected end of data" else "broken"
     return "whole"
 
 

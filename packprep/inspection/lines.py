@@ -1,7 +1,12 @@
 """Pieces of text → lines with a mark under every token, aligned by the width that a terminal gives each character.
 
-    ‹NLG› import re␊def   … 312 tokens …   return 0 ‹extra_id_0› ‹eos›
-    .    .     .  ..                        ^~~~~~^^^~~~~~~~~~~~ .
+```
+‹NLG›import re␊␊def‹extra_id_0›(‹extra_id_1›     a special token between ‹ and ›, control characters as pictures
+.    .     .  ...  .           .^~~~~~~~~~~~     a mark under each token's first cell; ~ leads on under a trained one
+… 312 tokens …                                   the middle of a long text is left out
+ return 0␊‹eos›
+^~~~~~~^~^.
+```
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,22 +61,29 @@ def special(text: str) -> str:
 
 
 def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
-    """One unit for each piece {text, ids, loss, kind}; characters without a width join the one that they belong to."""
+    """One unit for each piece {text, ids, loss, kind}; accents and the like join the character that they belong to."""
     units: list[Unit] = []
     for piece in pieces:
         text, kind = piece["text"], piece["kind"]
         trained = sum(piece["loss"])
         mark = TRAINED if trained == len(piece["loss"]) else IN_PART if trained else NOT_TRAINED
         shown = special(text) if kind == SPECIAL else visible(text)
+        if kind == TEXT and units and units[-1].kind == TEXT and _belong_together(units[-1].shown, shown):
+            before = units[-1]
+            mark = mark if mark == before.mark else IN_PART
+            units[-1] = Unit(before.shown + shown, mark, kind, before.tokens + len(piece["ids"]))
+            continue
         if shown and not cell_len(shown[0]):
-            if units and units[-1].kind == kind == TEXT:
-                before = units[-1]
-                mark = mark if mark == before.mark else IN_PART
-                units[-1] = Unit(before.shown + shown, mark, kind, before.tokens + len(piece["ids"]))
-                continue
             shown = f"\\u{{{ord(shown[0]):x}}}{shown[1:]}"
         units.append(Unit(shown or special(""), mark, kind, len(piece["ids"])))
     return units
+
+
+def _belong_together(before: str, shown: str) -> bool:
+    """Whether a terminal draws the second text over the first: accents, skin tones, variation selectors."""
+    if shown.isascii() or not shown:
+        return False
+    return not cell_len(shown[0]) or cell_len(before + shown) != cell_len(before) + cell_len(shown)
 
 
 def shortened(lines: Sequence[list[Unit]]) -> list[list[Unit]]:
@@ -99,3 +111,8 @@ def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
             filled += part.width
     if line:
         yield line
+
+
+def counted(n: int, thing: str) -> str:
+    """As in "1 row" and "2 rows"."""
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,18 @@ from packprep.digests import digest_of
 from packprep.errors import ArgumentError, DatasetError, PackprepError, RecipeError, SourceError
 from packprep.inspection.columns import segments_of, shard_of
 from packprep.inspection.decoding import BYTES, SPECIAL, TokenTexts
-from packprep.inspection.lines import IN_PART, LED_ON, NOT_TRAINED, TRAINED, shortened, units_of, wrapped
+from packprep.inspection.lines import (
+    IN_PART,
+    LED_ON,
+    NOT_TRAINED,
+    TRAINED,
+    Unit,
+    counted,
+    shortened,
+    units_of,
+    visible,
+    wrapped,
+)
 
 MOST_SHARDS = 256  # that are searched for a row with all tasks
 MOST_SEGMENTS = 24  # of a row that are printed, beside the first of each task
@@ -68,7 +81,7 @@ def describe_row(directory: Path, row: int, moved: Mapping[str, str]) -> dict[st
         "padding": dataset.seq_length - slots,
         "trained": int(view.loss_mask.sum()),
         "segments": segments,
-        "lacks": [task["name"] for task in dataset.tasks if task["weight"] and task["name"] not in shown] if row < 0 else [],
+        "lacks": [task["name"] for task in dataset.tasks if row < 0 and task["weight"] and task["name"] not in shown],
     }
 
 
@@ -97,9 +110,9 @@ def _token_texts(directory: Path, dataset: Dataset) -> TokenTexts:
         data = path.read_bytes()
     except OSError as error:
         raise DatasetError(f"{path}: {error.strerror}; rows cannot be decoded without it: put it back") from None
-    digest = dataset.manifest["tokenizer"]["digest"]
-    if digest_of(data) != digest:
-        raise DatasetError(f"{path}: its digest is {digest_of(data)} and the manifest's {digest}: put the right file back")
+    here, digest = digest_of(data), dataset.manifest["tokenizer"]["digest"]
+    if here != digest:
+        raise DatasetError(f"{path}: its digest is {here} and the manifest's {digest}: put the right file back")
     roles = dataset.manifest["specials"].values()
     return TokenTexts(data, [id for ids in roles for id in (ids if isinstance(ids, list) else [ids])])
 
@@ -177,8 +190,11 @@ def _describe_segment(
     }
 
 
-def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int) -> list[tuple[str, np.ndarray, int, int]]:
-    """(name, tokens [T], first slot, end) of what is shown apart."""
+Part = tuple[str, np.ndarray, int, int]
+
+
+def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int) -> list[Part]:
+    """What of a segment is shown apart: (name, tokens [T], first slot, end)."""
     if task["attention"] == "prefix":
         first, second = ("inputs", "targets") if task["objective"] == "span_corruption" else ("prefix", "continuation")
         cut = min(begin + max(prefix, 0), end)
@@ -201,16 +217,21 @@ def _pieces(texts: TokenTexts, ids: np.ndarray, loss: np.ndarray) -> list[dict[s
 
 
 def print_row(row: Mapping[str, Any]) -> None:
-    """The row as text: in a terminal with colour, else plain, 100 columns wide."""
+    """The row as text: in a terminal as wide as that and with colour, else plain, 100 columns wide."""
     console = Console(highlight=False)
     width = min(max(shutil.get_terminal_size((WIDTH, 24)).columns, 40), 160) if console.is_terminal else WIDTH
+    with console.capture() as drawn:  # written at once, so that a reader that has gone is met where any other would be
+        _draw(console, row, width)
+    sys.stdout.write(drawn.get())
 
+
+def _draw(console: Console, row: Mapping[str, Any], width: int) -> None:
     def put(line: Text | str, style: str = "") -> None:
         console.print(line if isinstance(line, Text) else Text(line, style), soft_wrap=True)
 
     put(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}", "bold")
     put(
-        f"{row['seq_length']:,} slots: {row['slots']:,} in {_count(len(row['segments']), 'segment')}, "
+        f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
         f"{row['padding']:,} padding · {row['trained']:,} trained"
     )
     if row["lacks"]:
@@ -225,23 +246,27 @@ def print_row(row: Mapping[str, Any]) -> None:
         for part in segment["parts"]:
             name = part["name"]
             for line in shortened(list(wrapped(units_of(part["pieces"]), width - gutter))):
-                text = Text(f"  {name:<{gutter - 2}}", "dim")
-                for unit in line:
-                    text.append(unit.shown, STYLES.get(unit.kind, "green" if unit.mark in (TRAINED, IN_PART) else "default"))
+                text = Text().append(f"  {name:<{gutter - 2}}", "dim")
+                for style, units in groupby(line, _style):
+                    text.append("".join(unit.shown for unit in units), style)
                 put(text)
                 if marked := "".join(unit.marks for unit in line).rstrip():
                     put(" " * gutter + marked, "dim")
                     marks.update(marked)
                 name = ""
         if segment["padding"]:
-            put(f"  {_count(segment['padding'], 'slot')} of padding follow")
+            put(f"  then {counted(segment['padding'], 'slot')} of padding")
     put("")
     left_out = len(row["segments"]) - len(printed)
     if left_out:
-        put(f"… and {_count(left_out, 'more segment')}; --json gives all")
+        put(f"… and {counted(left_out, 'more segment')}; --json gives all")
     if row["padding"]:
-        put(f"padding: {_count(row['padding'], 'slot')}")
+        put(f"padding: {counted(row['padding'], 'slot')}")
     put(_legend(marks, {segment["predicts"] for segment in printed}), "dim")
+
+
+def _style(unit: Unit) -> str:
+    return STYLES.get(unit.kind, "green" if unit.mark in (TRAINED, IN_PART, LED_ON) else "")
 
 
 def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -256,7 +281,7 @@ def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _put_header(put, segment: Mapping[str, Any]) -> None:
     objective = f" ({segment['objective']})" if segment["objective"] != segment["task"] else ""
-    origin = f"{segment['source']} {segment['file']} at {segment['document']:,}"
+    origin = f"{segment['source']} {visible(segment['file'])} at {segment['document']:,}"
     put(f"{segment['number']}  {segment['task']}{objective} · {origin}", "bold")
     facts = [
         f"tokens {segment['start']:,} … {segment['start'] + segment['tokens'] - 1:,} of the document",
@@ -274,15 +299,11 @@ def _put_header(put, segment: Mapping[str, Any]) -> None:
 
 
 def _legend(marks: set[str], predicts: set[str]) -> str:
-    what = {"next": "what comes next", "in place": "its label"}
+    what = " or ".join({"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts))
     words = {
-        TRAINED: f"{TRAINED} trained: the loss counts the prediction of {' or '.join(what[p] for p in sorted(predicts))} made here",
+        TRAINED: f"{TRAINED} trained: the prediction of {what} made here is in the loss",
         NOT_TRAINED: f"{NOT_TRAINED} not trained",
         IN_PART: f"{IN_PART} a character of several tokens, some trained",
         LED_ON: f"{LED_ON} the same token",
     }
     return " · ".join(text for mark, text in words.items() if mark in marks)
-
-
-def _count(n: int, thing: str) -> str:
-    return f"{n:,} {thing}{'' if n == 1 else 's'}"

@@ -13,9 +13,10 @@ from packprep.corpus.readers import Reject, read
 from packprep.corpus.reading import keeper
 from packprep.corpus.tokenization import tokenize
 from packprep.dataset.manifest import Manifest, read_manifest
+from packprep.errors import DatasetError
 from packprep.inspection.columns import segments_of, shard_of, spread
-from packprep.inspection.decoding import TEXT, Piece, TokenTexts
-from packprep.inspection.lines import special, visible
+from packprep.inspection.decoding import SPECIAL, Piece, TokenTexts
+from packprep.inspection.lines import counted, special, visible
 
 MOST_SHARDS = 32  # that are read for lengths and loss
 SHOWN_TOKENS = 8  # at either end of document 1
@@ -48,6 +49,16 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
 
 
 def _describe(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    try:
+        return _figures(directory, manifest)
+    except (KeyError, TypeError) as error:
+        raise DatasetError(
+            f"{directory / 'dataset.json'}: its ledger does not have what it should ({error!r}); "
+            "the file is damaged: `packprep verify` says where else"
+        ) from error
+
+
+def _figures(directory: Path, manifest: Manifest) -> dict[str, Any]:
     ledger, seq_length = manifest["ledger"], manifest["seq_length"]
     sources = ledger["sources"]
     tokens = sum(source["tokens"]["used"] for source in sources.values())
@@ -158,7 +169,11 @@ def _lengths(directory: Path, manifest: Manifest) -> dict[str, Any]:
     return {
         "looked_at": {"shards": len(numbers), "segments": segment_count},
         "trained": {
-            task["name"]: {"slots": int(slots[t]), "trained": int(trained[t]), "share": _share(int(trained[t]), int(slots[t]))}
+            task["name"]: {
+                "slots": int(slots[t]),
+                "trained": int(trained[t]),
+                "share": _share(int(trained[t]), int(slots[t])),
+            }
             for t, task in enumerate(manifest["tasks"])
         },
         "segment_slots": _histogram(by_slots),
@@ -188,29 +203,31 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 
 def _lines(s: Mapping[str, Any]) -> Iterator[str]:
     if not s["published"]:
-        yield f"{s['directory']}: not published yet; {s['done']:,} of {s['shards']:,} shards are done, {s['missing']:,} missing"
+        done = f"{s['done']:,} of {counted(s['shards'], 'shard')} done, {s['missing']:,} missing"
+        yield f"{s['directory']}: not published yet; {done}"
         yield s["next"]
         return
     documents, tokens, slots, fill = s["documents"], s["tokens"], s["slots"], s["utilisation"]
     rejected, dropped = documents["rejected"], tokens["dropped"]
     engine = s["engine"]
     engine_name = f"{engine['name']} {engine['version']}" if isinstance(engine, Mapping) else engine
-    yield f"{s['directory']}: {s['rows']:,} rows of {s['seq_length']:,} slots in {s['shards']:,} shards, {_size(s['bytes'])}"
+    rows = counted(s["rows"], "row")
+    yield f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}, {_size(s['bytes'])}"
     yield ""
     yield f"documents    {documents['read']:,} read, {documents['used']:,} used{_listed(', rejected: ', rejected)}"
     left_out = _listed(", dropped: ", dropped) + (f", {tokens['truncated']:,} truncated" if tokens["truncated"] else "")
-    yield f"tokens       {tokens['used']:,} used{left_out}, in {s['segments']:,} segments"
+    yield f"tokens       {tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}"
     inside = f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
     yield f"slots        {slots['total']:,}: {slots['used']:,} tokens{_listed(', added: ', slots['added'])}{inside}"
-    yield (
-        f"utilisation  {_percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows; "
-        f"{_percent(fill['without_last_rows'])} without each shard's last row"
-    )
+    without = fill["without_last_rows"]
+    last = "" if without is None else f"; {_percent(without)} without each shard's last row"
+    yield f"utilisation  {_percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows{last}"
     yield f"ids          {s['token_dtype']}, below {s['vocab_size']:,}, by engine {engine_name}"
     yield f"fingerprint  {s['fingerprint']}"
     yield ""
+    trained = ("trained",) if "trained" in s else ()
     yield from _table(
-        ("task", "objective", "drawn", "segments", "tokens", "share", "slots", *(("trained",) if "trained" in s else ())),
+        ("task", "objective", "drawn", "segments", "tokens", "share", "slots", *trained),
         [
             (
                 task["name"],
@@ -248,7 +265,8 @@ def _lines(s: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _length_lines(s: Mapping[str, Any]) -> Iterator[str]:
-    of = "" if s["looked_at"]["shards"] == s["shards"] else f" (trained and these: of {s['looked_at']['shards']} shards)"
+    read = s["looked_at"]["shards"]
+    of = "" if read == s["shards"] else f" (these and trained slots: of {counted(read, 'shard')})"
     yield ""
     yield f"slots of a segment{of}"
     yield from _bars(s["segment_slots"])
@@ -273,12 +291,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int
     """The rows under their head, columns two spaces apart; the first `text_columns` to the left, numbers to the right."""
     widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
     for line in [head, *rows]:
-        cells = (f"{c:<{w}}" if i < text_columns else f"{c:>{w}}" for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-        yield "  ".join(cells).rstrip()
+        aligned = (cell.ljust if i < text_columns else cell.rjust for i, cell in enumerate(line))
+        yield "  ".join(put(width) for put, width in zip(aligned, widths, strict=True)).rstrip()
 
 
 def _listed(before: str, counts: Mapping[str, int]) -> str:
-    """", rejected: empty 2, invalid_utf8 1", the greatest first; nothing for no counts."""
+    """The counts after `before`, the greatest first, as in ", rejected: empty 2, invalid_utf8 1"; nothing for none."""
     some = sorted(((n, name) for name, n in counts.items() if n), key=lambda c: (-c[0], c[1]))
     return before + ", ".join(f"{name} {n:,}" for n, name in some) if some else ""
 
@@ -322,11 +340,13 @@ def first_document(job: Job) -> str:
         return "document 1: shard 0 has no document with tokens"
     source, reject = first_reject
     where = f"{source.name} {_name_of(source, reject.file)} at {reject.position}"
-    return f"document 1: shard 0 has no document that can be used; the first is {where}: {reject.reason}: {reject.detail}"
+    return (
+        f"document 1: shard 0 has no document that can be used; the first is {where}: {reject.reason}: {reject.detail}"
+    )
 
 
 def _name_of(source: PlannedSource, file: int) -> str:
-    return source.files[file - source.first_file].name
+    return visible(source.files[file - source.first_file].name)
 
 
 def _ends(texts: TokenTexts, ids: Sequence[int]) -> str:
@@ -337,4 +357,4 @@ def _ends(texts: TokenTexts, ids: Sequence[int]) -> str:
 
 
 def _shown(piece: Piece) -> str:
-    return visible(piece.text) if piece.kind == TEXT else special(piece.text)
+    return special(piece.text) if piece.kind == SPECIAL else visible(piece.text)

@@ -85,7 +85,8 @@ def sentinels_used(recipe: Recipe) -> int:
         objective = _objective(entry.objective, f"task {entry.name!r}")
         if objective.sentinels:
             plenty = Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
-            task = Task(entry.name, objective, entry.weight, entry.parameters, 0, plenty)
+            mode_token = -1 if entry.mode_token is None else 0
+            task = Task(entry.name, objective, entry.weight, entry.parameters, mode_token, plenty)
             most = max(most, objective.sentinels(entry.parameters, task.capacity(recipe.seq_length, 0, 0)))
     return most
 

@@ -6,19 +6,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.building.commit import encode_rejects
 from packprep.building.plan import Job
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.replay import replay_segments, restore
 from packprep.building.run import Progress, open_job, read_plan, share_of
-from packprep.building.work import make_shard
+from packprep.building.work import make_shard, read_shard
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import read_manifest, receipt_name, shard_name
+from packprep.dataset.manifest import read_manifest, receipt_name, rejects_name, shard_name
 from packprep.dataset.shard import open_shard
+from packprep.digests import digest_of
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.randomness import REPLAY, bits64, permute
-from packprep.verification.files import check_listing, check_manifest, check_shard_files, check_sum
+from packprep.verification.files import (
+    check_foundations,
+    check_listing,
+    check_manifest,
+    check_manifest_digest,
+    check_shard_files,
+    check_sum,
+)
 from packprep.verification.report import Faults, line_of
-from packprep.verification.rows import check_arrays, count_arrays
+from packprep.verification.rows import check_arrays, check_layout, count_arrays
 
 ALL = -1
 
@@ -54,19 +63,24 @@ def verify_dataset(
     """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
 
     replay: how many segments to build again from their sources; −1: all shards, whole; None: none.
-    Gives {shards, rows, segments, tokens, replayed, faults: count, listed: [fault], promises}; raises where the
-    directory is no dataset.
+    Gives {directory, shards, rows, segments, tokens, replayed, faults: count, listed: [fault]}; raises where the
+    directory is no dataset. Where plan or tokenizer are damaged no shard is looked at.
     """
     manifest = read_manifest(directory)
-    plan = read_plan(directory)
-    if plan is None:
+    if not (directory / manifest["plan"]["file"]).exists():
         raise PlanError(f"{directory}: plan.json is missing: without it nothing can be recomputed; put it back")
     faults = Faults()
     if array[0] == 0:
-        check_manifest(directory, manifest, plan, faults)
+        check_manifest_digest(manifest, faults)
         check_listing(directory, manifest, faults)
+    if not check_foundations(directory, manifest, faults):  # nothing can be recomputed from a damaged plan
+        return _report(directory, manifest, range(0), 0, faults)
+    plan = read_plan(directory)
+    assert plan is not None
     prefixes = moved_prefixes(plan, moved)
-    share = share_of(*array, len(manifest["shards"]))
+    if array[0] == 0:
+        check_manifest(open_job(directory, prefixes), manifest, faults)
+    share = share_of(*array, min(len(manifest["shards"]), plan["shards"]))
     items = _items(manifest, share, replay)
     ledgers = []
     replayed = 0
@@ -83,6 +97,12 @@ def verify_dataset(
             progress.end()
     if array[1] == 1 and len(ledgers) == len(manifest["shards"]):
         check_sum(manifest, ledgers, faults)
+    return _report(directory, manifest, share, replayed, faults)
+
+
+def _report(
+    directory: Path, manifest: Mapping[str, Any], share: range, replayed: int, faults: Faults
+) -> dict[str, Any]:
     own = [manifest["shards"][b] for b in share]
     faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
     return {
@@ -127,44 +147,54 @@ def _setup(directory: Path, prefixes: list[str], plan_digest: str) -> Do:
 
     def check(item: Item, report: Report) -> Result:
         faults = Faults()
-        file = shard_name(item.number)
-        receipt = check_shard_files(directory, item.number, item.entry, plan_digest, faults)
-        ledger = None if receipt is None else receipt["ledger"]
-        try:
-            shard = open_shard(
-                directory / file,
-                job.recipe.seq_length,
-                job.token_dtype,
-                rows=item.entry["rows"],
-                segments=item.entry["segments"],
-            )
-            arrays = shard.arrays
-        except DatasetError as error:
-            faults.add("P3", file, str(error))
-            return Result(faults, ledger, 0)
-        replayed = 0
-        if check_arrays(job, arrays, file, faults):
-            if ledger is not None:
-                _check_counts(job, arrays, ledger, item.number, faults)
-            try:
-                if item.whole:
-                    replayed = _replay_shard(job, item.number, arrays, receipt, decoders, faults)
-                elif item.replay is not None:
-                    replayed = _replay_some(job, arrays, item.replay, file, faults)
-            except SourceError as error:
-                faults.add("P17", file, f"cannot be built again: {error}")
+        there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, job, faults)
+        replayed = _check_shard(directory, job, item, receipt, decoders, faults) if there else 0
         report(0, item.entry["bytes"], item.entry["tokens"], 0)
-        return Result(faults, ledger, replayed)
+        return Result(faults, None if receipt is None else receipt["ledger"], replayed)
 
     return check
 
 
+def _check_shard(
+    directory: Path, job: Job, item: Item, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
+) -> int:
+    """P3 … P17 of one shard; gives how many segments were built again."""
+    file = shard_name(item.number)
+    try:
+        shard = open_shard(
+            directory / file,
+            job.recipe.seq_length,
+            job.token_dtype,
+            rows=item.entry["rows"],
+            segments=item.entry["segments"],
+        )
+        arrays = shard.arrays
+    except DatasetError as error:
+        faults.add("P3", file, str(error))
+        return 0
+    if not (check_layout(job, arrays, file, faults) and check_arrays(job, arrays, file, faults)):
+        return 0
+    if receipt is not None:
+        _check_counts(job, arrays, receipt, item.number, faults)
+    try:
+        if item.whole:
+            return _replay_shard(job, item.number, arrays, receipt, decoders, faults)
+        if item.replay is not None:
+            return _replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults)
+    except SourceError as error:
+        faults.add("P17", file, f"cannot be built again: {error}")
+    return 0
+
+
 def _check_counts(
-    job: Job, arrays: Mapping[str, np.ndarray], ledger: Mapping[str, Any], shard: int, faults: Faults
+    job: Job, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any], shard: int, faults: Faults
 ) -> None:
     """P16: the ledger's segments, tokens and slots are what the arrays hold."""
     counts = count_arrays(job, arrays)
-    name = receipt_name(shard)
+    name, ledger = receipt_name(shard), receipt["ledger"]
+    tokens = sum(held["tokens"] for held in counts["tasks"].values())
+    if receipt["tokens"] != tokens:
+        faults.add("P16", name, f"the arrays hold {tokens} tokens", value=receipt["tokens"])
     for task, held in counts["tasks"].items():
         if ledger["tasks"].get(task) != held:
             faults.add("P16", name, f"task {task}: the ledger says {ledger['tasks'].get(task)}, the arrays hold {held}")
@@ -192,14 +222,16 @@ def _replay_shard(
     file = shard_name(number)
     made = make_shard(job, number, decoders)
     if receipt is not None:
-        for name, digest in made.reading.text_digests.items():
-            if receipt["text_digests"].get(name) != digest:
-                faults.add(
-                    "P17", file, f"source {name!r} changed since the build: its text has another digest", value=digest
-                )
-                return 0
+        changed = _changed_sources(receipt, made.reading.text_digests)
+        for message in changed:
+            faults.add("P17", file, message)
+        if changed:
+            return 0
         if receipt["ledger"] != made.ledger:
             faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
+        rejects = encode_rejects(made)
+        if (receipt["rejects"] or {}).get("digest") != (digest_of(rejects) if rejects else None):
+            faults.add("P17", rejects_name(number), "the rejects are not those of the shard made again")
     for name, again in made.arrays.items():
         stored = arrays[name]
         if stored.shape != again.shape:
@@ -238,13 +270,51 @@ def _kept_tokens(job: Job, documents: Any, order: np.ndarray, lengths: np.ndarra
     return documents.ids[begins + within]
 
 
-def _replay_some(job: Job, arrays: Mapping[str, np.ndarray], chosen: np.ndarray, file: str, faults: Faults) -> int:
+def _replay_some(
+    job: Job,
+    number: int,
+    arrays: Mapping[str, np.ndarray],
+    chosen: np.ndarray,
+    receipt: Mapping[str, Any] | None,
+    decoders: Decoders,
+    faults: Faults,
+) -> int:
     """P17 of some segments."""
+    file = shard_name(number)
     row = np.searchsorted(arrays["row_offsets"], chosen, "right") - 1
-    for g, r, difference in zip(chosen, row, replay_segments(job, arrays, chosen), strict=True):
+    try:
+        differing = replay_segments(job, arrays, chosen)
+    except SourceError:
+        if not _note_changed_sources(job, number, receipt, decoders, faults):
+            raise
+        return 0
+    if any(differing) and _note_changed_sources(job, number, receipt, decoders, faults):
+        return 0
+    for g, r, difference in zip(chosen, row, differing, strict=True):
         if difference:
             faults.add("P17", file, f"segment {g}: {difference}", int(r))
     return len(chosen)
+
+
+def _note_changed_sources(
+    job: Job, number: int, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
+) -> bool:
+    """Whether a difference comes from the sources: read all of the shard's text again, and note each that changed."""
+    if receipt is None:
+        return False
+    changed = _changed_sources(receipt, read_shard(job, number, decoders).text_digests)
+    for message in changed:
+        faults.add("P17", shard_name(number), message)
+    return bool(changed)
+
+
+def _changed_sources(receipt: Mapping[str, Any], digests: Mapping[str, str]) -> list[str]:
+    return [
+        f"source {name!r} changed since the build: the text of this shard has digest {digest}, "
+        f"when it was built {receipt['text_digests'].get(name)}"
+        for name, digest in digests.items()
+        if receipt["text_digests"].get(name) != digest
+    ]
 
 
 def print_report(report: dict[str, Any]) -> None:
@@ -255,5 +325,6 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"… and {report['faults'] - len(report['listed'])} more")
     done = f"{report['shards']} shards, {report['rows']:,} rows, {report['segments']:,} segments, {report['tokens']:,} tokens"
     again = f"; {report['replayed']:,} segments built again from their sources" if report["replayed"] else ""
-    verdict = f"{report['faults']} faults" if report["faults"] else "every promise holds"
+    faults = f"{report['faults']:,} fault{'s' if report['faults'] > 1 else ''}"
+    verdict = faults if report["faults"] else "every promise holds"
     print(f"{report['directory']}: {verdict} ({done}{again})")

@@ -6,32 +6,45 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.commit import read_receipt
-from packprep.building.ledger import add_ledgers, imbalances
-from packprep.building.publication import MANIFEST
-from packprep.dataset.manifest import encode, receipt_name, rejects_name, shard_name
+from packprep.building.ledger import add_ledgers, imbalances, is_ledger
+from packprep.building.plan import Job
+from packprep.building.publication import MANIFEST, make_manifest
+from packprep.dataset.manifest import decode, encode, receipt_name, rejects_name, shard_name
 from packprep.digests import digest_of, digest_of_file
+from packprep.errors import DatasetError
 from packprep.verification.report import Faults
 
 
-def check_manifest(directory: Path, manifest: Mapping[str, Any], plan: Mapping[str, Any], faults: Faults) -> None:
-    """P1 and P2 of dataset.json, plan.json and tokenizer.json."""
+def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
+    """P1 of dataset.json."""
     own = digest_of(encode({key: value for key, value in manifest.items() if key != "digest"}))
     if own != manifest["digest"]:
         faults.add("P1", MANIFEST, f"its digest is {own}", value=manifest["digest"])
-    for entry in ("plan", "tokenizer"):
-        name, digest = manifest[entry]["file"], manifest[entry]["digest"]
+
+
+def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> bool:
+    """P1 of plan.json and tokenizer.json, and whether they are sound: all else is recomputed from them."""
+    before = faults.total
+    for key in ("plan", "tokenizer"):
+        name, digest = manifest[key]["file"], manifest[key]["digest"]
         try:
             found = digest_of_file(directory / name)
         except OSError as error:
             faults.add("P1", name, f"cannot be read: {error.strerror}")
             continue
         if found != digest:
-            faults.add("P1", name, f"its digest is {found}", value=digest)
-    for key in ("law_version", "fingerprint", "recipe", "engine", "made_with", "tasks", "token_dtype", "tokenizer"):
-        if manifest[key] != plan[key]:
+            faults.add("P1", name, f"its digest is {found}; no shard can be checked without it", value=digest)
+    return faults.total == before
+
+
+def check_manifest(job: Job, manifest: Mapping[str, Any], faults: Faults) -> None:
+    """P2 of dataset.json: what it says is what the plan says."""
+    expected = make_manifest(job, manifest["shards"], manifest["ledger"])
+    for key, value in manifest.items():
+        if key not in ("plan", "digest") and value != expected[key]:
             faults.add("P2", MANIFEST, f"{key} is not the plan's")
-    if len(manifest["shards"]) != plan["shards"]:
-        faults.add("P2", MANIFEST, f"it lists {len(manifest['shards'])} shards and the plan has {plan['shards']}")
+    if len(manifest["shards"]) != job.shards:
+        faults.add("P2", MANIFEST, f"it lists {len(manifest['shards'])} shards and the plan has {job.shards}")
 
 
 def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> None:
@@ -39,63 +52,121 @@ def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) 
     named = {MANIFEST, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
     for b in range(len(manifest["shards"])):
         named |= {shard_name(b), receipt_name(b), rejects_name(b)}
-    for folder, folders, names in os.walk(directory):
+
+    def unreadable(error: OSError) -> None:
+        faults.add("P1", _readable(os.path.relpath(error.filename, directory)), f"cannot be listed: {error.strerror}")
+
+    for folder, folders, names in os.walk(directory, onerror=unreadable):
         for name in sorted(names) + sorted(n for n in folders if os.path.islink(os.path.join(folder, n))):
             path = os.path.relpath(os.path.join(folder, name), directory)
             if os.path.islink(os.path.join(folder, name)):
-                faults.add("P1", path, "is a symbolic link; a dataset has none")
+                faults.add("P1", _readable(path), "is a symbolic link; a dataset has none")
             elif path not in named:
                 faults.add(
-                    "P1", path, "belongs to no dataset: remove it, or it is a leftover of a build that was killed"
+                    "P1",
+                    _readable(path),
+                    "belongs to no dataset: remove it, or it is a leftover of a build that was killed",
                 )
 
 
+def _readable(path: str) -> str:
+    """The path as text that can be printed, whatever bytes its name has."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def check_shard_files(
-    directory: Path, shard: int, entry: Mapping[str, Any], plan_digest: str, faults: Faults
-) -> dict[str, Any] | None:
-    """P1 and P2 of one shard, its receipt and its rejects; gives the receipt."""
+    directory: Path, shard: int, entry: Mapping[str, Any], plan_digest: str, job: Job, faults: Faults
+) -> tuple[bool, dict[str, Any] | None]:
+    """P1, P2 and the ledger's P16 of one shard, its receipt and its rejects.
+
+    Gives (whether the shard's file is there, the receipt if it is sound).
+    """
+    there = _check_file(directory, shard_name(shard), entry, faults)
     found = read_receipt(directory, shard)
     name = receipt_name(shard)
     if found is None:
         faults.add("P1", name, "is missing or no receipt")
-        return None
+        return there, None
     receipt, data = found
     if digest_of(data) != entry["receipt_digest"]:
         faults.add("P1", name, f"its digest is {digest_of(data)}", value=entry["receipt_digest"])
+        return there, None
     if receipt["plan_digest"] != plan_digest:
         faults.add("P2", name, "it is of another plan", value=receipt["plan_digest"])
     for key in ("file", "rows", "segments", "tokens", "bytes", "digest"):
         if receipt[key] != entry[key]:
             faults.add("P2", name, f"{key} is not the manifest's {entry[key]!r}", value=receipt[key])
-    _check_file(directory, shard_name(shard), entry, faults)
-    rejects = receipt["rejects"]
-    if rejects is not None:
-        _check_file(directory, rejects_name(shard), rejects, faults)
-    elif (directory / rejects_name(shard)).exists():
-        faults.add("P1", rejects_name(shard), "the receipt names no rejects, and there is a file of them")
+    if not is_ledger(receipt["ledger"], [s.name for s in job.sources], [t.name for t in job.tasks]):
+        faults.add("P16", name, "its ledger has not the keys and counts of a ledger")
+        return there, None
+    if not _is_sound(receipt, job):
+        faults.add("P2", name, "its rejects or text_digests have not the keys and values of a receipt")
+        return there, None
     for wrong in imbalances(receipt["ledger"]):
         faults.add("P16", name, wrong)
-    return receipt
+    _check_rejects(directory, shard, receipt, faults)
+    return there, receipt
 
 
-def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Faults) -> None:
+def _is_sound(receipt: Mapping[str, Any], job: Job) -> bool:
+    """Whether the nested parts of a receipt, but for its ledger, can be read."""
+    rejects, texts = receipt["rejects"], receipt["text_digests"]
+    return (
+        (rejects is None or (isinstance(rejects, dict) and rejects.keys() == {"file", "bytes", "digest", "documents"}))
+        and isinstance(texts, dict)
+        and texts.keys() == {source.name for source in job.sources}
+    )
+
+
+def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faults: Faults) -> None:
+    """P1 of a rejects file, and P16: it has the documents that the ledger counts as rejected."""
+    name, rejects = rejects_name(shard), receipt["rejects"]
+    path = directory / name
+    counted = {
+        (source, reason): count
+        for source, entry in receipt["ledger"]["sources"].items()
+        for reason, count in entry["documents"]["rejected"].items()
+    }
+    listed: dict[tuple[str, str], int] = {}
+    if rejects is None:
+        if path.exists():
+            faults.add("P1", name, "the receipt names no rejects, and there is a file of them")
+            return
+    else:
+        if not _check_file(directory, name, rejects, faults):
+            return
+        try:
+            for line in path.read_bytes().splitlines(keepends=True):
+                record = decode(line, name)
+                place = (record["source"], record["reason"])
+                listed[place] = listed.get(place, 0) + 1
+        except (DatasetError, LookupError, TypeError):
+            faults.add("P2", name, "is no list of rejects")
+            return
+        if rejects["documents"] != sum(listed.values()):
+            faults.add("P2", name, f"it lists {sum(listed.values())} documents", value=rejects["documents"])
+    if listed != counted:
+        faults.add("P16", receipt_name(shard), "the ledger's rejects are not those that the rejects file lists")
+
+
+def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Faults) -> bool:
+    """P1 of one file: its size and digest. Whether it can be read."""
     path = directory / name
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
             faults.add("P1", name, f"it has {size} bytes", value=entry["bytes"])
-            return
+            return path.is_file()
         digest = digest_of_file(path)
     except OSError as error:
         faults.add("P1", name, f"cannot be read: {error.strerror}")
-        return
+        return False
     if digest != entry["digest"]:
         faults.add("P1", name, f"its digest is {digest}", value=entry["digest"])
+    return True
 
 
 def check_sum(manifest: Mapping[str, Any], ledgers: list[Mapping[str, Any]], faults: Faults) -> None:
-    """P16: the manifest's ledger is the sum of the receipts', and balances."""
+    """P16: the manifest's ledger is the sum of the receipts', each of which balances."""
     if add_ledgers(ledgers) != manifest["ledger"]:
         faults.add("P16", MANIFEST, "its ledger is not the sum of the receipts' ledgers")
-    for wrong in imbalances(manifest["ledger"]):
-        faults.add("P16", MANIFEST, wrong)

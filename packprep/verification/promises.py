@@ -11,7 +11,7 @@ PROMISES = {
     "P8": "every token and label is an id below vocab_size",
     "P9": "a next-token segment is trained exactly where the target follows its prefix, never on its last slot",
     "P10": "labels are the next slot's token of the same segment, or pad_id",
-    "P11": "a segment's header names a known task, source and file, and its key is the key of its place",
+    "P11": "a segment's header names a known source and file, its key is the key of its place and draws its task",
     "P12": "a segment takes exactly the slots of its task's length law, with its bos, mode token and eos in place",
     "P13": "a segment's prefix is its task's, and its noise and loss weight are finite and in range",
     "P14": "sentinels stand where the spans were and before their tokens, each once, in order",

@@ -8,7 +8,8 @@ from packprep.building.plan import Job
 from packprep.building.render import expected_prefix
 from packprep.building.replay import ends_of, restore, segment_slots
 from packprep.kernel import kernel
-from packprep.randomness import segment_key, text_key
+from packprep.objectives.tasks import SHORTEST, thresholds
+from packprep.randomness import TASK, bits64, segment_key, text_key
 from packprep.verification.report import MAX_LISTED, Faults
 
 # Codes of `_check_slots`, with the promise and the words of each.
@@ -125,6 +126,26 @@ def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int
     return faults.total == before
 
 
+def check_layout(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+    """P3: the arrays that depend on the recipe are there exactly when it asks for them."""
+    before = faults.total
+    objectives = [task.objective for task in job.tasks]
+    wanted = {
+        "labels": any(objective.label_alignment == "same_slot" for objective in objectives),
+        "cu_seqlens_padded": job.recipe.packing.pad_seq_to_mult > 1,
+        "block_offsets": any(objective.name == "block_diffusion" for objective in objectives),
+        "trained_offsets": False,
+    }
+    for name, has in wanted.items():
+        if has != (name in arrays):
+            faults.add(
+                "P3",
+                file,
+                f"array {name!r} is {'missing' if has else 'there'}, and by the recipe it should {'' if has else 'not '}be there",
+            )
+    return faults.total == before
+
+
 def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
     """P4 … P15 of one shard. Whether its segments can be inverted and counted."""
     recipe = job.recipe
@@ -196,7 +217,23 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
         keys[arrays["segment_file"]], arrays["segment_doc"], arrays["segment_repeat"], arrays["segment_start"]
     )
     bad("P11", should != arrays["segment_key"], "segment_key", "is not the key of its document, use and start")
+    task, too_short, short = arrays["segment_task"], len(job.tasks) - 1, arrays["segment_tokens"] < SHORTEST
+    wrong = task != np.where(short, too_short, _drawn(job, arrays))
+    if job.recipe.packing.algorithm == "concat":  # where a row ends, too few tokens for the task drawn may be left
+        wrong &= task != too_short
+    bad("P11", wrong, "segment_task", "is not the task that its key draws")
     return faults.total == before
+
+
+def _drawn(job: Job, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """int64[segments]: the task that each segment's key draws from its source's."""
+    limits = thresholds(job.recipe)
+    u = (bits64(arrays["segment_key"], TASK) >> np.uint64(11)).astype(np.int64)
+    drawn = np.zeros(len(u), np.int64)
+    for s in range(len(job.sources)):
+        own = arrays["segment_source"] == s
+        drawn[own] = np.searchsorted(limits[s], u[own], "right")
+    return drawn
 
 
 def _check_law(
@@ -248,19 +285,33 @@ def _check_law(
 
 
 def _check_coverage(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> None:
-    """P15: all segments of a document are in one shard, and tile it."""
+    """P15: all segments of a document are in one shard, and tile it. P12: its last one, and no other, has its eos."""
     start, n = arrays["segment_start"], arrays["segment_tokens"]
     columns = [arrays[f"segment_{name}"] for name in ("file", "repeat", "doc")]
     order = np.lexsort((start, columns[2], columns[1], columns[0]))
-    same = np.ones(max(len(order) - 1, 0), np.bool_)
+    goes_on = np.ones(len(order), np.bool_)  # whether the next one is of the same document
+    goes_on[-1:] = False
     for column in columns:
-        same &= column[order][1:] == column[order][:-1]
+        goes_on[:-1] &= column[order][1:] == column[order][:-1]
     ends = start[order] + n[order]
-    should = np.concatenate((np.zeros(min(1, len(order)), np.int64), np.where(same, ends[:-1], 0)))
-    for i in np.flatnonzero(start[order] != should):
+    should = np.concatenate((np.zeros(min(1, len(order)), np.int64), np.where(goes_on, ends, 0)[:-1]))
+    wrong = np.flatnonzero(start[order] != should)
+    for i in wrong:
         g = order[i]
         message = f"segment {g}: it begins with token {start[g]} of its document and should with {should[i]}"
         faults.add("P15", file, message, int(row[g]), value=int(start[g]))
+    if len(wrong) or not job.recipe.documents.append_eos:
+        return
+    _, begin, slots = segment_slots(arrays)
+    eos = ends_of(job, arrays, slots)[1][order]
+    lacking = (eos == 0) & ~goes_on & (job.recipe.documents.long != "truncate")
+    for which, words in (
+        (goes_on & (eos == 1), "has an eos, and its document goes on"),
+        (lacking, "ends its document, and has no eos"),
+    ):
+        for g in order[which]:
+            slot = int(begin[g] + slots[g] - 1)
+            faults.add("P12", file, f"segment {g}: it {words}", int(row[g]), slot, int(arrays["tokens"][row[g], slot]))
 
 
 def count_arrays(job: Job, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:

@@ -23,25 +23,10 @@ from packprep.dataset.shard import open_shard
 from packprep.digests import digest_of
 from packprep.recipe import read_recipe
 from packprep.verification import verify_dataset
+from tests.made import Silent
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards brew dark coffee".split()
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "wizards", "brew", "coffee"]
 SEQ_LENGTH = 256
-
-
-class Silent:
-    """Progress that says nothing."""
-
-    def begin(self, text_bytes: int, shards: int, missing: int) -> None:
-        pass
-
-    def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
-        pass
-
-    def say(self, message: str) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 def text(chance: random.Random, n_bytes: int) -> str:
@@ -187,5 +172,3 @@ def segments_of(directory: Path, arrays: dict[str, np.ndarray], *tasks: str) -> 
     """Indices of a shard's segments of the named tasks."""
     names = [task["name"] for task in manifest_of(directory)["tasks"]]
     return np.flatnonzero(np.isin(arrays["segment_task"], [names.index(task) for task in tasks]))
-
-

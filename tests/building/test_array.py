@@ -1,0 +1,72 @@
+import itertools
+
+import pytest
+
+from packprep.building.array import array_position
+from packprep.building.run import share_of
+from packprep.errors import RecipeError
+
+
+def slurm(task, low, high, size):
+    names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT")
+    return dict(zip(names, map(str, (task, low, high, size)), strict=True))
+
+
+def test_outside_of_an_array_all_work_is_one_task_s():
+    assert array_position(None, None, {}) == (0, 1)
+    assert array_position(None, None, {"SLURM_JOB_ID": "7"}) == (0, 1)
+
+
+def test_a_whole_slurm_array_counts_from_its_least_number():
+    assert array_position(None, None, slurm(0, 0, 3, 4)) == (0, 4)
+    assert array_position(None, None, slurm(13, 10, 13, 4)) == (3, 4)
+    assert array_position(None, None, slurm(5, 5, 5, 1)) == (0, 1)
+
+
+def test_fault_30_a_sparse_redo_list_is_refused_with_the_flags_to_add():
+    with pytest.raises(RecipeError, match=r"2 tasks numbered 3 … 7, so it is not whole: add --array-index I --array-count N"):
+        array_position(None, None, slurm(3, 3, 7, 2))
+    assert array_position(3, 8, slurm(3, 3, 7, 2)) == (3, 8)  # the flags win
+
+
+@pytest.mark.parametrize("missing", ["ID", "MIN", "MAX", "COUNT"])
+def test_fault_30_a_missing_variable_is_refused_by_name(missing):
+    environment = slurm(0, 0, 3, 4)
+    del environment[f"SLURM_ARRAY_TASK_{missing}"]
+    with pytest.raises(RecipeError, match=f"SLURM_ARRAY_TASK_{missing} is missing.*add --array-index"):
+        array_position(None, None, environment)
+
+
+def test_fault_30_a_variable_that_is_no_number_or_outside_of_the_array_is_refused():
+    with pytest.raises(RecipeError, match="add --array-index"):
+        array_position(None, None, {**slurm(0, 0, 3, 4), "SLURM_ARRAY_TASK_ID": "x"})
+    with pytest.raises(RecipeError, match="add --array-index"):
+        array_position(None, None, slurm(9, 0, 3, 4))
+
+
+def test_the_flags_go_together_and_win():
+    assert array_position(2, 5, {**slurm(0, 0, 3, 4), "JOB_COMPLETION_INDEX": "1"}) == (2, 5)
+    with pytest.raises(RecipeError, match="go together: give both"):
+        array_position(2, None, {})
+    with pytest.raises(RecipeError, match="go together: give both"):
+        array_position(None, 5, {})
+    with pytest.raises(RecipeError, match="--array-index 5 is not below --array-count 5"):
+        array_position(5, 5, {})
+
+
+def test_a_kubernetes_index_goes_with_array_count():
+    assert array_position(None, 5, {"JOB_COMPLETION_INDEX": "4"}) == (4, 5)
+    with pytest.raises(RecipeError, match="add --array-count N"):
+        array_position(None, None, {"JOB_COMPLETION_INDEX": "4"})
+    with pytest.raises(RecipeError, match="is not below --array-count 4"):
+        array_position(None, 4, {"JOB_COMPLETION_INDEX": "4"})
+    with pytest.raises(RecipeError, match="go together"):
+        array_position(None, 4, {"JOB_COMPLETION_INDEX": ""})
+
+
+def test_array_task_i_of_n_makes_the_shards_with_b_times_n_div_shards_equal_to_i():
+    for shards, count in itertools.product(range(1, 40), range(1, 45)):
+        owners = [b * count // shards for b in range(shards)]
+        assert [list(share_of(i, count, shards)) for i in range(count)] == [
+            [b for b in range(shards) if owners[b] == i] for i in range(count)
+        ]

@@ -1,0 +1,251 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packprep.building.packing import pack
+from packprep.building.render import Table, arrange, render, render_rows, rounded_up
+from packprep.building.segments import cut, slots_of
+from packprep.objectives import REGISTRY
+from packprep.randomness import text_key
+from tests import golden, made
+from tests.building.test_segments import facts_key
+from tests.reference import chance, cutting, objectives, packing
+from tests.reference import rows as twin_rows
+
+TABLES = st.fixed_dictionaries(
+    {
+        "seq_length": st.sampled_from([32, 64, 96]),
+        "documents": st.fixed_dictionaries({"append_eos": st.booleans(), "prepend_bos": st.booleans()}),
+        "tasks": st.sampled_from([[{"preset": p}] for p in ("causal", "prefix_lm", "ul2r", "ul2", "t5")]),
+        "packing": st.fixed_dictionaries(
+            {
+                "algorithm": st.sampled_from(["best_fit", "first_fit", "next_fit"]),
+                "max_segments_per_row": st.sampled_from([0, 0, 1, 3]),
+                "pad_seq_to_mult": st.sampled_from([1, 1, 2, 8]),
+            }
+        ),
+    }
+)
+
+
+def shard_of(table, documents, sentinels=3000):
+    """The arrays of a shard that holds these documents."""
+    recipe, tasks = made.mix(table, made.ids(sentinels))
+    segments, _ = cut(recipe, tasks, documents)
+    slots = slots_of(tasks, segments)
+    packing_ = recipe.packing
+    physical = rounded_up(slots, packing_.pad_seq_to_mult)
+    row, _ = pack(physical, recipe.seq_length, packing_.algorithm, packing_.max_segments_per_row)
+    layout = arrange(segments.key, physical, row, packing_.algorithm == "next_fit")
+    return recipe, tasks, render(tasks, documents, segments, slots, layout, recipe.seq_length, packing_.pad_seq_to_mult)
+
+
+@given(TABLES, st.lists(st.integers(1, 150), min_size=1, max_size=12), st.integers(0, 2**32))
+@settings(max_examples=120)
+def test_a_whole_shard_equals_its_twin(table, sizes, seed):
+    documents = made.documents(sizes, seed)
+    recipe, tasks, arrays = shard_of(table, documents)
+    twin = made.twin_recipe(recipe, tasks)
+    mult = recipe.packing.pad_seq_to_mult
+    segments = []  # (document, start, n, task, key, (slots, prefix, loss, labels))
+    for d, size in enumerate(sizes):
+        key = facts_key(documents, d)
+        for start, n, t, bos, eos in cutting.cut(size, {**twin, "key": key}):
+            begin = int(documents.offsets[d]) + start
+            task = made.twin_task(tasks[t])
+            facts = cutting.segment_facts(
+                task, made.BOS if bos else None, made.EOS if eos else None, key(start), made.PAD
+            )
+            content = documents.ids[begin : begin + n].tolist()
+            segments.append((d, start, n, t, key(start), objectives.segment(content, facts)))
+    lengths = [-(-len(segment[-1][0]) // mult) * mult for segment in segments]
+    algorithm, most = recipe.packing.algorithm, recipe.packing.max_segments_per_row
+    packed, _ = packing.pack(lengths, recipe.seq_length, algorithm, most)
+    order = twin_rows.ordered_rows(packed, [segment[4] for segment in segments], algorithm)
+    assert len(arrays["tokens"]) == len(order)
+    cu_seqlens, padded = [], []
+    for r, members in enumerate(order):
+        own = [(slots, loss, labels) for slots, _, loss, labels in (segments[i][-1] for i in members)]
+        row = twin_rows.row_arrays(own, recipe.seq_length, made.PAD, mult)
+        for name in ("tokens", "segment_ids", "loss_mask"):
+            assert arrays[name][r].tolist() == row[name], name
+        cu_seqlens += row["cu_seqlens"]
+        padded += row["cu_seqlens_padded"] or []
+    assert arrays["cu_seqlens"].tolist() == cu_seqlens
+    assert ("cu_seqlens_padded" in arrays) == (mult > 1)
+    if mult > 1:
+        assert arrays["cu_seqlens_padded"].tolist() == padded
+    flat = [segments[i] for members in order for i in members]
+    assert arrays["row_offsets"].tolist() == np.cumsum([0, *map(len, order)]).tolist()
+    assert arrays["segment_doc"].tolist() == [int(documents.position[s[0]]) for s in flat]
+    assert arrays["segment_repeat"].tolist() == [int(documents.repeat[s[0]]) for s in flat]
+    for name, place in (("start", 1), ("tokens", 2), ("task", 3), ("key", 4)):
+        assert arrays[f"segment_{name}"].tolist() == [s[place] for s in flat]
+    assert arrays["segment_prefix"].tolist() == [s[-1][1] for s in flat]
+    assert "labels" not in arrays  # no task predicts in place
+    assert set(arrays["segment_noise"]) <= {0} and set(arrays["segment_loss_weight"]) <= {1}
+
+
+def test_labels_where_a_task_predicts_in_place_are_the_twin_s():
+    recipe, tasks = made.mix({"seq_length": 64, "tasks": [{"preset": "ul2r"}]})
+    in_place = dataclasses.replace(REGISTRY["causal"], name="x", label_alignment="same_slot", attention="bidirectional")
+    tasks = [*tasks[:-1], dataclasses.replace(tasks[-1], objective=in_place, name="x"), tasks[-1]]
+    documents = made.documents([40, 5, 30, 17])
+    segments, _ = cut(recipe, [*tasks[:4], tasks[-1]], documents)
+    slots = slots_of(tasks, segments)
+    row, _ = pack(slots, 64, "next_fit")
+    layout = arrange(segments.key, slots, row, True)
+    arrays = render(tasks, documents, segments, slots, layout, 64, 1)
+    following = np.full_like(arrays["tokens"], made.PAD)
+    following[:, :-1] = arrays["tokens"][:, 1:]
+    ids = arrays["segment_ids"]
+    same = np.zeros(ids.shape, bool)
+    same[:, :-1] = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 0)
+    assert np.array_equal(arrays["labels"], np.where(same, following, made.PAD))
+
+
+def with_prefixes(prefixes):
+    """A task that copies its tokens, with the given prefixes, one a segment."""
+    _, tasks = made.mix({"tasks": [{"preset": "causal"}]})
+    body_prefix = lambda task, n, key: np.array(prefixes, np.int64)  # noqa: E731
+    objective = dataclasses.replace(REGISTRY["causal"], name="given", attention="prefix", body_prefix=body_prefix)
+    return [dataclasses.replace(tasks[0], objective=objective)]
+
+
+@pytest.mark.parametrize("id, inputs, expected", golden.cases("loss_mask_shifted"))
+def test_fault_11_loss_masks_are_the_golden_file_s(id, inputs, expected):
+    sizes = np.bincount(inputs["segment_ids"])
+    begins = np.cumsum(sizes) - sizes
+    prefixes = [sum(inputs["input_mask"][b : b + n]) for b, n in zip(begins, sizes, strict=True)]
+    zeros = np.zeros(len(sizes), np.int64)
+    table = Table(begins, sizes, zeros, zeros, zeros, zeros.astype(np.uint64), sizes, begins, np.arange(len(sizes)) + 1)
+    tokens = np.array(inputs["tokens"], np.uint16)
+    arrays, prefix = render_rows(with_prefixes(prefixes), table, tokens, 1, len(tokens), np.dtype(np.uint16), True)
+    assert prefix.tolist() == prefixes and np.array_equal(arrays["tokens"][0], tokens)
+    assert arrays["loss_mask"][0].tolist() == expected["correct"]
+    targets = np.flatnonzero(arrays["loss_mask"][0])
+    assert arrays["labels"][0][targets].tolist() == tokens[targets + 1].tolist()
+
+
+@pytest.mark.parametrize("id, inputs, expected", golden.cases("prompt_completion_loss_mask"))
+def test_loss_of_a_prompt_and_its_completion_is_the_golden_file_s(id, inputs, expected):
+    n, zero = np.array([inputs["num_ids"]]), np.zeros(1, np.int64)
+    table = Table(zero, n, zero, zero, zero, zero.astype(np.uint64), n, zero, zero + 1)
+    tasks = with_prefixes([inputs["prompt_length"]])
+    arrays, _ = render_rows(tasks, table, np.arange(int(n[0])), 1, int(n[0]), np.dtype(np.uint16), False)
+    assert arrays["loss_mask"][0].tolist() == expected["loss_mask"]
+
+
+# Faults
+
+
+def test_fault_01_no_slot_inside_a_segment_is_padding_and_no_loss_is_on_padding():
+    recipe, tasks, arrays = shard_of(
+        {"seq_length": 256, "tasks": [{"preset": "ul2r"}]}, made.documents(np.arange(1, 300))
+    )
+    inside = arrays["segment_ids"] > 0
+    assert np.array_equal(arrays["tokens"] != made.PAD, inside)
+    assert not arrays["loss_mask"][~inside].any()
+    trained = np.flatnonzero(arrays["loss_mask"])
+    assert np.array_equal(arrays["segment_ids"].ravel()[trained], arrays["segment_ids"].ravel()[trained + 1])
+
+
+@pytest.mark.parametrize("pad", [0, 7, 65000])
+def test_fault_03_rows_are_right_whatever_the_pad_id(pad):
+    table = {"seq_length": 96, "tasks": [{"preset": "prefix_lm"}], "packing": {"pad_seq_to_mult": 8}}
+    documents = made.documents(np.arange(1, 150))
+    arrays = {}
+    for one in (pad, made.PAD):
+        recipe, tasks = made.mix(table, dataclasses.replace(made.ids(), pad=one))
+        segments, _ = cut(recipe, tasks, documents)
+        slots = slots_of(tasks, segments)
+        row, _ = pack(rounded_up(slots, 8), 96, "best_fit")
+        layout = arrange(segments.key, rounded_up(slots, 8), row, False)
+        arrays[one] = render(tasks, documents, segments, slots, layout, 96, 8)
+    inside = arrays[pad]["segment_ids"] > 0
+    assert np.array_equal(arrays[pad]["segment_ids"], arrays[made.PAD]["segment_ids"])
+    assert np.array_equal(arrays[pad]["loss_mask"], arrays[made.PAD]["loss_mask"])
+    assert np.array_equal(arrays[pad]["tokens"], np.where(inside, arrays[made.PAD]["tokens"], pad))
+
+
+@pytest.mark.parametrize("append_eos", [False, True])
+def test_fault_12_boundaries_do_not_depend_on_eos(append_eos):
+    documents = made.documents([20, 30, 9, 200, 14])
+    full_of_eos = documents._replace(ids=np.full_like(documents.ids, made.EOS))
+    table = {"seq_length": 64, "documents": {"append_eos": append_eos}}
+    plain, eos = (shard_of(table, d)[2] for d in (documents, full_of_eos))
+    for name in ("segment_ids", "loss_mask", "cu_seqlens", "row_offsets", "segment_tokens"):
+        assert np.array_equal(plain[name], eos[name])
+
+
+def test_fault_20_the_loss_does_not_depend_on_what_the_tokens_are():
+    table = {"seq_length": 256, "tasks": [{"preset": "ul2"}]}
+    documents = made.documents(np.arange(3, 200))
+    one = shard_of(table, documents)[2]
+    for value in (0, made.PAD, made.EOS, 1000):  # 1000 is the first sentinel
+        other = shard_of(table, documents._replace(ids=np.full_like(documents.ids, value)))[2]
+        assert np.array_equal(one["loss_mask"], other["loss_mask"])
+        assert np.array_equal(one["segment_prefix"], other["segment_prefix"])
+
+
+# pad_seq_to_mult
+
+
+@pytest.mark.parametrize("mult", [2, 16, 64])
+def test_pad_seq_to_mult_pads_every_segment_to_a_multiple(mult):
+    table = {"seq_length": 192, "tasks": [{"preset": "ul2r"}], "packing": {"pad_seq_to_mult": mult}}
+    recipe, tasks, arrays = shard_of(table, made.documents(np.arange(1, 250)))
+    row = np.repeat(np.arange(len(arrays["tokens"])), np.diff(arrays["row_offsets"]))
+    at = np.arange(len(row)) + row
+    padded, real = arrays["cu_seqlens_padded"], arrays["cu_seqlens"]
+    assert (padded % mult == 0).all() and (padded[arrays["row_offsets"][:-1] + np.arange(row.max() + 1)] == 0).all()
+    physical, lengths = padded[at + 1] - padded[at], real[at + 1] - real[at]
+    assert np.array_equal(physical, -(-lengths // mult) * mult)
+    covered = np.zeros(arrays["tokens"].shape, np.uint16)
+    for number, (r, begin, n) in enumerate(zip(row, padded[at], lengths, strict=True)):
+        covered[r, begin : begin + n] = number - arrays["row_offsets"][r] + 1
+    assert np.array_equal(covered, arrays["segment_ids"])
+    gap = covered == 0
+    assert (arrays["tokens"][gap] == made.PAD).all() and not arrays["loss_mask"][gap].any()
+
+
+def test_without_pad_seq_to_mult_there_is_no_physical_column():
+    assert "cu_seqlens_padded" not in shard_of({"seq_length": 64}, made.documents([5]))[2]
+
+
+# arrange
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 2**32))
+def test_rows_and_segments_are_put_in_keyed_order(drawn, seed):
+    rows = np.unique(drawn, return_inverse=True)[1]
+    keys = np.array([text_key(seed, i) for i in range(len(rows))], np.uint64)
+    physical = np.arange(1, len(rows) + 1)
+    for algorithm in ("best_fit", "next_fit"):
+        row = np.sort(rows) if algorithm == "next_fit" else rows
+        layout = arrange(keys, physical, row, algorithm == "next_fit")
+        expected = twin_rows.ordered_rows(row.tolist(), keys.tolist(), algorithm)
+        assert layout.order.tolist() == [i for members in expected for i in members]
+        assert layout.row.tolist() == [r for r, members in enumerate(expected) for _ in members]
+        begins = [int(physical[members[:k]].sum()) for members in expected for k in range(len(members))]
+        assert layout.begin.tolist() == begins and layout.rows == len(expected)
+
+
+def test_equal_keys_keep_the_table_s_order():
+    layout = arrange(np.full(6, 9, np.uint64), np.ones(6, np.int64), np.array([0, 1, 0, 2, 1, 2]), False)
+    assert layout.order.tolist() == [0, 2, 1, 4, 3, 5]
+
+
+def test_an_empty_shard_has_no_rows():
+    recipe, tasks, arrays = shard_of({"seq_length": 64, "tasks": [{"preset": "ul2r"}]}, made.documents([]))
+    assert arrays["tokens"].shape == (0, 64) and arrays["row_offsets"].tolist() == [0]
+    assert len(arrays["cu_seqlens"]) == len(arrays["segment_key"]) == 0
+
+
+def test_the_twins_know_every_purpose_that_the_order_uses():
+    from packprep import randomness
+
+    assert (chance.SEGMENT_ORDER, chance.ROW_ORDER) == (randomness.SEGMENT_ORDER, randomness.ROW_ORDER)

@@ -1,0 +1,219 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packprep.building.segments import cut, cut_at_row_ends, slots_of
+from packprep.errors import RecipeError
+from tests import made
+from tests.reference import chance, concat, cutting, objectives
+
+TASKS = st.lists(
+    st.sampled_from(
+        [
+            {"name": "c", "objective": "causal"},
+            {"name": "m", "objective": "causal", "mode_token": "[NLG]", "weight": 0.5},
+            {"name": "p", "objective": "prefix_lm", "mode_token": "[S2S]", "weight": 2.0},
+            {"name": "ps", "objective": "prefix_lm", "sentinel": True},
+            {"name": "r", "objective": "span_corruption", "weight": 3.0, "mode_token": "[NLU]"},
+            {"name": "rr", "objective": "span_corruption", "random_roll": True, "noise_density": 0.4},
+            {"name": "d", "objective": "span_corruption", "noise_density": 0.5, "mean_span_length": 2},
+            {"name": "l", "objective": "span_corruption", "noise_density": 0.5, "too_many_spans": "lower"},
+        ]
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda task: task["name"],
+)
+
+
+@st.composite
+def recipes(draw):
+    """(table, number of sentinels) of small rows."""
+    least = draw(st.integers(1, 8))
+    table = {
+        "seq_length": draw(st.sampled_from([32, 40, 64, 128])),
+        "seed": draw(st.integers(0, 3)),
+        "tasks": draw(TASKS),
+        "documents": {
+            "append_eos": draw(st.booleans()),
+            "prepend_bos": draw(st.booleans()),
+            "long": draw(st.sampled_from(["split", "split", "truncate", "drop"])),
+            "min_tokens": least,
+            "max_tokens": draw(st.sampled_from([0, 0, 16, 50])),
+        },
+    }
+    return table, draw(st.integers(4, 12) | st.just(200))
+
+
+def facts_key(documents, d):
+    file_key, position, repeat = (int(c[d]) for c in (documents.file_key, documents.position, documents.repeat))
+    return lambda start: chance.segment_key(file_key, position, repeat, start)
+
+
+@given(recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
+@settings(max_examples=150)
+def test_cut_equals_its_twin(configuration, sizes, seed):
+    table, sentinels = configuration
+    try:
+        recipe, tasks = made.mix(table, made.ids(sentinels))
+    except RecipeError as error:
+        assert "cut" in str(error)  # a row or max_tokens that could not leave a tail
+        return
+    sizes = [max(size, recipe.documents.min_tokens) for size in sizes]  # reading leaves shorter ones out
+    documents = made.documents(sizes, seed)
+    segments, dropped = cut(recipe, tasks, documents)
+    expected, left_out = [], 0
+    twin = made.twin_recipe(recipe, tasks)
+    for d, size in enumerate(sizes):
+        key = facts_key(documents, d)
+        found = cutting.cut(size, {**twin, "key": key})
+        left_out += not found
+        expected += [(d, *map(int, segment), key(segment[0])) for segment in found]
+    assert list(zip(*(column.tolist() for column in segments), strict=True)) == expected
+    assert dropped == left_out
+
+
+@given(recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
+@settings(max_examples=100)
+def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_no_short_tail(configuration, sizes, seed):
+    table, sentinels = configuration
+    table["documents"]["long"] = "split"
+    try:
+        recipe, tasks = made.mix(table, made.ids(sentinels))
+    except RecipeError:
+        return
+    sizes = np.maximum(sizes, recipe.documents.min_tokens)
+    segments, dropped = cut(recipe, tasks, made.documents(sizes, seed))
+    assert dropped == 0
+    assert slots_of(tasks, segments).max() <= recipe.seq_length
+    first = np.concatenate(([True], segments.document[1:] != segments.document[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    ends = segments.start + segments.n
+    assert (segments.start[first] == 0).all() and (segments.start[1:][~first[1:]] == ends[:-1][~first[1:]]).all()
+    assert np.array_equal(ends[last], sizes[segments.document[last]])
+    assert np.array_equal(segments.bos == 1, first & recipe.documents.prepend_bos)
+    assert np.array_equal(segments.eos == 1, last & recipe.documents.append_eos)
+    assert (segments.n[~first & last] >= recipe.min_tail).all() and (segments.n[~last] >= 3).all()
+    assert np.array_equal(segments.task == len(tasks) - 1, segments.n < 3)
+    if recipe.documents.max_tokens:
+        assert segments.n.max() <= recipe.documents.max_tokens
+
+
+def test_fault_04_documents_of_one_and_two_tokens_are_segments_of_their_own():
+    recipe, tasks = made.mix({"tasks": [{"preset": "ul2r"}], "documents": {"prepend_bos": True}})
+    segments, _ = cut(recipe, tasks, made.documents([1, 2, 3, 1]))
+    assert segments.n.tolist() == [1, 2, 3, 1]
+    assert (segments.task == len(tasks) - 1).tolist() == [True, True, False, True]
+    assert slots_of(tasks, segments)[[0, 1, 3]].tolist() == [3, 4, 3]
+
+
+def test_fault_18_only_a_recipe_that_says_so_truncates():
+    sizes = [5000, 10, 900]
+    recipe, tasks = made.mix({"seq_length": 64})
+    segments, _ = cut(recipe, tasks, made.documents(sizes))
+    assert np.bincount(segments.document, segments.n).tolist() == sizes
+    recipe, tasks = made.mix({"seq_length": 64, "documents": {"long": "truncate"}})
+    segments, dropped = cut(recipe, tasks, made.documents(sizes))
+    assert (segments.n.tolist(), segments.eos.tolist(), dropped) == ([64, 10, 64], [0, 1, 0], 0)
+
+
+def test_fault_21_a_dropped_document_leaves_the_others_where_they_were():
+    recipe, tasks = made.mix({"seq_length": 64, "documents": {"long": "drop"}})
+    segments, dropped = cut(recipe, tasks, made.documents([10, 500, 20, 63, 64, 30]))
+    assert segments.document.tolist() == [0, 2, 3, 5] and segments.n.tolist() == [10, 20, 63, 30] and dropped == 2
+
+
+def test_no_documents_give_no_segments():
+    recipe, tasks = made.mix({"tasks": [{"preset": "ul2r"}]})
+    segments, dropped = cut(recipe, tasks, made.documents([]))
+    assert len(segments.n) == dropped == 0 and len(slots_of(tasks, segments)) == 0
+
+
+# concat
+
+
+@st.composite
+def concat_recipes(draw):
+    return {
+        "seq_length": draw(st.sampled_from([8, 16, 32, 64])),
+        "packing": {"algorithm": "concat"},
+        "tasks": draw(TASKS.filter(lambda tasks: all(task["objective"] != "span_corruption" for task in tasks))),
+        "documents": {
+            "append_eos": draw(st.booleans()),
+            "prepend_bos": draw(st.booleans()),
+            "max_tokens": draw(st.sampled_from([0, 0, 7, 20])),
+        },
+    }
+
+
+def of_concat(table, sizes, seed):
+    try:
+        recipe, tasks = made.mix(table)
+    except RecipeError as error:
+        assert "cut" in str(error)
+        return None
+    documents = made.documents(sizes, seed)
+    return recipe, tasks, documents, *cut_at_row_ends(recipe, tasks, documents)
+
+
+@given(concat_recipes(), st.lists(st.integers(1, 120), min_size=1, max_size=30), st.integers(0, 2**32))
+@settings(max_examples=200)
+def test_concat_equals_its_twin(table, sizes, seed):
+    made_of = of_concat(table, sizes, seed)
+    if made_of is None:
+        return
+    recipe, tasks, documents, segments, row, offset = made_of
+    facts = {**made.twin_recipe(recipe, tasks), "keys": [facts_key(documents, d) for d in range(len(sizes))]}
+    expected = concat.lay(sizes, facts)
+    columns = (segments.document, segments.start, segments.n, segments.task, segments.bos, segments.eos, row, offset)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
+    keys = [facts["keys"][d](start) for d, start, *_ in expected]
+    assert segments.key.tolist() == keys
+
+
+@given(concat_recipes(), st.lists(st.integers(1, 120) | st.integers(1, 3), min_size=1, max_size=30), st.integers(0, 2**32))
+@settings(max_examples=200)
+def test_concat_fills_rows_but_for_less_than_two_slots_and_no_segment_is_eos_alone(table, sizes, seed):
+    made_of = of_concat(table, sizes, seed)
+    if made_of is None:
+        return
+    recipe, tasks, documents, segments, row, offset = made_of
+    slots = slots_of(tasks, segments)
+    assert (segments.n >= 1).all()
+    assert np.array_equal(np.bincount(segments.document, segments.n), sizes)
+    order = np.arange(len(row))
+    assert np.array_equal(np.lexsort((offset, row)), order)  # document order is kept
+    fill = np.bincount(row, slots).astype(np.int64)
+    ends = np.cumsum(np.bincount(row)) - 1
+    assert np.array_equal(offset[ends] + slots[ends], fill) and fill.max() <= recipe.seq_length
+    for r, left in enumerate(recipe.seq_length - fill[:-1]):
+        after = ends[r] + 1  # the segment that begins the next row
+        # Two slots hold no bos, token and eos, and neither may be parted from the token.
+        whole_of_one = segments.n[after] == segments.bos[after] == segments.eos[after] == 1
+        assert left < 2 or (left == 2 and whole_of_one), (r, left)
+
+
+def test_concat_of_long_documents_pads_only_the_shard_s_last_row():
+    recipe, tasks = made.mix({"seq_length": 512, "packing": {"algorithm": "concat"}})
+    documents = made.documents(np.random.default_rng(0).integers(3, 2000, 500))
+    segments, row, offset = cut_at_row_ends(recipe, tasks, documents)
+    fill = np.bincount(row, slots_of(tasks, segments))
+    assert 512 * len(fill) - fill.sum() <= 512 + len(fill) and (fill[:-1] >= 511).all()
+
+
+def test_concat_refuses_what_it_would_have_to_break():
+    recipe, tasks = made.mix({"packing": {"algorithm": "concat"}, "documents": {"long": "truncate"}})
+    with pytest.raises(RecipeError, match='documents.long = "truncate": concat cuts documents at row ends; use "split"'):
+        cut_at_row_ends(recipe, tasks, made.documents([5]))
+
+
+def test_slots_of_is_the_law_of_each_segment_s_own_task():
+    recipe, tasks = made.mix({"seq_length": 64, "tasks": [{"preset": "ul2r"}], "documents": {"prepend_bos": True}})
+    segments, _ = cut(recipe, tasks, made.documents([40, 2, 30, 200, 17] * 5))
+    twins = [made.twin_task(task) for task in tasks]
+    expected = []
+    for n, t, bos, eos, key in zip(*(column.tolist() for column in segments[2:]), strict=True):
+        facts = cutting.segment_facts(twins[t], made.BOS if bos else None, made.EOS if eos else None, key)
+        expected.append(objectives.law(twins[t]["objective"], n, facts))
+    assert slots_of(tasks, segments).tolist() == expected

@@ -1,0 +1,58 @@
+import pytest
+
+from packprep.building.plan import look_up
+from packprep.corpus.calibration import calibrate
+from packprep.corpus.planning import PlannedSource
+from packprep.corpus.tokenization import load_engine, resolve_engine
+from packprep.recipe import read_recipe
+from tests import made
+
+
+def estimate(folder, pattern, seed=0):
+    inputs = look_up(read_recipe(made.table(pattern, seed=seed), folder), {})
+    engine = load_engine(resolve_engine("auto", inputs.vocabulary), inputs.vocabulary, "text")
+    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
+    source = PlannedSource(inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, seed)
+    return calibrate(source, engine, inputs.vocabulary, "text")
+
+
+def text_bytes(texts):
+    return sum(len(text.encode()) for text in texts)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+def test_a_small_source_is_measured_whole(tmp_path, ending):
+    texts = made.texts(300)
+    path = made.write_lines(tmp_path / f"a{ending}", texts)
+    found = estimate(tmp_path, f"a{ending}")
+    assert found.ratios == {ending[1:].replace("gz", "gzip").replace("zst", "zstd"): round(1024 * text_bytes(texts) / path.stat().st_size)}
+    assert found.tokens_per_byte == 1.0 and found.document_bytes == text_bytes(texts) / 300
+
+
+def test_parquet_and_text_files_have_ratios_of_their_own(tmp_path):
+    texts = made.texts(200)
+    made.write_parquet(tmp_path / "a.parquet", texts)
+    made.write_texts(tmp_path, texts[:20])
+    made.write_lines(tmp_path / "b.jsonl", texts[:50])
+    found = estimate(tmp_path, "*")
+    assert set(found.ratios) == {"parquet", "text", "jsonl"} and found.ratios["text"] == 1024
+    assert found.ratios["jsonl"] < 1024
+
+
+def test_a_large_source_is_estimated_from_a_part_of_it(tmp_path):
+    texts = made.texts(4000, mean_bytes=4000)
+    path = made.write_lines(tmp_path / "a.jsonl", texts)
+    assert path.stat().st_size > 8 << 20
+    found = estimate(tmp_path, "a.jsonl")
+    exact = 1024 * text_bytes(texts) / path.stat().st_size
+    assert abs(found.ratios["jsonl"] / exact - 1) < 0.02
+    assert 0 <= found.relative_error < 0.2
+    assert found == estimate(tmp_path, "a.jsonl")
+
+
+def test_a_source_without_text_has_harmless_figures(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", [])
+    made.write_lines(tmp_path / "b.jsonl", [""])
+    found = estimate(tmp_path, "*.jsonl")
+    assert found.ratios == {"jsonl": 1024} and found.tokens_per_byte == 1.0
+    assert found.relative_error == 0.0

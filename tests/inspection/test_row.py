@@ -1,0 +1,390 @@
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+from packprep.corpus.tokenizer_json import bytes_tokenizer_json
+from packprep.dataset.loader import open_dataset
+from packprep.digests import digest_of
+from packprep.errors import ArgumentError, DatasetError, PackprepError, RecipeError
+from packprep.inspection.row import WIDTH, describe_row, print_row
+from tests.corpus import tokenizers_made
+from tests.dataset.synthetic import make_dataset, replace_in_manifest
+from tests.inspection.conftest import built, write_corpus
+
+
+def ids_and_loss(segment, name=None):
+    pieces = [piece for part in segment["parts"] if name in (None, part["name"]) for piece in part["pieces"]]
+    return [id for piece in pieces for id in piece["ids"]], [bit for piece in pieces for bit in piece["loss"]]
+
+
+def test_every_token_of_every_row_is_shown_with_its_loss(dataset):
+    ds = open_dataset(dataset)
+    for r in range(len(ds)):
+        shown, row = describe_row(dataset, r, {}), ds.row(r)
+        assert shown["row"] == r and shown["rows"] == len(ds) and len(shown["segments"]) == row.n_segments
+        assert shown["slots"] + shown["padding"] == ds.seq_length and shown["slots"] == np.count_nonzero(
+            row.segment_ids
+        )
+        assert shown["trained"] == row.loss_mask.sum() == sum(segment["trained"] for segment in shown["segments"])
+        for i, segment in enumerate(shown["segments"]):
+            own = row.segment_ids == i + 1
+            ids, loss = ids_and_loss(segment)
+            assert ids == row.tokens[own].tolist() and loss == row.loss_mask[own].tolist()
+            assert segment["slots"] == own.sum() and segment["begin"] == np.flatnonzero(own)[0]
+
+
+def test_a_segment_says_where_it_comes_from(dataset):
+    ds = open_dataset(dataset)
+    plan = json.loads((dataset / "plan.json").read_text())
+    for r in range(len(ds)):
+        row = ds.row(r)
+        for i, segment in enumerate(describe_row(dataset, r, {})["segments"]):
+            header = {name: values[i].item() for name, values in row.segments.items()}
+            assert segment["task"] == ds.tasks[header["task"]]["name"]
+            assert segment["source"] == ds.manifest["sources"][header["source"]]["name"]
+            assert segment["file"] == plan["files"][header["file"]]["name"]
+            assert segment["document"] == header["doc"]
+            assert (segment["start"], segment["tokens"]) == (header["start"], header["tokens"])
+            assert (segment["prefix"], segment["repeat"]) == (header["prefix"], header["repeat"])
+            assert int(segment["key"], 16) == header["key"]
+
+
+def test_the_text_of_a_causal_segment_is_the_documents(folder):
+    documents = {}
+    for name in "ab":
+        data = (folder / "corpus" / f"{name}.jsonl").read_bytes()
+        at = 0
+        for line in data.splitlines(keepends=True):
+            documents[name, at] = json.loads(line).get("text", "").encode()
+            at += len(line)
+    seen = 0
+    for r in range(len(open_dataset(folder / "causal"))):
+        for segment in describe_row(folder / "causal", r, {})["segments"]:
+            content = bytes(id for id in ids_and_loss(segment)[0] if id < 256)
+            document = documents[segment["source"], segment["document"]]
+            assert content == document[segment["start"] : segment["start"] + segment["tokens"]]
+            kinds = [piece["text"] for piece in segment["parts"][0]["pieces"] if piece["kind"] == "special"]
+            starts, ends = segment["start"] == 0, segment["start"] + segment["tokens"] == len(document)
+            assert kinds == ["<bos>"] * starts + ["<eos>"] * ends
+            if starts and ends:
+                texts = [piece["text"] for piece in segment["parts"][0]["pieces"] if piece["kind"] == "text"]
+                assert "".join(texts).encode() == document
+            seen += 1
+    assert seen > 40
+
+
+def test_inputs_and_targets_are_apart(folder):
+    names = set()
+    for r in range(len(open_dataset(folder / "ul2r"))):
+        for segment in describe_row(folder / "ul2r", r, {})["segments"]:
+            parts = [part["name"] for part in segment["parts"]]
+            names.add((segment["objective"], *parts))
+            if len(parts) == 2:
+                ids, loss = ids_and_loss(segment, parts[0])
+                assert len(ids) == segment["prefix"]
+                assert loss == [0] * (segment["prefix"] - 1) + [1]
+                assert ids_and_loss(segment, parts[1])[1][-1] == 0
+    assert names >= {("span_corruption", "inputs", "targets"), ("prefix_lm", "prefix", "continuation")}
+
+
+def test_the_padding_inside_and_after_segments_is_counted(folder):
+    inside = 0
+    for r in range(len(open_dataset(folder / "causal"))):
+        row = describe_row(folder / "causal", r, {})
+        for segment, following in zip(row["segments"], row["segments"][1:], strict=False):
+            assert following["begin"] == segment["begin"] + segment["slots"] + segment["padding"]
+            assert following["begin"] % 8 == 0
+            inside += segment["padding"]
+    assert inside
+
+
+def test_minus_one_is_the_first_row_that_shows_the_most_tasks(folder):
+    ds = open_dataset(folder / "ul2r")
+    declared = {task["name"] for task in ds.tasks if task["weight"]}
+    of_row = [{ds.tasks[t]["name"] for t in ds.row(r).segments["task"]} & declared for r in range(len(ds))]
+    most = max(map(len, of_row))
+    row = describe_row(folder / "ul2r", -1, {})
+    assert row["row"] == [len(tasks) for tasks in of_row].index(most)
+    assert set(row["lacks"]) == declared - of_row[row["row"]]
+    assert describe_row(folder / "ul2r", row["row"], {})["lacks"] == []
+
+
+def test_a_row_is_plain_json(dataset):
+    row = describe_row(dataset, 0, {})
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_print_row_prints_what_json_has_gone_through(dataset, capsys):
+    row = describe_row(dataset, 0, {})
+    print_row(row)
+    first = capsys.readouterr().out
+    print_row(json.loads(json.dumps(row)))
+    assert capsys.readouterr().out == first and "\x1b" not in first
+
+
+PICTURES = str.maketrans({10: "␊", 9: "␉", 13: "␍", 0: "␀", 127: "␡", 0x200B: "\\u{200b}", 0x200D: "\\u{200d}"})
+
+
+def printed_parts(row, out):
+    """[(name, text, marks)] of the parts that were printed, their lines joined, a mark for each cell of the text."""
+    wanted = [part["name"] for segment in row["segments"] for part in segment["parts"]]
+    gutter = max(map(len, wanted)) + 4
+    parts, lines = [], out.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        name = line[:gutter].strip()
+        if len(parts) < len(wanted) and name == wanted[len(parts)] and line.startswith("  "):
+            parts.append([name, "", ""])
+        elif not parts or name or not line or is_marks(line):
+            continue
+        marks = following[gutter:] if is_marks(following) else ""
+        assert cell_len(line) <= WIDTH
+        assert len(marks) <= cell_len(line) - gutter
+        parts[-1][1] += line[gutter:]
+        parts[-1][2] += marks.ljust(cell_len(line) - gutter)
+    return [tuple(part) for part in parts]
+
+
+def is_marks(line):
+    return re.fullmatch(r" *[\^.+~ ]+", line) is not None
+
+
+def expected_part(part):
+    """(text, marks) of a part that is not shortened."""
+    drawn = []  # [text, loss, kind] of what a terminal draws in one place
+    for piece in part["pieces"]:
+        special = piece["kind"] == "special"
+        shown = f"‹{piece['text'][1:-1]}›" if special else piece["text"].translate(PICTURES)
+        before = drawn[-1][0] if drawn else ""
+        if cell_len(shown[0]) == 0 or (
+            not shown.isascii() and cell_len(before + shown) < cell_len(before) + cell_len(shown)
+        ):
+            if drawn and drawn[-1][2] == piece["kind"]:
+                drawn[-1][0] += shown
+                drawn[-1][1] += piece["loss"]
+                continue
+            if cell_len(shown[0]) == 0:
+                shown = f"\\u{{{ord(shown):x}}}"
+        drawn.append([shown, list(piece["loss"]), piece["kind"]])
+    marks = ""
+    for shown, loss, _ in drawn:
+        mark = "^" if all(loss) else "+" if any(loss) else "."
+        marks += mark + (" " if mark == "." else "~") * (cell_len(shown) - 1)
+    return "".join(shown for shown, _, _ in drawn), marks
+
+
+def test_marks_stand_under_the_right_characters(dataset, capsys):
+    seen = ""
+    for r in range(len(open_dataset(dataset))):
+        row = describe_row(dataset, r, {})
+        print_row(row)
+        printed = printed_parts(row, capsys.readouterr().out)
+        parts = [part for segment in row["segments"] for part in segment["parts"]]
+        assert [name for name, _, _ in printed] == [part["name"] for part in parts]
+        for (_, text, marks), part in zip(printed, parts, strict=True):
+            if "tokens …" not in text:
+                assert (text, marks) == expected_part(part)
+                seen += text
+    assert {"日", "ż", "👍", "한", "␊", "e\u0301"} <= set(seen) | {seen[i : i + 2] for i in range(len(seen))}
+
+
+def test_long_segments_are_shortened_and_the_count_is_right(tmp_path, capsys):
+    (tmp_path / "corpus").mkdir()
+    text = "abcdefghi " * 150
+    (tmp_path / "corpus" / "long.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    built(tmp_path, "long", seq_length=2048, tasks=[{"preset": "causal"}])
+    row = describe_row(tmp_path / "long", 0, {})
+    print_row(row)
+    [(_, printed, _)] = printed_parts(row, capsys.readouterr().out)
+    head, left_out, tail = re.fullmatch(r"(.*?)… ([\d,]+) tokens …(.*)‹eos›", printed).groups()
+    assert len(head) + int(left_out.replace(",", "")) + len(tail) == len(text)
+    assert text.startswith(head) and text.endswith(tail) and len(head) == 3 * (WIDTH - 8)
+    assert len(ids_and_loss(row["segments"][0])[0]) == len(text) + 1
+
+
+def test_of_many_segments_the_first_are_printed_and_one_of_each_task(folder, capsys):
+    row = describe_row(folder / "ul2r", -1, {})
+    tasks = {segment["task"] for segment in row["segments"]}
+    first = next(segment for segment in row["segments"] if segment["task"] != row["segments"][-1]["task"])
+    print_row({**row, "segments": [first] * 50 + row["segments"]})
+    out = capsys.readouterr().out
+    assert (
+        f"… and {50 + len(row['segments']) - 24 - len(tasks - {first['task']})} more segments; --json gives all" in out
+    )
+    assert all(f"  {task}" in out for task in tasks)
+
+
+def test_rows_are_rebuilt_from_their_source(dataset):
+    for r in range(len(open_dataset(dataset))):
+        assert {segment["rebuilt"] for segment in describe_row(dataset, r, {})["segments"]} == {"identical"}
+
+
+@pytest.fixture
+def apart(folder, tmp_path):
+    """A copy of a dataset whose sources are not where its plan says, and the folder where they are."""
+    here = tmp_path / "here"
+    shutil.copytree(folder / "corpus", here / "corpus")
+    built(here, "causal", tasks=[{"preset": "causal"}])
+    (here / "corpus").rename(tmp_path / "moved")
+    return here / "causal", tmp_path / "moved"
+
+
+def test_sources_that_moved_are_found_by_their_name(apart, capsys):
+    dataset, moved = apart
+    row = describe_row(dataset, 0, {})
+    assert all(
+        segment["rebuilt"].startswith("not rebuilt: ") and "missing" in segment["rebuilt"]
+        for segment in row["segments"]
+    )
+    print_row(row)
+    assert "not rebuilt: " in capsys.readouterr().out
+    row = describe_row(dataset, 0, {"source0": str(moved)})
+    assert {segment["rebuilt"] for segment in row["segments"]} == {"identical"}
+    print_row(row)
+    assert "rebuilt from source: identical" in capsys.readouterr().out
+
+
+def test_one_missing_file_leaves_the_segments_of_others(apart):
+    dataset, moved = apart
+    (moved / "b.jsonl").unlink()
+    for r in range(len(open_dataset(dataset))):
+        for segment in describe_row(dataset, r, {"source0": str(moved)})["segments"]:
+            assert (segment["rebuilt"] == "identical") == (segment["file"] == "a.jsonl")
+
+
+def test_a_source_that_changed_differs(apart):
+    dataset, moved = apart
+    for file in moved.iterdir():
+        file.write_bytes(file.read_bytes().replace(b"The", b"Tha").replace(b"combining", b"cambining"))
+    rebuilt = {
+        segment["rebuilt"].split(":")[0]
+        for r in range(len(open_dataset(dataset)))
+        for segment in describe_row(dataset, r, {"source0": str(moved)})["segments"]
+    }
+    assert rebuilt == {"identical", "differs"}
+
+
+def test_an_unknown_source_is_refused(dataset):
+    with pytest.raises(RecipeError, match="no source of that name; it has (source0|a, b)$"):
+        describe_row(dataset, 0, {"web": "/nowhere"})
+
+
+@pytest.mark.parametrize("row", [-2, 10**6])
+def test_a_row_that_there_is_not_is_refused(folder, row):
+    with pytest.raises(ArgumentError, match=rf"row {row}: .* rows; give 0 … \d+, or −1"):
+        describe_row(folder / "ul2r", row, {})
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
+    with pytest.raises(DatasetError, match="is no dataset, or its build is not finished"):
+        describe_row(tmp_path, 0, {})
+
+
+@pytest.mark.parametrize("change", ["missing", "other"])
+def test_a_tokenizer_that_is_not_the_datasets_is_refused(folder, tmp_path, change):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder / "causal", copy)
+    path = copy / "tokenizer.json"
+    path.unlink() if change == "missing" else path.write_text("{}")
+    with pytest.raises(PackprepError, match=r"tokenizer\.json: .*back"):
+        describe_row(copy, 0, {})
+
+
+def test_without_a_plan_rows_are_shown_and_not_rebuilt(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder / "causal", copy)
+    (copy / "plan.json").unlink()
+    segment = describe_row(copy, 0, {})["segments"][0]
+    assert segment["file"].startswith("file ") and segment["rebuilt"].startswith("not rebuilt: ")
+
+
+def with_tokenizer(directory, **options):
+    """A synthetic dataset with the bytes' tokenizer."""
+    make_dataset(directory, **options)
+    data = bytes_tokenizer_json()
+    (directory / "tokenizer.json").write_bytes(data)
+    replace_in_manifest(directory, tokenizer={"file": "tokenizer.json", "digest": digest_of(data)})
+    return open_dataset(directory)
+
+
+def test_segments_that_predict_in_place_show_inputs_and_labels(tmp_path, capsys):
+    ds = with_tokenizer(tmp_path, in_place=True, blocks=True, pad_to=4)
+    seen = {}
+    for r in range(len(ds)):
+        shown, row = describe_row(tmp_path, r, {}), ds.row(r)
+        assert json.loads(json.dumps(shown)) == shown
+        for i, segment in enumerate(shown["segments"]):
+            own = row.segment_ids == i + 1
+            names = seen[segment["task"]] = [part["name"] for part in segment["parts"]]
+            assert segment["noise"] == row.segments["noise"][i]
+            if segment["task"] == "masked":
+                assert names == ["inputs", "labels"] and segment["predicts"] == "in place"
+                assert ids_and_loss(segment, "inputs") == (row.tokens[own].tolist(), row.loss_mask[own].tolist())
+                assert ids_and_loss(segment, "labels") == (row.labels[own].tolist(), row.loss_mask[own].tolist())
+            else:
+                assert ids_and_loss(segment) == (row.tokens[own].tolist(), row.loss_mask[own].tolist())
+    assert seen["bd3"] == ["x_t", "x_0"] and seen["causal"] == ["text"]
+    print_row(describe_row(tmp_path, 0, {}))
+    assert "loss weight" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("array", "value", "match"),
+    [
+        ("segment_task", 9, r"segment_task 9 is beyond"),
+        ("segment_source", 9, r"segment_source 9 is beyond the manifest's 3"),
+        ("row_offsets", 999, "row_offsets"),
+        ("cu_seqlens", 999, "cu_seqlens"),
+    ],
+)
+@pytest.mark.parametrize("row", [0, -1])
+def test_a_damaged_header_is_refused_and_not_indexed_with(tmp_path, array, value, match, row):
+    ds = with_tokenizer(tmp_path)
+    shard = ds.row(0)._shard
+    at = shard.data_begin
+    for name, (dtype, shape) in shard.layout.items():
+        if name == array:
+            break
+        at += dtype.itemsize * int(np.prod(shape))
+    with open(shard.path, "r+b") as file:
+        file.seek(at + dtype.itemsize * (1 if array in ("row_offsets", "cu_seqlens") else 0))
+        file.write(np.array([value], dtype).tobytes())
+    with pytest.raises(DatasetError, match=match):
+        describe_row(tmp_path, row, {})
+        describe_row(tmp_path, 0, {})
+
+
+def test_colour_is_for_terminals(dataset, monkeypatch, capsys):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    row = describe_row(dataset, 0, {})
+    print_row(row)
+    plain = capsys.readouterr().out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    print_row(row)
+    coloured = capsys.readouterr().out
+    assert "\x1b[" in coloured and re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+def test_rows_of_other_tokenizers_are_shown(folder, tmp_path):
+    write_corpus(tmp_path)
+    tokenizers_made.write(tmp_path / "tok", tokenizers_made.byte_level("<|end|>", "<|pad|>"))
+    built(
+        tmp_path,
+        "bpe",
+        tokenizer="tok",
+        tasks=[{"preset": "t5"}],
+        specials={"missing": "add", "sentinels": "auto", "eos": "<|end|>", "pad": "<|pad|>"},
+    )
+    ds = open_dataset(tmp_path / "bpe")
+    texts = ""
+    for r in range(len(ds)):
+        for i, segment in enumerate(describe_row(tmp_path / "bpe", r, {})["segments"]):
+            assert ids_and_loss(segment)[0] == ds.row(r).tokens[ds.row(r).segment_ids == i + 1].tolist()
+            assert segment["rebuilt"] == "identical"
+            texts += "".join(piece["text"] for part in segment["parts"] for piece in part["pieces"])
+    assert "<extra_id_0>" in texts and "<|end|>" in texts and " mat" in texts and "漢" in texts

@@ -1,0 +1,248 @@
+import json
+
+import numpy as np
+import pytest
+
+from packprep.building.run import build, open_job
+from packprep.dataset.loader import open_dataset
+from packprep.errors import DatasetError
+from packprep.inspection import summary
+from packprep.inspection.summary import describe_build, describe_dataset, first_document, print_summary
+from packprep.recipe import read_recipe
+from tests.dataset.synthetic import make_dataset
+from tests.inspection.conftest import Silent, built, write_corpus
+
+
+@pytest.fixture(scope="module", params=["ul2r", "causal"])
+def described(request, folder):
+    """(summary, dataset)."""
+    return describe_dataset(folder / request.param), open_dataset(folder / request.param)
+
+
+def header(ds, name):
+    return np.concatenate([ds.row(r).segments[name] for r in range(len(ds))])
+
+
+def test_the_totals_are_the_datasets(described):
+    s, ds = described
+    assert s["published"] and s["shards"] == len(ds.manifest["shards"]) and s["rows"] == len(ds)
+    assert s["seq_length"] == ds.seq_length == 256
+    assert s["segments"] == len(header(ds, "task"))
+    assert s["tokens"]["used"] == header(ds, "tokens").sum()
+    assert (s["vocab_size"], s["token_dtype"], s["engine"]["name"]) == (528, "uint16", "bytes")
+    assert s["fingerprint"] == ds.manifest["fingerprint"]
+    assert s["documents"] == {"read": 61, "used": 55, "rejected": {"empty": 5, "missing_text": 1}}
+
+
+def test_every_slot_is_accounted_for(described):
+    s, ds = described
+    slots = s["slots"]
+    real = sum(int(ds.row(r).cu_seqlens[-1]) for r in range(len(ds)))
+    assert slots["total"] == slots["used"] + sum(slots["added"].values()) + slots["padding_inside"]
+    assert slots["total"] + slots["row_padding"] == s["row_slots"] == len(ds) * ds.seq_length
+    assert slots["total"] - slots["padding_inside"] == real
+    assert slots["used"] == s["tokens"]["used"]
+
+
+def test_utilisation_with_and_without_each_shards_last_row(described):
+    s, ds = described
+    ledger = ds.manifest["ledger"]
+    assert s["utilisation"]["all_rows"] == pytest.approx(s["slots"]["total"] / s["row_slots"])
+    without = 1 - (ledger["row_padding"] - ledger["last_row_padding"]) / (
+        (s["rows"] - ledger["last_rows"]) * s["seq_length"]
+    )
+    assert s["utilisation"]["without_last_rows"] == pytest.approx(without)
+    assert s["utilisation"]["all_rows"] <= s["utilisation"]["without_last_rows"] <= 1
+
+
+def test_a_single_row_has_no_utilisation_without_its_last_row(tmp_path, capsys):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "one.jsonl").write_text('{"text": "only a few words"}\n')
+    built(tmp_path, "one", tasks=[{"preset": "causal"}])
+    s = describe_dataset(tmp_path / "one")
+    assert s["utilisation"]["without_last_rows"] is None and s["row_segments"]["most"] == 1
+    print_summary(s)
+    out = capsys.readouterr().out
+    assert "1 row of 256 slots in 1 shard, " in out and "without each shard" not in out
+
+
+def test_the_task_mix_is_that_of_the_rows(described):
+    s, ds = described
+    task, tokens = header(ds, "task"), header(ds, "tokens").astype(int)
+    slots = header(ds, "end") - header(ds, "begin")
+    masks = np.stack([ds.row(r).loss_mask for r in range(len(ds))])
+    task_of_slot = np.stack([np.append(255, ds.row(r).segments["task"])[ds.row(r).segment_ids] for r in range(len(ds))])
+    assert sum(entry["drawn"] for entry in s["tasks"]) == pytest.approx(1)
+    for t, entry in enumerate(s["tasks"]):
+        own = task == t
+        assert entry["name"] == ds.tasks[t]["name"]
+        assert (entry["segments"], entry["tokens"], entry["slots"]) == (own.sum(), tokens[own].sum(), slots[own].sum())
+        assert entry["token_share"] == pytest.approx(tokens[own].sum() / tokens.sum())
+        trained = s["trained"][entry["name"]]
+        assert trained["trained"] == masks[task_of_slot == t].sum() and trained["slots"] == slots[own].sum()
+
+
+def test_the_source_mix_is_that_of_the_rows(described):
+    s, ds = described
+    source, tokens = header(ds, "source"), header(ds, "tokens").astype(int)
+    assert sum(entry["documents"] for entry in s["sources"]) == s["documents"]["used"]
+    for i, entry in enumerate(s["sources"]):
+        assert (entry["segments"], entry["tokens"]) == ((source == i).sum(), tokens[source == i].sum())
+        assert entry["token_share"] == pytest.approx(tokens[source == i].sum() / tokens.sum())
+        assert entry["repeat"] == 1
+
+
+def test_histograms_count_every_segment_and_row(described):
+    s, ds = described
+    slots = header(ds, "end") - header(ds, "begin")
+    per_row = np.array([ds.row(r).n_segments for r in range(len(ds))])
+    for histogram, values in ((s["segment_slots"], slots), (s["row_segments"]["histogram"], per_row)):
+        assert sum(bar["count"] for bar in histogram) == len(values)
+        for bar in histogram:
+            assert bar["count"] == ((values >= bar["from"]) & (values <= bar["to"])).sum()
+    assert s["row_segments"]["most"] == per_row.max()
+    assert s["row_segments"]["mean"] == pytest.approx(per_row.mean())
+    assert s["looked_at"] == {"shards": s["shards"], "segments": s["segments"]}
+
+
+def test_of_many_shards_some_are_read_and_the_summary_says_so(folder, monkeypatch, capsys):
+    monkeypatch.setattr(summary, "MOST_SHARDS", 2)
+    s = describe_dataset(folder / "ul2r")
+    assert s["shards"] > 2 and s["looked_at"]["shards"] == 2
+    assert sum(bar["count"] for bar in s["segment_slots"]) == s["looked_at"]["segments"] < s["segments"]
+    print_summary(s)
+    assert "of 2 shards" in capsys.readouterr().out
+
+
+def test_a_summary_is_plain_json_and_prints_in_100_columns(described, capsys):
+    s, _ = described
+    assert json.loads(json.dumps(s)) == s
+    print_summary(json.loads(json.dumps(s)))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines()[1:])) <= 100 and "\x1b" not in out
+    for text in (
+        f"{s['rows']:,} rows of 256 slots",
+        s["fingerprint"],
+        "rejected: empty 5, missing_text 1",
+        "by engine bytes",
+    ):
+        assert text in out
+    for entry in s["tasks"]:
+        assert (f"\n{entry['name']} " in out) == bool(entry["drawn"] or entry["segments"])
+
+
+def test_columns_of_a_table_are_aligned(described, capsys):
+    print_summary(described[0])
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("task "))
+    head, *rows = lines[at : lines.index("", at)]
+    end = head.index("tokens") + len("tokens")
+    assert all(row[end - 1].isdigit() and row[end : end + 2] == "  " for row in rows)
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
+    with pytest.raises(DatasetError, match="is no dataset, or its build is not finished"):
+        describe_dataset(tmp_path)
+
+
+def test_a_ledger_without_its_numbers_is_refused(tmp_path):
+    make_dataset(tmp_path)
+    with pytest.raises(DatasetError, match=r"dataset\.json: its ledger does not have what it should"):
+        describe_dataset(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def part_built(tmp_path_factory):
+    """The outcome of one array task of two."""
+    folder = tmp_path_factory.mktemp("part")
+    write_corpus(folder)
+    table = {
+        "tokenizer": "bytes",
+        "seq_length": 256,
+        "tasks": [{"preset": "causal"}],
+        "sources": [{"paths": ["corpus/*.jsonl"]}],
+    }
+    recipe = read_recipe({**table, "output": {"shard_text_bytes": "2KiB"}}, folder)
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patched:
+        patched.setattr("packprep.building.run.LIST_AGAIN_S", 0)
+        return build(recipe, folder / "out", Silent(), array=(0, 2))
+
+
+def test_an_unfinished_build_says_what_is_missing_and_what_to_do(part_built, capsys):
+    s = describe_build(part_built)
+    shards = part_built.job.shards
+    assert json.loads(json.dumps(s)) == s and not s["published"]
+    assert (s["shards"], s["done"], s["missing"], s["made"]) == (
+        shards,
+        shards // 2 + shards % 2,
+        shards // 2,
+        s["done"],
+    )
+    print_summary(s)
+    out = capsys.readouterr().out
+    assert f"not published yet; {s['done']} of {shards} shards done, {s['missing']} missing" in out
+    assert "run the same command again" in out and "array tasks" in out
+
+
+def test_a_finished_build_reads_no_shard(folder, monkeypatch, capsys):
+    monkeypatch.setattr(summary, "shard_of", None)
+    outcome = built(folder, "ul2r", output={"shard_text_bytes": "2KiB"})
+    s = describe_build(outcome)
+    monkeypatch.undo()
+    whole = describe_dataset(folder / "ul2r")
+    assert s == {**{key: whole[key] for key in s if key != "made"}, "made": 0}
+    print_summary(s)
+    assert "utilisation" in capsys.readouterr().out
+
+
+def lines_of(folder, **table):
+    built(folder, "out", tasks=[{"preset": "causal"}], **table)
+    return first_document(open_job(folder / "out"))
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A folder to which documents are written by calling the value."""
+    (tmp_path / "corpus").mkdir()
+
+    def write(*documents):
+        text = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents)
+        (tmp_path / "corpus" / "abc.jsonl").write_text(text, encoding="utf-8")
+        return tmp_path
+
+    return write
+
+
+def test_document_1_is_shown_by_its_first_and_last_tokens(one):
+    assert lines_of(one({"text": "abcdefghijklmnopqrstuvwxyz"})) == (
+        "document 1: source0 abc.jsonl at 0: 26 tokens: a│b│c│d│e│f│g│h … t│u│v│w│x│y│z│‹eos›"
+    )
+
+
+def test_a_short_document_1_is_shown_whole_token_by_token(one):
+    folder = one({"text": "é\n日"})
+    assert lines_of(folder, documents={"prepend_bos": True}) == (
+        "document 1: source0 abc.jsonl at 0: 6 tokens: ‹bos›│\\xc3│\\xa9│␊│\\xe6│\\x97│\\xa5│‹eos›"
+    )
+
+
+def test_a_doubled_bos_shows(one):
+    folder = one({"text": "<bos>one"})
+    line = lines_of(folder, documents={"prepend_bos": True, "special_text": "special"})
+    assert line.endswith("4 tokens: ‹bos›│‹bos›│o│n│e│‹eos›")
+
+
+def test_document_1_is_the_first_with_tokens(one):
+    folder = one({"words": "no"}, {"text": ""}, {"text": "yes"})
+    assert lines_of(folder).startswith("document 1: source0 abc.jsonl at 29: 3 tokens: y│e│s")
+
+
+def test_a_wrong_text_key_shows(one):
+    folder = one({"words": "no text"}, {"words": "here"})
+    line = lines_of(folder)
+    assert "shard 0 has no document that can be used; the first is source0 abc.jsonl at 0: missing_text: " in line
+
+
+def test_no_document_at_all_is_said(one):
+    assert lines_of(one({"text": ""})) == "document 1: shard 0 has no document with tokens"

@@ -1,0 +1,715 @@
+"""One damage for each promise, signed again, that breaks it alone: `verify` names that promise and the place."""
+
+import numpy as np
+import pytest
+
+from packprep.building.run import open_job
+from packprep.dataset.manifest import rejects_name, shard_name
+from packprep.digests import digest_of
+from packprep.randomness import segment_key, text_key
+from packprep.verification.promises import PROMISES
+from packprep.verification.report import Faults
+from packprep.verification.rows import check_arrays, check_layout
+from tests.verification.damage import (
+    arrays_of,
+    copied,
+    edit_manifest,
+    edit_receipt,
+    faults_of,
+    made,
+    places_of,
+    promises_of,
+    put_shard,
+    resigned,
+    segments_of,
+)
+
+SHARD, RECEIPT = "shards/000/000000.safetensors", "receipts/000/000000.json"
+PAD, BOS, EOS, NLU, FIRST_SENTINEL = 256, 257, 258, 260, 266
+VOCAB_SIZE = 528
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """No bos, no padding inside segments; with rejects."""
+    return made(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory):
+    """With bos, and segments padded to a multiple of 8."""
+    return made(
+        tmp_path_factory.mktemp("padded"), packing={"pad_seq_to_mult": 8}, documents={"prepend_bos": True}, seed=3
+    )
+
+
+@pytest.fixture
+def directory(plain, tmp_path):
+    return copied(plain, tmp_path)
+
+
+@pytest.fixture
+def padded_directory(padded, tmp_path):
+    return copied(padded, tmp_path)
+
+
+def assert_only(faults, promise, file=SHARD, row=None, slot=None, value=None, words=""):
+    """There is one fault: of this promise, in this place."""
+    assert [(f["promise"], f["file"], f["row"], f["slot"], f["value"]) for f in faults] == [
+        (promise, file, row, slot, value)
+    ], faults
+    assert words in faults[0]["message"]
+
+
+def long_segment(directory, arrays, *tasks, row=None):
+    """(segment, row, begin, end) of the first segment of the tasks with at least 20 slots."""
+    rows, begin, end = places_of(arrays)
+    for g in segments_of(directory, arrays, *tasks):
+        if end[g] - begin[g] >= 20 and row in (None, rows[g]):
+            return int(g), int(rows[g]), int(begin[g]), int(end[g])
+    raise AssertionError("no such segment in this shard")
+
+
+def padding_of(arrays):
+    """(row, slot) of the first slot of padding."""
+    row, slot = np.argwhere(arrays["segment_ids"] == 0)[0]
+    return int(row), int(slot)
+
+
+def test_a_good_dataset_has_no_faults(plain, padded):
+    for dataset in (plain, padded):
+        assert faults_of(dataset) == []
+
+
+def test_a_signed_copy_has_no_faults(directory):
+    with resigned(directory):
+        pass
+    assert faults_of(directory) == []
+
+
+def test_every_promise_has_a_number_and_words():
+    assert list(PROMISES) == [f"P{i + 1}" for i in range(17)]
+
+
+# P1, P2
+
+
+def test_p1_a_file_with_another_digest(directory):
+    path = directory / rejects_name(0)
+    path.write_bytes(path.read_bytes().replace(b"missing_text", b"missing_tixt"))
+    (fault,) = [f for f in faults_of(directory) if f["promise"] == "P1"]
+    assert fault["file"] == "rejects/000/000000.jsonl" and "its digest is" in fault["message"]
+
+
+def test_p2_manifest_and_receipt_disagree(directory):
+    edit_manifest(directory, lambda manifest: manifest["shards"][0].update(tokens=5))
+    assert_only(
+        faults_of(directory), "P2", RECEIPT, value=_tokens_of(directory), words="tokens is not the manifest's 5"
+    )
+
+
+def _tokens_of(directory):
+    return int(arrays_of(directory)["segment_tokens"].sum())
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("pad_id", 255),
+        ("vocab_size", 529),
+        ("seq_length", 512),
+        ("specials", {"eos": 0}),
+        ("added_tokens", [{"id": 5, "text": "x", "role": None}]),
+        ("fingerprint", "0" * 32),
+        ("engine", {"name": "other"}),
+        ("made_with", {}),
+        ("recipe", {}),
+        ("law_version", 2),
+        ("token_dtype", "int32"),
+    ],
+)
+def test_p2_manifest_and_plan_disagree(directory, key, value):
+    edit_manifest(directory, lambda manifest: manifest.update({key: value}))
+    assert_only(faults_of(directory), "P2", "dataset.json", words=f"{key} is not the plan's")
+
+
+def test_p2_a_task_table_that_is_not_the_plans(directory):
+    edit_manifest(directory, lambda manifest: manifest["tasks"][0].update(name="q"))
+    assert_only(faults_of(directory), "P2", "dataset.json", words="tasks is not")
+
+
+def test_p2_a_receipt_of_another_plan(directory):
+    edit_receipt(directory, lambda receipt: receipt.update(plan_digest="0" * 32))
+    assert_only(faults_of(directory), "P2", RECEIPT, value="0" * 32)
+
+
+def test_p2_a_receipt_that_counts_other_rejects(directory):
+    edit_receipt(directory, lambda receipt: receipt["rejects"].update(documents=99))
+    assert_only(faults_of(directory), "P2", rejects_name(0), value=99)
+
+
+@pytest.mark.parametrize("key", ["rejects", "text_digests"])
+@pytest.mark.parametrize("value", [[], 3, {"web": 1}, "x"])
+def test_p2_a_receipt_whose_parts_are_none(directory, key, value):
+    edit_receipt(directory, lambda receipt: receipt.update({key: value}))
+    for replay in (None, 5, -1):
+        assert_only(faults_of(directory, replay), "P2", RECEIPT, words="rejects or text_digests")
+
+
+# P3
+
+
+def test_p3_an_array_too_many(directory):
+    with resigned(directory) as arrays:
+        arrays["labels"] = np.array(arrays["tokens"])
+    assert_only(faults_of(directory), "P3", words="array 'labels' is there")
+
+
+def test_p3_an_array_too_few(padded_directory):
+    with resigned(padded_directory) as arrays:
+        del arrays["cu_seqlens_padded"]
+    assert_only(faults_of(padded_directory), "P3", words="array 'cu_seqlens_padded' is missing")
+
+
+def test_p3_padded_offsets_in_a_dataset_without(directory):
+    with resigned(directory) as arrays:
+        arrays["cu_seqlens_padded"] = np.array(arrays["cu_seqlens"])
+    assert_only(faults_of(directory), "P3", words="array 'cu_seqlens_padded' is there")
+
+
+def test_p3_trained_ranges_that_no_source_has(directory):
+    with resigned(directory) as arrays:
+        arrays["trained_offsets"] = np.zeros(len(arrays["segment_key"]) + 1, np.int64)
+        arrays["trained_ranges"] = np.zeros((0, 2), np.int32)
+    assert_only(faults_of(directory), "P3", words="array 'trained_offsets' is there")
+
+
+def test_p3_another_dtype(directory):
+    with resigned(directory) as arrays:
+        arrays["tokens"] = arrays["tokens"].astype(np.int32)
+    assert_only(faults_of(directory), "P3", words="dtype is 'I32' and should be 'U16'")
+
+
+def test_p3_a_header_that_does_not_fit_the_file(directory):
+    path = directory / shard_name(0)
+    put_shard(directory, path.read_bytes() + b"\0" * 64)
+    assert_only(faults_of(directory), "P3", words="the file at")
+
+
+# P4, P5
+
+
+def test_p4_row_offsets_that_do_not_start_at_0(directory):
+    with resigned(directory) as arrays:
+        arrays["row_offsets"][0] = 1
+    assert_only(faults_of(directory), "P4", row=0, value=1)
+
+
+def test_p4_row_offsets_that_do_not_end_at_the_segments(directory):
+    with resigned(directory) as arrays:
+        arrays["row_offsets"][-1] += 1
+        rows, value = len(arrays["row_offsets"]) - 1, int(arrays["row_offsets"][-1])
+    assert_only(faults_of(directory), "P4", row=rows, value=value)
+
+
+def test_p4_row_offsets_that_fall(directory):
+    with resigned(directory) as arrays:
+        arrays["row_offsets"][5] = arrays["row_offsets"][4] - 2
+    assert_only(faults_of(directory), "P4", row=4, value=-2, words="falls")
+
+
+@pytest.mark.parametrize("value", [2**62, -(2**62), 2**63 - 1, -(2**63)])
+def test_p4_row_offsets_of_any_size_are_refused_before_they_are_used(directory, value):
+    with resigned(directory) as arrays:
+        arrays["row_offsets"][3:-3] = value
+    assert promises_of(faults_of(directory)) == {"P4"}
+
+
+def first_of_row(arrays, row):
+    """Where a row's part of cu_seqlens begins."""
+    return int(arrays["row_offsets"][row]) + row
+
+
+def test_fault_15_p5_cu_seqlens_that_does_not_start_at_0(directory):
+    with resigned(directory) as arrays:
+        arrays["cu_seqlens"][first_of_row(arrays, 3)] = 1
+    assert_only(faults_of(directory), "P5", row=3, value=1, words="does not start at 0")
+
+
+def test_p5_cu_seqlens_that_does_not_increase(directory):
+    with resigned(directory) as arrays:
+        row = int(np.flatnonzero(np.diff(arrays["row_offsets"]) >= 2)[0])
+        at = first_of_row(arrays, row)
+        arrays["cu_seqlens"][at + 2] = value = int(arrays["cu_seqlens"][at + 1])
+    assert_only(faults_of(directory), "P5", row=row, value=value, words="does not strictly increase")
+
+
+@pytest.mark.parametrize("beyond", [1, 2**31 - 1 - 256])
+def test_p5_cu_seqlens_that_ends_beyond_the_row(directory, beyond):
+    with resigned(directory) as arrays:
+        at = first_of_row(arrays, 2) - 1
+        arrays["cu_seqlens"][at] = 256 + beyond
+    assert_only(faults_of(directory), "P5", row=1, value=256 + beyond, words="ends beyond the row")
+
+
+def test_p5_padded_offsets_that_are_not_the_lengths_rounded_up(padded_directory):
+    with resigned(padded_directory) as arrays:
+        ends = arrays["cu_seqlens_padded"][arrays["row_offsets"][1:] + np.arange(len(arrays["row_offsets"]) - 1)]
+        row = int(np.flatnonzero(ends <= 240)[0])
+        at = first_of_row(arrays, row + 1) - 1
+        arrays["cu_seqlens_padded"][at] += 8
+        value = int(arrays["cu_seqlens_padded"][at])
+    assert_only(faults_of(padded_directory), "P5", row=row, value=value, words="rounded up to 8")
+
+
+# P6, P7, P8
+
+
+def test_p6_a_segment_id_inside_a_segment(directory):
+    with resigned(directory) as arrays:
+        _, row, begin, _ = long_segment(directory, arrays, "causal")
+        arrays["segment_ids"][row, begin + 3] += 1
+        value = int(arrays["segment_ids"][row, begin + 3])
+    assert_only(faults_of(directory), "P6", row=row, slot=begin + 3, value=value)
+
+
+def test_p6_a_segment_id_on_padding(directory):
+    with resigned(directory) as arrays:
+        row, slot = padding_of(arrays)
+        arrays["segment_ids"][row, slot] = 9
+    assert_only(faults_of(directory), "P6", row=row, slot=slot, value=9)
+
+
+def test_fault_1_p6_padding_inside_a_segment(padded_directory):
+    with resigned(padded_directory) as arrays:
+        _, row, begin, end = long_segment(padded_directory, arrays, "causal")
+        arrays["segment_ids"][row, end - 1] = 0
+    assert_only(faults_of(padded_directory), "P6", row=row, slot=end - 1, value=0)
+
+
+@pytest.mark.parametrize("name, value", [("tokens", 7), ("loss_mask", 1), ("tokens", 0)])
+def test_p7_padding_that_is_something_else(directory, name, value):
+    with resigned(directory) as arrays:
+        row, slot = padding_of(arrays)
+        arrays[name][row, slot] = value
+    assert_only(faults_of(directory), "P7", row=row, slot=slot, value=value)
+
+
+def test_p7_padding_between_padded_segments(padded_directory):
+    with resigned(padded_directory) as arrays:
+        rows, begin, end = places_of(arrays)
+        g = int(np.flatnonzero(((end - begin) % 8 > 0) & (np.diff(rows, append=-1) == 0))[0])
+        row, slot = int(rows[g]), int(end[g])
+        arrays["loss_mask"][row, slot] = 1
+    assert_only(faults_of(padded_directory), "P7", row=row, slot=slot, value=1, words="padding is trained")
+
+
+@pytest.mark.parametrize("value", [VOCAB_SIZE, 65535])
+def test_fault_28_p8_an_id_beyond_the_vocabulary(directory, value):
+    with resigned(directory) as arrays:
+        _, row, begin, _ = long_segment(directory, arrays, "causal")
+        arrays["tokens"][row, begin + 4] = value
+    assert_only(faults_of(directory), "P8", row=row, slot=begin + 4, value=value)
+
+
+# P9, P10
+
+
+@pytest.mark.parametrize(
+    "task, at, value", [("causal", 4, 0), ("causal", -1, 1), ("s", 1, 1), ("r", 2, 1), ("r", -3, 0)]
+)
+def test_p9_loss_where_it_does_not_belong(directory, task, at, value):
+    with resigned(directory) as arrays:
+        g, row, begin, end = long_segment(directory, arrays, task)
+        assert at < 0 or task == "causal" or arrays["segment_prefix"][g] > at + 1
+        slot = end + at if at < 0 else begin + at
+        assert arrays["loss_mask"][row, slot] != value
+        arrays["loss_mask"][row, slot] = value
+    assert_only(faults_of(directory), "P9", row=row, slot=slot, value=value)
+
+
+def test_fault_11_p9_the_last_slot_never_predicts_the_next_segment(directory):
+    with resigned(directory) as arrays:
+        rows, _, end = places_of(arrays)
+        g = int(np.flatnonzero(np.diff(rows, append=-1) == 0)[0])
+        row, slot = int(rows[g]), int(end[g]) - 1
+        arrays["loss_mask"][row, slot] = 1
+    assert_only(faults_of(directory), "P9", row=row, slot=slot, value=1)
+
+
+def with_labels(arrays):
+    """Labels as a mixed recipe would store them: the next slot's token of the same segment, else pad."""
+    labels = np.full_like(arrays["tokens"], PAD)
+    for row, begin, end in zip(*places_of(arrays), strict=True):
+        labels[row, begin : end - 1] = arrays["tokens"][row, begin + 1 : end]
+    return {**arrays, "labels": labels}
+
+
+def faults_of_arrays(job, arrays):
+    faults = Faults()
+    check_arrays(job, arrays, SHARD, faults)
+    return faults.listed
+
+
+def test_p10_a_label_that_is_not_the_next_token(plain):
+    job, arrays = open_job(plain), with_labels(arrays_of(plain))
+    assert faults_of_arrays(job, arrays) == []
+    _, row, begin, _ = long_segment(plain, arrays, "causal")
+    arrays["labels"][row, begin + 2] ^= 1
+    value = int(arrays["labels"][row, begin + 2])
+    assert_only(faults_of_arrays(job, arrays), "P10", row=row, slot=begin + 2, value=value)
+
+
+def test_fault_11_p10_a_label_across_a_boundary(plain):
+    job, arrays = open_job(plain), with_labels(arrays_of(plain))
+    rows, _, end = places_of(arrays)
+    g = int(np.flatnonzero(np.diff(rows, append=-1) == 0)[0])
+    row, slot = int(rows[g]), int(end[g]) - 1
+    arrays["labels"][row, slot] = value = int(arrays["tokens"][row, slot + 1])
+    assert_only(faults_of_arrays(job, arrays), "P10", row=row, slot=slot, value=value)
+
+
+def test_p7_and_p8_hold_for_labels_too(plain):
+    job, arrays = open_job(plain), with_labels(arrays_of(plain))
+    row, slot = padding_of(arrays)
+    arrays["labels"][row, slot] = 3
+    assert_only(faults_of_arrays(job, arrays), "P7", row=row, slot=slot, value=3, words="another label")
+    arrays["labels"][row, slot] = PAD
+    _, row, begin, _ = long_segment(plain, arrays, "causal")
+    arrays["labels"][row, begin] = VOCAB_SIZE
+    assert promises_of(faults_of_arrays(job, arrays)) == {"P8", "P10"}
+
+
+def test_p3_labels_belong_to_recipes_that_predict_in_place(plain):
+    faults = Faults()
+    assert not check_layout(open_job(plain), with_labels(arrays_of(plain)), SHARD, faults)
+    assert promises_of(faults.listed) == {"P3"}
+
+
+# P11
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("segment_task", 6, "is none of the 6 tasks"),
+        ("segment_source", 2, "is none of the 2 sources"),
+        ("segment_source", 65535, "is none of the 2 sources"),
+        ("segment_file", 3, "is none of the plan's 3 files"),
+        ("segment_file", 2**32 - 1, "is none of the plan's 3 files"),
+        ("segment_tokens", 0, "is not positive"),
+        ("segment_tokens", -(2**31), "is not positive"),
+        ("segment_start", -1, "is negative"),
+        ("segment_doc", -(2**63), "is negative"),
+    ],
+)
+def test_p11_a_header_that_names_nothing_there_is(directory, name, value, words):
+    with resigned(directory) as arrays:
+        g, row, _, _ = long_segment(directory, arrays, "causal")
+        arrays[name][g] = value
+    assert_only(faults_of(directory), "P11", row=row, value=value, words=f"segment {g}: {name} {words}")
+
+
+def test_p11_a_file_of_another_source(directory):
+    with resigned(directory) as arrays:
+        g, row, _, _ = long_segment(directory, arrays, "causal")
+        arrays["segment_source"][g] = 1 - arrays["segment_source"][g]
+        value = int(arrays["segment_file"][g])
+    faults = faults_of(directory)
+    assert_only(faults, "P11", row=row, value=value, words="belongs to another source")
+
+
+@pytest.mark.parametrize("name", ["segment_doc", "segment_start", "segment_key"])
+def test_p11_a_key_that_is_not_of_its_place(directory, name):
+    with resigned(directory) as arrays:
+        g, row, _, _ = long_segment(directory, arrays, "causal")
+        arrays[name][g] += 1
+        value = int(arrays["segment_key"][g])
+    faults = faults_of(directory)
+    assert ("P11", row, value) in [(f["promise"], f["row"], f["value"]) for f in faults]
+    assert promises_of(faults) == {"P11"}
+
+
+def test_p11_a_use_that_the_plan_does_not_have(directory):
+    with resigned(directory) as arrays:
+        g, row, _, _ = long_segment(directory, arrays, "causal")
+        arrays["segment_repeat"][g] = 1
+    faults = faults_of(directory)
+    assert (
+        promises_of(faults) == {"P11"}
+        and faults[0]["row"] == row
+        and "is no use that the plan has" in faults[0]["message"]
+    )
+
+
+def test_p11_a_task_that_the_key_does_not_draw(directory):
+    """Prefix language modelling that is said to be causal: each slot obeys its task, and the mix is not the recipe's."""
+    with resigned(directory) as arrays:
+        g, row, begin, end = long_segment(directory, arrays, "causal")
+        arrays["segment_task"][g] = 5  # too_short has causal's law
+    assert_only(faults_of(directory), "P11", row=row, value=5, words="is not the task that its key draws")
+
+
+# P12, P13, P14
+
+
+@pytest.mark.parametrize("task, at, value, words", [("causal", -1, 65, "no eos"), ("r", 0, NLU + 1, "no mode token")])
+def test_p12_a_special_token_that_is_not_in_its_place(directory, task, at, value, words):
+    with resigned(directory) as arrays:
+        rows, begin, end = places_of(arrays)
+        g = next(g for g in segments_of(directory, arrays, task) if arrays["tokens"][rows[g], end[g] - 1] == EOS)
+        row, slot = int(rows[g]), int(end[g] - 1 if at else begin[g])
+        arrays["tokens"][row, slot] = value
+    assert_only(faults_of(directory), "P12", row=row, slot=slot, value=value, words=words)
+
+
+def test_p12_no_bos(padded_directory):
+    with resigned(padded_directory) as arrays:
+        rows, begin, _ = places_of(arrays)
+        g = int(np.flatnonzero(arrays["segment_start"] == 0)[0])
+        row, slot = int(rows[g]), int(begin[g])
+        assert arrays["tokens"][row, slot] == BOS
+        arrays["tokens"][row, slot] = 0
+    assert_only(faults_of(padded_directory), "P12", row=row, slot=slot, value=0, words="no bos")
+
+
+@pytest.mark.parametrize("more", [-2, 2, 2**31 - 300])
+def test_p12_another_length_than_the_law(directory, more):
+    with resigned(directory) as arrays:
+        g, row, begin, end = long_segment(directory, arrays, "causal")
+        arrays["segment_tokens"][g] = min(int(arrays["segment_tokens"][g]) + more, 2**31 - 1)
+    assert_only(faults_of(directory), "P12", row=row, slot=begin, value=end - begin, words="than its task's law")
+
+
+def test_p12_the_last_segment_of_a_document_has_its_eos(directory):
+    """An eos that is counted as a token: the length law holds, and the end of the document does not."""
+    with resigned(directory) as arrays:
+        rows, begin, end = places_of(arrays)
+        causal = segments_of(directory, arrays, "causal")
+        g = next(g for g in causal if arrays["tokens"][rows[g], end[g] - 1] == EOS)
+        arrays["segment_tokens"][g] += 1
+    faults = [f for f in faults_of(directory) if f["promise"] != "P16"]  # the ledger counts one token less
+    assert_only(
+        faults, "P12", row=int(rows[g]), slot=int(end[g]) - 1, value=EOS, words="ends its document, and has no eos"
+    )
+
+
+def test_p12_a_segment_inside_a_document_has_no_eos(tmp_path):
+    """The first of two segments gives its last token to the second and takes an eos instead: all lengths hold."""
+    directory = made(tmp_path, tasks=[{"preset": "causal"}])
+    with resigned(directory) as arrays:
+        rows, begin, end = places_of(arrays)
+        last_of_row = np.diff(rows, append=-1) != 0
+        document = np.stack([arrays[f"segment_{name}"].astype(np.int64) for name in ("file", "doc")], 1)
+        g, h = next(
+            (g, h)
+            for g in range(len(rows))
+            for h in np.flatnonzero(last_of_row & (end < 256) & (document == document[g]).all(1))
+            if arrays["segment_start"][h] == arrays["segment_start"][g] + arrays["segment_tokens"][g]
+        )
+        tokens, row, slot = arrays["tokens"], rows[h], int(end[g]) - 1
+        tokens[row, begin[h] + 1 : end[h] + 1] = tokens[row, begin[h] : end[h]].copy()
+        tokens[row, begin[h]], tokens[rows[g], slot] = tokens[rows[g], slot], EOS
+        arrays["segment_ids"][row, end[h]] = arrays["segment_ids"][row, begin[h]]
+        arrays["loss_mask"][row, end[h] - 1] = 1
+        arrays["cu_seqlens"][h + row + 1] += 1
+        arrays["segment_tokens"][[g, h]] += [-1, 1]
+        moved_to(directory, arrays, h, int(arrays["segment_start"][h]) - 1)
+    faults = [f for f in faults_of(directory) if f["promise"] != "P16"]  # the ledger counts one eos less
+    words = "has an eos, and its document goes on"
+    assert_only(faults, "P12", row=int(rows[g]), slot=slot, value=EOS, words=words)
+
+
+@pytest.mark.parametrize("task, change", [("causal", 1), ("causal", 2**31 - 1), ("too_short", -1)])
+def test_p13_a_prefix_that_is_not_the_tasks(directory, task, change):
+    with resigned(directory) as arrays:
+        rows, begin, _ = places_of(arrays)
+        g = int(segments_of(directory, arrays, task)[0])
+        arrays["segment_prefix"][g] = change
+    faults = [f for f in faults_of(directory) if f["promise"] != "P9"]  # a longer prefix is not trained
+    assert_only(faults, "P13", row=int(rows[g]), slot=int(begin[g]), value=change, words="segment_prefix should be 0")
+
+
+def test_fault_7_p13_a_pivot_that_was_not_drawn(directory):
+    """Prefix and loss agree with each other, and not with the key."""
+    with resigned(directory) as arrays:
+        g, row, begin, end = long_segment(directory, arrays, "s")
+        arrays["segment_prefix"][g] = value = int(arrays["segment_prefix"][g]) - 1
+        arrays["loss_mask"][row, begin + value - 1] = 1
+    assert_only(faults_of(directory), "P13", row=row, slot=begin, value=value)
+
+
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("segment_noise", np.nan, "nan"),
+        ("segment_noise", 1.5, 1.5),
+        ("segment_noise", 0.5, 0.5),
+        ("segment_loss_weight", np.inf, "inf"),
+        ("segment_loss_weight", -1, -1.0),
+        ("segment_loss_weight", 2, 2.0),
+    ],
+)
+def test_p13_a_noise_level_or_weight_that_cannot_be(directory, name, value, said):
+    with resigned(directory) as arrays:
+        g, row, _, _ = long_segment(directory, arrays, "causal")
+        arrays[name][g] = value
+    assert_only(faults_of(directory), "P13", row=row, value=said, words=f"segment {g}: {name}")
+
+
+def sentinels_of(directory, arrays, task):
+    """(segment, row, slots of its sentinels, in the inputs and before the targets)."""
+    g, row, begin, end = long_segment(directory, arrays, task)
+    slots = begin + np.flatnonzero(arrays["tokens"][row, begin:end] >= FIRST_SENTINEL)
+    assert len(slots) % 2 == 0 and len(slots) >= 2
+    return g, row, begin, slots
+
+
+@pytest.mark.parametrize("task", ["r", "x-dense"])
+@pytest.mark.parametrize("which", [0, -1])
+def test_fault_6_p14_a_sentinel_that_is_missing(directory, task, which):
+    with resigned(directory) as arrays:
+        g, row, begin, slots = sentinels_of(directory, arrays, task)
+        arrays["tokens"][row, slots[which]] = 65
+    assert_only(faults_of(directory), "P14", row=row, slot=begin, words=f"segment {g}: a sentinel is missing")
+
+
+def test_fault_8_p14_a_sentinel_used_twice(directory):
+    with resigned(directory) as arrays:
+        g, row, begin, slots = sentinels_of(directory, arrays, "x-dense")
+        half = len(slots) // 2
+        for slot in (slots[1], slots[half + 1]):
+            arrays["tokens"][row, slot] = FIRST_SENTINEL
+    assert_only(faults_of(directory), "P14", row=row, slot=begin)
+
+
+# P15, P16, P17
+
+
+def moved_to(directory, arrays, g, start):
+    """Let segment g begin with another token of its document, with the key of that place."""
+    job = open_job(directory)
+    source = job.sources[int(arrays["segment_source"][g])]
+    name = source.files[int(arrays["segment_file"][g]) - source.first_file].name
+    arrays["segment_start"][g] = start
+    arrays["segment_key"][g] = segment_key(
+        text_key(source.seed, source.name, name), int(arrays["segment_doc"][g]), int(arrays["segment_repeat"][g]), start
+    )
+
+
+def test_fault_21_p15_a_document_that_does_not_begin_at_its_first_token(directory):
+    with resigned(directory) as arrays:
+        rows, _, _ = places_of(arrays)
+        g = int(segments_of(directory, arrays, "too_short")[0])  # whose slots do not depend on its key
+        moved_to(directory, arrays, g, 5)
+    assert_only(faults_of(directory), "P15", row=int(rows[g]), value=5, words="and should with 0")
+
+
+def test_fault_17_p15_a_document_that_is_there_twice(directory):
+    with resigned(directory) as arrays:
+        rows, begin, end = places_of(arrays)
+        short = segments_of(directory, arrays, "too_short")
+        g, h = next(
+            (g, h) for g in short for h in short if g < h and arrays["segment_file"][g] == arrays["segment_file"][h]
+        )
+        for name in ("doc", "key", "start", "source", "file"):
+            arrays[f"segment_{name}"][h] = arrays[f"segment_{name}"][g]
+    (fault,) = faults_of(directory)
+    assert fault["promise"] == "P15" and fault["row"] in (rows[g], rows[h]) and fault["value"] == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("documents", "read"), ("documents", "used"), ("tokens", "read"), ("tokens", "truncated"), ("slots", "total"),
+        ("slots", "padding"), ("slots", "added", "mode"), ("slots", "added", "eos"), ("tokens", "used"),
+    ],
+)  # fmt: skip
+def test_p16_a_ledger_that_does_not_balance(directory, path):
+    def change(receipt):
+        part = receipt["ledger"]["sources"]["web"]
+        for key in path[:-1]:
+            part = part[key]
+        part[path[-1]] += 1
+
+    edit_receipt(directory, change)
+    faults = faults_of(directory)
+    assert promises_of(faults) == {"P16"}
+    assert {f["file"] for f in faults} == {RECEIPT, "dataset.json"}
+
+
+def test_p16_a_ledger_that_balances_and_is_wrong(directory):
+    def change(receipt):
+        source = receipt["ledger"]["sources"]["web"]
+        for part in (source["tokens"], source["slots"]):
+            part["used"] += 1
+        source["tokens"]["read"] += 1
+        source["slots"]["total"] += 1
+        receipt["ledger"]["row_padding"] -= 1
+
+    edit_receipt(directory, change)
+    faults = faults_of(directory)
+    assert promises_of(faults) == {"P16"}
+    assert any("source web: the ledger's counts are not those of the arrays" in f["message"] for f in faults)
+
+
+@pytest.mark.parametrize("task, key", [("causal", "segments"), ("s", "tokens"), ("r", "slots")])
+def test_p16_a_task_that_is_counted_wrongly(directory, task, key):
+    def change(receipt):
+        receipt["ledger"]["tasks"][task][key] += 1
+
+    edit_receipt(directory, change)
+    faults = faults_of(directory)
+    assert promises_of(faults) == {"P16"}
+    assert any(f"task {task}: the ledger says" in f["message"] for f in faults)
+
+
+def test_p16_a_manifest_whose_ledger_is_not_the_sum(directory):
+    edit_manifest(directory, lambda manifest: manifest["ledger"].update(rows=1))
+    assert_only(faults_of(directory), "P16", "dataset.json", words="not the sum of the receipts' ledgers")
+
+
+def test_p16_tokens_that_both_receipt_and_manifest_count_wrongly(directory):
+    tokens = _tokens_of(directory)
+    edit_manifest(directory, lambda manifest: manifest["shards"][0].update(tokens=tokens + 1))
+    edit_receipt(directory, lambda receipt: receipt.update(tokens=tokens + 1))
+    assert_only(faults_of(directory), "P16", RECEIPT, value=tokens + 1, words=f"the arrays hold {tokens} tokens")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ledger: ledger.pop("tasks"),
+        lambda ledger: ledger["sources"].pop("web"),
+        lambda ledger: ledger["sources"]["web"].update(slots=3),
+        lambda ledger: ledger["sources"]["web"]["tokens"].update(used="5"),
+        lambda ledger: ledger["sources"]["web"]["documents"].update(rejected={"empty": [1]}),
+        lambda ledger: ledger["tasks"].update(r=None),
+        lambda ledger: ledger.update(rows=True),
+        lambda ledger: ledger.update(more=1),
+    ],
+)
+def test_p16_a_ledger_that_is_none(directory, change):
+    edit_receipt(directory, lambda receipt: change(receipt["ledger"]))
+    assert_only(faults_of(directory), "P16", RECEIPT, words="has not the keys and counts of a ledger")
+
+
+def test_p16_rejects_that_the_ledger_does_not_count(directory):
+    path = directory / rejects_name(0)
+    lines = path.read_bytes().splitlines(keepends=True)
+    data = b"".join(lines[1:] + lines[1:2])
+    path.write_bytes(data)
+    edit_receipt(directory, lambda receipt: receipt["rejects"].update(bytes=len(data), digest=digest_of(data)))
+    assert_only(faults_of(directory), "P16", RECEIPT, words="not those that the rejects file lists")
+
+
+def test_p17_a_token_that_the_document_does_not_have(directory):
+    """Nothing in the dataset can tell; the source can."""
+    with resigned(directory) as arrays:
+        _, row, begin, _ = long_segment(directory, arrays, "causal")
+        arrays["tokens"][row, begin + 1] ^= 1
+        value = int(arrays["tokens"][row, begin + 1])
+    assert faults_of(directory) == []
+    faults = faults_of(directory, replay=-1)
+    assert promises_of(faults) == {"P17"}
+    assert [(f["row"], f["slot"], f["value"]) for f in faults if f["slot"] is not None] == [(row, begin + 1, value)]
