@@ -15,6 +15,8 @@ from packprep.corpus.reading import Reading
 from packprep.errors import BuildError
 from packprep.objectives.objective import Task
 
+AFTER_TOKENIZATION = ("too_long", "untrained")
+"""Reasons of tokens that are among the shard's documents and in no segment."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 
 
@@ -61,7 +63,7 @@ def shard_ledger(
             "tokens": {
                 "read": int(lengths[held].sum())
                 + sum(reading.dropped_tokens[name].values())
-                - dropped.get("too_long", 0),
+                - sum(dropped.get(reason, 0) for reason in AFTER_TOKENIZATION),
                 "used": int(n[own].sum()),
                 "truncated": int(truncated[s]),
                 "dropped": dropped,

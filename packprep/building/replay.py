@@ -98,8 +98,10 @@ def restore(
         which = chosen[own]
         body = stored.row[which] * length + stored.begin[which] + stored.bos[which] + task.mode
         columns = Columns(begins[own], Bodies(*(column[which] for column in stored.bodies)), body)
-        objective = job.causal if task.in_place else task.objective
+        # labels of in-place kinds are the tokens in their places, as causal's slots are
+        objective = job.tasks[-1].objective if task.in_place else task.objective
         rows = arrays["labels" if task.in_place else "tokens"].reshape(-1)
+        assert objective.restore is not None
         fits[own] = objective.restore(task, columns, rows, out)
     kept = np.ones(len(out), np.bool_)
     for i in np.flatnonzero(copy):

@@ -3,12 +3,15 @@
 Three sources: a file or folder, the Hugging Face Hub, and the built-in vocabulary of bytes.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from packprep.errors import VocabularyError
 
@@ -323,3 +326,24 @@ def _dump(parsed: dict[str, Any]) -> bytes:
 
 def _some(items: Sequence[str]) -> str:
     return "; ".join(items[:5]) + (f"; and {len(items) - 5} more" if len(items) > 5 else "")
+
+
+@functools.lru_cache(maxsize=4)
+def continuing_tokens(data: bytes, vocab_size: int) -> np.ndarray:
+    """uint8[vocab_size]: 1 where a token begins inside a character of UTF-8, so that a text must not be cut before it.
+
+    Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
+    """
+    parsed = json.loads(data)
+    model = parsed["model"]
+    vocab = model["vocab"]
+    pairs = vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab))
+    continues = np.zeros(vocab_size, np.uint8)
+    if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
+        inside = {character for byte, character in enumerate(_byte_characters()) if byte & 0xC0 == 0x80}
+        which = [i for text, i in pairs if text[:1] in inside]
+    else:
+        inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}
+        which = [i for text, i in pairs if text in inside] if model.get("byte_fallback") else []
+    continues[which] = 1
+    return continues if which else np.zeros(0, np.uint8)

@@ -37,6 +37,11 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
     return {"noise": (mean, mean)}
 
 
+def mean_weight(task: Task) -> float:
+    """1 / mean level."""
+    return 2.0 / sum(task.parameters["noise_range"])
+
+
 OBJECTIVE = Objective(
     name="block_diffusion",
     attention="block_diffusion",
@@ -47,6 +52,7 @@ OBJECTIVE = Objective(
         Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
     ),
     noise=noise.block_diffusion,
+    mean_weight=mean_weight,
     roles=roles,
     forecast=forecast,
     check=check,

@@ -42,6 +42,11 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
     return {"noise": (mean, (1 - epsilon) * mean + epsilon)}
 
 
+def mean_weight(task: Task) -> float:
+    """1 / mean p: each masked slot weighs 1 / p, and a share p is masked."""
+    return 1.0 / forecast(task, 0)["noise"][1] if task.parameters["weighting"] == "1/p" else 1.0
+
+
 OBJECTIVE = Objective(
     name="masked_diffusion",
     attention="bidirectional",
@@ -51,13 +56,14 @@ OBJECTIVE = Objective(
         Parameter("noise_range", (0.0, 1.0), "the level t of a segment is uniform over this", 0.0, 1.0),
         Parameter("epsilon", 1e-3, "p = (1 − ε) t + ε", 0.0, 1.0, high_open=True),
         Parameter("exact_count", False, "mask max(⌊t · tokens⌋, 1) tokens, not each with probability p"),
-        Parameter("replace", (1.0, 0.0, 0.0), "shares of the chosen tokens: mask, a random token, as it is", 0.0, 1.0, shares=True),
+        Parameter("replace", (1.0, 0.0, 0.0), "shares of the chosen: mask, a random token, as it is", 0.0, 1.0, shares=True),
         Parameter("stratified", False, "spread the levels of a row's segments evenly over the range"),
         Parameter("random_length", 0.0, "probability that a segment is cut to a uniform length", 0.0, 1.0),
         Parameter("weighting", "1/p", "the segment's loss weight: 1/p, or 1", choices=("1/p", "none")),
         Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
     ),
     noise=noise.masked_diffusion,
+    mean_weight=mean_weight,
     roles=roles,
     forecast=forecast,
     check=check,

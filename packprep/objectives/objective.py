@@ -184,6 +184,7 @@ class Objective:
 
     In-place kinds, whose prediction at a slot is of that slot's original token, keep their tokens in place and have
     noise            a law of `dataset/noise.py`, which redraw uses too.
+    mean_weight      (task) → float: the expected loss weight of a trained slot; None: 1.
     resolve          (parameters, ids) → what the plan works out once and stores: thresholds, rates.
 
     most_tokens      (task) → int: the longest segment apart from the row's length.
@@ -207,6 +208,7 @@ class Objective:
     body_prefix: Callable[[Task, Bodies], np.ndarray] | None = None
     token_slots: Callable[[Task, Bodies], np.ndarray] | None = None
     noise: Callable[..., Noised] | None = None
+    mean_weight: Callable[[Task], float] | None = None
     resolve: Callable[[Mapping[str, Any], Ids], dict[str, Any]] | None = None
     most_tokens: Callable[[Task], int] | None = None
     sentinels: Callable[[Mapping[str, Any], int], int] | None = None

@@ -178,6 +178,21 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     return table
 
 
+FAR_WEIGHTS = 100.0
+
+
+def unequal_weights(tasks: Sequence[Task]) -> list[str]:
+    """A warning if the tasks' mean loss weights differ by more than FAR_WEIGHTS times: the lightest trains nothing."""
+    weights = {t.name: t.objective.mean_weight(t) if t.objective.mean_weight else 1.0 for t in tasks if t.weight}
+    light, heavy = min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__)
+    if weights[heavy] <= FAR_WEIGHTS * weights[light]:
+        return []
+    return [
+        f"a trained slot of task {heavy} weighs {weights[heavy]:.3g}, one of {light} {weights[light]:.3g}: beside the first "
+        "the second trains next to nothing; change its weighting, or train them apart"
+    ]
+
+
 def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """The manifest's `tasks`: what all segments of a task share."""
     return [

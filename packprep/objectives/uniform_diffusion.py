@@ -115,18 +115,30 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
     return {"flip_rate": (rate, rate)}
 
 
+def mean_weight(task: Task) -> float:
+    """The mean of the levels' weights."""
+    if task.parameters["weighting"] == "none":
+        return 1.0
+    low, high = task.parameters["noise_range"]
+    level = low + (high - low) * (np.arange(noise.FLIP_STEPS) + 0.5) / noise.FLIP_STEPS
+    return float(noise.view_scale(level, task.ids.vocab_size).mean())
+
+
 OBJECTIVE = Objective(
     name="uniform_diffusion",
     attention="bidirectional",
     constant=True,
     parameters=(
-        Parameter("schedule", "vp", "what a level means: Gaussian noise (linear, vp), or the flip rate itself", choices=("vp", "linear", "flip")),
+        Parameter(
+            "schedule", "vp", "what a level is: Gaussian noise, or the flip rate itself", choices=("vp", "linear", "flip")
+        ),
         Parameter("noise_range", (0.03, 0.15), "the level of a segment is uniform over this", 0.0, 1.0),
         Parameter("loss_on", "all", "train all candidates, or the corrupted ones", choices=("all", "corrupted")),
         Parameter("weighting", "none", "the segment's loss weight: 1, or n / (V (1 − n) + n)", choices=("none", "view_scale")),
         Parameter("noise_eos", True, "eos may flip: a model has to learn to end"),
     ),
     noise=noise.uniform_diffusion,
+    mean_weight=mean_weight,
     resolve=resolve,
     forecast=forecast,
     check=check,
