@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first
+from packprep.building.forecast import forecast
 from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.publication import MANIFEST, missing_shards, publish
@@ -130,6 +131,8 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
             )
         fresh = make_plan(inputs)
+        for warning in forecast(fresh, inputs)["warnings"]:
+            progress.say(f"warning: {warning}")
         write_first(out / "tokenizer.json", inputs.vocabulary.tokenizer_json)
         write_first(out / "plan.json", encode(fresh))
         plan = read_plan(out)

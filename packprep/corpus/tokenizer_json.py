@@ -90,6 +90,30 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, dict[str, str]]:
     return _from_hub(name, path)
 
 
+def read_beside(name: str, base: Path, file: str) -> bytes | None:
+    """The bytes of a file that lies beside the tokenizer.json of `load_tokenizer_json`; None if there is none."""
+    if name == "bytes":
+        return None
+    path = base / Path(name).expanduser()
+    if path.exists():
+        return _read_if_there(path / file if path.is_dir() else path.with_name(file))
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return _read(Path(huggingface_hub.hf_hub_download(name, file)))
+    except EntryNotFoundError:
+        return None
+    except VocabularyError:
+        raise
+    except Exception as error:  # see _from_hub
+        first_line = (str(error).strip().splitlines() or ["no message"])[0]
+        raise VocabularyError(
+            f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({type(error).__name__}: {first_line}). "
+            "Check the network, or download the tokenizer's files once and give their folder"
+        ) from error
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

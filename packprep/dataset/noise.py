@@ -27,8 +27,8 @@ class Segments(NamedTuple):
     """Segments to noise, one array a column, [m] each, in row order."""
 
     key: np.ndarray  # uint64
-    at: np.ndarray  # int64: first candidate's slot in the flat rows
-    count: np.ndarray  # int64: candidates, trained or not
+    at: np.ndarray  # int64: first candidate's slot in the flat rows, ascending
+    count: np.ndarray  # type: ignore[assignment]  # int64: candidates, trained or not
     row: np.ndarray  # int64: which row it lies in
 
 
@@ -37,7 +37,7 @@ class Noised(NamedTuple):
 
     level: np.ndarray  # float32[m]
     weight: np.ndarray  # float32[m]
-    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # counts int64[m], levels and weights float32[blocks]
+    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # int64[m] counts; float32[blocks] levels, weights
 
 
 def quantised(values: np.ndarray) -> np.ndarray:
@@ -56,7 +56,8 @@ def thresholds(probability: np.ndarray) -> np.ndarray:
 
 
 def levels(segments: Segments, low: float, high: float, stratified: bool, task: int, epoch: int) -> np.ndarray:
-    """float64[m]: each segment's level, from its key; or, stratified, spread evenly over the segments of its row.
+    """float64[m]: each segment's level, not yet quantised, from its key; or, stratified, spread evenly over the segments
+    of its row.
 
     stratified: the level of the j-th of the m segments of a row is (u + π(j) / m) mod 1, u and π keyed by the task and
     the row's first segment of it.
@@ -65,18 +66,21 @@ def levels(segments: Segments, low: float, high: float, stratified: bool, task: 
         u = randomness.uniforms(segments.key, NOISE_LEVEL, 0, epoch)
     else:
         u = _strata(segments, task, epoch)
-    return quantised(low + (high - low) * u)
+    return low + (high - low) * u
 
 
 def _strata(segments: Segments, task: int, epoch: int) -> np.ndarray:
-    u = np.empty(len(segments.key))
     _, first, many = np.unique(segments.row, return_index=True, return_counts=True)
     shift = randomness.uniforms(segments.key[first], STRATUM, 4 * task, epoch)
     order_key = randomness.bits64(segments.key[first], STRATUM, task + (1 << 16), epoch)
-    for begin, m, s, key in zip(first.tolist(), many.tolist(), shift, order_key, strict=True):
-        place = randomness.permute(np.arange(m), m, key)
-        u[begin : begin + m] = (s + quantised(place / m)) % 1.0
-    return u
+    number, m = np.arange(len(segments.row)) - np.repeat(first, many), np.repeat(many, many)
+    place = randomness.permute(number, m, np.repeat(order_key, many))
+    return (np.repeat(shift, many) + quantised(place / m)) % 1.0
+
+
+def _runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
+    """bool[Σ (kept + dropped)]: kept[0] times True, dropped[0] times False, kept[1] times True, …"""
+    return np.repeat(np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1))
 
 
 def _lanes(key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int) -> np.ndarray:
@@ -87,35 +91,32 @@ def _lanes(key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: 
     first = np.repeat(np.cumsum(blocks) - blocks, blocks)
     words = randomness.philox(np.repeat(key, blocks), np.arange(total) - first, 0, purpose, epoch)
     data = np.stack(words, axis=1).astype("<u4", copy=False).view(dtype).reshape(-1)
-    if (count == blocks * lanes).all():
-        return data
-    runs = np.stack((count, blocks * lanes - count), axis=1).reshape(-1)
-    return data[np.repeat(np.tile(np.array([True, False]), len(count)), runs)]
+    unused = blocks * lanes - count
+    return data[_runs(count, unused)] if unused.any() else data
 
 
-def _below(key: np.ndarray, count: np.ndarray, threshold: np.ndarray, epoch: int) -> np.ndarray:
-    """bool[Σ count]: whether each candidate's 40-bit uniform lies below its segment's threshold (uint64[m])."""
-    return _below_each(key, count, np.repeat(threshold, count), epoch)
+def _below(key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.ndarray, epoch: int) -> np.ndarray:
+    """bool[Σ count]: whether each candidate's 40-bit uniform lies below its threshold.
 
-
-def _below_each(key: np.ndarray, count: np.ndarray, threshold: np.ndarray, epoch: int) -> np.ndarray:
-    """bool[Σ count]: whether each candidate's 40-bit uniform lies below its own threshold (uint64[Σ count])."""
+    threshold: uint64[k], that of the next length[k] candidates each; Σ length = Σ count.
+    """
     high = _lanes(key, count, NOISE, "u1", epoch)
-    top = (threshold >> np.uint64(32)).astype(np.uint16)
+    top = np.repeat((threshold >> np.uint64(32)).astype(np.uint16), length)
     below = high < top
     undecided = np.flatnonzero(high == top)
     if len(undecided):
-        ends = np.cumsum(count)
-        segment = np.searchsorted(ends, undecided, "right")
-        low = randomness.words(key[segment], NOISE_LOW, undecided - (ends - count)[segment], epoch)
-        below[undecided] = low < (threshold[undecided] & np.uint64(0xFFFFFFFF))
+        segment, place = _within(count, undecided)
+        run, _ = _within(length, undecided)
+        low = randomness.words(key[segment], NOISE_LOW, place, epoch)
+        below[undecided] = low < (threshold[run] & np.uint64(0xFFFFFFFF))
     return below
 
 
-def _slots(segments: Segments) -> np.ndarray:
-    """int64[Σ count]: the candidates' slots."""
-    first = np.cumsum(segments.count) - segments.count
-    return np.arange(int(segments.count.sum())) + np.repeat(segments.at - first, segments.count)
+def _within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(segment, place in it), int64 each, of the candidates number `which` of all segments'."""
+    ends = np.cumsum(count)
+    segment = np.searchsorted(ends, which, "right")
+    return segment, which - (ends - count)[segment]
 
 
 def _in_chunks(segments: Segments) -> list[slice]:
@@ -128,11 +129,42 @@ def _in_chunks(segments: Segments) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
+class _Stretch(NamedTuple):
+    """The slots from the first candidate of some segments to their last, and which of them are candidates."""
+
+    here: slice
+    inside: np.ndarray | None  # bool; None: all
+
+    def laid_out(self, values: np.ndarray) -> np.ndarray:
+        """bool, one a slot: `values`, one a candidate, and False between."""
+        if self.inside is None:
+            return values
+        wide = np.zeros(len(self.inside), np.bool_)
+        wide[self.inside] = values
+        return wide
+
+    def candidates(self, slots: np.ndarray) -> np.ndarray:
+        """Of a flat column the candidates' values."""
+        return slots[self.here] if self.inside is None else slots[self.here][self.inside]
+
+
+def _stretch(segments: Segments) -> _Stretch:
+    begin, end = int(segments.at[0]), int(segments.at[-1] + segments.count[-1])
+    gap = np.append(segments.at[1:], end) - (segments.at + segments.count)
+    return _Stretch(slice(begin, end), _runs(segments.count, gap) if gap.any() else None)
+
+
+def _put(slots: np.ndarray, where: np.ndarray, value: int) -> None:
+    """slots[where] = value, without a branch: the processor would guess random ones wrong half the time."""
+    bits = np.negative(where.astype(slots.dtype))  # 0, or −1: all bits
+    bits &= slots ^ slots.dtype.type(value)
+    slots ^= bits
+
+
 def mask(
     segments: Segments,
-    level: np.ndarray,
+    ratio: np.ndarray | None,
     probability: np.ndarray,
-    exact_count: bool,
     shares: tuple[float, float, float],
     mask_id: int,
     ordinary: np.ndarray,
@@ -141,55 +173,53 @@ def mask(
     loss_mask: np.ndarray,
     epoch: int = 0,
 ) -> None:
-    """Noise masked-diffusion segments in place.
+    """Noise masked-diffusion segments in place: each candidate with its segment's probability.
 
-    level, probability: float64[m]. exact_count: max(⌊candidates · level⌋, 1) of them without replacement, else each with
-    its probability. shares: of noised slots that become the mask, a uniform ordinary token, or stay. ordinary: int32, the
-    ids of the ordinary vocabulary. may: uint8, flat: slots that may be noised; None: all.
+    ratio: float64[m]; where given, an exact count instead: max(⌊candidates · ratio⌋, 1) of them without replacement.
+    probability: float64[m]. shares: of noised slots that become the mask, a uniform ordinary token, or stay. ordinary:
+    int32, the ids of the ordinary vocabulary. may: uint8, flat: slots that may be noised; None: all.
     tokens (holding the original tokens) and loss_mask (0), flat, are written.
     """
     limit = thresholds(probability)
     for part in _in_chunks(segments):
         own = Segments(*(column[part] for column in segments))
-        slots = _slots(own)
-        allowed = None if may is None else may[slots] != 0
-        if exact_count:
-            noised = _fewest(own, level[part], allowed, epoch)
+        stretch = _stretch(own)
+        allowed = None if may is None else stretch.candidates(may) != 0
+        if ratio is not None:
+            noised = _fewest(own, ratio[part], allowed, epoch)
         else:
-            noised = _below(own.key, own.count, limit[part], epoch)
+            noised = _below(own.key, own.count, limit[part], own.count, epoch)
             if allowed is not None:
                 noised &= allowed
-        hit = slots[noised]
-        loss_mask[hit] = 1
+        wide = stretch.laid_out(noised)
+        loss_mask[stretch.here] |= wide.view(np.uint8)
         if shares[0] >= 1.0:
-            tokens[hit] = mask_id
+            _put(tokens[stretch.here], wide, mask_id)
         else:
+            hit = stretch.here.start + np.flatnonzero(wide)
             _replace(own, np.flatnonzero(noised), hit, shares, mask_id, ordinary, tokens, epoch)
 
 
-def _fewest(segments: Segments, level: np.ndarray, allowed: np.ndarray | None, epoch: int) -> np.ndarray:
-    """bool[Σ count]: in each segment the max(⌊candidates · level⌋, 1) candidates of least 32-bit word, ties by place."""
-    count = segments.count
-    value = _lanes(segments.key, count, NOISE_LOW, "<u4", epoch).astype(np.uint64)
-    number = np.repeat(np.arange(len(count), dtype=np.uint64), count)
-    candidates = count
-    if allowed is not None:
-        value[~allowed] = np.uint64(1 << 32)
-        candidates = np.bincount(number[allowed].astype(np.int64), minlength=len(count))
-    value |= number << np.uint64(33)
-    wanted = np.minimum(np.maximum((candidates * level).astype(np.int64), 1), candidates)
-    begins = np.cumsum(count) - count
-    some = wanted > 0
-    limit = (np.arange(len(count), dtype=np.uint64)) << np.uint64(33)  # nothing lies below it
-    ordered = np.sort(value)
-    limit[some] = ordered[(begins + wanted - 1)[some]] + np.uint64(1)
-    noised = value < np.repeat(limit, count)
-    for i in np.flatnonzero(np.add.reduceat(noised, begins[count > 0]) != wanted[count > 0]) if count.any() else ():
-        own = np.flatnonzero(count > 0)[i]  # a tie at the limit: the last of the equal ones go
-        at = np.arange(begins[own], begins[own] + count[own])
-        equal = at[value[at] == limit[own] - np.uint64(1)]
-        extra = int(noised[at].sum() - wanted[own])
-        noised[equal[len(equal) - extra :]] = False
+def _fewest(segments: Segments, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int) -> np.ndarray:
+    """bool[Σ count]: in each segment the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit word, ties by place."""
+    words = _lanes(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
+    noised = np.zeros(len(words), np.bool_)
+    begin = 0
+    for count, share in zip(segments.count.tolist(), ratio.tolist(), strict=True):
+        own: slice | np.ndarray = slice(begin, begin + count)
+        if allowed is not None:
+            own = begin + np.flatnonzero(allowed[own])
+        begin += count
+        word = words[own]
+        if not len(word):
+            continue
+        wanted = max(int(len(word) * share), 1)
+        limit = np.partition(word, wanted - 1)[wanted - 1]
+        chosen = word <= limit
+        surplus = int(np.count_nonzero(chosen)) - wanted
+        if surplus:
+            chosen[np.flatnonzero(word == limit)[-surplus:]] = False
+        noised[own] = chosen
     return noised
 
 
@@ -203,13 +233,13 @@ def _replace(
     tokens: np.ndarray,
     epoch: int,
 ) -> None:
-    ends = np.cumsum(segments.count)
-    segment = np.searchsorted(ends, which, "right")
-    place, key = which - (ends - segments.count)[segment], segments.key[segment]
+    segment, place = _within(segments.count, which)
+    key = segments.key[segment]
     draw = randomness.words(key, REPLACEMENT, 2 * place, epoch).astype(np.uint64)
     as_mask = draw < np.uint64(int(shares[0] * 2**32))
     as_random = ~as_mask & (draw < np.uint64(int((shares[0] + shares[1]) * 2**32)))
-    tokens[hit[as_mask]] = mask_id
+    if as_mask.any():  # else there may be no mask: −1 is no token
+        tokens[hit[as_mask]] = mask_id
     if as_random.any():
         chosen = randomness.integers(key[as_random], REPLACEMENT, 2 * place[as_random] + 1, len(ordinary), epoch)
         tokens[hit[as_random]] = ordinary[chosen]
@@ -234,24 +264,33 @@ def flip(
     """
     for part in _in_chunks(segments):
         own = Segments(*(column[part] for column in segments))
-        slots = _slots(own)
-        flipped = _below(own.key, own.count, threshold[part], epoch)
-        if may is not None:
-            allowed = may[slots] != 0
-            flipped &= allowed
-            trained = slots[allowed] if loss_on_all else slots[flipped]
-        else:
-            trained = slots if loss_on_all else slots[flipped]
-        loss_mask[trained] = 1
-        which = np.flatnonzero(flipped)
-        ends = np.cumsum(own.count)
-        segment = np.searchsorted(ends, which, "right")
-        place = which - (ends - own.count)[segment]
-        hit = slots[which]
-        now = rank[tokens[hit].astype(np.int64)].astype(np.int64)
-        other = len(ordinary) - (now >= 0)
-        chosen = randomness.integers(own.key[segment], REPLACEMENT, place, other, epoch)
-        tokens[hit] = ordinary[chosen + ((now >= 0) & (chosen >= now))]
+        stretch = _stretch(own)
+        flipped = _below(own.key, own.count, threshold[part], own.count, epoch)
+        allowed = np.ones(len(flipped), np.bool_) if may is None else stretch.candidates(may) != 0
+        flipped &= allowed
+        wide = stretch.laid_out(flipped)
+        trained = stretch.laid_out(allowed) if loss_on_all else wide
+        loss_mask[stretch.here] |= trained.view(np.uint8)
+        hit = stretch.here.start + np.flatnonzero(wide)
+        now = rank[tokens[hit]]
+        number = _others(own, np.flatnonzero(flipped), len(ordinary) - (now >= 0), epoch)
+        tokens[hit] = ordinary[number + ((now >= 0) & (number >= now))]
+
+
+def _others(segments: Segments, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
+    """int64: randomness.integers(key, REPLACEMENT, place, bound) of the candidates number `which`.
+
+    First draws are taken from all of a segment's words at once, which are a quarter of a Philox block each.
+    """
+    words = _lanes(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
+    bound = bound.astype(np.uint64)
+    product = words * bound
+    chosen = (product >> np.uint64(32)).astype(np.int64)
+    again = np.flatnonzero((product & np.uint64(0xFFFFFFFF)) < np.uint64(1 << 32) % bound)
+    if len(again):
+        segment, place = _within(segments.count, which[again])
+        chosen[again] = randomness.integers(segments.key[segment], REPLACEMENT, place, bound[again], epoch)
+    return chosen
 
 
 def quantised_level(key: np.ndarray, low: float, high: float, steps: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -283,17 +322,18 @@ def mask_blocks(
     u = randomness.uniforms(np.repeat(segments.key, blocks), NOISE_LEVEL, number, epoch)
     level = quantised(low + (high - low) * u)
     limit = thresholds(level)
+    candidates_begin = np.maximum(number * block_length, np.repeat(before, blocks))
+    candidates_end = np.minimum((number + 1) * block_length, np.repeat(before + segments.count, blocks))
+    candidates = np.maximum(candidates_end - candidates_begin, 0)
     for part in _in_chunks(segments):
         own = Segments(*(column[part] for column in segments))
-        slots = _slots(own)
-        begins = np.cumsum(own.count) - own.count
-        position = np.arange(len(slots)) - np.repeat(begins - before[part], own.count)
-        block = position // block_length + np.repeat(first[part], own.count)
-        hit = slots[_below_each(own.key, own.count, limit[block], epoch)]
-        tokens[hit] = mask_id
-        loss_mask[hit] = 1
-    level32 = level.astype(np.float32)
-    return blocks, level32, (1.0 / level).astype(np.float32)
+        stretch = _stretch(own)
+        of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
+        noised = _below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
+        wide = stretch.laid_out(noised)
+        loss_mask[stretch.here] |= wide.view(np.uint8)
+        _put(tokens[stretch.here], wide, mask_id)
+    return blocks, level.astype(np.float32), (1.0 / level).astype(np.float32)
 
 
 # The laws by objective. Each writes the noise of one task's segments and gives their levels and weights; `Target` is what
@@ -337,10 +377,11 @@ def masked_diffusion(
 ) -> Noised:
     """`mask` with a level a segment."""
     low, high = parameters["noise_range"]
-    level = levels(target.segments, low, high, parameters["stratified"], task, epoch)
-    probability = level if parameters["exact_count"] else mask_probability(level, parameters["epsilon"])
+    ratio = levels(target.segments, low, high, parameters["stratified"], task, epoch)
+    level, exact = quantised(ratio), parameters["exact_count"]
+    probability = level if exact else mask_probability(level, parameters["epsilon"])
     mask(
-        target.segments, level, probability, parameters["exact_count"], tuple(parameters["replace"]), ids.mask, ids.ordinary,
+        target.segments, ratio if exact else None, probability, tuple(parameters["replace"]), ids.mask, ids.ordinary,
         target.may, target.tokens, target.loss_mask, epoch,
     )  # fmt: skip
     weighted = parameters["weighting"] == "1/p"
