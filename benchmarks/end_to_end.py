@@ -239,7 +239,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "one": one,
         "many": many,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "worker_peak_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
     }
 
 
@@ -258,7 +257,7 @@ def print_result(result: dict[str, Any]) -> None:
             f"{build_['workers']} worker{'s' if build_['workers'] > 1 else ' '}  {build_['seconds']:7.2f} s"
             f"  {build_['tokens_per_s']:>13,.0f} tokens/s  {build_['mb_per_s']:7.1f} MB/s of text"
         )
-    print(f"peak memory {result['peak_mib']:.0f} MiB here, {result['worker_peak_mib']:.0f} MiB in the largest worker")
+    print(f"peak memory of this process, its corpus and BPE included: {result['peak_mib']:.0f} MiB")
     print("stages of 1 worker:")
     for stage, seconds in one["stages_s"].items():
         print(f"  {stage:<9} {seconds:7.2f} s  {seconds / one['seconds']:>6.1%}")

@@ -287,11 +287,14 @@ def made(text: str) -> str:
     return _PART.sub(lambda m: f"{m[1]}{PARTS[m['name']]()}{m[4]}", text)
 
 
+def find_parts(text: str) -> list[re.Match[str]]:
+    """The made parts of a page, as matches with the groups `name` and `text`."""
+    return list(_PART.finditer(text))
+
+
 def stale_parts(path: Path) -> list[str]:
     """The parts of a page that are out of date. Layout does not count: libraries wrap the help in different places."""
-    return [
-        m["name"] for m in _PART.finditer(path.read_text("utf-8")) if PARTS[m["name"]]().split() != m["text"].split()
-    ]
+    return [m["name"] for m in find_parts(path.read_text("utf-8")) if PARTS[m["name"]]().split() != m["text"].split()]
 
 
 def pages() -> list[Path]:

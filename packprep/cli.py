@@ -3,8 +3,10 @@
 Exit status: 0 good · 1 `verify` found faults, or `status` found shards missing · 2 an error · 75 stopped by a signal.
 """
 
+import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -204,8 +206,6 @@ class Bar:
     def begin(self, text_bytes: int, shards: int, missing: int) -> None:
         from tqdm import tqdm
 
-        if missing < shards:
-            self.say(f"{shards - missing} of {shards} shards are done or others'; {missing} to make")
         self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, disable=None, file=sys.stderr, dynamic_ncols=True)
 
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
@@ -263,9 +263,11 @@ def _recipe(
         table["tokenizer"] = str(Path(tokenizer).resolve()) if exists else tokenizer
     if tasks is not None:
         table["tasks"] = [{"preset": tasks}]
-    if text_key is not None:
-        for source in table.get("sources", []):
-            source["text_key"] = text_key
+    sources = table.get("sources")
+    if text_key is not None and isinstance(sources, list):
+        table["sources"] = [
+            {**source, "text_key": text_key} if isinstance(source, dict) else source for source in sources
+        ]
     for assignment in assignments or ():
         set_value(table, assignment)
     return read_recipe(table, base)
@@ -289,16 +291,20 @@ def _replay(text: str | None) -> int | None:
 
     if text is None or text == "all":
         return None if text is None else -1
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise RecipeError(f"--replay {text}: expected a number of segments, or all")
     return int(text)
 
 
 def _print(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:
-    if as_json:
-        typer.echo(json.dumps(result, ensure_ascii=False, sort_keys=True))
-    else:
-        printer(result)
+    try:
+        if as_json:
+            print(json.dumps(result, ensure_ascii=False, sort_keys=True))
+        else:
+            printer(result)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of stdout has read enough; the exit status stays that of the command
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str) -> None:
@@ -307,13 +313,20 @@ def _say(message: str) -> None:
 
 def main() -> None:
     """Run the command line; the one place where an error becomes a message and an exit status."""
-    from packprep.errors import PackprepError
+    from packprep.errors import PackprepError, Stopped
 
+    def stop(number: int, frame: object) -> None:
+        raise Stopped("by a signal; nothing was lost, and the same command begins or goes on")
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, stop)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except PackprepError as error:
         _say(f"{'stopped' if error.exit_status == 75 else 'error'}: {error}")
         raise SystemExit(error.exit_status) from None
-    except BrokenPipeError:  # the reader of stdout has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
+    except OSError as error:
+        _say(f"error: {error}; see to it and run the same command again")
+        raise SystemExit(2) from None

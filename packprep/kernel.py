@@ -36,19 +36,29 @@ def cache_folder() -> str | None:
         os.environ.get("NUMBA_CACHE_DIR"),
         os.environ.get("XDG_CACHE_HOME"),
         os.path.join(os.path.expanduser("~"), ".cache"),
-        os.path.join(tempfile.gettempdir(), f"packprep-{os.getuid()}"),
+        own := os.path.join(tempfile.gettempdir(), f"packprep-{os.getuid()}"),
     ]
     for candidate in candidates:
         if not candidate or not os.path.isabs(candidate):
             continue
         folder = os.path.join(candidate, "packprep", "kernels-" + _sources_digest()[:16])
         try:
+            if candidate == own:
+                _refuse_foreign(own)
             os.makedirs(folder, mode=0o700, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError:
             continue
     return None
+
+
+def _refuse_foreign(folder: str) -> None:
+    """PermissionError if somebody else can write there: a compiled kernel in the cache is code that will run."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    status = os.lstat(folder)
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} can be written by others")
 
 
 def kernel(function: Any = None, *, inline: bool = False) -> Any:

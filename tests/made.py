@@ -23,7 +23,21 @@ from packprep.recipe import Recipe, read_recipe
 
 ROOT = Path(__file__).parents[1]
 _COMPRESS = {".gz": lambda data: gzip.compress(data, mtime=0), ".zst": zstandard.ZstdCompressor().compress}
-_WORDS = "the corpus becomes rows once and offline so that a trainer only maps files ünïcödé 数据 🙂 (and) reads".split()
+_WORDS = (
+    "the",
+    "corpus",
+    "becomes",
+    "rows",
+    "once",
+    "offline",
+    "so",
+    "that",
+    "trainers",
+    "ünïcödé",
+    "数据",
+    "🙂",
+    "(read)",
+)
 
 
 # Corpora
@@ -171,11 +185,12 @@ if __name__ == "__main__":
 """
 
 
-def start_build(folder: Path, recipe: dict[str, Any], out: Path, workers: int = 1, before: str = "") -> subprocess.Popen:
+def start_build(
+    folder: Path, recipe: dict[str, Any], out: Path, workers: int = 1, before: str = ""
+) -> subprocess.Popen:
     """A build in a process group of its own; its corpus and recipe lie in `folder`. `before`: code that it runs first.
     An error is printed as "Class: message", and gives its exit status."""
-    script = write(folder / ".build.py", BUILD.encode())
-    command = [sys.executable, str(script), json.dumps(recipe), str(folder), str(out), str(workers), before]
+    command = [sys.executable, "-c", BUILD, json.dumps(recipe), str(folder), str(out), str(workers), before]
     return subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -186,10 +201,10 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **changes}
 
 
-def run_python(code: str, *arguments: str, **changes: str) -> subprocess.CompletedProcess:
-    """Run code in another Python; `changes` of its environment. Not checked."""
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment(**changes), capture_output=True, text=True, timeout=120)
+def run_python(code: str, cwd: Path = ROOT, **changes: str) -> subprocess.CompletedProcess:
+    """Run code in another Python, which finds packprep in `cwd`; `changes` of its environment. Not checked."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=120)
 
 
 # Segments without files

@@ -42,9 +42,14 @@ def write_error(path: str | Path, error: OSError) -> BuildError:
     )
 
 
-def _temporary(path: Path) -> Path:
+def _owner(process: int) -> str:
+    """The part of a temporary's name that says whose it is."""
     host = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
-    return path.with_name(f".{path.name}.{host}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    return f".{host}-{process}-"
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_owner(os.getpid())}{secrets.token_hex(4)}.tmp")
 
 
 def _write_temporary(path: Path, buffers: Iterable) -> Path:
@@ -137,7 +142,7 @@ def remove_temporaries(folder: Path, name: str | None = None, of_process: int | 
     """Remove the temporaries in a folder: all, or those of one file, or those of one process of this host."""
     pattern = f".{glob.escape(name)}.*.tmp" if name else TEMPORARIES
     for temporary in folder.glob(pattern):
-        if of_process is None or f"-{of_process}-" in temporary.name:
+        if of_process is None or _owner(of_process) in temporary.name:
             with contextlib.suppress(OSError):
                 temporary.unlink()
 

@@ -45,8 +45,12 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
         )
         for name, (wanted, real) in figures.items():
             if abs(real - wanted) > FAR * wanted:
+                few = task.objective.sentinels and task.objective.sentinels(task.parameters, longest) > len(
+                    task.ids.sentinels
+                )
                 warnings.append(
-                    f"task {task.name}: {name} will be {real:.3g} at full length, not {wanted:g}; more sentinels help"
+                    f"task {task.name}: {name} will be {real:.3g} at full length, not {wanted:g}; "
+                    f"{'more sentinels' if few else 'longer rows'} bring it nearer"
                 )
         if task.objective.most_tokens and task.objective.most_tokens(task) < task.capacity(recipe.seq_length, 0, 0) + 1:
             fill = task.most_body_slots(longest) / recipe.seq_length

@@ -19,6 +19,7 @@ from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.work import make_shard
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
+from packprep.digests import digest_of_file
 from packprep.errors import PlanError
 from packprep.recipe import Recipe
 
@@ -105,6 +106,8 @@ def build(
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)
         weight = sum(source.weight for source in job.sources)
+        if len(missing) < job.shards:
+            progress.say(_to_do(len(share), len(missing), job.shards))
         progress.begin(weight * len(missing) // job.shards, job.shards, len(missing))
         try:
             if missing:
@@ -122,6 +125,14 @@ def build(
     return Outcome(out, job, manifest, len(missing), others)
 
 
+def _to_do(share: int, missing: int, shards: int) -> str:
+    """What is left of an array task's share of the shards, in words."""
+    if not share:
+        return f"nothing to make: none of the {shards} shards is this array task's"
+    whose = f"all {share}" if share == shards else f"this array task's {share}"
+    return f"{missing} of {whose} shards to make" if missing else f"nothing to make: {whose} shards are done"
+
+
 def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
     """The job of the plan that stands in `out`, written now if there is none."""
     plan = read_plan(out)
@@ -133,7 +144,12 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
         fresh = make_plan(inputs)
         for warning in forecast(fresh, inputs)["warnings"]:
             progress.say(f"warning: {warning}")
-        write_first(out / "tokenizer.json", inputs.vocabulary.tokenizer_json)
+        tokenizer = out / "tokenizer.json"
+        first = write_first(tokenizer, inputs.vocabulary.tokenizer_json)
+        if not first and read_plan(out) is None and digest_of_file(tokenizer) != inputs.vocabulary.digest:
+            raise PlanError(
+                f"{tokenizer} is another tokenizer, left there without a plan: remove it, or build into another folder"
+            )
         write_first(out / "plan.json", encode(fresh))
         plan = read_plan(out)
         assert plan is not None

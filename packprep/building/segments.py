@@ -14,6 +14,8 @@ from packprep.randomness import SEGMENT_LENGTH
 from packprep.recipe import Recipe
 
 LONG = {"split": 0, "truncate": 1, "drop": 2}
+FORMAT_MAX_SEGMENTS = 65535
+"""Segments of a row: their ids are 16-bit, and 0 is padding."""
 
 
 class Segments(NamedTuple):
@@ -149,23 +151,23 @@ def _cut_supervised(
 
 @kernel
 def _cut_at_row_ends(
-    offsets, position, repeat, source, file_key, limits, overhead, most, length, bos_on, eos_on, write,
+    offsets, position, repeat, source, file_key, limits, overhead, most, length, most_segments, bos_on, eos_on, write,
     document, start, n, task, bos, eos, key, copy, first_trained, row, offset,
 ):  # fmt: skip
     """`concat`: lay the documents end to end and cut where rows end; gives the number of segments.
 
     overhead: int64[tasks], slots beyond tokens, bos and eos. A remainder of fewer than 2 slots stays padding; the last
-    token waits for the next row if its eos would stand there alone.
+    token waits for the next row if its eos would stand there alone. A row ends early with its `most_segments`-th segment.
     """
-    count, r, fill = np.int64(0), np.int64(0), np.int64(0)
+    count, r, fill, in_row = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     too_short = overhead.shape[0] - 1
     for d in range(offsets.shape[0] - 1):
         total = offsets[d + 1] - offsets[d]
         at = np.int64(0)
         while at < total:
             rest, room = total - at, length - fill
-            if room < 2:
-                r, fill = r + 1, np.int64(0)
+            if room < 2 or in_row == most_segments:
+                r, fill, in_row = r + 1, np.int64(0), np.int64(0)
                 continue
             k = segment_key(file_key[d], position[d], repeat[d], at)
             b = bos_on if at == 0 else np.int64(0)
@@ -181,7 +183,7 @@ def _cut_at_row_ends(
                     break
                 t = np.int64(too_short)
             if take < 1:
-                r, fill = r + 1, np.int64(0)
+                r, fill, in_row = r + 1, np.int64(0), np.int64(0)
                 continue
             if write:
                 document[count], start[count], n[count], task[count] = d, at, take, t
@@ -189,6 +191,7 @@ def _cut_at_row_ends(
                 copy[count], first_trained[count] = 0, -1
                 row[count], offset[count] = r, fill
             count += 1
+            in_row += 1
             fill += take + overhead[t] + b + e
             at += take
     return count
@@ -255,6 +258,7 @@ def cut_at_row_ends(
         overhead,
         recipe.documents.max_tokens or recipe.seq_length,
         recipe.seq_length,
+        recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS,
         int(recipe.documents.prepend_bos),
         int(recipe.documents.append_eos),
     )

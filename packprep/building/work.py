@@ -9,13 +9,12 @@ from packprep.building import ledger
 from packprep.building.packing import pack
 from packprep.building.plan import Job
 from packprep.building.render import Layout, arrange, render, rounded_up
-from packprep.building.segments import Segments, cut, cut_at_row_ends, slots_of
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
 from packprep.corpus.readers import Decoders
 from packprep.corpus.reading import Reading, read_documents
 
 TOO_LONG = "too_long"
 UNTRAINED = "untrained"
-FORMAT_MAX_SEGMENTS = 65535
 
 
 class Made(NamedTuple):

@@ -208,7 +208,7 @@ def set_value(table: dict[str, Any], assignment: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
+        value = text.strip()
     place: Any = table
     *parents, last = path.strip().split(".")
     for name in parents:

@@ -308,12 +308,16 @@ def _changed_sources(receipt: Mapping[str, Any], digests: Mapping[str, str]) -> 
 
 def print_report(report: dict[str, Any]) -> None:
     """The faults, a line each, and the verdict."""
+
+    def some(count: int, what: str) -> str:
+        return f"{count:,} {what}{'' if count == 1 else 's'}"
+
     for fault in report["listed"]:
         print(line_of(fault))
     if report["faults"] > len(report["listed"]):
         print(f"… and {report['faults'] - len(report['listed'])} more")
-    done = f"{report['shards']} shards, {report['rows']:,} rows, {report['segments']:,} segments, {report['tokens']:,} tokens"
-    again = f"; {report['replayed']:,} segments built again from their sources" if report["replayed"] else ""
-    faults = f"{report['faults']:,} fault{'s' if report['faults'] > 1 else ''}"
+    done = ", ".join(some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token"))
+    again = f"; {some(report['replayed'], 'segment')} built again from their sources" if report["replayed"] else ""
+    faults = some(report["faults"], "fault")
     verdict = faults if report["faults"] else "every promise holds"
     print(f"{report['directory']}: {verdict} ({done}{again})")

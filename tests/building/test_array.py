@@ -24,7 +24,9 @@ def test_a_whole_slurm_array_counts_from_its_least_number():
 
 
 def test_fault_30_a_sparse_redo_list_is_refused_with_the_flags_to_add():
-    with pytest.raises(RecipeError, match=r"2 tasks numbered 3 … 7, so it is not whole: add --array-index I --array-count N"):
+    with pytest.raises(
+        RecipeError, match=r"2 tasks numbered 3 … 7, so it is not whole: add --array-index I --array-count N"
+    ):
         array_position(None, None, slurm(3, 3, 7, 2))
     assert array_position(3, 8, slurm(3, 3, 7, 2)) == (3, 8)  # the flags win
 

@@ -68,7 +68,7 @@ def test_fault_21_a_length_that_no_row_holds_is_refused_and_never_skipped():
                 pack([3, bad, 2], 8, algorithm)
     with pytest.raises(RecipeError, match="one of best_fit, first_fit, next_fit"):
         pack([3], 8, "concat")
-    assert ALGORITHMS == (*BY_LENGTH, "concat")
+    assert (*BY_LENGTH, "concat") == ALGORITHMS
 
 
 def check_valid(lengths, capacity, row, offset, max_segments=0):

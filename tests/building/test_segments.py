@@ -76,7 +76,9 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
 
 @given(recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
 @settings(max_examples=100)
-def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_no_short_tail(configuration, sizes, seed):
+def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_no_short_tail(
+    configuration, sizes, seed
+):
     table, sentinels = configuration
     table["documents"]["long"] = "split"
     try:
@@ -134,10 +136,10 @@ def test_no_documents_give_no_segments():
 
 
 @st.composite
-def concat_recipes(draw):
+def concat_recipes(draw, most=3):
     return {
         "seq_length": draw(st.sampled_from([8, 16, 32, 64])),
-        "packing": {"algorithm": "concat"},
+        "packing": {"algorithm": "concat", "max_segments_per_row": draw(st.sampled_from([0, 0, most, 1]))},
         "tasks": draw(TASKS.filter(lambda tasks: all(task["objective"] != "span_corruption" for task in tasks))),
         "documents": {
             "append_eos": draw(st.booleans()),
@@ -165,6 +167,7 @@ def test_concat_equals_its_twin(table, sizes, seed):
         return
     recipe, tasks, documents, segments, row, offset = made_of
     facts = {**made.twin_recipe(recipe, tasks), "keys": [facts_key(documents, d) for d in range(len(sizes))]}
+    facts["max_segments"] = recipe.packing.max_segments_per_row
     expected = concat.lay(sizes, facts)
     columns = (segments.document, segments.start, segments.n, segments.task, segments.bos, segments.eos, row, offset)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
@@ -172,7 +175,9 @@ def test_concat_equals_its_twin(table, sizes, seed):
     assert segments.key.tolist() == keys
 
 
-@given(concat_recipes(), st.lists(st.integers(1, 120) | st.integers(1, 3), min_size=1, max_size=30), st.integers(0, 2**32))
+@given(
+    concat_recipes(), st.lists(st.integers(1, 120) | st.integers(1, 3), min_size=1, max_size=30), st.integers(0, 2**32)
+)
 @settings(max_examples=200)
 def test_concat_fills_rows_but_for_less_than_two_slots_and_no_segment_is_eos_alone(table, sizes, seed):
     made_of = of_concat(table, sizes, seed)
@@ -187,7 +192,11 @@ def test_concat_fills_rows_but_for_less_than_two_slots_and_no_segment_is_eos_alo
     fill = np.bincount(row, slots).astype(np.int64)
     ends = np.cumsum(np.bincount(row)) - 1
     assert np.array_equal(offset[ends] + slots[ends], fill) and fill.max() <= recipe.seq_length
+    most = recipe.packing.max_segments_per_row
+    assert not most or np.bincount(row).max() <= most
     for r, left in enumerate(recipe.seq_length - fill[:-1]):
+        if np.count_nonzero(row == r) == most:
+            continue  # full of segments
         after = ends[r] + 1  # the segment that begins the next row
         # Two slots hold no bos, token and eos, and neither may be parted from the token.
         whole_of_one = segments.n[after] == segments.bos[after] == segments.eos[after] == 1
@@ -202,9 +211,20 @@ def test_concat_of_long_documents_pads_only_the_shard_s_last_row():
     assert 512 * len(fill) - fill.sum() <= 512 + len(fill) and (fill[:-1] >= 511).all()
 
 
+def test_fault_10_a_row_of_concat_never_has_more_segments_than_the_format_can_number():
+    recipe, tasks = made.mix({"seq_length": 1 << 18, "packing": {"algorithm": "concat"}})
+    segments, row, offset = cut_at_row_ends(recipe, tasks, made.documents(np.ones(150_000, np.int64)))
+    assert np.bincount(row).tolist() == [65535, 65535, 150_000 - 2 * 65535]
+    recipe, tasks = made.mix({"seq_length": 64, "packing": {"algorithm": "concat", "max_segments_per_row": 2}})
+    segments, row, offset = cut_at_row_ends(recipe, tasks, made.documents([3] * 5))
+    assert row.tolist() == [0, 0, 1, 1, 2] and offset.tolist() == [0, 4, 0, 4, 0]
+
+
 def test_concat_refuses_what_it_would_have_to_break():
     recipe, tasks = made.mix({"packing": {"algorithm": "concat"}, "documents": {"long": "truncate"}})
-    with pytest.raises(RecipeError, match='documents.long = "truncate": concat cuts documents at row ends; use "split"'):
+    with pytest.raises(
+        RecipeError, match='documents.long = "truncate": concat cuts documents at row ends; use "split"'
+    ):
         cut_at_row_ends(recipe, tasks, made.documents([5]))
 
 

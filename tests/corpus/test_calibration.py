@@ -20,12 +20,12 @@ def text_bytes(texts):
     return sum(len(text.encode()) for text in texts)
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
-def test_a_small_source_is_measured_whole(tmp_path, ending):
+@pytest.mark.parametrize("ending, kind", [("jsonl", "jsonl"), ("jsonl.gz", "jsonl.gzip"), ("jsonl.zst", "jsonl.zstd")])
+def test_a_small_source_is_measured_whole(tmp_path, ending, kind):
     texts = made.texts(300)
-    path = made.write_lines(tmp_path / f"a{ending}", texts)
-    found = estimate(tmp_path, f"a{ending}")
-    assert found.ratios == {ending[1:].replace("gz", "gzip").replace("zst", "zstd"): round(1024 * text_bytes(texts) / path.stat().st_size)}
+    path = made.write_lines(tmp_path / f"a.{ending}", texts)
+    found = estimate(tmp_path, f"a.{ending}")
+    assert found.ratios == {kind: round(1024 * text_bytes(texts) / path.stat().st_size)}
     assert found.tokens_per_byte == 1.0 and found.document_bytes == text_bytes(texts) / 300
 
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packprep.corpus.planning import PlannedSource, find_files, fixed_prefix, format_name, pieces_of, step_bytes
-from packprep.corpus.reading import keeper
 from packprep.corpus.readers import PIECE_BYTES, Decoders, read
+from packprep.corpus.reading import keeper
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from tests import made

@@ -20,9 +20,7 @@ def job_of(folder, **changes):
 
 def read(job, shard=0, shards=1, **options):
     extents = ((source, extent) for source in job.sources for extent in source.extents(shard, shards))
-    return read_documents(
-        job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, **options
-    )
+    return read_documents(job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, **options)
 
 
 def texts_of(reading):
@@ -66,13 +64,23 @@ def test_empty_and_short_documents_are_counted_and_leave_the_others_alone(tmp_pa
     made.write_lines(tmp_path / "a.jsonl", ["", "abcd", "ab", "abcdef", "abc"])
     reading = read(job_of(tmp_path, documents={"min_tokens": 3}))
     assert texts_of(reading) == ["abcd", "abcdef", "abc"]
-    assert [(r["reason"], r["position"]) for r in reading.rejected.in_order()] == [("empty", 0), ("below_min_tokens", 31)]
+    assert [(r["reason"], r["position"]) for r in reading.rejected.in_order()] == [
+        ("empty", 0),
+        ("below_min_tokens", 30),
+    ]
     assert reading.dropped_tokens == {"source0": {"below_min_tokens": 2}} and reading.read == {"source0": 5}
     assert not any(is_bad(r["reason"]) for r in reading.rejected.records)
 
 
 def test_bad_documents_are_rejects_with_place_and_reason(tmp_path):
-    lines = [b'{"text": "good"}', b"{broken", b'{"other": 1}', b'{"text": 5}', b'{"text": "\xff"}', b'{"text": "\\ud800"}']
+    lines = [
+        b'{"text": "good"}',
+        b"{broken",
+        b'{"other": 1}',
+        b'{"text": 5}',
+        b'{"text": "\xff"}',
+        b'{"text": "\\ud800"}',
+    ]
     made.write(tmp_path / "a.jsonl", b"\n".join(lines) + b"\n")
     reading = read(job_of(tmp_path))
     assert texts_of(reading) == ["good"]
@@ -86,7 +94,9 @@ def test_bad_documents_are_rejects_with_place_and_reason(tmp_path):
 
 def test_fault_24_bad_documents_fail_stops_at_the_first_and_names_it(tmp_path):
     made.write(tmp_path / "a.jsonl", b'{"text": "good"}\n{broken\n')
-    with pytest.raises(SourceError, match=r"a.jsonl: document at 17: malformed_json: .*mend the file, or set documents.bad"):
+    with pytest.raises(
+        SourceError, match=r"a.jsonl: document at 17: malformed_json: .*mend the file, or set documents.bad"
+    ):
         read(job_of(tmp_path, documents={"bad_documents": "fail"}))
     made.write(tmp_path / "a.jsonl", b'{"text": "good"}\n{"text": ""}\n')
     assert len(read(job_of(tmp_path, documents={"bad_documents": "fail"})).rejected.records) == 1  # empty is not bad

@@ -42,7 +42,9 @@ def test_parameters_are_completed_in_their_types():
 
 
 def test_an_unknown_parameter_names_the_nearest_known():
-    with pytest.raises(RecipeError, match="unknown key of span_corruption 'noise_densty'; did you mean 'noise_density'?"):
+    with pytest.raises(
+        RecipeError, match="unknown key of span_corruption 'noise_densty'; did you mean 'noise_density'?"
+    ):
         complete(recipe_of(**span(noise_densty=0.1)))
     with pytest.raises(RecipeError, match="task 'causal': unknown key of causal 'sentinel'"):
         complete(recipe_of(tasks=[{"objective": "causal", "sentinel": True}]))

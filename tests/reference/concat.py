@@ -1,6 +1,7 @@
 """`concat`: documents laid end to end and cut where rows end, one segment at a time.
 
-`recipe` is cutting.py's dict, with `keys`: for each document a function first content token → 64-bit segment key.
+`recipe` is cutting.py's dict, with `max_segments` (0: 65535) and `keys`: for each document a function
+first content token → 64-bit segment key.
 """
 
 from tests.reference import cutting, objectives
@@ -9,19 +10,20 @@ from tests.reference import cutting, objectives
 def lay(sizes, recipe):
     """[(document, start, n, task, bos, eos, row, offset)], flags as 0 or 1. Task len(tasks) is too_short."""
     segments = []
-    row, used = 0, 0
+    row, used, in_row = 0, 0, 0
     for document, size in enumerate(sizes):
         start = 0
         while start < size:
             found = None
-            if recipe["seq_length"] - used >= 2:
+            if recipe["seq_length"] - used >= 2 and in_row < (recipe["max_segments"] or 65535):
                 found = piece(size, start, recipe["seq_length"] - used, recipe, recipe["keys"][document])
             if found is None:
-                row, used = row + 1, 0
+                row, used, in_row = row + 1, 0, 0
                 continue
             n, task, bos, eos = found
             segments.append((document, start, n, task, int(bos), int(eos), row, used))
             used += slots(recipe, task, n, bos, eos)
+            in_row += 1
             start += n
     return segments
 
@@ -43,7 +45,9 @@ def piece(size, start, room, recipe, key):
             n = rest
         else:
             eos = False
-            n = max((n for n in range(1, min(rest - 1, most) + 1) if slots(recipe, task, n, bos, eos) <= room), default=0)
+            n = max(
+                (n for n in range(1, min(rest - 1, most) + 1) if slots(recipe, task, n, bos, eos) <= room), default=0
+            )
         if n >= 3 or (task == too_short and n >= 1):
             return n, task, bos, eos
     return None

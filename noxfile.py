@@ -1,0 +1,65 @@
+"""Sessions: tests, lint, types, docs, minimums, numpy_only. `nox` runs all; `nox -s lint` one."""
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The whole suite."""
+    session.install(".[test]")
+    session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff: rules and format."""
+    session.install(".[dev]")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy over the package."""
+    session.install(".[dev]")
+    session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Whether what the docs take from the code is current; `nox -s docs -- --write` rewrites it."""
+    session.install(".[test]")
+    session.run("python", "docs/make.py", *([] if "--write" in session.posargs else ["--check"]))
+    session.run("python", "-m", "pytest", "tests/docs", "tests/test_readme.py")
+
+
+@nox.session
+def minimums(session: nox.Session) -> None:
+    """The suite with the oldest direct dependencies that pyproject.toml allows."""
+    session.install("uv")
+    session.run(
+        "uv",
+        "pip",
+        "install",
+        "--python",
+        session.virtualenv.bin + "/python",
+        "--resolution",
+        "lowest-direct",
+        ".[test]",
+    )
+    session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
+
+
+@nox.session
+def numpy_only(session: nox.Session) -> None:
+    """The dataset room in an environment that has numpy and nothing else."""
+    packed = session.create_tmp() + "/packed"
+    session.install(".")
+    session.run("packprep", "build", "examples/quickstart.toml", "--out", packed)
+    session.run("python", "-m", "venv", "--clear", session.create_tmp() + "/numpy_only")
+    python = session.create_tmp() + "/numpy_only/bin/python"
+    session.run(python, "-m", "pip", "install", "numpy", external=True)
+    session.run(python, "examples/read_batches.py", packed, external=True, env={"PYTHONPATH": "."})

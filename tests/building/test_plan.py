@@ -1,0 +1,182 @@
+import copy
+
+import numpy as np
+import pytest
+
+from packprep.building.plan import Job, differences, estimates_of, look_up, make_plan, token_dtype
+from packprep.dataset.manifest import decode, encode
+from packprep.errors import PlanError, RecipeError
+from packprep.recipe import read_recipe
+from tests import made
+
+
+def inputs_of(folder, sources="*.jsonl", **changes):
+    return look_up(read_recipe(made.table(sources, **changes), folder), {})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(400))
+    made.write_lines(tmp_path / "b.jsonl.zst", made.texts(200, 1))
+    return tmp_path
+
+
+def test_a_plan_is_the_same_whenever_and_wherever_it_is_made(folder, built):
+    plans = [encode(make_plan(inputs_of(folder))) for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert (
+        encode(make_plan(look_up(read_recipe(built.table, built.base), {}))) == (built.out / "plan.json").read_bytes()
+    )
+
+
+def test_a_plan_is_canonical_json_without_hosts_times_or_output(folder):
+    data = encode(make_plan(inputs_of(folder)))
+    plan = decode(data, "plan.json")
+    assert encode(plan) == data
+    assert set(plan) == {
+        "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
+        "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files",
+    }  # fmt: skip
+    assert [source["prefix"] for source in plan["sources"]] == [str(folder)]
+    without = {**plan, "sources": [{k: v for k, v in s.items() if k != "prefix"} for s in plan["sources"]]}
+    assert str(folder) not in encode(without).decode()
+
+
+def test_files_are_listed_with_sizes_and_pieces(folder):
+    files = make_plan(inputs_of(folder, "*"))["files"]
+    sizes = [(folder / name).stat().st_size for name in ("a.jsonl", "b.jsonl.zst")]
+    assert files == [
+        {"source": 0, "name": "a.jsonl", "size": sizes[0], "pieces": 1},
+        {"source": 0, "name": "b.jsonl.zst", "size": sizes[1], "pieces": 1},
+    ]
+
+
+def test_shards_are_the_text_that_is_kept_over_shard_text_bytes(folder):
+    text = sum(len(t.encode()) for t in made.texts(400))
+    plan = make_plan(inputs_of(folder, "a.jsonl", output={"shard_text_bytes": 10_000}))
+    assert abs(plan["shards"] - text / 10_000) <= 1
+    assert make_plan(inputs_of(folder, "a.jsonl", output={}))["shards"] == 1
+    half = [{"paths": ["a.jsonl"], "repeat": 3, "sample": [0.0, 0.5]}]
+    plan = make_plan(inputs_of(folder, half, output={"shard_text_bytes": 10_000}))
+    assert abs(plan["shards"] - 1.5 * text / 10_000) <= 1
+
+
+@pytest.mark.parametrize(
+    "seq_length, expected",
+    [(512, 64 << 20), (8192, 64 << 20), (65_536, 2000 * 65_536), (1 << 20, 512 << 20)],
+)
+def test_shard_text_bytes_by_themselves_give_two_thousand_rows_within_bounds(folder, seq_length, expected):
+    assert make_plan(inputs_of(folder, "a.jsonl", seq_length=seq_length, output={}))["shard_text_bytes"] == expected
+
+
+def test_shares_become_repeats_in_thousandths(folder):
+    sources = [{"name": "a", "paths": ["a.jsonl"], "share": 0.25}, {"name": "b", "paths": ["b*"], "share": 0.75}]
+    plan = make_plan(inputs_of(folder, sources))
+    repeats = [source["repeat"] for source in plan["sources"]]
+    assert max(repeats) == 1.0 and all(repeat == round(repeat, 3) for repeat in repeats)
+    tokens = [source["tokens"] for source in plan["sources"]]
+    assert abs(tokens[0] / sum(tokens) - 0.25) < 0.01
+    plan = make_plan(inputs_of(folder, sources, total_tokens=1_000_000))
+    assert abs(sum(source["tokens"] for source in plan["sources"]) / 1e6 - 1) < 0.02
+    rows = estimates_of(plan)
+    assert abs(rows[1]["share"] - 0.75) < 0.01 and rows[1]["share_error"] >= 0
+
+
+def test_shares_hold_in_the_dataset(folder):
+    sources = [{"name": "a", "paths": ["a.jsonl"], "share": 0.4}, {"name": "b", "paths": ["b*"], "share": 0.6}]
+    manifest = made.build(made.table(sources, total_tokens=600_000), folder, folder / "out").manifest
+    used = [manifest["ledger"]["sources"][name]["tokens"]["used"] for name in ("a", "b")]
+    assert abs(used[0] / sum(used) - 0.4) < 0.02 and abs(sum(used) / 600_000 - 1) < 0.05
+
+
+def test_a_share_of_a_source_without_text_is_refused(folder):
+    made.write(folder / "empty.jsonl", b"")
+    sources = [{"name": "a", "paths": ["a.jsonl"], "share": 0.4}, {"name": "b", "paths": ["empty.jsonl"], "share": 0.6}]
+    with pytest.raises(RecipeError, match="source 'b' has a share of 0.6 and no tokens"):
+        make_plan(inputs_of(folder, sources))
+
+
+def test_fault_25_the_token_dtype_fits_the_vocabulary_and_is_stored(folder):
+    recipe = inputs_of(folder).recipe
+    assert token_dtype(recipe, 1 << 16) == np.uint16 and token_dtype(recipe, (1 << 16) + 1) == np.int32
+    narrow = inputs_of(folder, output={"token_dtype": "uint16"}).recipe
+    with pytest.raises(RecipeError, match='token_dtype = "uint16": the vocabulary has 65537 ids'):
+        token_dtype(narrow, (1 << 16) + 1)
+    wide = make_plan(inputs_of(folder, output={"token_dtype": "int32"}))
+    assert wide["token_dtype"] == "int32" and make_plan(inputs_of(folder))["token_dtype"] == "uint16"
+
+
+def test_fault_28_a_ceiling_of_the_vocabulary_is_stored(folder):
+    assert make_plan(inputs_of(folder, specials={"vocab_size": 1024}))["vocabulary"]["vocab_size"] == 1024
+    assert make_plan(inputs_of(folder))["vocabulary"]["vocab_size"] == 528
+
+
+# Job
+
+
+def test_a_job_is_the_recipe_again_without_its_paths(folder):
+    inputs = inputs_of(folder, tasks=[{"preset": "ul2r"}], documents={"prepend_bos": True})
+    plan = make_plan(inputs)
+    job = Job(decode(encode(plan), "plan.json"), inputs.vocabulary.tokenizer_json)
+    assert [t.name for t in job.tasks] == ["r", "x-long", "x-dense", "s", "too_short"]
+    assert (job.recipe.documents, job.recipe.packing) == (inputs.recipe.documents, inputs.recipe.packing)
+    assert job.recipe.tasks == inputs.recipe.tasks
+    assert job.shards == plan["shards"] and job.token_dtype == np.uint16
+    assert job.sources[0].files == list(inputs.files[0]) and job.vocabulary.roles == inputs.vocabulary.roles
+    again = make_plan(inputs)
+    assert Job(again, inputs.vocabulary.tokenizer_json).digest == job.digest
+
+
+def test_a_job_s_weights_are_the_plan_s_text_bytes(folder):
+    sources = [{"paths": ["a.jsonl"], "repeat": 2.5, "sample": [0.1, 0.9]}, {"paths": ["b*"]}]
+    inputs = inputs_of(folder, sources)
+    plan = make_plan(inputs)
+    job = Job(plan, inputs.vocabulary.tokenizer_json)
+    assert [source.weight for source in job.sources] == [source["text_bytes"] for source in plan["sources"]]
+    assert plan["shards"] == -(-sum(source.weight for source in job.sources) // plan["shard_text_bytes"])
+
+
+def test_a_job_refuses_another_law_tokenizer_or_engine(folder):
+    inputs = inputs_of(folder)
+    plan, data = make_plan(inputs), inputs.vocabulary.tokenizer_json
+    with pytest.raises(PlanError, match="plan.json has law_version 99 and this packprep makes"):
+        Job({**plan, "law_version": 99}, data)
+    with pytest.raises(PlanError, match="tokenizer.json has digest .* put the right file back"):
+        Job(plan, data + b" ")
+    other = {**plan, "engine": {"name": "bytes", "version": "0"}}
+    with pytest.raises(PlanError, match="the plan's engine is bytes 0, and here it is bytes 1"):
+        _ = Job(other, data).engine
+
+
+# differences
+
+
+def test_no_differences_with_oneself_and_every_changed_key_is_named(folder):
+    inputs = inputs_of(folder)
+    plan = decode(encode(make_plan(inputs)), "plan.json")
+    assert differences(inputs, plan) == []
+    for path, said in [
+        (("recipe", "seed"), "seed is 0 here and 'other' in the plan"),
+        (("recipe", "sources", 0, "sample"), "sources[0].sample is [0.0, 1.0] here and 'other' in the plan"),
+        (("recipe", "tasks", 1, "parameters", "noise_density"), "tasks[1].parameters.noise_density is 0.15 here"),
+        (("recipe", "tasks"), "tasks is "),
+        (("law_version",), "law_version is 1 here and other in the plan"),
+        (("tokenizer", "digest"), "the tokenizer changed (digest "),
+    ]:
+        changed = copy.deepcopy(plan)
+        place = changed
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = "other"
+        changed["fingerprint"] = "other"
+        found = differences(inputs, changed)
+        assert len(found) == 1 and said in found[0], (found, said)
+    assert differences(inputs, {**plan, "fingerprint": "other"}) == ["the fingerprint differs"]
+
+
+def test_many_differences_are_cut_short(folder):
+    inputs = inputs_of(folder)
+    plan = make_plan(inputs)
+    plan["files"] = [{"source": 0, "name": f"{i}.jsonl", "size": 1, "pieces": 1} for i in range(30)]
+    found = differences(inputs, {**plan, "fingerprint": "other"})
+    assert len(found) == 11 and found[-1] == "…"

@@ -1,0 +1,170 @@
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from packprep.building.processes import spread, stoppable
+from packprep.errors import BuildError, SourceError, Stopped
+
+
+def nothing(*_):
+    pass
+
+
+def never():
+    return False
+
+
+# What workers run: found by their names in a new process.
+
+
+def double(factor=2):
+    def do(item, report):
+        report(1, item, 0, 0)
+        return item * factor
+
+    return do
+
+
+def refuses():
+    def do(item, report):
+        if item == 3:
+            raise SourceError("item 3: cannot be read")
+        return item
+
+    return do
+
+
+def breaks():
+    def do(item, report):
+        raise ZeroDivisionError("oh")
+
+    return do
+
+
+def broken_setup():
+    raise SourceError("nothing works")
+
+
+def dies():
+    def do(item, report):
+        if item == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+        return item
+
+    return do
+
+
+def leaves():
+    def do(item, report):
+        os._exit(7)
+
+    return do
+
+
+def waits():
+    def do(item, report):
+        for _ in range(600):
+            time.sleep(0.1)
+            report(0, 0, 0, 0)
+        return item
+
+    return do
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_every_item_gives_its_result_once_and_every_report_arrives(workers):
+    told = []
+    results = list(spread(double, (3,), list(range(9)), workers, lambda *counts: told.append(counts), never))
+    assert sorted(results) == [(i, 3 * i) for i in range(9)]
+    assert sorted(told) == [(1, i, 0, 0) for i in range(9)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_items_need_no_process(workers):
+    assert list(spread(broken_setup, (), [], workers, nothing, never)) == []
+
+
+def test_one_item_is_done_here():
+    seen = []
+
+    def setup():
+        return lambda item, report: seen.append(os.getpid())
+
+    list(spread(setup, (), ["one"], 4, nothing, never))
+    assert seen == [os.getpid()]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_error_of_a_worker_is_raised_as_it_is(workers):
+    with pytest.raises(SourceError, match="item 3: cannot be read"):
+        list(spread(refuses, (), list(range(6)), workers, nothing, never))
+    with pytest.raises(SourceError, match="nothing works"):
+        list(spread(broken_setup, (), list(range(6)), workers, nothing, never))
+
+
+def test_a_fault_in_a_worker_is_a_build_error_with_its_traceback():
+    with pytest.raises(BuildError, match="item|0|1") as caught:
+        list(spread(breaks, (), [0, 1], 2, nothing, never))
+    assert "ZeroDivisionError: oh" in str(caught.value) and "report it" in str(caught.value)
+
+
+def test_a_killed_worker_is_named_with_its_item_its_signal_and_what_to_do():
+    cleaned = []
+    with pytest.raises(
+        BuildError, match=r"2: its worker process was killed by signal 9 \(the kernel kills.*same command again"
+    ):
+        list(spread(dies, (), list(range(6)), 2, nothing, never, cleaned.append))
+    assert len(set(cleaned)) == 2 and os.getpid() not in cleaned
+
+
+def test_a_worker_that_leaves_is_named_with_its_status():
+    with pytest.raises(BuildError, match="its worker process was ended with status 7; run the same command again"):
+        list(spread(leaves, (), [0, 1], 2, nothing, never))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stop_that_was_asked_for_ends_the_work_soon_and_no_process_is_left(workers):
+    begun = time.monotonic()
+    with pytest.raises(Stopped, match="what is committed stays, and the same command goes on") as caught:
+        list(spread(waits, (), list(range(4)), workers, nothing, lambda: time.monotonic() > begun + 1))
+    assert caught.value.exit_status == 75
+    import multiprocessing
+
+    assert multiprocessing.active_children() == []
+
+
+def test_who_stops_taking_results_leaves_no_process():
+    import multiprocessing
+
+    results = spread(double, (), list(range(20)), 2, nothing, never)
+    next(results)
+    assert multiprocessing.active_children()
+    results.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_are_noted_while_it_lasts_and_obeyed_again_after(number):
+    before = signal.getsignal(number)
+    with stoppable() as stop_asked:
+        assert not stop_asked()
+        os.kill(os.getpid(), number)
+        assert stop_asked()
+    assert signal.getsignal(number) == before
+
+
+def test_outside_of_the_main_thread_signals_are_the_caller_s():
+    seen = []
+
+    def work():
+        with stoppable() as stop_asked:
+            seen.append(stop_asked())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]

@@ -1,0 +1,541 @@
+"""Whole builds: the same bytes however the work is spread, stopped, killed or divided; and nothing half done."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import packprep
+from packprep.building.publication import MANIFEST
+from packprep.building.run import build as run_build
+from packprep.building.run import open_job, read_plan, share_of
+from packprep.building.status import status_of
+from packprep.dataset.manifest import receipt_name, shard_name
+from packprep.errors import BuildError, PlanError, RecipeError, SourceError
+from packprep.recipe import read_recipe
+from tests import made
+
+# The same bytes
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_fault_22_any_number_of_workers_gives_the_same_bytes(built, tmp_path, workers):
+    outcome = made.build(built.table, built.base, tmp_path / "out", workers)
+    assert outcome.made == len(outcome.manifest["shards"]) > 5
+    assert made.contents(tmp_path / "out") == made.contents(built.out)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_fault_22_array_tasks_in_any_order_give_the_same_bytes_and_the_last_publishes(
+    built, tmp_path, order, monkeypatch
+):
+    monkeypatch.setattr("packprep.building.run.LIST_AGAIN_S", 0)
+    for i in order:
+        outcome = made.build(built.table, built.base, tmp_path / "out", array=(i, 4))
+        assert (outcome.manifest is not None) == (i == order[-1])
+        assert outcome.made == len(share_of(i, 4, outcome.job.shards))
+    assert made.contents(tmp_path / "out") == made.contents(built.out)
+
+
+def test_array_tasks_at_the_same_time_give_the_same_bytes_and_any_build_publishes(built, tmp_path):
+    shutil.copytree(built.base, tmp_path / "c", ignore=shutil.ignore_patterns("out"))
+    out = tmp_path / "out"
+    code = "import functools; made.build = functools.partial(made.build, array=({}, 4))"
+    tasks = [made.start_build(tmp_path / "c", built.table, out, before=code.format(i)) for i in range(4)]
+    said = [task.communicate(timeout=120)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0] * 4, said
+    outcome = made.build(built.table, tmp_path / "c", out)
+    assert outcome.made == 0 and outcome.manifest is not None
+    for folder in ("shards", "rejects"):
+        assert made.contents(out, folder) == made.contents(built.out, folder)
+    assert not made.temporaries(out)
+
+
+def test_the_same_corpus_at_another_path_gives_the_same_shards(built, tmp_path):
+    moved = tmp_path / "far" / "away"
+    shutil.copytree(built.base, moved, ignore=shutil.ignore_patterns("out"))
+    made.build(built.table, moved, tmp_path / "out")
+    for folder in ("shards", "rejects"):
+        assert made.contents(tmp_path / "out", folder) == made.contents(built.out, folder) != {}
+
+
+def test_moved_files_go_on_and_change_no_byte(built, tmp_path):
+    base, out = tmp_path / "c", tmp_path / "out"
+    shutil.copytree(built.base, base, ignore=shutil.ignore_patterns("out"))
+    made.build(built.table, base, out, array=(0, 2))
+    shutil.move(base / "web", tmp_path / "elsewhere")
+    with pytest.raises(SourceError, match=r"source 'web': web/\* matches no file"):
+        made.build(built.table, base, out)
+    outcome = made.build(built.table, base, out, moved={"web": str(tmp_path / "elsewhere")})
+    assert outcome.manifest is not None
+    assert made.contents(out, "shards") == made.contents(built.out, "shards")
+
+
+def test_another_seed_gives_other_bytes_of_the_same_tokens(built, tmp_path):
+    outcome = made.build({**built.table, "seed": 1}, built.base, tmp_path / "out")
+    assert made.contents(tmp_path / "out", "shards") != made.contents(built.out, "shards")
+    web = [o.manifest["ledger"]["sources"]["web"]["tokens"] for o in (outcome, built.outcome)]
+    assert web[0] == web[1]
+
+
+# What a build did before
+
+
+def test_a_second_build_makes_nothing_and_says_so(built):
+    before = made.contents(built.out)
+    progress = made.Silent()
+    outcome = made.build(built.table, built.base, built.out, progress=progress)
+    assert outcome.made == 0 and outcome.missing == 0 and outcome.manifest == built.outcome.manifest
+    shards = len(outcome.manifest["shards"])
+    assert progress.begun == [(0, shards, 0)] and progress.ended == 1
+    assert f"nothing to make: all {shards} shards are done" in progress.said
+    assert made.contents(built.out) == before
+
+
+@pytest.fixture
+def copied(built, tmp_path):
+    """A build of its own, over a corpus of its own, to be changed."""
+    shutil.copytree(built.base, tmp_path / "c", ignore=shutil.ignore_patterns("out"))
+    made.build(built.table, tmp_path / "c", tmp_path / "out")
+    return tmp_path / "c", tmp_path / "out"
+
+
+def test_only_what_is_missing_is_made_again_and_the_result_is_the_same(built, copied):
+    base, out = copied
+    before = made.contents(out)
+    for shard, name in ((1, shard_name(1)), (3, receipt_name(3)), (4, MANIFEST)):
+        (out / name).unlink()
+        outcome = made.build(built.table, base, out)
+        assert outcome.made == (0 if name == MANIFEST else 1), shard
+        assert made.contents(out) == before
+
+
+def test_fault_23_a_shard_that_was_half_written_is_not_complete(built, copied):
+    base, out = copied
+    before = made.contents(out)
+    half = before[shard_name(2)][: len(before[shard_name(2)]) // 2]
+    (out / shard_name(2)).write_bytes(half)
+    assert status_of(out)["missing"] == [2] and not status_of(out)["published"]
+    assert made.build(built.table, base, out).made == 1
+    assert made.contents(out) == before
+    (out / receipt_name(5)).write_bytes(before[receipt_name(5)][:50])
+    assert made.build(built.table, base, out).made == 1
+    assert made.contents(out) == before
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"seed": 3}, "seed is 3 here and 0 in the plan"),
+        ({"seq_length": 256}, "seq_length is 256 here and 512 in the plan"),
+        ({"documents": {"prepend_bos": False}}, "documents.prepend_bos is False here and True in the plan"),
+        ({"tasks": [{"preset": "causal"}]}, "tasks is .* in the plan"),
+        ({"packing": {"algorithm": "next_fit"}}, "packing.algorithm is 'next_fit' here and 'best_fit' in the plan"),
+        ({"output": {"shard_text_bytes": 99}}, "output.shard_text_bytes is 99 here and 50000 in the plan"),
+    ],
+)
+def test_a_changed_recipe_is_refused_with_the_key_and_both_values(built, change, said):
+    before = made.contents(built.out)
+    with pytest.raises(PlanError, match=f"was begun with something else: .*{said}.*build into another folder"):
+        made.build({**built.table, **change}, built.base, built.out)
+    assert made.contents(built.out) == before
+
+
+def test_a_changed_key_of_a_source_or_a_task_is_named_with_its_place(built):
+    sources = [dict(source) for source in built.table["sources"]]
+    sources[1]["repeat"] = 2
+    with pytest.raises(PlanError, match=r"sources\[1\].repeat is 2.0 here and 1.5 in the plan"):
+        made.build({**built.table, "sources": sources}, built.base, built.out)
+
+
+def test_a_changed_engine_goes_on(built):
+    assert made.build({**built.table, "engine": "bytes"}, built.base, built.out).made == 0
+
+
+def test_a_changed_tokenizer_is_refused(tmp_path):
+    from tests.corpus import tokenizers_made
+
+    made.write_lines(tmp_path / "a.jsonl", made.texts(20))
+    table = made.table("a.jsonl", tasks=[{"preset": "causal"}])
+    tokenizers = [tokenizers_made.gpt2_like(), tokenizers_made.llama3_like()]
+    for i, tokenizer in enumerate(tokenizers):
+        tokenizers_made.write(tmp_path / f"t{i}", tokenizer)
+    made.build({**table, "tokenizer": "t0"}, tmp_path, tmp_path / "out")
+    tokenizers_made.write(tmp_path / "t0", tokenizers[1])
+    with pytest.raises(PlanError, match="the tokenizer changed .digest "):
+        made.build({**table, "tokenizer": "t0"}, tmp_path, tmp_path / "out")
+
+
+def test_a_changed_input_size_or_list_of_files_is_refused_by_name(built, copied):
+    base, out = copied
+    with open(base / "web" / "a.jsonl", "ab") as file:
+        size = file.tell()
+        file.write(b'{"text": "more"}\n')
+    with pytest.raises(
+        PlanError, match=f"input 'a.jsonl' of source 0: {size} bytes in the plan, {size + 17} bytes now"
+    ):
+        made.build(built.table, base, out)
+    os.truncate(base / "web" / "a.jsonl", size)
+    made.write_texts(base / "notes", ["new"], prefix="z")
+    with pytest.raises(PlanError, match="input 'z0000.txt' of source 2: no file in the plan, 3 bytes now"):
+        made.build(built.table, base, out)
+    (base / "notes" / "z0000.txt").unlink()
+    (base / "books" / "d.parquet").rename(base / "books" / "e.parquet")
+    with pytest.raises(PlanError, match="input 'd.parquet' of source 1: [0-9]+ bytes in the plan, no file now"):
+        made.build(built.table, base, out)
+
+
+def test_an_output_without_its_plan_or_tokenizer_is_refused(built, copied):
+    base, out = copied
+    tokenizer = (out / "tokenizer.json").read_bytes()
+    (out / "tokenizer.json").write_bytes(tokenizer.replace(b"<pad>", b"<bad>"))
+    with pytest.raises(PlanError, match="tokenizer.json has digest .* put the right file back"):
+        made.build(built.table, base, out)
+    (out / "tokenizer.json").write_bytes(tokenizer)
+    (out / "plan.json").unlink()
+    with pytest.raises(PlanError, match="has files of a build and no plan.json: put it back, or begin anew"):
+        made.build(built.table, base, out)
+    assert read_plan(out) is None
+    with pytest.raises(PlanError, match="no plan.json: this is no packprep output"):
+        open_job(out)
+
+
+def test_a_tokenizer_that_was_left_without_a_plan_is_not_taken_for_the_recipe_s(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", ["x"])
+    left = made.write(tmp_path / "out" / "tokenizer.json", b"{}\n")
+    with pytest.raises(PlanError, match="tokenizer.json is another tokenizer, left there without a plan: remove it"):
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+    assert set(made.contents(tmp_path / "out")) == {"tokenizer.json"}
+    left.unlink()
+    assert made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out").manifest is not None
+
+
+def test_a_build_needs_bytes_to_read(tmp_path):
+    made.write(tmp_path / "a.jsonl", b"")
+    with pytest.raises(RecipeError, match="the inputs hold no bytes"):
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# Killed and stopped
+
+
+def slow(seconds: float) -> str:
+    """Code after which every commit takes longer, so that a build can be met at work. With one worker only."""
+    return (
+        "import time, packprep.building.run as run\n"
+        "commit = run.commit_shard\n"
+        f"run.commit_shard = lambda *a: (commit(*a), time.sleep({seconds}))[0]"
+    )
+
+
+def shards_done(out: Path) -> int:
+    return len(list(out.glob("receipts/*/*.json")))
+
+
+def wait_until(condition, process: subprocess.Popen, timeout: float = 60) -> None:
+    """Until a condition holds; an error if the process ends before."""
+    begun = time.monotonic()
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() - begun < timeout
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """(folder of a corpus, recipe's table, contents of its build): some forty shards."""
+    base = tmp_path_factory.mktemp("undisturbed")
+    sources = made.mixed_corpus(base, 7, scale=2)
+    table = made.table(sources, output={"shard_text_bytes": 20_000})
+    outcome = made.build(table, base, base / "out", 2)
+    assert outcome.job.shards > 25
+    return base, table, made.contents(base / "out")
+
+
+@pytest.mark.parametrize("moment", ["plan", "first shards", "a temporary"])
+def test_fault_23_a_killed_build_goes_on_to_the_same_bytes(undisturbed, tmp_path, moment):
+    base, table, expected = undisturbed
+    out = tmp_path / "out"
+    reached = {
+        "plan": lambda: (out / "plan.json").exists(),
+        "first shards": lambda: shards_done(out) >= 3,
+        "a temporary": lambda: shards_done(out) >= 8 and made_temporaries(out),
+    }[moment]
+    process = made.start_build(base, table, out, workers=2)
+    wait_until(reached, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    assert not (out / MANIFEST).exists()
+    made.write(out / "shards" / "000" / ".000001.safetensors.host-1-aa.tmp", b"half")  # as a kill may leave
+    outcome = made.build(table, base, out, 2)
+    assert outcome.manifest is not None
+    assert made.contents(out) == expected  # no temporaries either
+
+
+def made_temporaries(out: Path) -> bool:
+    return any(out.glob("*/*/.*.tmp"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_build_with_status_75_and_it_goes_on_later(undisturbed, tmp_path, workers, number):
+    base, table, expected = undisturbed
+    out = tmp_path / "out"
+    process = made.start_build(base, table, out, workers, before=slow(0.05) if workers == 1 else "")
+    wait_until(lambda: shards_done(out) >= 2, process)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 75, said
+    assert "Stopped: by a signal; what is committed stays, and the same command goes on" in said
+    assert not (out / MANIFEST).exists() and shards_done(out) >= 2 and not made.temporaries(out)
+    assert made.build(table, base, out).manifest is not None
+    assert made.contents(out) == expected
+
+
+def test_a_build_whose_worker_is_killed_says_which_shard_and_what_to_do(undisturbed, tmp_path):
+    base, table, expected = undisturbed
+    out = tmp_path / "out"
+    process = made.start_build(base, table, out, workers=2)
+    wait_until(lambda: shards_done(out) >= 1, process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(workers[0]), signal.SIGKILL)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "BuildError: shard " in said and "its worker process was killed by signal 9" in said
+    assert "try fewer --workers or a smaller output.shard_text_bytes" in said
+    assert not made.temporaries(out) and not (out / MANIFEST).exists()
+    made.build(table, base, out)
+    assert made.contents(out) == expected
+
+
+# A disk that does not take all
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_fault_24_a_write_that_fails_stops_the_build_names_the_file_and_goes_on_later(tmp_path, workers):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(400))
+    table = made.table("a.jsonl", seq_length=4096)
+    whole = made.build(table, tmp_path, tmp_path / "whole")
+    sizes = [entry["bytes"] for entry in whole.manifest["shards"]]
+    assert len(sizes) >= 3
+    limit = sorted(sizes)[-1] - 1  # all but the largest shard can be written
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    out = tmp_path / "out"
+    process = made.start_build(tmp_path, table, out, workers, before=code)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, said
+    failed = shard_name(sizes.index(max(sizes)))
+    assert f"BuildError: {out / failed}: File too large" in said and "run the same command again" in said
+    there, expected = made.contents(out), made.contents(tmp_path / "whole")
+    assert there.items() <= expected.items()  # what is there is whole; no temporaries
+    assert failed not in there and MANIFEST not in there
+    assert made.build(table, tmp_path, out).manifest is not None
+    assert made.contents(out) == expected
+
+
+def test_fault_24_a_folder_that_cannot_be_written_is_named(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(20))
+    made.write(tmp_path / "out", b"a file stands here")
+    with pytest.raises((BuildError, PlanError), match=str(tmp_path / "out")):
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+
+
+# Bad documents
+
+
+def corpus_with_bad(folder, good, bad):
+    lines = [json.dumps({"text": text}) for text in made.texts(good)] + ["{broken"] * bad
+    np.random.default_rng(0).shuffle(lines)
+    made.write(folder / "a.jsonl", "\n".join(lines).encode())
+
+
+def test_bad_documents_are_counted_listed_and_left_out(tmp_path):
+    corpus_with_bad(tmp_path, 300, 90)
+    outcome = made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+    documents = outcome.manifest["ledger"]["sources"]["source0"]["documents"]
+    assert documents == {"read": 390, "used": 300, "rejected": {"malformed_json": 90}}
+    records = b"".join(made.contents(tmp_path / "out", "rejects").values()).splitlines()
+    assert len(records) == 90
+    record = json.loads(records[0])
+    assert set(record) == {"source", "file", "position", "repeat", "reason", "detail"}
+    data = (tmp_path / "a.jsonl").read_bytes()
+    assert all(data[json.loads(r)["position"] :].startswith(b"{broken") for r in records)
+
+
+def test_bad_documents_fail_stops_the_build_and_names_the_first(tmp_path):
+    corpus_with_bad(tmp_path, 300, 90)
+    table = made.table("a.jsonl", documents={"bad_documents": "fail"})
+    for workers in (1, 2):
+        with pytest.raises(SourceError, match="a.jsonl: document at [0-9]+: malformed_json.*mend the file"):
+            made.build(table, tmp_path, tmp_path / f"out{workers}", workers)
+        assert not (tmp_path / f"out{workers}" / MANIFEST).exists()
+        assert not made.temporaries(tmp_path / f"out{workers}")
+
+
+def test_too_many_bad_documents_are_no_dataset(tmp_path):
+    corpus_with_bad(tmp_path, 300, 101)
+    with pytest.raises(
+        BuildError, match=r"101 of 401 documents are bad \(malformed_json 101\), more than max\(100, .*rejects"
+    ):
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out" / MANIFEST).exists()
+    allowed = made.table("a.jsonl", documents={"max_bad_fraction": 0.3})
+    assert made.build(allowed, tmp_path, tmp_path / "out2").manifest is not None
+
+
+# Faults that show in a built dataset
+
+
+def rows_of(out):
+    return list(packprep.open_dataset(out))
+
+
+def test_fault_26_text_of_special_tokens_stays_text_through_a_build(tmp_path):
+    text = "<pad><eos><extra_id_0>[NLU]"
+    made.write_lines(tmp_path / "a.jsonl", [text] * 5)
+    table = made.table("a.jsonl", tasks=[{"preset": "causal"}], seq_length=64)
+    made.build(table, tmp_path, tmp_path / "out")
+    row = rows_of(tmp_path / "out")[0]
+    content = row["tokens"][row["segment_ids"] == 1]
+    assert bytes(content[:-1].astype(np.uint8)).decode() == text and content[-1] == 258
+    made.build({**table, "documents": {"special_text": "special"}}, tmp_path, tmp_path / "special")
+    row = rows_of(tmp_path / "special")[0]
+    assert row["tokens"][row["segment_ids"] == 1].tolist() == [256, 258, 266, 260, 258]
+
+
+def test_fault_28_no_id_of_a_dataset_reaches_its_vocab_size(built):
+    ds = packprep.open_dataset(built.out)
+    assert max(int(row["tokens"].max()) for row in ds) < ds.vocab_size == 528
+    assert max(i for i in np.ravel(list(ds.manifest["specials"]["sentinels"]))) < ds.vocab_size
+
+
+def test_fault_05_equal_documents_get_different_masks_through_a_build(tmp_path):
+    text = made.texts(1, 3, 400)[0]
+    made.write_lines(tmp_path / "a.jsonl", [text] * 6)
+    table = made.table([{"paths": ["a.jsonl"], "repeat": 2}], tasks=[{"preset": "t5"}], seq_length=2048)
+    made.build(table, tmp_path, tmp_path / "out")
+    seen = set()
+    for row in rows_of(tmp_path / "out"):
+        for number in range(1, int(row["segment_ids"].max()) + 1):
+            seen.add(row["tokens"][row["segment_ids"] == number].tobytes())
+    assert len(seen) == 12
+
+
+def test_fault_18_and_21_every_token_of_every_document_is_used_once(built):
+    ds = packprep.open_dataset(built.out)
+    used: dict[tuple, list[tuple[int, int]]] = {}
+    for i in range(len(ds)):
+        segments = ds.row(i).segments
+        for key in zip(*(segments[name].tolist() for name in ("source", "file", "doc", "repeat")), strict=True):
+            used.setdefault(key, [])
+        for k in range(len(segments["doc"])):
+            place = tuple(int(segments[name][k]) for name in ("source", "file", "doc", "repeat"))
+            used[place].append((int(segments["start"][k]), int(segments["tokens"][k])))
+    total = 0
+    for ranges in used.values():
+        ends = [0]
+        for start, n in sorted(ranges):
+            assert start == ends[-1]  # no overlap, no gap
+            ends.append(start + n)
+        total += ends[-1]
+    ledger = built.outcome.manifest["ledger"]["sources"]
+    assert total == sum(source["tokens"]["read"] for source in ledger.values())
+    assert len(used) == sum(source["documents"]["used"] for source in ledger.values())
+
+
+def test_int32_tokens_are_the_same_tokens(built, tmp_path):
+    made.build(
+        {**built.table, "output": {**built.table["output"], "token_dtype": "int32"}}, built.base, tmp_path / "out"
+    )
+    wide, narrow = packprep.open_dataset(tmp_path / "out"), packprep.open_dataset(built.out)
+    assert len(wide) == len(narrow) and wide.row(0).tokens.dtype == np.int32 and narrow.row(0).tokens.dtype == np.uint16
+    for i in range(0, len(wide), 7):
+        assert np.array_equal(wide.row(i).tokens, narrow.row(i).tokens)
+        assert np.array_equal(wide.row(i).loss_mask, narrow.row(i).loss_mask)
+
+
+def test_pad_seq_to_mult_through_a_build_aligns_every_segment(built, tmp_path):
+    table = {**built.table, "packing": {"pad_seq_to_mult": 16}}
+    made.build(table, built.base, tmp_path / "out")
+    ds = packprep.open_dataset(tmp_path / "out")
+    for i in range(0, len(ds), 20):
+        row = ds.row(i)
+        assert (row.segments["begin"] % 16 == 0).all()
+        real = np.diff(row.cu_seqlens)
+        for number, (begin, n) in enumerate(zip(row.segments["begin"], real, strict=True), start=1):
+            assert (row.segment_ids[begin : begin + n] == number).all()
+            assert (row.segment_ids[begin + n : -(-(begin + n) // 16) * 16] == 0).all()
+
+
+def test_concat_through_a_build_leaves_almost_no_padding(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(600))
+    table = made.table("a.jsonl", tasks=[{"preset": "causal"}], packing={"algorithm": "concat"})
+    ledger = made.build(table, tmp_path, tmp_path / "out").manifest["ledger"]
+    assert ledger["row_padding"] - ledger["last_row_padding"] <= ledger["rows"]
+
+
+# Memory
+
+
+MEMORY = """
+import json, resource, sys
+from pathlib import Path
+from tests import made
+if __name__ == "__main__":
+    peaks = []
+    for name in ("warm", "small", "large"):
+        base = Path(sys.argv[1]) / name
+        table = made.table("a.jsonl", seq_length=2048, output={"shard_text_bytes": "2MiB"})
+        made.build(table, base, Path(sys.argv[1]) / f"out-{name}")
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    print(json.dumps(peaks))
+"""
+
+
+def test_peak_memory_does_not_grow_with_the_corpus(tmp_path):
+    block = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in made.texts(3000, mean_bytes=2000))
+    for name, copies in (("warm", 1), ("small", 1), ("large", 10)):
+        path = made.write(tmp_path / name / "a.jsonl", block * copies)
+    assert path.stat().st_size > 40 << 20
+    script = made.write(tmp_path / "memory.py", MEMORY.encode())
+    command = [sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(command, env=made.environment(), capture_output=True, text=True, check=True)
+    _, small, large = json.loads(done.stdout)
+    assert large <= 1.15 * small, (small, large)
+
+
+# The face of `build`
+
+
+def test_build_takes_a_recipe_and_tells_its_progress(tmp_path):
+    texts = made.texts(100)
+    made.write_lines(tmp_path / "a.jsonl", texts)
+    progress = made.Silent()
+    outcome = run_build(read_recipe(made.table("a.jsonl"), tmp_path), tmp_path / "out", progress)
+    assert (progress.documents, progress.rejects, progress.ended) == (100, 0, 1)
+    size = sum(len(text.encode()) for text in texts)
+    assert progress.text_bytes == progress.tokens == size
+    planned, shards, missing = progress.begun[0]
+    assert abs(planned / size - 1) < 0.01 and shards == missing == outcome.made == outcome.job.shards
+    assert outcome.out == tmp_path / "out" and outcome.missing == 0
+
+
+def test_a_source_that_is_not_there_is_refused_before_work_starts(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", ["x"])
+    with pytest.raises(RecipeError, match="--source b=…: the recipe has no source of that name; it has source0"):
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", moved={"b": "/x"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_this_process_s_limits_are_as_before():
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

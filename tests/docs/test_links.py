@@ -1,0 +1,56 @@
+"""Every link inside the repository leads somewhere, and every block of TOML is TOML."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix() for folder in (".", "docs", "benchmarks") for path in (ROOT / folder).glob("*.md")
+)
+_LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+_FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.S | re.M)
+
+
+def prose(page: str) -> str:
+    return _FENCE.sub("", (ROOT / page).read_text("utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a renderer makes of headings."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text("utf-8")), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for link in _LINK.finditer(prose(page)):
+        path, _, anchor = link["target"].partition("#")
+        if "://" in path:
+            continue
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert target.exists(), f"{page}: {link[0]}"
+        if anchor:
+            assert anchor in anchors(target), f"{page}: {link[0]}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_link_that_names_a_test_leads_to_the_file_that_has_it(page):
+    for link in _LINK.finditer(prose(page)):
+        if re.fullmatch(r"test_\w+", link["text"]):
+            source = ((ROOT / page).parent / link["target"]).read_text("utf-8")
+            assert f"def {link['text']}(" in source, f"{page}: {link[0]}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_of_toml_are_toml(page):
+    for block in _FENCE.finditer((ROOT / page).read_text("utf-8")):
+        if block["language"] == "toml":
+            tomllib.loads(block["text"])
+
+
+def test_this_test_sees_links():
+    assert "docs/quickstart.md" in [link["target"] for link in _LINK.finditer(prose("README.md"))]
+    assert "the-ledger" in anchors(ROOT / "docs/format.md")

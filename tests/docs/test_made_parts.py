@@ -1,0 +1,90 @@
+"""What the docs take from the code is current; `python docs/make.py` rewrites it."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from packprep.dataset.shard import NAMES
+from packprep.objectives import REGISTRY
+from packprep.recipe import presets
+from packprep.verification.promises import PROMISES
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+_SPEC = importlib.util.spec_from_file_location("docs_make", DOCS / "make.py")
+assert _SPEC is not None and _SPEC.loader is not None
+make = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(make)
+
+PAGES = {path.name: path.read_text("utf-8") for path in make.pages()}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_made_parts_are_current(page):
+    # How help is laid out belongs to typer, whose versions differ; the next test holds its words.
+    assert [name for name in make.stale_parts(DOCS / page) if not name.startswith("cli")] == [], (
+        "run python docs/make.py"
+    )
+
+
+@pytest.mark.parametrize("command", ["build", "plan", "status", "verify", "inspect"])
+def test_the_docs_say_every_option_in_the_words_of_the_help(command):
+    from typer.main import get_command
+
+    from packprep.cli import app
+
+    (part,) = [part["text"] for part in make.find_parts(PAGES["cli.md"]) if part["name"] == f"cli {command}"]
+    said = " ".join(part.split())
+    known = get_command(app).commands[command]
+    assert " ".join(known.help.split()) in said
+    for option in known.params:
+        assert " ".join((option.help or "").split()) in said
+    options = {name for option in known.params for name in option.opts if name.startswith("--")}
+    assert set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", part, re.M)) == options | {"--help"}, "run python docs/make.py"
+
+
+def test_every_part_has_a_place():
+    named = {match["name"] for text in PAGES.values() for match in make.find_parts(text)}
+    assert named == set(make.PARTS)
+
+
+def test_a_part_that_is_out_of_date_is_found_and_rewritten(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- made: p1 -->\nsomething else\n<!-- /made -->\nafter\n")
+    assert make.stale_parts(page) == ["p1"]
+    page.write_text(make.made(page.read_text()))
+    assert make.stale_parts(page) == []
+    assert page.read_text().startswith("before\n<!-- made: p1 -->\n> **P1** every file")
+    assert page.read_text().endswith("<!-- /made -->\nafter\n")
+
+
+def test_the_format_says_every_promise_and_every_array():
+    for number in PROMISES:
+        assert f"\n### {number}\n" in PAGES["format.md"]
+    for name in NAMES:
+        assert f"`{name}`" in PAGES["format.md"]
+
+
+def test_the_docs_say_every_objective_and_every_preset():
+    for name in REGISTRY:
+        assert f"\n## {name}\n" in PAGES["objectives.md"] and f'objective = "{name}"' in PAGES["recipe.md"]
+    for name in presets():
+        assert f"`{name}`" in PAGES["objectives.md"]
+
+
+def test_the_docs_say_every_command():
+    from packprep.cli import app
+
+    for command in app.registered_commands:
+        assert f"\n## {command.callback.__name__}\n" in PAGES["cli.md"]
+
+
+def test_the_format_says_every_reason_of_a_reject():
+    from packprep.building.work import TOO_LONG
+    from packprep.corpus.readers import BAD_REASONS
+    from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, is_bad
+
+    for reason in (*BAD_REASONS, "special_text", EMPTY, BELOW_MIN_TOKENS, TOO_LONG):
+        (line,) = [line for line in PAGES["format.md"].splitlines() if line.startswith(f"| `{reason}`")]
+        assert line.endswith("| yes |" if is_bad(reason) else "| no |")

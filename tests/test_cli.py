@@ -1,0 +1,635 @@
+"""The commands as a user types them: results on stdout, messages on stderr, and the exit status."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from packprep.building.run import share_of
+from tests.command_line import inside, packprep, refused
+from tests.made import environment, texts, write_lines, write_texts
+
+RECIPE = """
+seq_length = 256
+tokenizer = "bytes"
+
+[[sources]]
+name = "web"
+paths = ["web/*.jsonl", "web/*.jsonl.zst"]
+
+[[sources]]
+name = "notes"
+paths = ["notes/*.txt"]
+
+[[tasks]]
+preset = "ul2r"
+
+[output]
+shard_text_bytes = 4500
+"""
+SHARDS = 5
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A folder with a recipe and its inputs; read only."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_lines(folder / "web/a.jsonl", texts(30, 1))
+    write_lines(folder / "web/b.jsonl.zst", texts(20, 2))
+    write_texts(folder / "notes", texts(15, 3))
+    (folder / "recipe.toml").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(corpus, tmp_path_factory):
+    """A built dataset; read only."""
+    out = tmp_path_factory.mktemp("dataset") / "out"
+    said = packprep("build", corpus / "recipe.toml", "--out", out)
+    assert said.status == 0, said
+    return out
+
+
+@pytest.fixture
+def own(corpus, tmp_path):
+    """A copy of the corpus and its recipe that may be changed."""
+    return shutil.copytree(corpus, tmp_path / "own")
+
+
+def contents(directory):
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+# Build
+
+
+def test_build_from_a_recipe(corpus, tmp_path):
+    said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out")
+    assert said.status == 0 and "256" in said.out and "ul2r" not in said.err
+    assert (tmp_path / "out/dataset.json").exists()
+
+
+def test_build_from_inputs(corpus, tmp_path):
+    said = packprep(
+        "build",
+        "web/*.jsonl",
+        "--out",
+        tmp_path / "out",
+        "--seq-length",
+        512,
+        "--tasks",
+        "ul2r",
+        "--seed",
+        7,
+        at=corpus,
+    )
+    assert said.status == 0
+    assert 'packprep: tokenizer: "bytes"' in said.err  # said aloud
+    manifest = json.loads((tmp_path / "out/dataset.json").read_text())
+    assert manifest["seq_length"] == 512 and manifest["recipe"]["seed"] == 7
+    assert [task["name"] for task in manifest["tasks"]] == ["r", "x-long", "x-dense", "s", "too_short"]
+    assert [source["name"] for source in manifest["sources"]] == ["source0"]
+
+
+def test_a_build_in_the_folder_of_its_inputs_and_from_elsewhere_are_the_same(corpus, tmp_path):
+    packprep("build", "recipe.toml", "--out", tmp_path / "a", "--workers", 2, at=corpus)
+    packprep("build", corpus / "recipe.toml", "--out", "b", "--workers", 1, at=tmp_path)
+    assert contents(tmp_path / "a").keys() == contents(tmp_path / "b").keys()
+    different = [name for name, data in contents(tmp_path / "a").items() if contents(tmp_path / "b")[name] != data]
+    assert different == []
+
+
+def test_the_first_build_prints_how_document_1_was_read_and_the_second_that_nothing_is_to_do(corpus, tmp_path):
+    arguments = ("build", corpus / "recipe.toml", "--out", tmp_path / "out")
+    first = packprep(*arguments)
+    before = contents(tmp_path / "out")
+    second = packprep(*arguments)
+    assert "packprep: document 1: " in first.err and "document 1" not in second.err
+    assert "nothing to make: all 5 shards are done" in second.err
+    assert first.status == second.status == 0 and contents(tmp_path / "out") == before
+
+
+def test_a_build_goes_on_where_it_stopped(corpus, dataset, tmp_path):
+    out = shutil.copytree(dataset, tmp_path / "out")
+    for name in ("dataset.json", "receipts/000/000001.json", "shards/000/000003.safetensors"):
+        (out / name).unlink()
+    said = packprep("build", corpus / "recipe.toml", "--out", out)
+    assert said.status == 0 and "2 of all 5 shards to make" in said.err
+    assert contents(out) == contents(dataset)
+
+
+def test_a_build_without_a_manifest_is_published_by_the_same_command(corpus, dataset, tmp_path):
+    out = shutil.copytree(dataset, tmp_path / "out")
+    (out / "dataset.json").unlink()
+    said = packprep("status", out)
+    assert said.status == 1 and "complete, but without a manifest" in said.out
+    assert packprep("build", corpus / "recipe.toml", "--out", out).status == 0
+    assert contents(out) == contents(dataset)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--seed", "1"], "seed is 1 here and 0 in the plan"),
+        (["--seq-length", "512"], "seq_length is 512 here and 256 in the plan"),
+        (["--set", "packing.algorithm=next_fit"], "packing.algorithm is 'next_fit' here and 'best_fit' in the plan"),
+        (["--set", "sources.web.repeat=2"], "sources[0].repeat is 2.0 here and 1.0 in the plan"),
+        (["--tasks", "causal"], "tasks is"),
+    ],
+)
+def test_a_build_goes_on_with_its_own_recipe_only(corpus, dataset, arguments, words):
+    message = refused("build", corpus / "recipe.toml", "--out", dataset, *arguments)
+    assert words in message and f"{dataset} was begun with something else" in message and "another folder" in message
+
+
+def test_a_build_does_not_go_on_with_other_inputs(own, tmp_path):
+    out = tmp_path / "out"
+    assert packprep("build", own / "recipe.toml", "--out", out).status == 0
+    (own / "web/c.jsonl").write_text('{"text": "new"}\n')
+    message = refused("build", own / "recipe.toml", "--out", out)
+    assert "input 'c.jsonl' of source 0: no file in the plan, 16 bytes now" in message
+    (own / "web/c.jsonl").unlink()
+    (own / "notes/d0001.txt").write_text("longer or shorter")
+    assert "input 'd0001.txt' of source 1:" in refused("build", own / "recipe.toml", "--out", out)
+
+
+def test_json_is_all_that_stdout_holds(corpus, dataset, tmp_path):
+    built = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json")
+    assert built.json["shards"] == SHARDS and built.json["published"] is True
+    assert packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json").json["made"] == 0
+    assert packprep("plan", corpus / "recipe.toml", "--json").json["shards"] == SHARDS
+    assert packprep("status", dataset, "--json").json["done"] == SHARDS
+    assert packprep("verify", dataset, "--json").json["faults"] == 0
+    assert packprep("inspect", dataset, "--json").json["shards"] == SHARDS
+
+
+def test_no_bar_off_a_terminal(corpus, tmp_path):
+    said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--workers", 2)
+    assert "\r" not in said.err and "it/s" not in said.err and "B/s" not in said.err
+    assert all(line.startswith("packprep: ") for line in said.err.splitlines())
+    said = packprep("verify", tmp_path / "out", "--replay", "all")
+    assert said.err == ""
+
+
+def test_what_is_no_packprep_output_is_not_touched(corpus, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    message = refused("build", corpus / "recipe.toml", "--out", tmp_path / "file")
+    assert str(tmp_path / "file") in message and (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_plan_that_was_removed_is_missed(corpus, dataset, tmp_path):
+    out = shutil.copytree(dataset, tmp_path / "out")
+    (out / "plan.json").unlink()
+    message = refused("build", corpus / "recipe.toml", "--out", out)
+    assert "no plan.json" in message and "put it back, or begin anew in another folder" in message
+
+
+@pytest.mark.parametrize(
+    "data", ["", "{}", "[]\n", '{"format":"packprep","version":1}\n', '{"format":"other","version":1}\n']
+)
+def test_a_plan_that_is_none(corpus, dataset, tmp_path, data):
+    out = shutil.copytree(dataset, tmp_path / "out")
+    (out / "plan.json").write_text(data)
+    for command in (["build", corpus / "recipe.toml", "--out", out], ["status", out]):
+        assert "plan.json" in refused(*command)
+
+
+# Recipe and options
+
+
+def test_a_recipe_and_inputs_together_are_refused(corpus):
+    message = refused("build", corpus / "recipe.toml", corpus / "web/a.jsonl", "--out", corpus / "never")
+    assert "recipe.toml is a recipe: give one recipe, or inputs, not both" in message
+    assert "give one recipe" in refused("plan", corpus / "recipe.toml", corpus / "recipe.toml")
+
+
+def test_an_unknown_preset_names_the_nearest(corpus):
+    message = refused("plan", corpus / "web/*.jsonl", "--tasks", "ul2s")
+    assert "unknown preset 'ul2s'; did you mean 'ul2" in message
+    assert "known: causal" in refused("plan", corpus / "web/*.jsonl", "--tasks", "zzzz")
+
+
+@pytest.mark.parametrize(
+    "assignment, words",
+    [
+        ("seq_lenth=8", "did you mean 'seq_length'?"),
+        ("packing.algoritm=best_fit", "did you mean 'algorithm'?"),
+        ("packing.algorithm=worst_fit", "packing.algorithm = 'worst_fit': expected best_fit | first_fit"),
+        ("append_eos=false", "append_eos is a key of [documents]"),
+        ("sources.0.pathes=x", "did you mean 'paths'?"),
+        ("sources.books.repeat=2", "there is no 'books' among 2"),
+        ("sources.7.repeat=2", "there is no '7' among 2"),
+        ("nothing", "expected KEY=VALUE"),
+        ("=3", "expected KEY=VALUE"),
+        ("seed=-1", "seed = -1: expected"),
+        ("seed.x=1", "is no key"),
+        ("sources=3", "expected [[sources]] tables"),
+        ("tasks.0=3", "is no key"),
+        ("specials.eos=no such token", "no such token"),
+        ("documents.max_bad_fraction=nan", "documents.max_bad_fraction = nan: expected"),
+    ],
+)
+def test_set_refuses_what_cannot_be(corpus, assignment, words):
+    assert words in refused("plan", corpus / "recipe.toml", "--set", "seed=1", "--set", assignment)
+
+
+def test_set_takes_toml_or_else_a_text(corpus, tmp_path):
+    settings = [
+        "seed=5", "packing.algorithm=next_fit", "documents.append_eos=false", "sources.web.sample=[0.0, 0.5]",
+        'output.shard_text_bytes="8KB"', "sources.1.repeat=2", "output.token_dtype = int32",
+    ]  # fmt: skip
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", *arguments)
+    assert said.status == 0, said
+    recipe = json.loads((tmp_path / "out/dataset.json").read_text())["recipe"]
+    assert recipe["seed"] == 5 and recipe["packing"]["algorithm"] == "next_fit"
+    assert recipe["documents"]["append_eos"] is False and recipe["sources"][0]["sample"] == [0.0, 0.5]
+    assert recipe["output"]["shard_text_bytes"] == 8000 and recipe["sources"][1]["repeat"] == 2.0
+
+
+def test_options_override_the_recipe(corpus, tmp_path):
+    options = ["--seq-length", "128", "--seed", "3", "--tasks", "causal", "--tokenizer", "bytes"]
+    said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", *options)
+    assert said.status == 0 and "tokenizer:" not in said.err
+    recipe = json.loads((tmp_path / "out/dataset.json").read_text())["recipe"]
+    assert (recipe["seq_length"], recipe["seed"], recipe["tasks"][0]["name"]) == (128, 3, "causal")
+
+
+def test_text_key_is_that_of_every_source(own):
+    for path in own.glob("web/*.jsonl"):
+        path.write_text(path.read_text().replace('"text"', '"body"'))
+    (own / "web/b.jsonl.zst").unlink()
+    arguments = [
+        "build",
+        own / "web/*.jsonl",
+        "--out",
+        own / "out",
+        "--text-key",
+        "body",
+        "--seq-length",
+        256,
+        "--json",
+    ]
+    assert packprep(*arguments).json["documents"]["rejected"] == {}
+
+
+def test_text_key_with_sources_that_are_none(own):
+    (own / "recipe.toml").write_text('tokenizer = "bytes"\nsources = "web"\n')
+    assert "expected [[sources]] tables" in refused("plan", own / "recipe.toml", "--text-key", "body")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("seq_length = ", "not TOML"),
+        ("seq_length = 256\n", "is missing"),
+        ('tokenizer = "bytes"\n', "no [[sources]]"),
+        ('tokenizer = "bytes"\n[[sources]]\n', "paths is missing"),
+        ('tokenizer = "bytes"\n[[sources]]\npaths = []\n', "expected a text or a list of texts"),
+        ('tokenizer = "bytes"\n[[sources]]\npaths = ["web/*.jsonl"]\n[[tasks]]\nobjective = "causl"\n', "'causal'?"),
+        ('tokenizer = "bytes"\n[[sources]]\npaths = ["s3://x/*.parquet"]\n', "URLs cannot be read yet"),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_refused_before_work_starts(own, text, words):
+    (own / "recipe.toml").write_text(text)
+    assert words in refused("build", own / "recipe.toml", "--out", own / "out")
+    assert not (own / "out").exists()
+
+
+def test_a_recipe_that_is_not_there_or_not_text(own):
+    assert "No such file" in refused("plan", own / "absent.toml")
+    (own / "recipe.toml").write_bytes(b"\xff\xfe")
+    assert "not UTF-8 at byte 0" in refused("plan", own / "recipe.toml")
+    (own / "folder.toml").mkdir()
+    assert "folder.toml" in refused("plan", own / "folder.toml")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["build"], ["build", "x.jsonl"], ["bild", "x"], ["build", "x", "--out"], ["plan", "x", "--seed", "one"],
+        ["verify"], ["status", "a", "b"], ["build", "x", "--out", "y", "--workers", "0"], ["plan", "x", "--nothing"],
+    ],
+)  # fmt: skip
+def test_what_was_typed_wrongly_is_an_error(arguments):
+    said = packprep(*arguments)
+    assert said.status == 2 and (said.err or not arguments)
+
+
+def test_source_says_where_the_files_lie_now(own, tmp_path):
+    out = tmp_path / "out"
+    assert packprep("build", own / "recipe.toml", "--out", out).status == 0
+    before = contents(out)
+    (own / "web").rename(tmp_path / "elsewhere")
+    assert "no file" in refused("build", own / "recipe.toml", "--out", out)
+    moved = ["--source", f"web={tmp_path / 'elsewhere'}"]
+    said = packprep("build", own / "recipe.toml", "--out", out, *moved)
+    assert said.status == 0 and "nothing to make" in said.err
+    for name in ("receipts/000/000002.json", "dataset.json"):
+        (out / name).unlink()
+    assert packprep("build", own / "recipe.toml", "--out", out, *moved).status == 0
+    assert contents(out) == before
+    assert packprep("verify", out, "--replay", "all").status == 1
+    assert packprep("verify", out, "--replay", "all", *moved).status == 0
+    assert packprep("plan", own / "recipe.toml", *moved).status == 0
+
+
+@pytest.mark.parametrize(
+    "pair, words", [("web", "NAME=PREFIX"), ("=x", "NAME=PREFIX"), ("web=", "NAME=PREFIX"), ("wep=/", "web")]
+)
+def test_a_source_that_cannot_be(corpus, dataset, pair, words):
+    assert words in refused("plan", corpus / "recipe.toml", "--source", pair)
+    assert words in refused("verify", dataset, "--source", pair)
+
+
+# Plan and status
+
+
+def test_plan_says_what_a_build_would_make_and_writes_nothing(corpus):
+    before = contents(corpus)
+    said = packprep("plan", corpus / "recipe.toml")
+    assert said.status == 0 and said.out.startswith(f"{SHARDS} shards of about") and contents(corpus) == before
+    figures = packprep("plan", corpus / "recipe.toml", "--json").json
+    assert [source["name"] for source in figures["sources"]] == ["web", "notes"]
+    assert sum(source["share"] for source in figures["sources"]) == pytest.approx(1)
+    for key in ("documents", "tokens", "rows", "output_bytes", "worker_bytes"):
+        assert figures[key] > 0
+
+
+def test_plan_estimates_what_the_build_makes(corpus, dataset):
+    figures = packprep("plan", corpus / "recipe.toml", "--json").json
+    built = packprep("inspect", dataset, "--json").json
+    assert figures["tokens"] == pytest.approx(built["tokens"]["used"], rel=0.1)
+    assert figures["rows"] == pytest.approx(built["rows"], rel=0.3)
+
+
+def test_status_of_a_build_that_is_not_finished(dataset, tmp_path):
+    out = shutil.copytree(dataset, tmp_path / "out")
+    for shard in (1, 2, 4):
+        (out / f"receipts/000/{shard:06d}.json").unlink()
+    (out / "dataset.json").unlink()
+    said = packprep("status", out, "--array-count", SHARDS)
+    assert said.status == 1
+    assert said.out.splitlines() == [f"{out}: 2 of 5 shards done", "missing: 1-2,4", "--array=1-2,4"]
+    result = packprep("status", out, "--json", "--array-count", 2).json
+    assert result == {
+        "out": str(out), "shards": 5, "done": 2, "missing": [1, 2, 4], "published": False, "array": "0-1"
+    }  # fmt: skip
+
+
+def test_status_of_a_published_dataset(dataset):
+    said = packprep("status", dataset)
+    assert said.status == 0 and said.out.splitlines() == [f"{dataset}: 5 of 5 shards done", "published"]
+
+
+def test_status_of_nothing(tmp_path):
+    assert "nothing was begun here" in refused("status", tmp_path)
+    assert "nothing was begun here" in refused("status", tmp_path / "nowhere")
+
+
+# Verify
+
+
+def test_verify_a_good_dataset(dataset):
+    said = packprep("verify", dataset)
+    assert said.status == 0 and "every promise holds (5 shards, " in said.out and said.err == ""
+    for replay, workers in (("5", 1), ("all", 2)):
+        said = packprep("verify", dataset, "--replay", replay, "--workers", workers)
+        assert said.status == 0 and "built again from their sources" in said.out
+
+
+def test_verify_a_damaged_dataset(dataset, tmp_path):
+    out = shutil.copytree(dataset, tmp_path / "out")
+    path = out / "shards/000/000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\7")
+    said = packprep("verify", out)
+    assert said.status == 1 and said.out.startswith("P1 shards/000/000001.safetensors: its digest is ")
+    report = packprep("verify", out, "--json")
+    assert report.status == 1 and report.json["listed"][0]["promise"] == "P1" and report.err == ""
+    statuses = [inside("verify", out, "--array-index", i, "--array-count", 3).status for i in range(3)]
+    assert statuses == [1, 0, 0]
+
+
+def test_verify_what_is_no_dataset(dataset, tmp_path):
+    assert "is no dataset, or its build is not finished" in refused("verify", tmp_path)
+    out = shutil.copytree(dataset, tmp_path / "out")
+    (out / "dataset.json").write_bytes(b"{}\n")
+    assert "dataset.json: key" in refused("verify", out)
+
+
+@pytest.mark.parametrize("replay", ["0", "-1", "some", "1.5", "²"])
+def test_replay_takes_a_number_or_all(dataset, replay):
+    assert "expected a number of segments, or all" in refused("verify", dataset, "--replay", replay)
+
+
+# Array tasks
+
+
+SLURM = {"SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_MAX": "4", "SLURM_ARRAY_TASK_COUNT": "2"}
+
+
+def test_array_tasks_make_the_dataset_together(corpus, dataset, tmp_path):
+    out = tmp_path / "out"
+    first = packprep("build", corpus / "recipe.toml", "--out", out, "--array-index", 1, "--array-count", 2)
+    assert first.status == 0 and not (out / "dataset.json").exists()
+    assert "this array task's 2 shards to make" in first.err
+    assert packprep("status", out).status == 1
+    second = packprep("build", corpus / "recipe.toml", "--out", out, SLURM_ARRAY_TASK_ID="3", **SLURM)
+    assert second.status == 0 and contents(out) == contents(dataset)
+
+
+def test_an_array_task_that_waits_for_others_says_so_in_json(corpus, tmp_path):
+    arguments = ["--array-index", 0, "--array-count", 3, "--json"]
+    said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", *arguments)
+    assert said.status == 0 and said.json["published"] is False and said.json["missing"] == 3
+
+
+def test_flags_win_over_slurm(corpus, dataset):
+    environment = {"SLURM_ARRAY_TASK_ID": "3", **SLURM, "SLURM_ARRAY_TASK_COUNT": "9"}
+    arguments = ["--array-index", 2, "--array-count", 3, "--json"]
+    assert inside("verify", dataset, *arguments, **environment).json["shards"] == len(share_of(2, 3, SHARDS))
+    said = inside("verify", dataset, "--json", SLURM_ARRAY_TASK_ID="4", **SLURM)
+    assert said.json["shards"] == len(share_of(1, 2, SHARDS))
+
+
+def test_fault_30_a_sparse_redo_list_is_refused_with_the_flags_to_add(corpus, tmp_path):
+    environment = {"SLURM_ARRAY_TASK_ID": "4", **SLURM, "SLURM_ARRAY_TASK_MAX": "9"}
+    message = refused("build", corpus / "recipe.toml", "--out", tmp_path / "out", **environment)
+    assert "--array-index" in message and "--array-count" in message and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("missing", ["SLURM_ARRAY_TASK_ID", *SLURM])
+def test_a_slurm_variable_that_is_missing_is_refused(dataset, missing):
+    environment = {"SLURM_ARRAY_TASK_ID": "4", **SLURM}
+    del environment[missing]
+    message = refused("verify", dataset, **environment)
+    assert missing in message and "--array-index" in message
+
+
+def test_a_slurm_variable_that_is_no_number_is_refused(dataset):
+    assert "--array-count" in refused("verify", dataset, **{"SLURM_ARRAY_TASK_ID": "four", **SLURM})
+
+
+def test_kubernetes_gives_the_index_and_the_flag_the_count(dataset):
+    arguments = ["verify", dataset, "--json"]
+    assert inside(*arguments, "--array-count", 5, JOB_COMPLETION_INDEX="4").json["shards"] == 1
+    assert "add --array-count" in refused("verify", dataset, JOB_COMPLETION_INDEX="4")
+    assert "not below" in refused(*arguments, "--array-count", 4, JOB_COMPLETION_INDEX="4")
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--array-index", "1"], "give both"),
+        (["--array-count", "3"], "give both"),
+        (["--array-index", "3", "--array-count", "3"], "is not below"),
+    ],
+)
+def test_array_flags_that_cannot_be(dataset, flags, words):
+    assert words in refused("verify", dataset, *flags)
+
+
+def test_more_array_tasks_than_shards(corpus, tmp_path):
+    shares = {i: share_of(i, 7, SHARDS) for i in range(7)}
+    i = next(i for i, share in shares.items() if not share)
+    arguments = ["build", corpus / "recipe.toml", "--out", tmp_path / "out", "--array-index", i, "--array-count", 7]
+    said = packprep(*arguments)
+    assert said.status == 0 and "none of the 5 shards is this array task's" in said.err
+
+
+# Signals, pipes, terminals
+
+
+def started(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "packprep", *map(str, arguments)],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(tmp_path, number):
+    chance = random.Random(number)
+    lines = [json.dumps({"text": " ".join(map(str, chance.choices(range(10**6), k=200)))}) for _ in range(3000)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    arguments = ["build", tmp_path / "in.jsonl", "--out", tmp_path / "out", "--workers", 2, "--seq-length", 512]
+    arguments += ["--tasks", "ul2r", "--set", "output.shard_text_bytes=20KB"]
+    process = started(*arguments)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out").glob("receipts/000/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert out == "" and err.splitlines()[-1].startswith("packprep: stopped: by a signal") and "Traceback" not in err
+    done = packprep("status", tmp_path / "out", "--json").json
+    assert 0 < done["done"] < done["shards"]
+    again = packprep(*arguments)
+    assert again.status == 0 and f"{done['shards'] - done['done']} of all {done['shards']} shards to make" in again.err
+    assert packprep("verify", tmp_path / "out").status == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_work_begins_is_75_too(tmp_path, number):
+    fifo = tmp_path / "recipe.toml"
+    os.mkfifo(fifo)  # whoever reads the recipe waits
+    process = started("plan", fifo)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            writer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError:  # nobody reads yet
+            time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    os.close(writer)
+    assert process.returncode == 75 and out == "" and err.startswith("packprep: stopped: "), err
+
+
+def test_a_reader_that_goes_changes_no_exit_status(dataset, tmp_path):
+    out = shutil.copytree(dataset, tmp_path / "out")
+    (out / "extra").write_text("")
+    for directory, status in ((dataset, 0), (out, 1)):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run(
+            [sys.executable, "-m", "packprep", "verify", directory],
+            env=environment(), stdout=write, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+        os.close(write)
+        assert done.returncode == status and done.stderr == ""
+
+
+def test_a_full_disk_behind_stdout_is_an_error(dataset):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "packprep", "status", dataset],
+            env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 2 and "No space left on device" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_terminal_that_knows_ascii_alone(corpus, dataset):
+    said = packprep("verify", dataset.parent / "söme", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert said.status == 2
+    for arguments in (["inspect", dataset], ["plan", corpus / "recipe.toml"], ["inspect", dataset, "--row", 0]):
+        assert packprep(*arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0").status == 0
+
+
+# Help, version, and what they cost
+
+
+def test_version():
+    said = packprep("--version")
+    assert said.status == 0 and said.out.startswith("packprep 0.") and said.err == ""
+
+
+def test_help_names_every_command():
+    said = packprep("--help")
+    assert said.status == 0
+    for command in ("build", "plan", "status", "verify", "inspect"):
+        assert f"\n  {command} " in said.out
+        assert inside(command, "--help").status == 0
+
+
+def test_help_pays_for_nothing_heavy():
+    code = (
+        "import sys\nfrom packprep.cli import main\nsys.argv = ['packprep', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert "Usage" in done.stdout
+    heavy = {"numpy", "numba", "pyarrow", "tokenizers", "zstandard", "msgspec", "xxhash", "tqdm", "multiprocessing"}
+    assert set(done.stderr.split()) & heavy == set() and "typer" in done.stderr.split()
+
+
+def test_the_installed_script_is_the_same_command():
+    script = shutil.which("packprep", path=os.path.dirname(sys.executable))
+    if script is None:
+        pytest.skip("packprep is not installed beside this Python")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout == packprep("--version").out
+
+
+# Inspect
+
+
+def test_inspect_a_dataset_and_a_row(dataset):
+    said = packprep("inspect", dataset)
+    assert said.status == 0 and " rows of 256 slots in 5 shards" in said.out
+    for row in ("0", "-1"):
+        assert inside("inspect", dataset, "--row", row).status == 0
+        assert inside("inspect", dataset, "--row", row, "--json").json
+
+
+def test_inspect_a_row_that_is_not_there(dataset, tmp_path):
+    assert "row" in refused("inspect", dataset, "--row", "100000")
+    assert "no dataset" in refused("inspect", tmp_path)

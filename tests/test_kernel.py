@@ -1,0 +1,192 @@
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import packprep
+from packprep import kernel as kernels
+from packprep import randomness
+from packprep.kernel import kernel
+from tests import made
+from tests.reference import chance
+
+KEYS = st.integers(0, 2**64 - 1)
+
+
+@kernel
+def compiled_words(key, purpose, index, epoch, attempt):
+    return kernels.word(key, purpose, index, epoch, attempt)
+
+
+@kernel
+def compiled_bits64(key, purpose, index, epoch):
+    return kernels.bits64(key, purpose, index, epoch)
+
+
+@kernel
+def compiled_integer(key, purpose, index, bound, epoch):
+    return kernels.integer(key, purpose, index, bound, epoch)
+
+
+@kernel
+def compiled_segment_key(file_key, document, repeat, start):
+    return kernels.segment_key(file_key, document, repeat, start)
+
+
+@kernel
+def compiled_draw(key, thresholds):
+    return kernels.draw_task(key, thresholds)
+
+
+@kernel
+def compiled_zeros(value):
+    return kernels.trailing_zeros(value), kernels.leading_zeros(value)
+
+
+@given(KEYS, st.integers(1, 20), st.integers(0, 2**34 - 1), st.integers(0, 2**32 - 1), st.integers(0, 9))
+@settings(max_examples=200)
+def test_words_and_bits_equal_numpy_s_and_the_twin_s(key, purpose, index, epoch, attempt):
+    found = int(compiled_words(np.uint64(key), purpose, index, epoch, attempt))
+    assert found == chance.words(key, purpose, index, epoch, attempt)
+    assert found == int(randomness.words(np.uint64(key), purpose, index, epoch, attempt))
+    found = int(compiled_bits64(np.uint64(key), purpose, index % 2**32, epoch))
+    assert found == chance.bits64(key, purpose, index % 2**32, epoch)
+
+
+@given(KEYS, st.integers(0, 10**6), st.integers(1, 2**32 - 1) | st.integers(1, 50) | st.just(2**31 + 1))
+@settings(max_examples=300)
+def test_integers_equal_numpy_s_and_the_twin_s_rejections_included(key, index, bound):
+    found = int(compiled_integer(np.uint64(key), randomness.PIVOT, index, bound, 0))
+    assert found == chance.integers(key, randomness.PIVOT, index, bound)
+    assert found == int(randomness.integers(np.uint64(key), randomness.PIVOT, index, bound))
+
+
+def test_rejections_do_happen_in_that_test():
+    bound = 2**31 + 1  # nearly every second word is drawn again
+    first = [chance.words(7, randomness.PIVOT, i) * bound % 2**32 < 2**32 % bound for i in range(100)]
+    assert 20 < sum(first) < 80
+    for i in range(100):
+        found = int(compiled_integer(np.uint64(7), randomness.PIVOT, i, bound, 0))
+        assert found == chance.integers(7, randomness.PIVOT, i, bound)
+
+
+@given(KEYS, st.integers(0, 2**50), st.integers(0, 1000), st.integers(0, 2**31))
+def test_segment_keys_equal_numpy_s_and_the_twin_s(file_key, document, repeat, start):
+    found = int(compiled_segment_key(np.uint64(file_key), document, repeat, start))
+    assert found == chance.segment_key(file_key, document, repeat, start)
+    assert found == int(randomness.segment_key(np.uint64(file_key), document, repeat, start))
+
+
+@given(KEYS, st.lists(st.integers(0, 2**53), min_size=1, max_size=6))
+def test_a_task_is_the_first_whose_threshold_lies_above_the_draw(key, thresholds):
+    thresholds = [*sorted(thresholds), 2**53]
+    u = chance.bits64(key, randomness.TASK) >> 11
+    expected = next(i for i, threshold in enumerate(thresholds) if u < threshold)
+    assert int(compiled_draw(np.uint64(key), np.array(thresholds, np.int64))) == expected
+
+
+@given(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**63, 2**64 - 1]))
+def test_zeros_at_both_ends_are_counted(value):
+    trailing, leading = (int(n) for n in compiled_zeros(np.uint64(value)))
+    assert leading == 64 - value.bit_length()
+    assert trailing == (64 if value == 0 else (value & -value).bit_length() - 1)
+
+
+# The cache
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the package, to be changed."""
+    source = Path(packprep.__file__).parent
+    shutil.copytree(source, tmp_path / "packprep", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def run(folder: Path, code: str) -> str:
+    done = made.run_python(code, folder, PYTHONPATH=str(folder), NUMBA_CACHE_DIR=str(folder / "cache"))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+PIVOTS = """
+import numpy as np
+from types import SimpleNamespace
+from packprep.objectives.prefix_lm import body_prefix, _pivots
+print(body_prefix(None, np.full(20, 9), np.arange(20, dtype=np.uint64)).tolist(), sum(_pivots.stats.cache_hits.values()))
+"""
+
+
+def test_fault_27_a_changed_callee_in_another_file_is_compiled_anew(copied):
+    before = run(copied, PIVOTS)
+    pivots, hits = before.rsplit(" ", 1)
+    assert hits == "0" and run(copied, PIVOTS) == f"{pivots} 1"  # found in the cache
+    path = copied / "packprep" / "kernel.py"
+    text = path.read_text()
+    old = "    return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)\n"
+    assert old in text
+    path.write_text(text.replace(old, "    return np.int64(bound) - 1\n"))
+    assert run(copied, PIVOTS) == f"{[8] * 20} 0"
+
+
+def test_fault_27_the_cache_s_folder_changes_with_any_source_and_with_nothing_else(copied):
+    code = "from packprep.kernel import cache_folder; print(cache_folder())"
+    first = run(copied, code)
+    assert first.startswith(str(copied / "cache" / "packprep" / "kernels-")) and run(copied, code) == first
+    seen = {first}
+    for name in ("objectives/causal.py", "building/packing.py", "errors.py"):
+        path = copied / "packprep" / name
+        path.write_text(path.read_text() + "\n# changed\n")
+        seen.add(run(copied, code))
+    (copied / "packprep" / "more.py").write_text("")
+    seen.add(run(copied, code))
+    assert len(seen) == 5
+    (copied / "packprep" / "more.py").unlink()
+    assert run(copied, code) in seen
+
+
+def test_without_a_folder_that_can_be_written_kernels_are_compiled_in_every_process(copied):
+    file = made.write(copied / "file", b"")  # a file is no folder
+    done = made.run_python(
+        f"import tempfile; tempfile.tempdir = {str(file)!r}\n"
+        "from packprep.kernel import cache_folder; import packprep.objectives.causal as c, numpy as np\n"
+        "a = np.zeros(1, np.int64); c._copy(a, a, a, a, a); print(cache_folder())",
+        copied, PYTHONPATH=str(copied), NUMBA_CACHE_DIR=str(file), XDG_CACHE_HOME=str(file), HOME=str(file),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "None"
+
+
+def test_a_folder_of_temporaries_that_others_can_write_is_no_cache(tmp_path, monkeypatch):
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(made.write(tmp_path / "file", b"")))
+    monkeypatch.setattr(kernels.tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"packprep-{os.getuid()}"
+    find = kernels.cache_folder.__wrapped__
+    assert find().startswith(str(own)) and own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)
+    assert find() is None
+
+
+def test_kernels_release_the_gil_and_use_no_fast_math():
+    options = kernels.integer.targetoptions
+    assert options["nogil"] and not options.get("fastmath") and not options.get("parallel")
+    assert options["error_model"] == "numpy"
+
+
+def test_numba_s_own_setting_is_left_as_it_was():
+    import numba
+
+    before = numba.config.CACHE_DIR
+
+    @kernel
+    def nothing(x):
+        return x
+
+    assert nothing(3) == 3
+    assert before == numba.config.CACHE_DIR

@@ -1,0 +1,153 @@
+"""Who imports whom: a file imports only from rooms below its own."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import packprep
+
+ROOT = Path(packprep.__file__).parent
+SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in sorted(ROOT.rglob("*.py"))}
+
+# room → the rooms that it may import, besides itself
+LEVELS = [
+    ("errors",),
+    ("randomness",),
+    ("dataset",),
+    ("digests", "kernel", "recipe"),
+    ("corpus", "objectives"),
+    ("building",),
+    ("adapters", "exporting", "inspection", "verification"),
+    ("cli", "__main__"),
+]
+BESIDE = {"recipe": {"digests"}, "kernel": {"digests"}, "__main__": {"cli"}, "__init__": {"dataset"}}
+ALLOWED = {
+    room: {below for lower in LEVELS[:i] for below in lower} | BESIDE.get(room, set())
+    for i, level in enumerate(LEVELS)
+    for room in level
+} | {"__init__": {"dataset"}}
+
+FREE_OBJECTIVE_FILES = {"objectives/__init__.py", "objectives/tasks.py"}
+FORBIDDEN_NAMES = {"utils", "util", "common", "base", "core", "helpers", "manager"}
+MAX_LINES = 400
+LONGER = {"dataset/attention.py", "dataset/loader.py"}
+
+
+def room_of(name: str) -> str:
+    """The room of a file, by its path in the package."""
+    return name.split("/")[0].removesuffix(".py")
+
+
+def imports_of(name: str, source: str) -> set[str]:
+    """The absolute names of all modules, and of all they are asked for, wherever in the file that is."""
+    package = ["packprep", *name.split("/")[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            found.add(module)
+            if module.startswith("packprep"):
+                found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def module_files(module: str) -> str | None:
+    """The path of a module of packprep; None for other names."""
+    parts = module.split(".")[1:]
+    for path in ("/".join(parts) + ".py", "/".join([*parts, "__init__.py"])):
+        if path in SOURCES:
+            return path
+    return None
+
+
+def violations(name: str, source: str) -> list[str]:
+    """What a file imports and may not, in words."""
+    room, wrong = room_of(name), []
+    for module in sorted(imports_of(name, source)):
+        top = module.split(".")[0]
+        if top != "packprep":
+            if room == "dataset" and top != "numpy" and top not in sys.stdlib_module_names:
+                wrong.append(f"{name} imports {module}: dataset/ has numpy and the standard library alone")
+            continue
+        if module.count(".") == 0:
+            continue  # the package itself: its names are checked one by one
+        other = module.split(".")[1]
+        if other != room and other not in ALLOWED[room] and (other in ALLOWED or module_files(module)):
+            wrong.append(f"{name} imports {module}: {room} lies not above {other}")
+        file = module_files(module)
+        strict = room == "objectives" == other and name not in FREE_OBJECTIVE_FILES
+        if strict and file not in (None, "objectives/objective.py", name):
+            wrong.append(f"{name} imports {module}: objectives never import one another")
+    return wrong
+
+
+def test_every_room_has_its_place():
+    assert {room_of(name) for name in SOURCES} <= set(ALLOWED)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_file_imports_only_from_rooms_below(name):
+    assert violations(name, SOURCES[name]) == []
+
+
+@pytest.mark.parametrize(
+    "name, source",
+    [
+        ("corpus/x.py", "from packprep.building.run import build"),
+        ("corpus/x.py", "from packprep.objectives.tasks import complete"),
+        ("objectives/x.py", "import packprep.corpus.reading"),
+        ("objectives/x.py", "from packprep.objectives.causal import OBJECTIVE"),
+        ("objectives/x.py", "from packprep.objectives import causal"),
+        ("objectives/x.py", "def f():\n    from . import prefix_lm"),
+        ("objectives/x.py", "from packprep.objectives import find"),
+        ("dataset/x.py", "import xxhash"),
+        ("dataset/x.py", "def f():\n    from pyarrow import parquet"),
+        ("dataset/x.py", "from ..digests import digest_of"),
+        ("dataset/x.py", "from packprep import recipe"),
+        ("randomness.py", "from packprep.dataset import order"),
+        ("errors.py", "from packprep import randomness"),
+        ("recipe.py", "from packprep.kernel import kernel"),
+        ("building/x.py", "import packprep.cli"),
+        ("building/x.py", "from packprep.verification import verify_dataset"),
+        ("verification/x.py", "from packprep.inspection import summary"),
+    ],
+)
+def test_this_test_can_fail(name, source):
+    assert violations(name, source)
+
+
+@pytest.mark.parametrize(
+    "name, source",
+    [
+        ("cli.py", "from packprep.building.run import build"),
+        ("objectives/x.py", "from packprep.objectives.objective import Task\nfrom packprep.kernel import kernel"),
+        ("objectives/tasks.py", "from packprep.objectives import REGISTRY, causal"),
+        (
+            "dataset/x.py",
+            "import numpy as np, json, mmap\nfrom packprep.randomness import permute\nfrom . import order",
+        ),
+        ("kernel.py", "from packprep.digests import digest_of"),
+    ],
+)
+def test_what_is_allowed_passes(name, source):
+    assert violations(name, source) == []
+
+
+def test_no_file_is_a_bag():
+    for name in SOURCES:
+        assert not FORBIDDEN_NAMES & {part.removesuffix(".py") for part in name.split("/")}, name
+
+
+def test_files_are_of_at_most_400_lines_but_for_those_named_here():
+    longer = {name for name, source in SOURCES.items() if source.count("\n") > MAX_LINES}
+    assert longer <= LONGER, sorted(longer - LONGER)
+
+
+def test_no_module_has_the_name_of_a_standard_one():
+    top = {name.split("/")[0].removesuffix(".py") for name in SOURCES} - {"__init__", "__main__"}
+    assert not top & set(sys.stdlib_module_names) and "build" not in top
