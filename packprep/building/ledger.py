@@ -15,7 +15,7 @@ from packprep.corpus.reading import Reading
 from packprep.errors import BuildError
 from packprep.objectives.objective import Task
 
-AFTER_TOKENIZATION = ("too_long", "untrained")
+AFTER_TOKENIZATION = ("too_long", "untrained_segment")
 """Reasons of tokens that are among the shard's documents and in no segment."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 

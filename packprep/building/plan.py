@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from packprep.corpus.calibration import Estimates, calibrate
-from packprep.corpus.conversations import MarkReader, find_template
+from packprep.corpus.chat_templates import find_template
+from packprep.corpus.conversations import MarkReader
 from packprep.corpus.planning import File, PlannedSource, find_files, step_bytes
 from packprep.corpus.tokenization import Engine, load_engine, resolve_engine
 from packprep.corpus.tokenizer_json import continuing_tokens
@@ -23,11 +24,19 @@ from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode
 from packprep.digests import digest_of
 from packprep.errors import PlanError, RecipeError
 from packprep.objectives.objective import Ids, Task
-from packprep.objectives.tasks import complete, mode_tokens_used, resolve, roles_used, sentinels_used, task_table
+from packprep.objectives.tasks import (
+    check_supervised,
+    complete,
+    mode_tokens_used,
+    resolve,
+    roles_used,
+    sentinels_used,
+    task_table,
+)
 from packprep.recipe import Recipe, fingerprint, fingerprint_parts, from_normalised, normalised, without_places
 
 MIB = 1 << 20
-LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash")
+LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
 
 PLAN_KEYS = {
     "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
@@ -101,13 +110,16 @@ def make_plan(inputs: Inputs) -> dict[str, Any]:
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     engine_facts = resolve_engine(recipe.engine, vocabulary)
     engine = load_engine(engine_facts, vocabulary, recipe.documents.special_text)
+    marks = MarkReader(inputs.chat_template) if recipe.documents.loss_spans == "use" else None
     estimates, sources = [], []
     first = 0
     for i, source in enumerate(recipe.sources):
         unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
         planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
         first += len(inputs.files[i])
-        estimates.append(calibrate(planned, engine, vocabulary, recipe.documents.special_text))
+        estimates.append(calibrate(planned, engine, vocabulary, recipe.documents.special_text, marks))
+        if estimates[-1].supervised:
+            check_supervised(recipe, i)
         sources.append(planned)
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
@@ -276,7 +288,10 @@ class Job:
         )
         self.token_dtype = np.dtype(plan["token_dtype"])
         self.tasks: list[Task] = resolve(
-            self.recipe, ids_of(self.vocabulary), self.vocabulary.mode_tokens, [task["resolved"] for task in plan["tasks"]]
+            self.recipe,
+            ids_of(self.vocabulary),
+            self.vocabulary.mode_tokens,
+            [task["resolved"] for task in plan["tasks"]],
         )
         self.shards: int = plan["shards"]
         self.sources: list[PlannedSource] = []

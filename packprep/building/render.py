@@ -1,14 +1,15 @@
 """Segment table + tokens → the shard's arrays."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from packprep.building.segments import Segments
-from packprep.corpus.reading import Documents, Training
+from packprep.corpus.reading import Documents
+from packprep.corpus.training import Training
 from packprep.dataset import noise
-from packprep.dataset.noise import Target
+from packprep.dataset.noise import Noised, Target
 from packprep.kernel import kernel
 from packprep.objectives.objective import Bodies, Columns, Task
 from packprep.randomness import ROW_ORDER, SEGMENT_ORDER, bits64
@@ -143,8 +144,12 @@ class Table(NamedTuple):
 
     def some(self, which: np.ndarray) -> "Table":
         """The table of some of its segments."""
-        columns = {name: column[which] for name, column in zip(self._fields, self, strict=True) if name != "bodies"}
-        return Table(bodies=Bodies(*(column[which] for column in self.bodies)), **columns)
+        columns: dict[str, Any] = dict(zip(self._fields, self, strict=True))
+        bodies: Bodies = columns.pop("bodies")
+        return Table(
+            bodies=Bodies(*(column[which] for column in bodies)),
+            **{name: column[which] for name, column in columns.items()},
+        )
 
 
 class Rendered(NamedTuple):
@@ -195,14 +200,14 @@ def render_rows(
                 _copy(ids, own.begin, own.bodies.n, tokens, body + copy * half)
                 _frame(own.at + copy * half, half, own.bos, task.mode, own.eos, own.number, *facts, tokens, segment_ids)
             _copy(tokens, own.at, own.slots, labels, own.at)
-            noised = task.objective.noise(t, task.parameters, task.resolved, task.ids.for_noise, target_of(
-                task, own, tokens, loss_mask, may if training is not None else None
-            ), 0)  # fmt: skip
+            target = target_of(task, own, tokens, loss_mask, may if training is not None else None)
+            noised = draw_noise(t, task, target)
             level[chosen], weight[chosen] = noised.level, noised.weight
             if noised.blocks is not None:
                 block_counts[chosen] = noised.blocks[0]
                 block_parts.append((np.repeat(chosen, noised.blocks[0]), *noised.blocks[1:]))
         else:
+            assert task.objective.render is not None
             task.objective.render(task, Columns(own.begin, own.bodies, body), ids, tokens)
             _frame(own.at, own.slots, own.bos, task.mode, own.eos, own.number, *facts, tokens, segment_ids)
             _next_token(own.at, own.slots, prefix, tokens, labels, loss_mask, may)
@@ -216,14 +221,18 @@ def render_rows(
     return Rendered(arrays, prefixes, level, weight, blocks, trained)
 
 
-def target_of(
-    task: Task, own: Table, tokens: np.ndarray, loss_mask: np.ndarray, may: np.ndarray | None
-) -> Target:
+def target_of(task: Task, own: Table, tokens: np.ndarray, loss_mask: np.ndarray, may: np.ndarray | None) -> Target:
     """Where a task's in-place noise goes: its candidates are the body and, unless noise_eos is off, eos."""
     before = own.bos + task.mode
     count = own.bodies.n + (own.eos if task.parameters.get("noise_eos", True) else 0)
     segments = noise.Segments(own.bodies.key, own.at + before, count, own.row)
     return Target(segments, before, own.slots // task.objective.copies, may, tokens, loss_mask)
+
+
+def draw_noise(index: int, task: Task, target: Target) -> Noised:
+    """Noise one in-place task's segments as the stored rows have it; redraw does the same with a later epoch."""
+    assert task.objective.noise is not None
+    return task.objective.noise(index, task.parameters, task.resolved, task.ids.for_noise, target, 0)
 
 
 def _mark_trained(task: Task, own: Table, training: Training, may: np.ndarray) -> None:

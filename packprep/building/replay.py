@@ -9,8 +9,8 @@ from packprep.building.plan import Job
 from packprep.building.render import Layout, render
 from packprep.building.segments import Segments, cut, slots_of
 from packprep.corpus.planning import Extent, PlannedSource
-from packprep.corpus.reading import Documents, read_documents
 from packprep.corpus.readers import PIECE_BYTES
+from packprep.corpus.reading import Documents, read_documents
 from packprep.errors import SourceError
 from packprep.objectives.objective import Bodies, Columns
 from packprep.randomness import segment_key, text_key
@@ -208,7 +208,8 @@ def _difference(
             at = int(wrong[0])
             return f"{name} at slot {begin + at} of row {row} is {here[at]} and should be {made[name][0][at]}"
     exact = stored._replace(
-        copy=np.where(np.arange(len(stored.copy)) == g, one.copy[0], stored.copy), bodies=_with_body(stored.bodies, g, one)
+        copy=np.where(np.arange(len(stored.copy)) == g, one.copy[0], stored.copy),
+        bodies=_with_body(stored.bodies, g, one),
     )
     restored, _, fits = restore(job, arrays, exact, np.array([g]))
     if not fits[0]:

@@ -9,7 +9,7 @@ from packprep.corpus.reading import Documents
 from packprep.errors import RecipeError
 from packprep.kernel import bits64, draw_task, integer, kernel, segment_key
 from packprep.objectives.objective import Bodies, Task
-from packprep.objectives.tasks import SHORTEST, capacities, thresholds
+from packprep.objectives.tasks import SHORTEST, capacities, check_supervised, thresholds
 from packprep.randomness import SEGMENT_LENGTH
 from packprep.recipe import Recipe
 
@@ -223,15 +223,11 @@ def cut(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> Cut:
         return Cut(plain, untrained)
     limits = thresholds(recipe, supervised=True)
     for s in np.unique(documents.source[training.supervised != 0]):
-        if not limits[s, -1]:
-            raise RecipeError(
-                f"source {recipe.sources[s].name!r} has documents with loss_spans or messages and none of its tasks takes "
-                'them; give it a task of causal, prefix_lm or masked_diffusion, or set documents.loss_spans = "ignore"'
-            )
+        check_supervised(recipe, int(s))
     marks = (training.span_offsets, training.spans, training.cut_offsets, training.cuts, training.system)
-    arguments = (*places, limits, capacity, *policy, *marks)
-    marked = _empty(_cut_supervised(*arguments, False, *_empty(0), untrained))
-    _cut_supervised(*arguments, True, *marked, untrained)
+    of_marked = (*places, limits, capacity, *policy, *marks)
+    marked = _empty(_cut_supervised(*of_marked, False, *_empty(0), untrained))
+    _cut_supervised(*of_marked, True, *marked, untrained)
     together = Segments(*(np.concatenate(columns) for columns in zip(plain, marked, strict=True)))
     order = np.argsort(together.document, kind="stable")
     return Cut(Segments(*(column[order] for column in together)), untrained)

@@ -14,7 +14,7 @@ from packprep.corpus.readers import Decoders
 from packprep.corpus.reading import Reading, read_documents
 
 TOO_LONG = "too_long"
-UNTRAINED = "untrained"
+UNTRAINED = "untrained_segment"
 
 
 class Made(NamedTuple):

@@ -28,6 +28,7 @@ class Estimates:
     ratios: dict[str, int]
     tokens_per_byte: float
     document_bytes: float
+    supervised: bool  # whether a document had loss_spans or messages
     relative_error: float  # standard error of the source's estimated tokens, as a part of them
 
 
@@ -37,6 +38,7 @@ def calibrate(
     """Estimates of a source whose ratios are not known yet (`source.ratios` is not read). marks: as in `readers.read`."""
     ratios: dict[str, int] = {}
     tokens = text_bytes = documents = 0
+    supervised = False
     rates: list[tuple[int, int]] = []  # (tokens, stored bytes) of each piece looked at
     kinds = [format_name(*f) for f in source.formats]
     of_piece = np.array([kinds.index(kinds[f]) for f in source.pieces.file], np.int64)
@@ -48,6 +50,7 @@ def calibrate(
             for i in permute(np.arange(min(PIECES, len(own))), len(own), key):
                 piece = int(own[i])
                 stored, texts, marked = _look_at(source, piece, marks)
+                supervised |= any(mark is not None for mark in marked)
                 n_bytes = sum(len(text.encode()) for text in texts)
                 of_texts, _ = tokenize_marked(engine, texts, marked, special_text, vocabulary)
                 n_tokens = int(of_texts.offsets[-1])
@@ -60,6 +63,7 @@ def calibrate(
         ratios,
         tokens / text_bytes if text_bytes else 1.0,
         text_bytes / documents if documents else 0.0,
+        supervised,
         _relative_error(rates),
     )
 

@@ -23,6 +23,7 @@ __all__ = ["MARK_REASONS", "MarkReader", "Marked", "find_template"]
 # Why a document with loss_spans or messages can be rejected, beside the reasons that any document has.
 MARK_REASONS = ("bad_loss_spans", "bad_messages", "template_error", "template_not_incremental")
 LOSS_SPANS, MESSAGES = "loss_spans", "messages"
+_ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 Problem = tuple[str, str]  # a reason and its detail
@@ -150,9 +151,15 @@ def _rendered(template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> Mar
     except Exception:
         # Of any class, for a template is code. Its message would depend on the versions of Python and Jinja.
         return "template_error", "the template failed at these messages"
+    contents = [content for message in messages if (content := message["content"].strip())]
+    if contents and not any(content in text for content in contents):
+        # as templates for pictures do, which expect lists of parts and pass over strings
+        return "template_error", "the template leaves every message's content out"
     if found := SURROGATE.search(text):
         return "lone_surrogate", f"character {found.start()} of the rendered text is {ascii(found[0])}"
-    system_end = begins[1] if messages[0]["role"] == "system" and 1 in begins else 0
+    system_end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
+    if messages[0]["content"].strip() not in text[:system_end]:
+        system_end = 0  # it stands in a later message
     boundaries = tuple(sorted(set(begins.values())))
     return Marked(text, tuple(spans), boundaries, system_end, True, tuple(_strings(messages)))
 
@@ -189,9 +196,9 @@ def _spans_of_turns(
         else:
             answered = text if k == len(messages) - 1 else template.render(messages[: k + 1])
         if not answered.startswith(asked):
-            raise _NotIncremental(f"message {k} does not begin with what the template asks for it with")
+            raise _NotIncremental(f"message {k} does not begin with what the template asks for it with{_ADVICE}")
         if not text.startswith(answered):
-            raise _NotIncremental(f"what follows message {k} changes what the template writes up to it")
+            raise _NotIncremental(f"what follows message {k} changes what the template writes up to it{_ADVICE}")
         if len(asked) < len(answered):
             spans.append((len(asked), len(answered)))
     return spans

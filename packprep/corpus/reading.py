@@ -1,6 +1,6 @@
 """What one shard reads: parts of files → token documents, as columns. After this there is no Python object per document."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -81,6 +81,10 @@ def keeper(source: PlannedSource, use: int) -> Callable[[int, np.ndarray], np.nd
     return keep
 
 
+def _keep_only(only: Mapping[int, np.ndarray]) -> Callable[[int, np.ndarray], np.ndarray]:
+    return lambda file, positions: np.isin(positions, only[file])
+
+
 class _Column:
     """An array that grows at its end without a second copy of what it holds."""
 
@@ -123,10 +127,12 @@ def read_documents(
     decoders: Decoders | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
     marks: MarkReader | None = None,
+    only: Mapping[int, np.ndarray] | None = None,
 ) -> Reading:
     """Read and tokenize the documents of `extents`, in order.
 
     marks: reads loss_spans and messages; None: they are not looked at.
+    only: file → positions of the documents to read, of those files alone; None: what `sample` and `repeat` keep.
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
     A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
     """
@@ -144,8 +150,10 @@ def read_documents(
     special_text = recipe.documents.special_text
     trained: dict[int, Trained] = {}
     for source, extent in extents:
-        keep = keeper(source, extent.use)
+        keep = keeper(source, extent.use) if only is None else _keep_only(only)
         for part in source.parts(extent):
+            if only is not None and part.file not in only:
+                continue
             if part.file not in file_keys:
                 name = source.files[part.file - source.first_file].name
                 file_keys[part.file] = text_key(source.seed, source.name, name)

@@ -268,20 +268,26 @@ class Dataset:
             return
         which = list(anew)
         own = [places[i] for i in which]
+        every = len(which) == len(places)
+        direct = {
+            name: batch[name]
+            for name in ("tokens", "loss_mask")
+            if every
+            and name in batch
+            and batch[name].flags.c_contiguous
+            and batch[name].dtype == self._dtype_of(name, None)
+        }
         weighted = "loss_weights" in batch
-        made = redrawn(self._laws, own, np.array(list(anew.values()), np.int64), self.seq_length, weighted)
+        epochs = np.array(list(anew.values()), np.int64)
+        made = redrawn(self._laws, own, epochs, self.seq_length, weighted, direct)
         if self._loss_on is not None:
             for i, (shard, row) in enumerate(own):
                 made.loss_mask[i] *= Row(self, -1, shard, row)._loss_is_on()
         if made.loss_weights is not None:
             np.multiply(made.loss_weights, made.loss_mask, out=made.loss_weights)
         for name, rows in made._asdict().items():
-            if name not in batch:
-                continue
-            if len(which) == len(places):
-                np.copyto(batch[name], rows, casting="unsafe")
-            else:
-                batch[name][which] = rows
+            if name in batch and name not in direct:
+                batch[name][slice(None) if every else which] = rows
 
     def _dtype_of(self, name: str, dtype: Any) -> np.dtype:
         if isinstance(dtype, Mapping):

@@ -16,6 +16,7 @@ from packprep.dataset.shard import Shard
 from packprep.errors import ArgumentError, DatasetError
 
 _EPOCHS = 1 << 32  # chance repeats after so many
+_COLUMNS = ("segment_task", "segment_key", "segment_start", "segment_tokens", "segment_loss_weight")
 
 
 class Law(NamedTuple):
@@ -87,11 +88,17 @@ def laws_of(manifest: Manifest) -> Laws:
 
 
 def redrawn(
-    laws: Laws, places: Sequence[tuple[Shard, int]], epochs: np.ndarray, seq_length: int, weighted: bool
+    laws: Laws,
+    places: Sequence[tuple[Shard, int]],
+    epochs: np.ndarray,
+    seq_length: int,
+    weighted: bool,
+    out: Mapping[str, np.ndarray] | None = None,
 ) -> Redrawn:
-    """Rows (shard, row in it), at least one, each in its epoch: int64[B], above 0. weighted: whether loss_weights are wanted.
+    """Rows (shard, row in it), at least one, each in its epoch: int64[B].
 
-    DatasetError where a row's header does not fit the row.
+    weighted: whether loss_weights are wanted. out: arrays to write tokens and loss_mask into, C-contiguous and of the
+    stored dtypes. DatasetError where a row's header does not fit the row.
     """
     shape = (len(places), seq_length)
     segments = _segments(places, seq_length)
@@ -100,8 +107,9 @@ def redrawn(
             f"redraw: segment_task {segments.task.max()} is beyond the manifest's {len(laws.by_task)} tasks"
         )
     in_place = laws.in_place[segments.task]
-    tokens = np.empty(shape, places[0][0].arrays["tokens"].dtype)
-    loss_mask = np.empty(shape, np.uint8)
+    out = out or {}
+    tokens = out["tokens"] if "tokens" in out else np.empty(shape, places[0][0].arrays["tokens"].dtype)
+    loss_mask = out["loss_mask"] if "loss_mask" in out else np.empty(shape, np.uint8)
     if in_place.all():  # padding is the same in both
         for i, (shard, row) in enumerate(places):
             tokens[i] = shard.arrays["labels"][row]
@@ -138,28 +146,35 @@ def redrawn(
 
 def _segments(places: Sequence[tuple[Shard, int]], seq_length: int) -> _Segments:
     """The header of the rows' segments."""
-    columns: list[list[np.ndarray]] = [[] for _ in range(5)]
-    at, lengths, many = [], [], []
-    for i, (shard, row) in enumerate(places):
+    names = ("cu_seqlens", "cu_seqlens_padded" if "cu_seqlens_padded" in places[0][0].layout else "cu_seqlens")
+    offsets: list[list[np.ndarray]] = [[], []]
+    columns: list[list[np.ndarray]] = [[], [], [], [], []]
+    many = np.empty(len(places), np.int64)
+    for i, (shard, row) in enumerate(places):  # once a row: slices alone
         begin, end = shard.segment_range(row)
         arrays = shard.arrays
-        for column, name in zip(columns, ("task", "key", "start", "tokens", "loss_weight"), strict=True):
-            column.append(arrays[f"segment_{name}"][begin:end])
-        offsets = slice(begin + row, end + row + 1)
-        real = arrays["cu_seqlens"][offsets].astype(np.int64)
-        physical = arrays["cu_seqlens_padded"][offsets].astype(np.int64) if "cu_seqlens_padded" in arrays else real
-        slots, room = np.diff(real), np.diff(physical)
-        if real[0] or physical[0] or physical[-1] > seq_length or (slots < 1).any() or (room < slots).any():
-            raise DatasetError(
-                f"{shard.path}: row {row}: its cu_seqlens do not ascend from 0 to at most {seq_length}; "
-                "`packprep verify` says where else"
-            )
-        at.append(physical[:-1] + i * seq_length)
-        lengths.append(slots)
-        many.append(end - begin)
-    task, key, start, tokens, weight = (np.concatenate(column) for column in columns)
+        many[i] = end - begin
+        for parts, name in zip(offsets, names, strict=True):
+            parts.append(arrays[name][begin + row : end + row + 1])
+        for parts, name in zip(columns, _COLUMNS, strict=True):
+            parts.append(arrays[name][begin:end])
+    real, physical = (np.concatenate(parts).astype(np.int64) for parts in offsets)
+    last = np.cumsum(many + 1) - 1
+    is_first = np.zeros(len(real), np.bool_)
+    is_first[last - many] = True
+    slots, room = np.diff(real, prepend=0)[~is_first], np.diff(physical, prepend=0)[~is_first]
     rows = np.repeat(np.arange(len(places)), many)
-    return _Segments(rows, np.concatenate(at), np.concatenate(lengths), task, key, start, tokens, weight)
+    wrong = (real[is_first] != 0) | (physical[is_first] != 0) | (physical[last] > seq_length)
+    wrong[rows[(slots < 1) | (room < slots)]] = True
+    if wrong.any():
+        shard, row = places[int(np.argmax(wrong))]
+        raise DatasetError(
+            f"{shard.path}: row {row}: its cu_seqlens do not ascend from 0 to at most {seq_length}; "
+            "`packprep verify` says where else"
+        )
+    at = physical[np.flatnonzero(~is_first) - 1] + rows * seq_length
+    task, key, start, tokens, weight = (np.concatenate(parts) for parts in columns)
+    return _Segments(rows, at, slots, task, key, start, tokens, weight)
 
 
 def _at_slots(segments: _Segments, values: np.ndarray, elsewhere: np.generic, size: int) -> np.ndarray:

@@ -7,8 +7,8 @@
     prefix 0
 
 Bavarian et al. 2022: applied to a share `rate` of the segments, a share `spm_rate` of those suffix first; the others stay as
-they are. The cuts are two different ones of 0 … n, uniform, so that no middle is empty. With text_safe a cut that falls inside a character
-of byte-level text moves back to the character's begin.
+they are. The cuts are two different ones of 0 … n, uniform. With text_safe a cut that falls inside a character of byte-level
+text moves back to the character's begin.
 """
 
 from collections.abc import Mapping
@@ -99,8 +99,7 @@ def _restore(rows, begin, n, key, at, rate, spm_rate, pre, mid, suf, out, fits):
             continue
         end = t + k + 3
         fits[i] = rows[t] == pre
-        first_suf = np.int64(-1)
-        last_mid = np.int64(-1)
+        first_suf = last_mid = -1
         for j in range(t + 1, end):
             if first_suf < 0 and rows[j] == suf:
                 first_suf = j

@@ -27,9 +27,13 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     """An exact count is of a ratio, and needs one above 0 to weigh by."""
     low, high = parameters["noise_range"]
     if high == 0:
-        raise RecipeError(f"{where}.noise_range = [{low:g}, {high:g}]: nothing would be masked; its end must be above 0")
+        raise RecipeError(
+            f"{where}.noise_range = [{low:g}, {high:g}]: nothing would be masked; its end must be above 0"
+        )
     if parameters["exact_count"] and low == 0:
-        raise RecipeError(f"{where}.noise_range = [0, {high:g}]: with exact_count a ratio must be above 0, as in [0.15, 0.99]")
+        raise RecipeError(
+            f"{where}.noise_range = [0, {high:g}]: with exact_count a ratio must be above 0, as in [0.15, 0.99]"
+        )
     if parameters["exact_count"] and parameters["stratified"]:
         raise RecipeError(f"{where}: exact_count and stratified do not go together; leave one of them out")
 
@@ -56,7 +60,9 @@ OBJECTIVE = Objective(
         Parameter("noise_range", (0.0, 1.0), "the level t of a segment is uniform over this", 0.0, 1.0),
         Parameter("epsilon", 1e-3, "p = (1 − ε) t + ε", 0.0, 1.0, high_open=True),
         Parameter("exact_count", False, "mask max(⌊t · tokens⌋, 1) tokens, not each with probability p"),
-        Parameter("replace", (1.0, 0.0, 0.0), "shares of the chosen: mask, a random token, as it is", 0.0, 1.0, shares=True),
+        Parameter(
+            "replace", (1.0, 0.0, 0.0), "shares of the chosen: mask, a random token, as it is", 0.0, 1.0, shares=True
+        ),
         Parameter("stratified", False, "spread the levels of a row's segments evenly over the range"),
         Parameter("random_length", 0.0, "probability that a segment is cut to a uniform length", 0.0, 1.0),
         Parameter("weighting", "1/p", "the segment's loss weight: 1/p, or 1", choices=("1/p", "none")),

@@ -219,5 +219,5 @@ class Objective:
 
     @property
     def label_alignment(self) -> str:
-        """"next_token" or "same_slot"."""
+        """ "next_token" or "same_slot"."""
         return "next_token" if self.noise is None else "same_slot"

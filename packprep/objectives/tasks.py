@@ -170,12 +170,24 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
             if source.tasks is None
             else {i for name in source.tasks for i in tasks_named(name, names)}
         )
-        weights = [Fraction(task.weight) if i in drawn and allowed[i] else Fraction(0) for i, task in enumerate(recipe.tasks)]
+        weights = [
+            Fraction(task.weight) if i in drawn and allowed[i] else Fraction(0) for i, task in enumerate(recipe.tasks)
+        ]
         total, sum_ = sum(weights), Fraction(0)
         for i, weight in enumerate(weights):
             sum_ += weight
             table[s, i] = int(sum_ * 2**53 / total) if total else 0
     return table
+
+
+def check_supervised(recipe: Recipe, source: int) -> None:
+    """RecipeError unless a source, whose documents have loss_spans or messages, draws a task that takes them."""
+    if not thresholds(recipe, supervised=True)[source, -1]:
+        takers = ", ".join(sorted(name for name, objective in REGISTRY.items() if objective.supervised))
+        raise RecipeError(
+            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages and none of its tasks takes "
+            f'them; give it a task of {takers}, or set documents.loss_spans = "ignore"'
+        )
 
 
 FAR_WEIGHTS = 100.0

@@ -86,7 +86,7 @@ def _cubic(x: np.ndarray, grid: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """flip_thresholds: ⌊P · 2⁴⁰⌋ of each level; flip_rate: their mean; alpha: (P_keep − 1/V) · V / (V − 1) at the range's ends."""
+    """flip_thresholds: ⌊P · 2⁴⁰⌋ of each level; flip_rate: their mean; alpha: (P_keep − 1/V) V / (V − 1) at the ends."""
     low, high = parameters["noise_range"]
     steps = noise.FLIP_STEPS
     level = low + (high - low) * (np.arange(steps) + 0.5) / steps
@@ -130,11 +130,16 @@ OBJECTIVE = Objective(
     constant=True,
     parameters=(
         Parameter(
-            "schedule", "vp", "what a level is: Gaussian noise, or the flip rate itself", choices=("vp", "linear", "flip")
+            "schedule",
+            "vp",
+            "what a level is: Gaussian noise, or the flip rate itself",
+            choices=("vp", "linear", "flip"),
         ),
         Parameter("noise_range", (0.03, 0.15), "the level of a segment is uniform over this", 0.0, 1.0),
         Parameter("loss_on", "all", "train all candidates, or the corrupted ones", choices=("all", "corrupted")),
-        Parameter("weighting", "none", "the segment's loss weight: 1, or n / (V (1 − n) + n)", choices=("none", "view_scale")),
+        Parameter(
+            "weighting", "none", "the segment's loss weight: 1, or n / (V (1 − n) + n)", choices=("none", "view_scale")
+        ),
         Parameter("noise_eos", True, "eos may flip: a model has to learn to end"),
     ),
     noise=noise.uniform_diffusion,

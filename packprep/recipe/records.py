@@ -69,7 +69,9 @@ class Documents:
         "use", choice("use", "ignore"), "whether a document's loss_spans and messages limit its loss"
     )
     chat_template: str = _key(
-        "", TEXT, "a Jinja file that makes text of messages; by default the one in the tokenizer's tokenizer_config.json"
+        "",
+        TEXT,
+        "a Jinja file that makes text of messages; by default the one in the tokenizer's tokenizer_config.json",
     )
     bad_documents: str = _key("reject", choice("reject", "fail"), "reject: counted and logged; fail: the build stops")
     max_bad_fraction: float = _key(

@@ -252,8 +252,8 @@ def _replay_shard(
     restored, offsets, _ = restore(job, arrays, exact, np.arange(len(own.n)))
     first = documents.offsets[own.document] + own.start
     within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], own.n)
-    wrong = np.flatnonzero(restored != documents.ids[np.repeat(first, own.n) + within])
-    for g in np.unique(np.searchsorted(offsets, wrong[:MAX_LISTED], "right") - 1):
+    differs = np.flatnonzero(restored != documents.ids[np.repeat(first, own.n) + within])
+    for g in np.unique(np.searchsorted(offsets, differs[:MAX_LISTED], "right") - 1):
         message = f"segment {g}: inverting it does not give the document's tokens"
         faults.add("P17", file, message, int(exact.row[g]))
     return len(own.n)

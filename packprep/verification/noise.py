@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from packprep.building.plan import Job
-from packprep.building.render import Table, target_of
+from packprep.building.render import Table, draw_noise, target_of
 from packprep.building.replay import Stored
 from packprep.kernel import kernel
 from packprep.objectives.objective import Bodies
@@ -39,7 +39,9 @@ def check_parts(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.n
             faults.add("P19", file, message, int(row[g]))
     if "block_offsets" in arrays:
         length = np.array([task.parameters.get("block_length", 0) for task in job.tasks])[arrays["segment_task"]]
-        blocked = np.array([task.objective.attention == "block_diffusion" for task in job.tasks])[arrays["segment_task"]]
+        blocked = np.array([task.objective.attention == "block_diffusion" for task in job.tasks])[
+            arrays["segment_task"]
+        ]
         should = np.where(blocked, -(-(slots // 2) // np.maximum(length, 1)), 0)
         found = np.diff(arrays["block_offsets"])
         for g in np.flatnonzero(found != should):
@@ -64,7 +66,9 @@ def trainable(arrays: Mapping[str, np.ndarray], stored: Stored) -> np.ndarray:
     if "trained_offsets" not in arrays:
         return np.zeros((0, shape[1]), np.uint8)
     may = np.zeros(shape[0] * shape[1], np.uint8)
-    _mark(stored.row * shape[1] + stored.begin, arrays["trained_offsets"], arrays["trained_ranges"].astype(np.int64), may)
+    _mark(
+        stored.row * shape[1] + stored.begin, arrays["trained_offsets"], arrays["trained_ranges"].astype(np.int64), may
+    )
     return may.reshape(shape)
 
 
@@ -95,9 +99,7 @@ def check_noise(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, file
             copy=stored.copy[own],
             document=zeros,
         )
-        assert task.objective.noise is not None
-        target = target_of(task, table, tokens, loss_mask, may)
-        noised = task.objective.noise(t, task.parameters, task.resolved, task.ids.for_noise, target, 0)
+        noised = draw_noise(t, task, target_of(task, table, tokens, loss_mask, may))
         for name, again in (("segment_noise", noised.level), ("segment_loss_weight", noised.weight)):
             stored_values = arrays[name][own]
             for i in np.flatnonzero(stored_values != again)[:MAX_LISTED]:
@@ -107,11 +109,18 @@ def check_noise(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, file
             which = np.concatenate([np.arange(*arrays["block_offsets"][g : g + 2]) for g in own])
             for name, again in (("block_noise", noised.blocks[1]), ("block_loss_weight", noised.blocks[2])):
                 for i in np.flatnonzero(arrays[name][which] != again)[:MAX_LISTED]:
-                    faults.add("P18", file, f"block {which[i]}: {name} should be {again[i]}", value=float(arrays[name][which[i]]))
+                    faults.add(
+                        "P18",
+                        file,
+                        f"block {which[i]}: {name} should be {again[i]}",
+                        value=float(arrays[name][which[i]]),
+                    )
         mine = np.zeros(len(tokens), np.bool_)
         for begin, slots in zip(table.at, table.slots, strict=True):
             mine[begin : begin + slots] = True
         for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
             values = arrays[name].reshape(-1)
             for i in np.flatnonzero((values != again) & mine)[:MAX_LISTED]:
-                faults.add("P18", file, f"{name} drawn anew is {again[i]}", int(i // length), int(i % length), int(values[i]))
+                faults.add(
+                    "P18", file, f"{name} drawn anew is {again[i]}", int(i // length), int(i % length), int(values[i])
+                )

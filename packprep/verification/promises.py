@@ -9,7 +9,7 @@ PROMISES = {
     "P6": "segment_ids are 1, 2, … in row order over exactly the slots of cu_seqlens, and 0 on padding",
     "P7": "padding has pad_id as token and label and no loss",
     "P8": "every token and label is an id below vocab_size",
-    "P9": "a next-token segment is trained exactly where the target follows its prefix and may be trained, never on its last slot",
+    "P9": "a next-token segment is trained where the target follows its prefix and may be trained, never on its last slot",
     "P10": "labels are the next slot's token of the same segment or pad_id; in-place, the token itself where it is not noised",
     "P11": "a segment's header names a known source and file, its key is the key of its place and draws its task",
     "P12": "a segment takes exactly the slots of its task's length law, with its bos, mode token and eos in place",

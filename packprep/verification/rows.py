@@ -36,7 +36,8 @@ def _check_slots(
 ):  # fmt: skip
     """Walk every slot once. where: int64[codes, listed, 3] takes (row, slot, value); counts: int64[codes].
 
-    may: uint8[rows, seq_length], slots that may be trained; without rows: all. begin, slots, prefix: int64 by segment; row_begin: int64[rows + 1] first segment of each row.
+    may: uint8[rows, seq_length], slots that may be trained; without rows: all. begin, slots, prefix: int64 by segment;
+    row_begin: int64[rows + 1] first segment of each row.
     """
     length = tokens.shape[1]
     with_labels = labels.shape[0] > 0

@@ -126,6 +126,21 @@ def test_a_key_that_is_null_is_not_there():
     assert marked(messages, template).text == "q;a(x);"
 
 
+def test_a_template_that_passes_over_strings_is_an_error():
+    template = "{% for m in messages %}{{ m.role }}{% for part in m.content %}{{ part.text }}{% endfor %};{% endfor %}"
+    assert marked(chats.turns("hi", "yes"), template) == (
+        "template_error",
+        "the template leaves every message's content out",
+    )
+    assert not isinstance(marked(chats.turns("", " "), template), tuple)
+
+
+def test_a_system_message_that_is_written_later_is_not_repeated():
+    template = "<s>{% for m in messages %}{% if m.role != 'system' %}{{ m.content }};{% endif %}{% endfor %}"
+    found = marked(chats.turns("q", "a", system="S!"), template)
+    assert (found.text, found.boundaries[0], found.system_end) == ("<s>q;a;", 3, 0)
+
+
 def test_a_lone_surrogate_in_a_message_is_rejected():
     assert marked(chats.turns("q\ud800", "a"))[0] == "lone_surrogate"
 
