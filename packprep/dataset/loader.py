@@ -269,7 +269,7 @@ class Dataset:
         which = list(anew)
         own = [places[i] for i in which]
         every = len(which) == len(places)
-        direct = {
+        direct: dict[str, np.ndarray] = {
             name: batch[name]
             for name in ("tokens", "loss_mask")
             if every

@@ -19,7 +19,7 @@ from packprep.randomness import NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRA
 
 ONE = 1 << 40
 """The threshold of probability 1."""
-CHUNK_SLOTS = 1 << 17
+CHUNK_SLOTS = 1 << 18
 """Candidates that are noised at once: their columns stay in the processor's cache."""
 
 
@@ -119,12 +119,13 @@ def _within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return segment, which - (ends - count)[segment]
 
 
-def _in_chunks(segments: Segments) -> list[slice]:
-    """Slices of whole segments of about CHUNK_SLOTS candidates each."""
+def _in_chunks(segments: Segments, width: int = 1) -> list[slice]:
+    """Slices of whole segments of about CHUNK_SLOTS / width candidates each."""
     ends = np.cumsum(segments.count)
     if not len(ends):
         return []
-    marks = np.searchsorted(ends, np.arange(CHUNK_SLOTS, int(ends[-1]) + CHUNK_SLOTS, CHUNK_SLOTS), "left") + 1
+    size = max(CHUNK_SLOTS // width, 1)
+    marks = np.searchsorted(ends, np.arange(size, int(ends[-1]) + size, size), "left") + 1
     bounds = np.unique(np.concatenate(([0], np.minimum(marks, len(ends)), [len(ends)])))
     return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
 
@@ -262,7 +263,7 @@ def flip(
     threshold: uint64[m], ⌊P · 2⁴⁰⌋. ordinary: int32[v], ascending; rank: int32[vocabulary], the place of an id in
     `ordinary`, −1 for special ids. The rest as in `mask`.
     """
-    for part in _in_chunks(segments):
+    for part in _in_chunks(segments, 4):  # words and ids are wider than bytes
         own = Segments(*(column[part] for column in segments))
         stretch = _stretch(own)
         flipped = _below(own.key, own.count, threshold[part], own.count, epoch)
