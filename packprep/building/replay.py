@@ -69,10 +69,11 @@ def _first_trained(job: Job, arrays: Mapping[str, np.ndarray], slots: np.ndarray
         return first
     offsets, ranges = arrays["trained_offsets"], arrays["trained_ranges"].astype(np.int64)
     mode = np.array([task.mode for task in job.tasks])[arrays["segment_task"]]
+    copies = np.array([task.objective.copies for task in job.tasks])[arrays["segment_task"]]
     some = np.flatnonzero(np.diff(offsets) > 0)
     begin, end = ranges[offsets[some], 0], ranges[offsets[some], 1]
-    body = (bos + mode)[some]
-    whole = (np.diff(offsets)[some] == 1) & (begin == body) & (end >= slots[some] - 1)
+    body, half = (bos + mode)[some], (slots // copies)[some]
+    whole = (np.diff(offsets)[some] == 1) & (begin == body) & (end >= half - 1)
     first[some] = np.where(whole, -1, begin - body)
     return first
 
@@ -197,6 +198,8 @@ def _difference(
         here, again = arrays[f"segment_{name}"][g], made[f"segment_{name}"][0]
         if here != again and not (stratified and name in ("noise", "loss_weight")):
             return f"segment_{name} is {here} and should be {again}"
+    if difference := _difference_of_ranges(arrays, stored, g, made):
+        return difference
     row, begin = int(stored.row[g]), int(stored.begin[g])
     changing = ("labels",) if stratified else ("tokens", "loss_mask", "labels")
     for name in changing:
@@ -217,6 +220,20 @@ def _difference(
     first = int(documents.offsets[one.document[0]] + one.start[0])
     if not np.array_equal(restored, documents.ids[first : first + int(one.n[0])]):
         return "what is stored does not give back the document's tokens"
+    return ""
+
+
+def _difference_of_ranges(
+    arrays: Mapping[str, np.ndarray], stored: Stored, g: int, made: Mapping[str, np.ndarray]
+) -> str:
+    """What differs between the trained ranges of stored segment g and those made again, in words."""
+    if "trained_offsets" in made and "trained_offsets" in arrays:
+        first, last = arrays["trained_offsets"][g : g + 2]
+        here, again = arrays["trained_ranges"][first:last], made["trained_ranges"]
+        if not np.array_equal(here, again):
+            return f"its trained ranges are {here.tolist()} and should be {again.tolist()}"
+    elif "trained_offsets" in made or stored.bodies.first_trained[g] >= 0:  # its source gives no document ranges
+        return f"its trained ranges are {'missing' if 'trained_offsets' in made else 'none of its document'}"
     return ""
 
 

@@ -121,6 +121,8 @@ def build(
                 manifest = publish(out, job)
         finally:
             progress.end()
+    if manifest is not None and not manifest["ledger"]["rows"]:
+        progress.say(f"warning: no document could be used, so the dataset has no rows; see {out / 'rejects'} for why")
     others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
     return Outcome(out, job, manifest, len(missing), others)
 

@@ -389,8 +389,8 @@ class Batches:
             if not self._ahead:
                 raise StopIteration
         rows, epochs = self._ahead[-1]
-        redrawn_epochs = epochs if self._redraw else None
-        batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, epochs=redrawn_epochs)
+        anew = epochs if self._redraw else None
+        batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, epochs=anew)
         self._ahead.pop()  # only now: a batch that could not be read is not delivered
         self._step += 1
         return batch

@@ -36,7 +36,6 @@ class Laws(NamedTuple):
     in_place: np.ndarray  # bool[tasks]
     ids: noise.Ids
     prepend_bos: bool
-    pad_id: int
 
 
 class Redrawn(NamedTuple):
@@ -84,7 +83,7 @@ def laws_of(manifest: Manifest) -> Laws:
         )
     ordinary = noise.ordinary_ids(manifest["vocab_size"], np.array(specials.get("special_ids", []), np.int64))
     bos = bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False))
-    return Laws(by_task, in_place, noise.Ids(specials.get("mask", -1), *ordinary), bos, manifest["pad_id"])
+    return Laws(by_task, in_place, noise.Ids(specials.get("mask", -1), *ordinary), bos)
 
 
 def redrawn(

@@ -46,7 +46,7 @@ def line_decoder(text_key: str, marks: MarkReader | None = None) -> Callable[[by
             if not line.isascii():
                 line.decode()
             return text
-        except (ValueError, RecursionError):
+        except (ValueError, msgspec.MsgspecError, RecursionError):
             return decode_slowly(line, text_key)
 
     return decode
@@ -68,7 +68,7 @@ def _marked_decoder(text_key: str, marks: MarkReader) -> Callable[[bytes], Outco
             if not line.isascii():
                 line.decode()
             return text
-        except (ValueError, RecursionError):
+        except (ValueError, msgspec.MsgspecError, RecursionError):
             return decode_slowly(line, text_key, marks)
 
     return decode
