@@ -1,9 +1,6 @@
 """The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it.
 
-A segment's candidates are neighbouring slots (its tokens, perhaps its eos), less those that may not be trained. Candidate
-number i of a segment, counted from its body's first slot, draws a 40-bit uniform: its high byte is byte i % 16 of block
-i // 16 of NOISE under the segment's key, its low word number i of NOISE_LOW, looked at only where the byte decides nothing.
-So chance costs 1/16 of a Philox block a slot, and is exact to 2⁻⁴⁰. An exact count takes the least words of NOISE_LOW.
+Candidates and the uniforms that they draw are in `candidates`. An exact count takes the least words of NOISE_LOW.
 
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
     noised      iff the 40-bit uniform < ⌊p · 2⁴⁰⌋, p = (1 − ε) t + ε
@@ -15,21 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep import randomness
-from packprep.randomness import NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
+from packprep.dataset.candidates import Segments, below, in_chunks, lanes, put, stretch_of, within
+from packprep.randomness import NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
 
 ONE = 1 << 40
 """The threshold of probability 1."""
-CHUNK_SLOTS = 1 << 18
-"""Candidates that are noised at once: their columns stay in the processor's cache."""
-
-
-class Segments(NamedTuple):
-    """Segments to noise, one array a column, [m] each, in row order."""
-
-    key: np.ndarray  # uint64
-    at: np.ndarray  # int64: first candidate's slot in the flat rows, ascending
-    count: np.ndarray  # type: ignore[assignment]  # int64: candidates, trained or not
-    row: np.ndarray  # int64: which row it lies in
 
 
 class Noised(NamedTuple):
@@ -78,90 +65,6 @@ def _strata(segments: Segments, task: int, epoch: int) -> np.ndarray:
     return (np.repeat(shift, many) + quantised(place / m)) % 1.0
 
 
-def _runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """bool[Σ (kept + dropped)]: kept[0] times True, dropped[0] times False, kept[1] times True, …"""
-    return np.repeat(np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1))
-
-
-def _lanes(key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int) -> np.ndarray:
-    """dtype[Σ count]: count[i] numbers of each key, consecutive bytes ("u1") or words ("<u4") of its blocks."""
-    lanes = 16 // np.dtype(dtype).itemsize
-    blocks = -(-count // lanes)
-    total = int(blocks.sum())
-    first = np.repeat(np.cumsum(blocks) - blocks, blocks)
-    words = randomness.philox(np.repeat(key, blocks), np.arange(total) - first, 0, purpose, epoch)
-    data = np.stack(words, axis=1).astype("<u4", copy=False).view(dtype).reshape(-1)
-    unused = blocks * lanes - count
-    return data[_runs(count, unused)] if unused.any() else data
-
-
-def _below(key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.ndarray, epoch: int) -> np.ndarray:
-    """bool[Σ count]: whether each candidate's 40-bit uniform lies below its threshold.
-
-    threshold: uint64[k], that of the next length[k] candidates each; Σ length = Σ count.
-    """
-    high = _lanes(key, count, NOISE, "u1", epoch)
-    top = np.repeat((threshold >> np.uint64(32)).astype(np.uint16), length)
-    below = high < top
-    undecided = np.flatnonzero(high == top)
-    if len(undecided):
-        segment, place = _within(count, undecided)
-        run, _ = _within(length, undecided)
-        low = randomness.words(key[segment], NOISE_LOW, place, epoch)
-        below[undecided] = low < (threshold[run] & np.uint64(0xFFFFFFFF))
-    return below
-
-
-def _within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(segment, place in it), int64 each, of the candidates number `which` of all segments'."""
-    ends = np.cumsum(count)
-    segment = np.searchsorted(ends, which, "right")
-    return segment, which - (ends - count)[segment]
-
-
-def _in_chunks(segments: Segments, width: int = 1) -> list[slice]:
-    """Slices of whole segments of about CHUNK_SLOTS / width candidates each."""
-    ends = np.cumsum(segments.count)
-    if not len(ends):
-        return []
-    size = max(CHUNK_SLOTS // width, 1)
-    marks = np.searchsorted(ends, np.arange(size, int(ends[-1]) + size, size), "left") + 1
-    bounds = np.unique(np.concatenate(([0], np.minimum(marks, len(ends)), [len(ends)])))
-    return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-
-
-class _Stretch(NamedTuple):
-    """The slots from the first candidate of some segments to their last, and which of them are candidates."""
-
-    here: slice
-    inside: np.ndarray | None  # bool; None: all
-
-    def laid_out(self, values: np.ndarray) -> np.ndarray:
-        """bool, one a slot: `values`, one a candidate, and False between."""
-        if self.inside is None:
-            return values
-        wide = np.zeros(len(self.inside), np.bool_)
-        wide[self.inside] = values
-        return wide
-
-    def candidates(self, slots: np.ndarray) -> np.ndarray:
-        """Of a flat column the candidates' values."""
-        return slots[self.here] if self.inside is None else slots[self.here][self.inside]
-
-
-def _stretch(segments: Segments) -> _Stretch:
-    begin, end = int(segments.at[0]), int(segments.at[-1] + segments.count[-1])
-    gap = np.append(segments.at[1:], end) - (segments.at + segments.count)
-    return _Stretch(slice(begin, end), _runs(segments.count, gap) if gap.any() else None)
-
-
-def _put(slots: np.ndarray, where: np.ndarray, value: int) -> None:
-    """slots[where] = value, without a branch: the processor would guess random ones wrong half the time."""
-    bits = np.negative(where.astype(slots.dtype))  # 0, or −1: all bits
-    bits &= slots ^ slots.dtype.type(value)
-    slots ^= bits
-
-
 def mask(
     segments: Segments,
     ratio: np.ndarray | None,
@@ -182,20 +85,20 @@ def mask(
     tokens (holding the original tokens) and loss_mask (0), flat, are written.
     """
     limit = thresholds(probability)
-    for part in _in_chunks(segments):
+    for part in in_chunks(segments):
         own = Segments(*(column[part] for column in segments))
-        stretch = _stretch(own)
+        stretch = stretch_of(own)
         allowed = None if may is None else stretch.candidates(may) != 0
         if ratio is not None:
             noised = _fewest(own, ratio[part], allowed, epoch)
         else:
-            noised = _below(own.key, own.count, limit[part], own.count, epoch)
+            noised = below(own.key, own.count, limit[part], own.count, epoch)
             if allowed is not None:
                 noised &= allowed
         wide = stretch.laid_out(noised)
         loss_mask[stretch.here] |= wide.view(np.uint8)
         if shares[0] >= 1.0:
-            _put(tokens[stretch.here], wide, mask_id)
+            put(tokens[stretch.here], wide, mask_id)
         else:
             hit = stretch.here.start + np.flatnonzero(wide)
             _replace(own, np.flatnonzero(noised), hit, shares, mask_id, ordinary, tokens, epoch)
@@ -203,7 +106,7 @@ def mask(
 
 def _fewest(segments: Segments, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int) -> np.ndarray:
     """bool[Σ count]: in each segment the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit word, ties by place."""
-    words = _lanes(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
+    words = lanes(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
     noised = np.zeros(len(words), np.bool_)
     begin = 0
     for count, share in zip(segments.count.tolist(), ratio.tolist(), strict=True):
@@ -234,7 +137,7 @@ def _replace(
     tokens: np.ndarray,
     epoch: int,
 ) -> None:
-    segment, place = _within(segments.count, which)
+    segment, place = within(segments.count, which)
     key = segments.key[segment]
     draw = randomness.words(key, REPLACEMENT, 2 * place, epoch).astype(np.uint64)
     as_mask = draw < np.uint64(int(shares[0] * 2**32))
@@ -263,10 +166,10 @@ def flip(
     threshold: uint64[m], ⌊P · 2⁴⁰⌋. ordinary: int32[v], ascending; rank: int32[vocabulary], the place of an id in
     `ordinary`, −1 for special ids. The rest as in `mask`.
     """
-    for part in _in_chunks(segments, 4):  # words and ids are wider than bytes
+    for part in in_chunks(segments, 4):  # words and ids are wider than bytes
         own = Segments(*(column[part] for column in segments))
-        stretch = _stretch(own)
-        flipped = _below(own.key, own.count, threshold[part], own.count, epoch)
+        stretch = stretch_of(own)
+        flipped = below(own.key, own.count, threshold[part], own.count, epoch)
         allowed = np.ones(len(flipped), np.bool_) if may is None else stretch.candidates(may) != 0
         flipped &= allowed
         wide = stretch.laid_out(flipped)
@@ -283,13 +186,13 @@ def _others(segments: Segments, which: np.ndarray, bound: np.ndarray, epoch: int
 
     First draws are taken from all of a segment's words at once, which are a quarter of a Philox block each.
     """
-    words = _lanes(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
+    words = lanes(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
     product = words * bound
     chosen = (product >> np.uint64(32)).astype(np.int64)
     again = np.flatnonzero((product & np.uint64(0xFFFFFFFF)) < np.uint64(1 << 32) % bound)
     if len(again):
-        segment, place = _within(segments.count, which[again])
+        segment, place = within(segments.count, which[again])
         chosen[again] = randomness.integers(segments.key[segment], REPLACEMENT, place, bound[again], epoch)
     return chosen
 
@@ -326,14 +229,14 @@ def mask_blocks(
     candidates_begin = np.maximum(number * block_length, np.repeat(before, blocks))
     candidates_end = np.minimum((number + 1) * block_length, np.repeat(before + segments.count, blocks))
     candidates = np.maximum(candidates_end - candidates_begin, 0)
-    for part in _in_chunks(segments):
+    for part in in_chunks(segments):
         own = Segments(*(column[part] for column in segments))
-        stretch = _stretch(own)
+        stretch = stretch_of(own)
         of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
-        noised = _below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
+        noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
         wide = stretch.laid_out(noised)
         loss_mask[stretch.here] |= wide.view(np.uint8)
-        _put(tokens[stretch.here], wide, mask_id)
+        put(tokens[stretch.here], wide, mask_id)
     return blocks, level.astype(np.float32), (1.0 / level).astype(np.float32)
 
 

@@ -66,7 +66,7 @@ def flip_rate(schedule: str, level: np.ndarray, vocab_size: int) -> np.ndarray:
     mu = np.minimum(mu_of(schedule, level), _FAR)
     if mu.size <= 64:
         return flip_probability(mu, vocab_size)
-    # P is smooth in µ: a fine grid and cubic interpolation stay below 1e-9 of it
+    # P is smooth in µ: on a fine grid cubic interpolation is within 2e-9
     grid = np.linspace(mu.min(), mu.max(), 1025)
     return _cubic(mu, grid, flip_probability(grid, vocab_size))
 
@@ -87,6 +87,8 @@ def _cubic(x: np.ndarray, grid: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     """flip_thresholds: ⌊P · 2⁴⁰⌋ of each level; flip_rate: their mean; alpha: (P_keep − 1/V) V / (V − 1) at the ends."""
+    if ids.vocab_size - len(ids.special) < 2:
+        raise RecipeError("uniform_diffusion flips to other ordinary tokens, and the vocabulary has fewer than two")
     low, high = parameters["noise_range"]
     steps = noise.FLIP_STEPS
     level = low + (high - low) * (np.arange(steps) + 0.5) / steps

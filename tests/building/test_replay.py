@@ -75,7 +75,10 @@ def test_a_segment_that_claims_more_than_its_document_is_found(tmp_path):
     arrays = writable(job, 0)
     arrays["segment_tokens"] += 1  # and its eos would be a token
     found = replay_segments(job, arrays, np.arange(2))
-    assert [text for text in found] == ["segment_tokens is 51 and should be 50", "segment_tokens is 71 and should be 70"]
+    assert [text for text in found] == [
+        "segment_tokens is 51 and should be 50",
+        "segment_tokens is 71 and should be 70",
+    ]
 
 
 def test_a_document_that_is_not_there_any_more_is_a_source_error(built, job):

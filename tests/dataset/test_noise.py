@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packprep.dataset import noise
+from packprep.dataset import candidates, noise
 from packprep.objectives.objective import Ids
 from packprep.objectives.uniform_diffusion import flip_probability, mu_of, resolve
 from packprep.randomness import bits64, words
@@ -194,9 +194,9 @@ def test_without_segments_or_candidates_nothing_is_written(law, count):
 @pytest.mark.parametrize("sizes", [[], [0], [5], [0, 0, 5, 0], [3, 9, 0, 0, 1, 40, 0, 2], [10] * 7])
 @pytest.mark.parametrize("chunk", [1, 4, 10, 1000])
 def test_chunks_hold_each_segment_once(monkeypatch, sizes, chunk):
-    monkeypatch.setattr(noise, "CHUNK_SLOTS", chunk)
+    monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
     segments = columns([(i, i * 50, n, 0) for i, n in enumerate(sizes)])
-    slices = noise._in_chunks(segments)
+    slices = candidates.in_chunks(segments)
     assert [i for part in slices for i in range(len(sizes))[part]] == list(range(len(sizes)))
     assert all(part.stop > part.start for part in slices)
 
@@ -205,7 +205,7 @@ def test_chunks_do_not_show(monkeypatch):
     segments = arange_segments(some_keys(50), 37)
     found = []
     for chunk in (1, 100, 1 << 17):
-        monkeypatch.setattr(noise, "CHUNK_SLOTS", chunk)
+        monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
         where = target(segments, np.full(50 * 37, 7, np.int32))
         noise.masked_diffusion(0, MASKED, {}, ids_of(), where, 3)
         found.append(where.tokens.tolist())
@@ -218,7 +218,7 @@ def test_thresholds_decide_to_the_last_of_forty_bits():
     for key, values in zip(keys[:20], mine, strict=True):
         for i in (0, 17, 63):
             for limit in (values[i], values[i] + 1):
-                below = noise._below(
+                below = candidates.below(
                     np.array([key]), np.array([count]), np.array([limit], np.uint64), np.array([count]), 0
                 )
                 assert below.tolist() == [value < limit for value in values]
@@ -228,7 +228,7 @@ def test_thresholds_decide_to_the_last_of_forty_bits():
 def test_an_exact_count_breaks_ties_by_place(monkeypatch, equal):
     word = np.arange(100, 110, dtype=np.uint32)
     word[equal] = 50
-    monkeypatch.setattr(noise, "_lanes", lambda *_: word)
+    monkeypatch.setattr(noise, "lanes", lambda *_: word)
     segments = columns([(1, 0, 10, 0)])
     for wanted in range(1, 11):
         noised = noise._fewest(segments, np.array([wanted / 10 + 1e-9]), None, 0)

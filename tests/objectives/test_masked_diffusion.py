@@ -23,7 +23,7 @@ def drawn(monkeypatch, level, uniforms):
     def below(key, count, threshold, length, epoch):
         return np.floor(np.array(uniforms) * noise.ONE) < np.repeat(threshold, length)
 
-    monkeypatch.setattr(noise, "_below", below)
+    monkeypatch.setattr(noise, "below", below)
 
 
 @pytest.mark.parametrize(("name", "given", "expected"), golden.cases("llada_p_mask"))
