@@ -89,7 +89,8 @@ def _render(tokens, begin, n, key, at, rate, spm_rate, continues, pre, mid, suf,
 
 @kernel
 def _restore(rows, begin, n, key, at, rate, spm_rate, pre, mid, suf, out, fits):
-    """The cuts are found by the role tokens' places: the first suffix and the last middle token that leave n tokens."""
+    """The drawn cuts tell where the role tokens stand, and text_safe moves cuts back alone: the suffix token is the last one
+    up to its place, the middle token the first one from its place on."""
     for i in range(n.shape[0]):
         s, t, k = begin[i], at[i], n[i]
         fits[i] = True
@@ -97,33 +98,33 @@ def _restore(rows, begin, n, key, at, rate, spm_rate, pre, mid, suf, out, fits):
             for j in range(k):
                 out[s + j] = rows[t + j]
             continue
+        a, b = _cuts(key[i], k)
         end = t + k + 3
         fits[i] = rows[t] == pre
-        first_suf = last_mid = -1
-        for j in range(t + 1, end):
-            if first_suf < 0 and rows[j] == suf:
-                first_suf = j
-            if rows[j] == mid:
-                last_mid = j
-        if first_suf < 0 or last_mid < first_suf:
+        at_suf = t + 1 + (a if word(key[i], CUT_POINTS, 1, 0, 0) >= spm_rate else 0)
+        while at_suf > t and rows[at_suf] != suf:
+            at_suf -= 1
+        at_mid = at_suf + 1 + k - b
+        while at_mid < end and rows[at_mid] != mid:
+            at_mid += 1
+        if at_suf == t or at_mid == end:
             fits[i] = False
             continue
         if word(key[i], CUT_POINTS, 1, 0, 0) < spm_rate:
-            fits[i] = fits[i] and first_suf == t + 1
-            for j in range(last_mid + 1, end):
+            for j in range(at_mid + 1, end):
                 out[s] = rows[j]
                 s += 1
-            for j in range(first_suf + 1, last_mid):
+            for j in range(at_suf + 1, at_mid):
                 out[s] = rows[j]
                 s += 1
         else:
-            for j in range(t + 1, first_suf):
+            for j in range(t + 1, at_suf):
                 out[s] = rows[j]
                 s += 1
-            for j in range(last_mid + 1, end):
+            for j in range(at_mid + 1, end):
                 out[s] = rows[j]
                 s += 1
-            for j in range(first_suf + 1, last_mid):
+            for j in range(at_suf + 1, at_mid):
                 out[s] = rows[j]
                 s += 1
 

@@ -55,7 +55,12 @@ def test_stored_segments_tell_row_begin_and_length(job):
         ("loss_mask", lambda a, k, place: a["loss_mask"].__setitem__(place, 1 - a["loss_mask"][place]), "loss_mask at"),
         ("key", lambda a, k, place: a["segment_key"].__setitem__(k, 5), "segment_key is 5 and should be"),
         ("prefix", lambda a, k, place: a["segment_prefix"].__setitem__(k, 1), "segment_prefix is 1 and should be"),
-        ("repeat", lambda a, k, place: a["segment_repeat"].__setitem__(k, 7), "segment_key is .* and should be"),
+        # another use is cut elsewhere, or drawn another task, or at least has another key
+        (
+            "repeat",
+            lambda a, k, place: a["segment_repeat"].__setitem__(k, 7),
+            "segment_key is .* and should be|its document is not cut at token|slots and should take",
+        ),
     ],
 )
 def test_a_changed_segment_is_found_and_said(job, name, change, said):
@@ -75,7 +80,7 @@ def test_a_segment_that_claims_more_than_its_document_is_found(tmp_path):
     arrays = writable(job, 0)
     arrays["segment_tokens"] += 1  # and its eos would be a token
     found = replay_segments(job, arrays, np.arange(2))
-    assert [text for text in found] == [
+    assert found == [
         "segment_tokens is 51 and should be 50",
         "segment_tokens is 71 and should be 70",
     ]

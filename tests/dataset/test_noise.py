@@ -86,11 +86,11 @@ def run(law, case, parameters, resolved, ids, task, epoch):
     where = target(
         columns(segments), made, None if may is None else np.array(may, np.uint8), np.array(before, np.int64), length
     )
-    was, noise.CHUNK_SLOTS = noise.CHUNK_SLOTS, chunk
+    was, candidates.CHUNK_SLOTS = candidates.CHUNK_SLOTS, chunk
     try:
         return noise.LAWS[law](task, parameters, resolved, ids, where, epoch), where
     finally:
-        noise.CHUNK_SLOTS = was
+        candidates.CHUNK_SLOTS = was
 
 
 def assert_columns(noised, expected):

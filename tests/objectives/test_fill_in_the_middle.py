@@ -120,6 +120,15 @@ def test_every_slot_but_the_last_is_trained_and_nothing_is_prefix():
         assert rendered.loss_mask[at : at + slots].tolist() == [1] * (slots - 1) + [0]
 
 
+@given(st.lists(st.sampled_from([*made.FIM, 1]), min_size=200, max_size=200), RATES, st.booleans())
+@settings(max_examples=40)
+def test_fault_20_content_that_looks_like_role_tokens_is_given_back(content, spm_rate, text_safe):
+    recipe, tasks = made.mix(table(rate=1.0, spm_rate=spm_rate, text_safe=text_safe))
+    documents = made.documents([20] * 10)._replace(ids=np.array(content, np.uint16))
+    rendered = lengths.render_all(recipe, tasks, documents)
+    lengths.check_restored(tasks, rendered)
+
+
 # Characters
 
 TEXTS = st.text(st.sampled_from("aé数🙂z "), min_size=1, max_size=60)
