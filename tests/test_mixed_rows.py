@@ -424,4 +424,4 @@ def test_the_plan_says_the_flip_rate(tmp_path):
     tasks = [{"name": "d", "objective": "uniform_diffusion", "schedule": "flip", "noise_range": [0.1, 0.3]}]
     inputs = look_up(read_recipe(made.table("a.jsonl", tasks=tasks), tmp_path), {})
     figures = forecast(make_plan(inputs), inputs)["tasks"][0]["figures"]
-    assert {name: round(figure["realised"], 3) for name, figure in figures.items()} == {"flip rate": 0.2}
+    assert {name: round(figure["realised"], 3) for name, figure in figures.items()} == {"flip_rate": 0.2}

@@ -96,6 +96,10 @@ class Stretch(NamedTuple):
         """Of a flat column the candidates' values."""
         return slots[self.here] if self.inside is None else slots[self.here][self.inside]
 
+    def holds(self, slots: np.ndarray, value: int) -> bool:
+        """Whether a flat column has `value` (−1: no token) anywhere in the stretch."""
+        return value >= 0 and bool((slots[self.here] == value).any())
+
 
 def stretch_of(segments: Segments) -> Stretch:
     begin, end = int(segments.at[0]), int(segments.at[-1] + segments.count[-1])

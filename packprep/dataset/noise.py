@@ -4,6 +4,8 @@ Candidates and the uniforms that they draw are in `candidates`. An exact count t
 
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
     noised      iff the 40-bit uniform < ⌊p · 2⁴⁰⌋, p = (1 − ε) t + ε
+
+Where masks are put, a mask that the text itself has is no candidate: nothing could be learnt there.
 """
 
 from collections.abc import Mapping
@@ -89,6 +91,9 @@ def mask(
         own = Segments(*(column[part] for column in segments))
         stretch = stretch_of(own)
         allowed = None if may is None else stretch.candidates(may) != 0
+        if stretch.holds(tokens, mask_id):
+            unmasked = stretch.candidates(tokens) != mask_id
+            allowed = unmasked if allowed is None else allowed & unmasked
         if ratio is not None:
             noised = _fewest(own, ratio[part], allowed, epoch)
         else:
@@ -234,6 +239,8 @@ def mask_blocks(
         stretch = stretch_of(own)
         of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
         noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
+        if stretch.holds(tokens, mask_id):
+            noised &= stretch.candidates(tokens) != mask_id
         wide = stretch.laid_out(noised)
         loss_mask[stretch.here] |= wide.view(np.uint8)
         put(tokens[stretch.here], wide, mask_id)

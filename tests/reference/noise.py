@@ -53,7 +53,7 @@ def masked_diffusion(task, parameters, mask_id, ordinary, segments, may, tokens,
     for (key, at, count, _), share in zip(segments, shares, strict=True):
         ratio = low + (high - low) * share
         level = quantised(ratio)
-        candidates = [i for i in range(count) if may is None or may[at + i]]
+        candidates = [i for i in range(count) if (may is None or may[at + i]) and tokens[at + i] != mask_id]
         if parameters["exact_count"]:
             probability = level
             ascending = sorted(candidates, key=lambda i: (words(key, NOISE_LOW, i, epoch), i))
@@ -114,7 +114,7 @@ def block_diffusion(parameters, mask_id, segments, before, length, tokens, loss_
             blocks.append((level, 1.0 / level))
         for i in range(count):
             level = blocks[(skipped + i) // parameters["block_length"]][0]
-            if uniform40(key, i, epoch) < threshold(level):
+            if tokens[at + i] != mask_id and uniform40(key, i, epoch) < threshold(level):
                 tokens[at + i] = mask_id
                 loss_mask[at + i] = 1
         result.append(blocks)
