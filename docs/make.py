@@ -59,11 +59,11 @@ def parameters(objective: str) -> str:
     """The table of the keys of `[[tasks]]` that an objective reads."""
     from packprep.objectives import REGISTRY
 
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: ""}
     rows = []
     for parameter in REGISTRY[objective].parameters:
         kind, limits = kinds[type(parameter.default)], parameter.range_text()
-        if parameter.choices or isinstance(parameter.default, bool):
+        if parameter.choices or isinstance(parameter.default, (bool, tuple)):
             kind = limits
         elif limits:
             kind += f" in {limits}"
@@ -281,7 +281,6 @@ _MEANINGS = {
 }
 
 IN_PLACE = ("masked_diffusion", "uniform_diffusion", "block_diffusion")
-FIM_KEYS = (1, 2)
 DENSITIES = tuple({"noise_density": d, "mean_span_length": m} for d, m in ((0.15, 3), (0.15, 32), (0.5, 3)))
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -303,20 +302,25 @@ PARTS: dict[str, Callable[[], str]] = {
     "example span_corruption roll": lambda: example(
         "span_corruption", 10, 4, noise_density=0.4, mean_span_length=2.0, random_roll=True
     ),
-    "example fill_in_the_middle": lambda: example("fill_in_the_middle", 10, FIM_KEYS[0], mode=False, rate=1.0, spm_rate=0.0),
-    "example fill_in_the_middle spm": lambda: example(
-        "fill_in_the_middle", 10, FIM_KEYS[1], mode=False, rate=1.0, spm_rate=1.0
-    ),
-    "example masked_diffusion": lambda: example("masked_diffusion", 12, 5, mode=False),
+    "example fill_in_the_middle": lambda: example("fill_in_the_middle", 10, 15, mode=False, rate=1.0, spm_rate=0.0),
+    "example fill_in_the_middle spm": lambda: example("fill_in_the_middle", 10, 2, mode=False, rate=1.0, spm_rate=1.0),
+    "example masked_diffusion": lambda: example("masked_diffusion", 12, 2, mode=False),
     "example masked_diffusion mlm": lambda: example(
-        "masked_diffusion", 14, 9, mode=False, noise_range=(0.3, 0.3), epsilon=0.0, replace=(0.8, 0.1, 0.1), weighting="none"
+        "masked_diffusion",
+        14,
+        54,
+        mode=False,
+        noise_range=(0.3, 0.3),
+        epsilon=0.0,
+        replace=(0.8, 0.1, 0.1),
+        weighting="none",
     ),
     "example uniform_diffusion": lambda: example("uniform_diffusion", 12, 3, schedule="flip", noise_range=(0.2, 0.4)),
     "example block_diffusion": lambda: example("block_diffusion", 6, 4, mode=False, block_length=3),
     "example supervised causal": lambda: example("causal", 12, 0, mode=False, spans=((3, 5), (9, 12))),
     "example supervised prefix_lm": lambda: example("prefix_lm", 12, 0, spans=((3, 5), (9, 12))),
     "example supervised masked_diffusion": lambda: example(
-        "masked_diffusion", 12, 5, mode=False, spans=((3, 5), (9, 12))
+        "masked_diffusion", 12, 2, mode=False, spans=((3, 5), (9, 12))
     ),
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
     **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 21)},

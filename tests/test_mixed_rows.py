@@ -70,9 +70,9 @@ def write_corpus(folder):
     chance, documents = random.Random(3), {}
     lines = {"web": [], "spans": [], "chats": []}
     for i in range(180):
-        text = words(chance, 150)
+        text = words(chance, chance.choice([15, 50, 150]))
         lines["web"].append(({"text": text}, Document(text.encode(), None)))
-        text = words(chance, 120)
+        text = words(chance, chance.choice([15, 50, 120]))
         if i % 5 and len(text) >= 4:
             marks = sorted(chance.sample(range(len(text) + 1), 4))
             spans = [marks[:2], marks[2:]]
@@ -97,7 +97,7 @@ def write_corpus(folder):
 
 def recipe(changes=None, **more):
     changes = changes or {}
-    tasks = [{"preset": preset} for preset in PRESETS]
+    tasks = [{"preset": preset, "weight": 4 if preset == "ul2r" else 1} for preset in PRESETS]
     tasks.append({"name": "ps", "objective": "prefix_lm", "sentinel": True})
     tasks.append({"name": "quiet", "objective": "masked_diffusion", "noise_eos": False, "mode_token": "[NLU]"})
     return {
@@ -204,10 +204,10 @@ def test_nothing_is_wrong_with_it(mixed):
 def test_all_objectives_and_kinds_of_documents_meet_in_rows(mixed):
     segments = list(segments_of(mixed))
     assert len({s.task["objective"] for s in segments}) == 7
-    assert {s.task["name"] for s in segments} == {task["name"] for task in mixed.dataset.tasks}
+    assert {s.task["name"] for s in segments} | {"too_short"} == {task["name"] for task in mixed.dataset.tasks}
     assert {s.task["objective"] for s in segments if s.document.trained} == SUPERVISED
     kinds = [{s.task["label_alignment"] for s in segments if s.row is row} for row in {s.row for s in segments}]
-    assert sum(len(kind) == 2 for kind in kinds) > len(kinds) / 4
+    assert sum(len(kind) == 2 for kind in kinds) > len(kinds) / 6
     assert any(s.copied for s in segments) == (mixed.recipe["documents"].get("long", "split") == "split")
 
 
@@ -416,7 +416,9 @@ def test_a_build_warns_of_a_task_that_weighs_next_to_nothing(tmp_path, weighting
     tasks = [{"preset": "causal"}, {"preset": "duo", "weighting": weighting}]
     tasks[1] = {"name": "duo", "objective": "uniform_diffusion", "weighting": weighting}
     made.build(made.table("a.jsonl", tasks=tasks), tmp_path, tmp_path / "out", progress=progress)
-    assert any("warning: a trained slot of task causal weighs 1, one of duo " in line for line in progress.said) == warned
+    assert (
+        any("warning: a trained slot of task causal weighs 1, one of duo " in line for line in progress.said) == warned
+    )
 
 
 def test_the_plan_says_the_flip_rate(tmp_path):

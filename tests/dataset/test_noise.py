@@ -391,7 +391,7 @@ def test_fault_20_a_mask_id_in_the_text_is_not_trained_on():
     where = target(arange_segments(some_keys(40, 9), 50), np.full(2000, MASK, np.uint16))
     noise.masked_diffusion(0, {**MASKED, "noise_range": (0.3, 0.3)}, {}, ids_of(), where, 0)
     assert (where.tokens == MASK).all()
-    assert 400 < where.loss_mask.sum() < 800
+    assert not where.loss_mask.any()
 
 
 def test_fault_05_segments_and_epochs_have_noise_of_their_own():

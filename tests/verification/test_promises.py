@@ -838,9 +838,7 @@ def test_p18_loss_on_a_slot_that_was_not_chosen(mixed_directory, task):
     with resigned(mixed_directory) as arrays:
         row, slot = slot_of(mixed_directory, arrays, task, 0)
         arrays["loss_mask"][row, slot] = 1
-    assert_only(
-        faults_of(mixed_directory), "P18", row=row, slot=slot, value=1, words="loss_mask drawn anew is 0"
-    )
+    assert_only(faults_of(mixed_directory), "P18", row=row, slot=slot, value=1, words="loss_mask drawn anew is 0")
 
 
 @pytest.mark.parametrize("task", ["mdlm", "duo"])

@@ -253,10 +253,14 @@ def test_labels_are_built_again_where_a_shard_has_them(tmp_path):
 def test_trained_ranges_that_the_document_does_not_have(tmp_path):
     """Stratified noise depends on the row: what may be noised is compared by itself."""
     write_corpus(tmp_path / "in")
-    records = [{"text": "a question and its answer " * (1 + i % 9), "loss_spans": [[5, 9], [12, 20]]} for i in range(40)]
+    records = [
+        {"text": "a question and its answer " * (1 + i % 9), "loss_spans": [[5, 9], [12, 20]]} for i in range(40)
+    ]
     (tmp_path / "in/spans.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     sources = [{"name": "all", "paths": ["*.jsonl", "web/*.jsonl"]}]
-    directory = made(tmp_path, sources=sources, tasks=[{"preset": "mdlm"}, {"preset": "bd3"}], output={"shard_text_bytes": 8000})
+    directory = made(
+        tmp_path, sources=sources, tasks=[{"preset": "mdlm"}, {"preset": "bd3"}], output={"shard_text_bytes": 8000}
+    )
     shard = next(
         b
         for b in range(len(manifest_of(directory)["shards"]))
