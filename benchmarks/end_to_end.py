@@ -37,7 +37,7 @@ from packprep.recipe import parse_size, read_recipe
 STAGES = {
     "plan": ("packprep.building.run.look_up", "packprep.building.run.make_plan"),
     "read": ("packprep.corpus.reading.read",),
-    "tokenize": ("packprep.corpus.reading.tokenize",),
+    "tokenize": ("packprep.corpus.training.tokenize",),
     "cut": ("packprep.building.work.cut", "packprep.building.work.slots_of"),
     "pack": ("packprep.building.work.pack",),
     "render": ("packprep.building.work.arrange", "packprep.building.work.render"),

@@ -59,11 +59,11 @@ def parameters(objective: str) -> str:
     """The table of the keys of `[[tasks]]` that an objective reads."""
     from packprep.objectives import REGISTRY
 
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: ""}
     rows = []
     for parameter in REGISTRY[objective].parameters:
         kind, limits = kinds[type(parameter.default)], parameter.range_text()
-        if parameter.choices or isinstance(parameter.default, bool):
+        if parameter.choices or isinstance(parameter.default, (bool, tuple)):
             kind = limits
         elif limits:
             kind += f" in {limits}"
@@ -112,51 +112,77 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 # objectives.md
 
-EOS, MODE, FIRST_SENTINEL = 2, 90, 100
+EOS, MASK, MODE, FIRST_SENTINEL = 2, 3, 90, 100
+FIM = (91, 92, 93)
 
 
-def example(objective: str, n: int, key: int, mode: bool = True, **given: Any) -> str:
-    """One segment of an objective, slot by slot: what render writes and what `restore` gives back."""
+def example(
+    objective: str, n: int, key: int, mode: bool = True, spans: Sequence[tuple[int, int]] = (), **given: Any
+) -> str:
+    """One segment of an objective, slot by slot: what render writes and what `restore` gives back.
+
+    spans: the trained tokens of a supervised document; none: all are.
+    """
     from packprep.building.render import Table, render_rows
+    from packprep.corpus.training import Trained, training_columns
     from packprep.objectives import REGISTRY
-    from packprep.objectives.objective import Columns, Ids, Task
+    from packprep.objectives.objective import Bodies, Columns, Ids, Task
 
     record = REGISTRY[objective]
     settings = {parameter.name: parameter.default for parameter in record.parameters} | given
-    ids = Ids(128, 0, 1, EOS, 3, np.arange(FIRST_SENTINEL, FIRST_SENTINEL + 20, dtype=np.int32))
-    task = Task(objective, record, 1.0, settings, MODE if mode else -1, ids)
+    sentinels = np.arange(FIRST_SENTINEL, FIRST_SENTINEL + 20, dtype=np.int32)
+    ids = Ids(128, 0, 1, EOS, MASK, sentinels, FIM, (*range(10), *range(MODE, 128)))
+    resolved = record.resolve(settings, ids) if record.resolve else {}
+    task = Task(objective, record, 1.0, settings, MODE if mode else -1, ids, resolved)
     tokens = np.arange(10, 10 + n, dtype=np.uint16)
-    one, keys = np.ones(1, np.int64), np.array([key], np.uint64)
-    slots = task.slots(one * n, one * 0, one, keys)
-    table = Table(one * 0, one * n, one * 0, one * 0, one, keys, slots, one * 0, one)
+    one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
+    training = None
+    if spans:
+        ends = spans[-1][1] == n
+        marked = Trained(np.array(spans, np.int64), np.zeros(0, np.int64), 0, ends)
+        training = training_columns({0: marked}, 1)
+    bodies = Bodies(one * n, np.array([key], np.uint64), one * (spans[0][0] if spans else -1))
+    slots = task.slots(bodies, none, one)
+    table = Table(none, bodies, none, none, one, slots, none, none, one, none, none, none)
     width = int(slots[0])
-    arrays, prefix = render_rows([task], table, tokens, 1, width, np.dtype(np.uint16), True)
-    row, loss = arrays["tokens"][0], arrays["loss_mask"][0]
+    made = render_rows([task], table, tokens, training, 1, width, np.dtype(np.uint16))
+    row, loss = made.rows["tokens"][0], made.rows["loss_mask"][0]
+    targets = made.rows["labels"][0] if task.in_place else np.append(row[1:], 0)
     restored = np.zeros(n, np.uint16)
-    fits = record.restore(task, Columns(one * 0, one * n, keys, one * task.mode), row, restored)
-    assert fits.all() and np.array_equal(restored, tokens)
+    if task.in_place:
+        restored[:] = targets[task.mode : task.mode + n]
+    else:
+        assert record.restore is not None
+        assert record.restore(task, Columns(none, bodies, one * task.mode), row, restored).all()
+    assert np.array_equal(restored, tokens)
 
     def line(name: str, cells: Sequence[Any]) -> str:
         return f"{name:<11}" + "".join(f"{cell:>4}" for cell in cells)
 
-    noise = set(row[prefix[0] :].tolist())  # span corruption's: the tokens that are among the targets
-    sees = ["P" if i < prefix[0] else "." for i in range(width)]
-    trained = [f"{label}" if on else "." for label, on in zip(arrays["labels"][0], loss, strict=True)]
+    prefix = int(made.prefix[0])
+    noise = set(row[prefix:].tolist())  # span corruption's: the tokens that are among the targets
+    trained = [f"{label}" if on else "." for label, on in zip(targets, loss, strict=True)]
     named = ", ".join(f"{name} = {_toml(value, '')}" for name, value in settings.items() if name in given)
     head = f"{objective}{': ' + named if named else ''}   ({n} tokens, key {key})"
-    lines = [
-        head,
-        "",
-        line("document", tokens),
-        *([line("noise", [int(token in noise) for token in tokens])] if objective == "span_corruption" else []),
-        line("slots", row),
-        line("prefix", sees),
-        line("trained on", trained),
-        line("loss_mask", loss),
-        "",
-        f"{width} slots, prefix {prefix[0]}, restored: {' '.join(map(str, restored))}",
-    ]
-    return _fenced("\n".join(lines))
+    lines = [head, "", line("document", tokens)]
+    if objective == "span_corruption":
+        lines.append(line("noise", [int(token in noise) for token in tokens]))
+    if spans:
+        lines.append(line("in spans", [int(any(a <= i < b for a, b in spans)) for i in range(n)]))
+    lines.append(line("slots", row))
+    if prefix >= 0:
+        lines.append(line("prefix", ["P" if i < prefix else "." for i in range(width)]))
+    if made.blocks is not None:
+        half = [i // settings["block_length"] for i in range(width // 2)]
+        lines += [line("half", ["t"] * len(half) + ["0"] * len(half)), line("block", half * 2)]
+    lines += [line("trained on", trained), line("loss_mask", loss), ""]
+    if made.blocks is not None:
+        levels = ", ".join(f"{level:.3f} (weight {weight:.3f})" for level, weight in zip(*made.blocks[1:], strict=True))
+        lines.append(f"levels of the blocks {levels}")
+    elif task.in_place:
+        lines.append(f"level {made.noise[0]:.3f}, loss weight {made.loss_weight[0]:.3f}")
+    lines.append(f"{width} slots, prefix {prefix}, restored: {' '.join(map(str, restored))}")
+    return _fenced("\n".join(line.rstrip() for line in lines))
 
 
 def lengths(objective: str, sizes: Sequence[int], settings: Sequence[Mapping[str, float]]) -> str:
@@ -254,6 +280,7 @@ _MEANINGS = {
     "segment_repeat": "which use of the document this is: 0, 1, …",
 }
 
+IN_PLACE = ("masked_diffusion", "uniform_diffusion", "block_diffusion")
 DENSITIES = tuple({"noise_density": d, "mean_span_length": m} for d, m in ((0.15, 3), (0.15, 32), (0.5, 3)))
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -265,7 +292,7 @@ PARTS: dict[str, Callable[[], str]] = {
     },
     **{
         f"parameters {name}": (lambda name=name: parameters(name))
-        for name in ("causal", "prefix_lm", "span_corruption")
+        for name in ("causal", "prefix_lm", "span_corruption", "fill_in_the_middle", *IN_PLACE)
     },
     "presets": presets,
     "example causal": lambda: example("causal", 12, 0, mode=False),
@@ -275,8 +302,28 @@ PARTS: dict[str, Callable[[], str]] = {
     "example span_corruption roll": lambda: example(
         "span_corruption", 10, 4, noise_density=0.4, mean_span_length=2.0, random_roll=True
     ),
+    "example fill_in_the_middle": lambda: example("fill_in_the_middle", 10, 15, mode=False, rate=1.0, spm_rate=0.0),
+    "example fill_in_the_middle spm": lambda: example("fill_in_the_middle", 10, 2, mode=False, rate=1.0, spm_rate=1.0),
+    "example masked_diffusion": lambda: example("masked_diffusion", 12, 2, mode=False),
+    "example masked_diffusion mlm": lambda: example(
+        "masked_diffusion",
+        14,
+        54,
+        mode=False,
+        noise_range=(0.3, 0.3),
+        epsilon=0.0,
+        replace=(0.8, 0.1, 0.1),
+        weighting="none",
+    ),
+    "example uniform_diffusion": lambda: example("uniform_diffusion", 12, 3, schedule="flip", noise_range=(0.2, 0.4)),
+    "example block_diffusion": lambda: example("block_diffusion", 6, 4, mode=False, block_length=3),
+    "example supervised causal": lambda: example("causal", 12, 0, mode=False, spans=((3, 5), (9, 12))),
+    "example supervised prefix_lm": lambda: example("prefix_lm", 12, 0, spans=((3, 5), (9, 12))),
+    "example supervised masked_diffusion": lambda: example(
+        "masked_diffusion", 12, 2, mode=False, spans=((3, 5), (9, 12))
+    ),
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
-    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 18)},
+    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 21)},
     "vectors": vectors,
     "arrays": arrays,
 }

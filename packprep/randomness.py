@@ -37,11 +37,15 @@ NOISE = 17  # which slots are noised
 REPLACEMENT = 18  # what a noised slot becomes
 STRATUM = 19  # a row's shift and order of levels
 CUT_POINTS = 20  # fill-in-the-middle's
+NOISE_LOW = 21  # the low words of NOISE
 
 _MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
+
+
+_BLOCKS_AT_ONCE = 1 << 13  # their words stay in the processor's cache
 
 
 def philox(key, c0, c1, c2, c3):
@@ -50,14 +54,33 @@ def philox(key, c0, c1, c2, c3):
     key: uint64, broadcast against the counter words c0 … c3 (each below 2³²).
     Gives four uint32 arrays of the broadcast shape.
     """
-    key = np.asarray(key, np.uint64)
+    inputs = np.broadcast_arrays(*(np.asarray(x).astype(np.uint64, copy=False) for x in (key, c0, c1, c2, c3)))
+    shape, flat = inputs[0].shape, [x.reshape(-1) for x in inputs]
+    out = np.empty((4, flat[0].size), np.uint32)
+    for begin in range(0, out.shape[1], _BLOCKS_AT_ONCE):
+        here = slice(begin, begin + _BLOCKS_AT_ONCE)
+        for words_of, word in zip(out, _rounds(*(x[here] for x in flat)), strict=True):
+            words_of[here] = word  # the low half
+    return tuple(out.reshape(4, *shape))
+
+
+def _rounds(key, *counter):
+    """philox of flat arrays, in few buffers: four uint64 arrays, whose low halves are the words."""
+    x0, x1, x2, x3 = (x.copy() for x in counter)
     k0, k1 = key & _LOW, key >> _32
-    c0, c1, c2, c3 = (np.asarray(c).astype(np.uint64) for c in (c0, c1, c2, c3))
+    p0, p1 = np.empty_like(x0), np.empty_like(x0)
     for _ in range(10):
-        p0, p1 = _MUL_0 * c0, _MUL_1 * c2
-        c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
-        k0, k1 = (k0 + _KEY_STEP_0) & _LOW, (k1 + _KEY_STEP_1) & _LOW
-    return tuple(np.asarray(c).astype(np.uint32) for c in np.broadcast_arrays(c0, c1, c2, c3))
+        np.multiply(x0, _MUL_0, out=p0)
+        np.multiply(x2, _MUL_1, out=p1)
+        for x, p, other, k in ((x0, p1, x1, k0), (x2, p0, x3, k1)):
+            np.right_shift(p, _32, out=x)
+            x ^= other
+            x ^= k
+            x &= _LOW  # what p, x1, x3 and k have above is cut here, or never looked at
+        x1, p1, x3, p0 = p1, x1, p0, x3
+        k0 += _KEY_STEP_0
+        k1 += _KEY_STEP_1
+    return x0, x1, x2, x3
 
 
 def words(key, purpose, index, epoch=0, attempt=0):
@@ -126,29 +149,32 @@ def _mix(x):
 
 
 PERMUTATION_ROUNDS = 8
+_POWERS_OF_4 = np.array([4**k for k in range(1, 32)], np.uint64)
 
 
 def permute(index, size, key):
     """int64: where a keyed permutation of range(size) takes `index` (array, 0 … size − 1), in O(1) memory.
 
+    size, key: one permutation, or one for each index, shaped as it.
     A balanced Feistel network over the least 4ᵏ ≥ size, walked until it lands inside (Black and Rogaway,
     "Ciphers with Arbitrary Finite Domains", 2002): fewer than 4 steps on average. Round keys are `bits64(key, 0, round)`.
     """
     index = np.atleast_1d(np.asarray(index)).astype(np.uint64)
-    shape, index = index.shape, index.ravel()
-    half = np.uint64(max(1, (max(int(size) - 1, 1).bit_length() + 1) // 2))
-    low = (np.uint64(1) << half) - np.uint64(1)
-    round_keys = bits64(np.uint64(key), 0, np.arange(PERMUTATION_ROUNDS))
+    size, key = np.asarray(size).astype(np.uint64), np.asarray(key).astype(np.uint64)
+    half = np.asarray(np.searchsorted(_POWERS_OF_4, size) + 1).astype(np.uint64)
+    round_keys = bits64(key, 0, np.arange(PERMUTATION_ROUNDS).reshape(-1, *[1] * key.ndim))
 
-    def step(x):
+    def step(x, half, round_keys):
+        low = (np.uint64(1) << half) - np.uint64(1)
         left, right = x >> half, x & low
         for round_key in round_keys:
             left, right = right, left ^ (_mix(right ^ round_key) & low)
         return (left << half) | right
 
-    result = step(index)
-    outside = result >= np.uint64(size)
+    result = step(index, half, round_keys)
+    outside = result >= size
     while outside.any():
-        result[outside] = step(result[outside])
-        outside = result >= np.uint64(size)
-    return result.astype(np.int64).reshape(shape)
+        some = [x[outside] if x.ndim else x for x in (half, *round_keys)]
+        result[outside] = step(result[outside], some[0], some[1:])
+        outside = result >= size
+    return result.astype(np.int64)

@@ -210,14 +210,18 @@ def run_python(code: str, cwd: Path = ROOT, **changes: str) -> subprocess.Comple
 # Segments without files
 
 MODE_TOKENS = {"[NLU]": 260, "[NLG]": 261, "[S2S]": 262}
-BOS, EOS, PAD = 257, 258, 256
+BOS, EOS, PAD, MASK = 257, 258, 256, 259
+FIM = (263, 264, 265)
+UTF8_INSIDE = (np.arange(65536) & 0xFFC0 == 0x80).astype(np.uint8)
+"""1 where a token, a byte, is inside a character of UTF-8."""
 
 
 def ids(sentinels: Sequence[int] | int = 3000) -> Ids:
     """Ids of a vocabulary whose ordinary tokens are the bytes; `sentinels`: how many, or which."""
     if isinstance(sentinels, int):
         sentinels = range(1000, 1000 + sentinels)
-    return Ids(65536, PAD, BOS, EOS, 259, np.array(sentinels, np.int32))
+    special = (*range(PAD, 266), *sentinels)
+    return Ids(65536, PAD, BOS, EOS, MASK, np.array(sentinels, np.int32), FIM, special, UTF8_INSIDE)
 
 
 def mix(changes: dict[str, Any], vocabulary: Ids | None = None) -> tuple[Recipe, list[Task]]:
@@ -225,6 +229,11 @@ def mix(changes: dict[str, Any], vocabulary: Ids | None = None) -> tuple[Recipe,
     given = {"tokenizer": "bytes", "sources": [{"paths": ["x.jsonl"]}], **changes}
     recipe = complete(read_recipe(given, Path()))
     return recipe, resolve(recipe, vocabulary or ids(), MODE_TOKENS)
+
+
+def in_place_task(vocabulary: Ids | None = None) -> Task:
+    """A task that predicts in place; in a list of tasks it makes rows have labels, even where no segment draws it."""
+    return mix({"tasks": [{"objective": "masked_diffusion"}]}, vocabulary)[1][0]
 
 
 def documents(lengths: Sequence[int] | np.ndarray, seed: int = 0) -> Documents:
@@ -246,6 +255,8 @@ def documents(lengths: Sequence[int] | np.ndarray, seed: int = 0) -> Documents:
 def twin_task(task: Task) -> dict[str, Any]:
     """A task as tests/reference takes it."""
     parameters = {**task.parameters, "sentinels": task.ids.sentinels.tolist()}
+    if task.objective.name == "fill_in_the_middle":
+        parameters |= {"fim": task.ids.fim, "inside": set(np.flatnonzero(task.ids.continues).tolist())}
     mode = task.mode_token if task.mode_token >= 0 else None
     return {"objective": task.objective.name, "weight": task.weight, "mode": mode, "parameters": parameters}
 

@@ -212,7 +212,7 @@ def test_a_recipe_and_inputs_together_are_refused(corpus):
 def test_an_unknown_preset_names_the_nearest(corpus):
     message = refused("plan", corpus / "web/*.jsonl", "--tasks", "ul2s")
     assert "unknown preset 'ul2s'; did you mean 'ul2" in message
-    assert "known: causal" in refused("plan", corpus / "web/*.jsonl", "--tasks", "zzzz")
+    assert "known: bd3" in refused("plan", corpus / "web/*.jsonl", "--tasks", "zzzz")
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,10 @@ def run(folder: Path, code: str) -> str:
 
 PIVOTS = """
 import numpy as np
-from types import SimpleNamespace
+from packprep.objectives.objective import Bodies
 from packprep.objectives.prefix_lm import body_prefix, _pivots
-print(body_prefix(None, np.full(20, 9), np.arange(20, dtype=np.uint64)).tolist(), sum(_pivots.stats.cache_hits.values()))
+bodies = Bodies(np.full(20, 9), np.arange(20, dtype=np.uint64), np.full(20, -1))
+print(body_prefix(None, bodies).tolist(), sum(_pivots.stats.cache_hits.values()))
 """
 
 

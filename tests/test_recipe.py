@@ -92,6 +92,7 @@ VALUES = {
     ("documents", "long"): (["split", "truncate", "drop"], ["cut", 1, True, []]),
     ("documents", "max_tokens"): ([0, 1, 500], [-1, 1.0, *NUMBERS]),
     ("documents", "min_tokens"): ([1, 5], [0, -1, 1.0, *NUMBERS]),
+    ("documents", "chat_template"): (["", "chat.jinja"], [1, True, []]),
     ("documents", "special_text"): (["text", "special", "reject"], ["no", 1, True, []]),
     ("documents", "loss_spans"): (["use", "ignore"], ["no", 1, True, []]),
     ("documents", "bad_documents"): (["reject", "fail"], ["no", 1, True, []]),
@@ -431,8 +432,8 @@ def test_a_normalised_recipe_comes_back_from_json():
         ]
 
 
-def print_of(recipe, files=((("a", 5),), (("b", 7),)), tokenizer="t" * 32):
-    return fingerprint(fingerprint_parts(recipe, files, tokenizer))
+def print_of(recipe, files=((("a", 5),), (("b", 7),)), tokenizer="t" * 32, template=None):
+    return fingerprint(fingerprint_parts(recipe, files, tokenizer, template))
 
 
 CHANGES = [
@@ -470,6 +471,7 @@ def test_the_fingerprint_does_not_change_with_engine_paths_or_the_way_a_value_is
         {"engine": "auto"},
         {"sources": sources},
         {"tokenizer": "moved/other.json"},
+        {"documents": {"prepend_bos": True, "max_tokens": 900, "chat_template": "moved/chat.jinja"}},
         {"output": {"shard_text_bytes": 1 << 20}},
         {"documents": {"prepend_bos": True, "max_tokens": 900, "append_eos": True}},
         {"packing": {"max_segments_per_row": 7, "pad_seq_to_mult": 16, "algorithm": "best_fit"}},
@@ -485,5 +487,7 @@ def test_the_fingerprint_changes_with_files_sizes_and_tokenizer():
         print_of(recipe, files=((("c", 5),), (("b", 7),))),
         print_of(recipe, files=((), (("a", 5), ("b", 7)))),
         print_of(recipe, tokenizer="u" * 32),
+        print_of(recipe, template="{{ messages }}"),
+        print_of(recipe, template=""),
     }
-    assert len(prints) == 5 and all(len(p) == 32 for p in prints)
+    assert len(prints) == 7 and all(len(p) == 32 for p in prints)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Inputs, ids_of
-from packprep.objectives.tasks import TOO_SHORT, capacity, resolve
+from packprep.objectives.tasks import TOO_SHORT, capacity, resolve, unequal_weights
 
 FAR = 0.1
 """A realised figure this far from the wanted one, relatively, is worth a warning."""
@@ -20,17 +20,17 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
         t for t in resolve(recipe, ids_of(inputs.vocabulary), inputs.vocabulary.mode_tokens) if t.name != TOO_SHORT
     ]
     item = np.dtype(plan["token_dtype"]).itemsize
-    in_place = any(task.objective.label_alignment == "same_slot" for task in tasks)
+    in_place = any(task.in_place for task in tasks)
     slot_bytes = item * (1 + in_place) + 3
     tokens = sum(source["tokens"] for source in plan["sources"])
     documents = sum(source["documents"] for source in plan["sources"])
     weights = sum(task.weight for task in tasks)
     mean = max(3, min(tokens // max(1, documents), recipe.seq_length // 2))
-    expansion = sum(task.weight / weights * task.objective.most_body_slots(task, mean) / mean for task in tasks)
+    expansion = sum(task.weight / weights * task.objective.copies * task.most_body_slots(mean) / mean for task in tasks)
     slots = round(tokens * expansion) + documents * int(recipe.documents.append_eos)
     per_shard = tokens // plan["shards"] + 1
     total = tokens or 1
-    task_rows, warnings = [], []
+    task_rows, warnings = [], unequal_weights(tasks)
     for task in tasks:
         longest = capacity(recipe, task, 0, 0)
         figures = task.objective.forecast(task, longest) if task.objective.forecast else {}
@@ -53,7 +53,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
                     f"{'more sentinels' if few else 'longer rows'} bring it nearer"
                 )
         if task.objective.most_tokens and task.objective.most_tokens(task) < task.capacity(recipe.seq_length, 0, 0) + 1:
-            fill = task.objective.most_body_slots(task, longest) / recipe.seq_length
+            fill = task.most_body_slots(longest) / recipe.seq_length
             if fill < 1 - FAR:
                 warnings.append(
                     f"task {task.name}: {len(task.ids.sentinels)} sentinels end its segments at {longest} tokens, "

@@ -15,6 +15,8 @@ from packprep.corpus.reading import Reading
 from packprep.errors import BuildError
 from packprep.objectives.objective import Task
 
+AFTER_TOKENIZATION = ("too_long", "untrained_segment")
+"""Reasons of tokens that are among the shard's documents and in no segment."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 
 
@@ -25,19 +27,21 @@ def shard_ledger(
     arrays: Mapping[str, np.ndarray],
     bos: np.ndarray,
     eos: np.ndarray,
+    copy: np.ndarray,
     slots: np.ndarray,
     physical: np.ndarray,
     truncated: np.ndarray,
     last_row_padding: int,
     seq_length: int,
 ) -> dict[str, Any]:
-    """The ledger of one shard. bos, eos, slots, physical: int64[m] by segment in the shard's order;
+    """The ledger of one shard. bos, eos, copy, slots, physical: int64[m] by segment in the shard's order;
     truncated: int64[sources] tokens cut off by long = "truncate"; last_row_padding: of the row that was packed last."""
     documents = reading.documents
     source, task, n = arrays["segment_source"], arrays["segment_task"], arrays["segment_tokens"].astype(np.int64)
     mode = np.array([t.mode for t in tasks])[task]
-    objective_added = slots - n - bos - eos - mode
-    kinds = np.array([_kind(t) for t in tasks])[task]
+    halves = np.array([t.objective.copies for t in tasks])[task]
+    body_added = slots // halves - n - copy - bos - eos - mode
+    kinds = np.array([t.objective.added for t in tasks])[task]
     lengths = np.diff(documents.offsets)
     sources = {}
     for s, name in enumerate(names):
@@ -47,7 +51,8 @@ def shard_ledger(
             if record["source"] == name:
                 reasons[record["reason"]] = reasons.get(record["reason"], 0) + 1
         dropped = dict(reading.dropped_tokens[name])
-        added = {kind: int(objective_added[own & (kinds == kind)].sum()) for kind in ("sentinel", "fim", "copy")}
+        added = {kind: int(body_added[own & (kinds == kind)].sum()) for kind in ("sentinel", "fim")}
+        added["copy"] = int(copy[own].sum() + (slots - slots // halves)[own].sum())
         added |= {"bos": int(bos[own].sum()), "mode": int(mode[own].sum()), "eos": int(eos[own].sum())}
         sources[name] = {
             "documents": {
@@ -58,7 +63,7 @@ def shard_ledger(
             "tokens": {
                 "read": int(lengths[held].sum())
                 + sum(reading.dropped_tokens[name].values())
-                - dropped.get("too_long", 0),
+                - sum(dropped.get(reason, 0) for reason in AFTER_TOKENIZATION),
                 "used": int(n[own].sum()),
                 "truncated": int(truncated[s]),
                 "dropped": dropped,
@@ -89,11 +94,6 @@ def shard_ledger(
         "last_rows": min(rows, 1),
         "last_row_padding": last_row_padding,
     }
-
-
-def _kind(task: Task) -> str:
-    """What the slots are that an objective adds to its tokens."""
-    return {"fill_in_the_middle": "fim", "block_diffusion": "copy"}.get(task.objective.name, "sentinel")
 
 
 def add_ledgers(ledgers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -8,27 +8,39 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from packprep.corpus.calibration import Estimates, calibrate
+from packprep.corpus.chat_templates import find_template
+from packprep.corpus.conversations import MarkReader
 from packprep.corpus.planning import File, PlannedSource, find_files, step_bytes
 from packprep.corpus.tokenization import Engine, load_engine, resolve_engine
+from packprep.corpus.tokenizer_json import continuing_tokens
 from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode
 from packprep.digests import digest_of
 from packprep.errors import PlanError, RecipeError
 from packprep.objectives.objective import Ids, Task
-from packprep.objectives.tasks import complete, mode_tokens_used, resolve, roles_used, sentinels_used, task_table
-from packprep.recipe import Recipe, fingerprint, fingerprint_parts, from_normalised, normalised
+from packprep.objectives.tasks import (
+    check_supervised,
+    complete,
+    mode_tokens_used,
+    resolve,
+    roles_used,
+    sentinels_used,
+    task_table,
+)
+from packprep.recipe import Recipe, fingerprint, fingerprint_parts, from_normalised, normalised, without_places
 
 MIB = 1 << 20
-LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash")
+LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
 
 PLAN_KEYS = {
     "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
-    "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files",
+    "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files",
 }  # fmt: skip
 
 
@@ -40,11 +52,12 @@ class Inputs:
     vocabulary: Vocabulary
     prefixes: tuple[str, ...]
     files: tuple[tuple[File, ...], ...]
+    chat_template: str | None
 
     @property
     def fingerprint_parts(self) -> dict[str, Any]:
         files = [[(file.name, file.size) for file in source] for source in self.files]
-        return fingerprint_parts(self.recipe, files, self.vocabulary.digest)
+        return fingerprint_parts(self.recipe, files, self.vocabulary.digest, self.chat_template)
 
 
 def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
@@ -60,7 +73,10 @@ def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
     found = [find_files(source, i, recipe.base, moved.get(source.name)) for i, source in enumerate(recipe.sources)]
     if not any(file.size for _, files in found for file in files):
         raise RecipeError("the inputs hold no bytes: every file that the sources name is empty")
-    return Inputs(recipe, vocabulary, tuple(p for p, _ in found), tuple(tuple(files) for _, files in found))
+    template = None
+    if recipe.documents.loss_spans == "use":
+        template = find_template(recipe.documents.chat_template, recipe.base, recipe.tokenizer)
+    return Inputs(recipe, vocabulary, tuple(p for p, _ in found), tuple(tuple(files) for _, files in found), template)
 
 
 def ids_of(vocabulary: Vocabulary) -> Ids:
@@ -73,6 +89,9 @@ def ids_of(vocabulary: Vocabulary) -> Ids:
         eos=roles.get("eos", -1),
         mask=roles.get("mask", -1),
         sentinels=np.array(vocabulary.sentinels, np.int32),
+        fim=(roles.get("fim_prefix", -1), roles.get("fim_middle", -1), roles.get("fim_suffix", -1)),
+        special=vocabulary.special_ids,
+        continues=continuing_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size),
     )
 
 
@@ -91,13 +110,16 @@ def make_plan(inputs: Inputs) -> dict[str, Any]:
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     engine_facts = resolve_engine(recipe.engine, vocabulary)
     engine = load_engine(engine_facts, vocabulary, recipe.documents.special_text)
+    marks = MarkReader(inputs.chat_template) if recipe.documents.loss_spans == "use" else None
     estimates, sources = [], []
     first = 0
     for i, source in enumerate(recipe.sources):
         unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
         planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
         first += len(inputs.files[i])
-        estimates.append(calibrate(planned, engine, vocabulary, recipe.documents.special_text))
+        estimates.append(calibrate(planned, engine, vocabulary, recipe.documents.special_text, marks))
+        if estimates[-1].supervised:
+            check_supervised(recipe, i)
         sources.append(planned)
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
@@ -129,6 +151,7 @@ def make_plan(inputs: Inputs) -> dict[str, Any]:
             "added_tokens": list(vocabulary.added_tokens),
             "special_ids": [int(i) for i in vocabulary.special_ids],
         },
+        "chat_template": inputs.chat_template,
         "token_dtype": token_dtype(recipe, vocabulary.vocab_size).name,
         "tasks": task_table(tasks),
         "shards": shards,
@@ -200,8 +223,9 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
         found.append(
             f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan {plan['tokenizer']['digest']})"
         )
-    now = _plain(parts["recipe"])
-    found += _changed_keys(now, {k: v for k, v in plan["recipe"].items() if k != "tokenizer"}, "")
+    if plan["chat_template"] != inputs.chat_template:
+        found.append("the chat template changed")
+    found += _changed_keys(_plain(parts["recipe"]), _plain(without_places(plan["recipe"])), "")
     listed: dict[tuple[int, str], int] = {(f["source"], f["name"]): f["size"] for f in plan["files"]}
     here = {(file.source, file.name): file.size for files in inputs.files for file in files}
     for key in sorted(set(listed) | set(here)):
@@ -263,7 +287,12 @@ class Job:
             notes=(),
         )
         self.token_dtype = np.dtype(plan["token_dtype"])
-        self.tasks: list[Task] = resolve(self.recipe, ids_of(self.vocabulary), self.vocabulary.mode_tokens)
+        self.tasks: list[Task] = resolve(
+            self.recipe,
+            ids_of(self.vocabulary),
+            self.vocabulary.mode_tokens,
+            [task["resolved"] for task in plan["tasks"]],
+        )
         self.shards: int = plan["shards"]
         self.sources: list[PlannedSource] = []
         files = [File(**file) for file in plan["files"]]
@@ -273,21 +302,13 @@ class Job:
             prefix = prefixes[i] if prefixes else resolved["prefix"]
             self.sources.append(PlannedSource(source, i, prefix, own, first, resolved, self.recipe.seed))
             first += len(own)
-        self._engine: Engine | None = None
 
-    @property
+    @cached_property
     def engine(self) -> Engine:
         """The plan's engine, loaded at first use; refused if this installation has another version of it."""
-        if self._engine is None:
-            self._engine = load_engine(self.plan["engine"], self.vocabulary, self.recipe.documents.special_text)
-        return self._engine
+        return load_engine(self.plan["engine"], self.vocabulary, self.recipe.documents.special_text)
 
-
-def estimates_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Per source what the plan expects: tokens, share of them, standard error of that share."""
-    total = sum(source["tokens"] for source in plan["sources"]) or 1
-    rows = []
-    for source in plan["sources"]:
-        share = source["tokens"] / total
-        rows.append({**source, "share": share, "share_error": share * (1 - share) * source["relative_error"]})
-    return rows
+    @cached_property
+    def marks(self) -> MarkReader | None:
+        """Reads loss_spans and messages, with the plan's chat template; None where the recipe ignores them."""
+        return MarkReader(self.plan["chat_template"]) if self.recipe.documents.loss_spans == "use" else None

@@ -57,7 +57,7 @@ def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping
         "token_dtype": plan["token_dtype"],
         "vocab_size": job.vocabulary.vocab_size,
         "pad_id": job.vocabulary.roles["pad"],
-        "specials": job.vocabulary.specials(),
+        "specials": {**job.vocabulary.specials(), "special_ids": list(job.vocabulary.special_ids)},
         "added_tokens": list(job.vocabulary.added_tokens),
         "tokenizer": plan["tokenizer"],
         "plan": {"file": "plan.json", "digest": job.digest},

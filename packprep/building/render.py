@@ -1,14 +1,17 @@
 """Segment table + tokens → the shard's arrays."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from packprep.building.segments import Segments
 from packprep.corpus.reading import Documents
+from packprep.corpus.training import Training
+from packprep.dataset import noise
+from packprep.dataset.noise import Noised, Target
 from packprep.kernel import kernel
-from packprep.objectives.objective import Columns, Slots, Task
+from packprep.objectives.objective import Bodies, Columns, Task
 from packprep.randomness import ROW_ORDER, SEGMENT_ORDER, bits64
 
 
@@ -46,11 +49,8 @@ def arrange(key: np.ndarray, physical: np.ndarray, row: np.ndarray, keep_order: 
 
 
 @kernel
-def _frame(
-    at, slots, bos, mode, eos, prefix, number, next_token, bos_id, mode_id, eos_id,
-    tokens, labels, segment_ids, loss_mask, with_labels,
-):  # fmt: skip
-    """Write what is the same for every objective: bos, mode, eos, segment ids; for next-token kinds labels and loss."""
+def _frame(at, slots, bos, mode, eos, number, bos_id, mode_id, eos_id, tokens, segment_ids):
+    """Write what is the same for every objective: bos, mode token, eos and segment ids."""
     for i in range(at.shape[0]):
         begin, end = at[i], at[i] + slots[i]
         if bos[i]:
@@ -61,75 +61,222 @@ def _frame(
             tokens[end - 1] = eos_id
         for t in range(begin, end):
             segment_ids[t] = number[i]
-        if next_token:
-            for t in range(begin + max(prefix[i] - 1, 0), end - 1):
-                loss_mask[t] = 1
-            if with_labels:
-                for t in range(begin, end - 1):
-                    labels[t] = tokens[t + 1]
+
+
+@kernel
+def _next_token(at, slots, prefix, tokens, labels, loss_mask, may):
+    """Labels and loss of next-token kinds: trained is the prediction of what follows the prefix, and may be trained."""
+    for i in range(at.shape[0]):
+        begin, end = at[i], at[i] + slots[i]
+        for t in range(begin + max(prefix[i] - 1, 0), end - 1):
+            loss_mask[t] = 1 if may.shape[0] == 0 else may[t + 1]
+        if labels.shape[0] > 0:
+            for t in range(begin, end - 1):
+                labels[t] = tokens[t + 1]
+
+
+@kernel
+def _copy(source, source_begin, n, target, target_begin):
+    for i in range(n.shape[0]):
+        s, t = source_begin[i], target_begin[i]
+        for j in range(n[i]):
+            target[t + j] = source[s + j]
+
+
+@kernel
+def _mark(supervised, body, n, eos, start, copy, span_begin, span_end, spans, eos_trained, pivot, shift, may):
+    """Set the slots that may be trained: all of the body and eos; of a supervised segment its trained tokens, the
+    sentinel at its pivot, and eos where the last span reaches the end."""
+    for i in range(n.shape[0]):
+        end = body[i] + n[i] + shift[i]
+        if not supervised[i]:
+            for t in range(body[i], end + eos[i]):
+                may[t] = 1
+            continue
+        for k in range(span_begin[i], span_end[i]):
+            for token in range(max(spans[k, 0] - start[i], 0) + copy[i], min(spans[k, 1] - start[i] + copy[i], n[i])):
+                may[body[i] + token + (shift[i] if token >= pivot[i] else 0)] = 1
+        if shift[i]:
+            may[body[i] + pivot[i]] = 1
+        if eos[i] and eos_trained[i]:
+            may[end] = 1
+
+
+@kernel
+def _runs(at, slots, may, offsets, ranges):
+    """The runs of `may` in each segment, relative to its begin; only counts them if `ranges` is empty."""
+    count = np.int64(0)
+    for i in range(at.shape[0]):
+        inside = False
+        for t in range(at[i], at[i] + slots[i]):
+            if may[t] != 0 and not inside:
+                if ranges.shape[0] > 0:
+                    ranges[count, 0] = t - at[i]
+                inside = True
+            elif may[t] == 0 and inside:
+                if ranges.shape[0] > 0:
+                    ranges[count, 1] = t - at[i]
+                inside = False
+                count += 1
+        if inside:
+            if ranges.shape[0] > 0:
+                ranges[count, 1] = slots[i]
+            count += 1
+        offsets[i + 1] = count
+    return count
 
 
 class Table(NamedTuple):
     """The final segment table: everything that render needs, one array a column, [m] each, in row order."""
 
-    begin: np.ndarray  # int64: index of the first content token in the flat ids
-    n: np.ndarray  # int64
+    begin: np.ndarray  # int64: index of the body's first token in the flat ids
+    bodies: Bodies
     task: np.ndarray  # int64
     bos: np.ndarray  # int64
     eos: np.ndarray  # int64
-    key: np.ndarray  # uint64
     slots: np.ndarray  # int64: real slots
     at: np.ndarray  # int64: first slot in the flat rows
+    row: np.ndarray  # int64
     number: np.ndarray  # int64: 1, 2, … in its row
+    start: np.ndarray  # int64: first content token used
+    copy: np.ndarray  # int64: body tokens before the content
+    document: np.ndarray  # int64: into the documents of `training`
+
+    def some(self, which: np.ndarray) -> "Table":
+        """The table of some of its segments."""
+        columns: dict[str, Any] = dict(zip(self._fields, self, strict=True))
+        bodies: Bodies = columns.pop("bodies")
+        return Table(
+            bodies=Bodies(*(column[which] for column in bodies)),
+            **{name: column[which] for name, column in columns.items()},
+        )
+
+
+class Rendered(NamedTuple):
+    """The rows, [rows, seq_length] each, and what rendering adds to the segments' headers."""
+
+    rows: dict[str, np.ndarray]  # tokens, labels (if a task predicts in place), segment_ids, loss_mask
+    prefix: np.ndarray  # int64[m]
+    noise: np.ndarray  # float32[m]
+    loss_weight: np.ndarray  # float32[m]
+    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None  # offsets int64[m + 1], levels and weights float32[blocks]
+    trained: tuple[np.ndarray, np.ndarray] | None  # offsets int64[m + 1], ranges int32[k, 2]
 
 
 def render_rows(
     tasks: Sequence[Task],
     table: Table,
     ids: np.ndarray,
+    training: Training | None,
     rows: int,
     seq_length: int,
     token_dtype: np.dtype,
-    with_labels: bool,
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """(row arrays, prefix int64[m]): tokens, segment_ids, loss_mask and, if asked for, labels, each [rows, seq_length]."""
-    pad = tasks[0].ids.pad
-    size = rows * seq_length
-    tokens = np.full(size, pad, token_dtype)
-    labels = np.full(size if with_labels else 0, pad, token_dtype)
+) -> Rendered:
+    """Write every segment of the table to its slots. ids: the flat tokens that `table.begin` points into."""
+    with_labels, with_blocks = (
+        any(task.in_place for task in tasks),
+        any(task.objective.attention == "block_diffusion" for task in tasks),
+    )
+    size, m = rows * seq_length, len(table.task)
+    tokens = np.full(size, tasks[0].ids.pad, token_dtype)
+    labels = np.full(size if with_labels else 0, tasks[0].ids.pad, token_dtype)
     segment_ids, loss_mask = np.zeros(size, np.uint16), np.zeros(size, np.uint8)
-    prefixes = np.zeros(len(table.n), np.int64)
+    may = np.zeros(0 if training is None else size, np.uint8)
+    prefixes, level, weight = np.zeros(m, np.int64), np.zeros(m, np.float32), np.ones(m, np.float32)
+    block_counts, block_parts = np.zeros(m, np.int64), []
     for t, task in enumerate(tasks):
         chosen = np.flatnonzero(table.task == t)
         if not len(chosen):
             continue
-        own = Table(*(column[chosen] for column in table))
-        prefix = expected_prefix(task, own.n, own.key, own.bos, own.slots)
-        prefixes[chosen] = prefix
-        task.objective.render(
-            task, Columns(own.begin, own.n, own.key, own.at + own.bos + task.mode), ids, Slots(tokens)
-        )
-        _frame(
-            own.at, own.slots, own.bos, task.mode, own.eos, prefix, own.number,
-            task.objective.label_alignment == "next_token", task.ids.bos, task.mode_token, task.ids.eos,
-            tokens, labels, segment_ids, loss_mask, with_labels,
-        )  # fmt: skip
+        own = table.some(chosen)
+        prefixes[chosen] = prefix = expected_prefix(task, own.bodies, own.bos, own.slots)
+        if training is not None:
+            _mark_trained(task, own, training, may)
+        body = own.at + own.bos + task.mode
+        half = own.slots // task.objective.copies
+        facts = (task.ids.bos, task.mode_token, task.ids.eos)
+        if task.in_place:
+            for copy in range(task.objective.copies):
+                _copy(ids, own.begin, own.bodies.n, tokens, body + copy * half)
+                _frame(own.at + copy * half, half, own.bos, task.mode, own.eos, own.number, *facts, tokens, segment_ids)
+            _copy(tokens, own.at, own.slots, labels, own.at)
+            target = target_of(task, own, tokens, loss_mask, may if training is not None else None)
+            noised = draw_noise(t, task, target)
+            level[chosen], weight[chosen] = noised.level, noised.weight
+            if noised.blocks is not None:
+                block_counts[chosen] = noised.blocks[0]
+                block_parts.append((np.repeat(chosen, noised.blocks[0]), *noised.blocks[1:]))
+        else:
+            assert task.objective.render is not None
+            task.objective.render(task, Columns(own.begin, own.bodies, body), ids, tokens)
+            _frame(own.at, own.slots, own.bos, task.mode, own.eos, own.number, *facts, tokens, segment_ids)
+            _next_token(own.at, own.slots, prefix, tokens, labels, loss_mask, may)
     shape = (rows, seq_length)
     arrays = {"tokens": tokens.reshape(shape)}
     if with_labels:
         arrays["labels"] = labels.reshape(shape)
     arrays["segment_ids"], arrays["loss_mask"] = segment_ids.reshape(shape), loss_mask.reshape(shape)
-    return arrays, prefixes
+    blocks = _joined_blocks(block_counts, block_parts) if with_blocks else None
+    trained = None if training is None else _trained_ranges(table, may)
+    return Rendered(arrays, prefixes, level, weight, blocks, trained)
 
 
-def expected_prefix(task: Task, n: np.ndarray, key: np.ndarray, bos: np.ndarray, slots: np.ndarray) -> np.ndarray:
+def target_of(task: Task, own: Table, tokens: np.ndarray, loss_mask: np.ndarray, may: np.ndarray | None) -> Target:
+    """Where a task's in-place noise goes: its candidates are the body and, unless noise_eos is off, eos."""
+    before = own.bos + task.mode
+    count = own.bodies.n + (own.eos if task.parameters.get("noise_eos", True) else 0)
+    segments = noise.Segments(own.bodies.key, own.at + before, count, own.row)
+    return Target(segments, before, own.slots // task.objective.copies, may, tokens, loss_mask)
+
+
+def draw_noise(index: int, task: Task, target: Target) -> Noised:
+    """Noise one in-place task's segments as the stored rows have it; redraw does the same with a later epoch."""
+    assert task.objective.noise is not None
+    return task.objective.noise(index, task.parameters, task.resolved, task.ids.for_noise, target, 0)
+
+
+def _mark_trained(task: Task, own: Table, training: Training, may: np.ndarray) -> None:
+    pivot = np.zeros(len(own.task), np.int64)
+    shift = np.zeros(len(own.task), np.int64)
+    if task.objective.token_slots is not None:
+        pivot, shift = task.objective.token_slots(task, own.bodies).T
+    elif not task.in_place:  # what the body has beyond its tokens may be trained with them
+        shift = task.body_slots(own.bodies) - own.bodies.n
+    d = own.document
+    eos = own.eos if task.parameters.get("noise_eos", True) else np.zeros_like(own.eos)
+    _mark(
+        training.supervised[d], own.at + own.bos + task.mode, own.bodies.n, eos, own.start, own.copy,
+        training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.eos_trained[d],
+        np.ascontiguousarray(pivot), np.ascontiguousarray(shift), may,
+    )  # fmt: skip
+
+
+def _trained_ranges(table: Table, may: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    offsets = np.zeros(len(table.task) + 1, np.int64)
+    count = _runs(table.at, table.slots, may, offsets, np.zeros((0, 2), np.int32))
+    ranges = np.zeros((count, 2), np.int32)
+    _runs(table.at, table.slots, may, offsets, ranges)
+    return offsets, ranges
+
+
+def _joined_blocks(counts: np.ndarray, parts: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The tasks' blocks as one column in segment order."""
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    if not parts:
+        return offsets, np.zeros(0, np.float32), np.zeros(0, np.float32)
+    segment, level, weight = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(segment, kind="stable")
+    return offsets, level[order], weight[order]
+
+
+def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """int64[m]: the leading slots that see each other both ways, by the objective's rule of attention."""
     if task.objective.attention == "prefix":
         assert task.objective.body_prefix is not None
-        return bos + task.mode + task.objective.body_prefix(task, n, key)
+        return bos + task.mode + task.objective.body_prefix(task, bodies)
     if task.objective.attention == "bidirectional":
         return slots
-    return np.full(len(n), 0 if task.objective.attention == "causal" else -1, np.int64)
+    return np.full(len(slots), 0 if task.objective.attention == "causal" else -1, np.int64)
 
 
 def render(
@@ -146,21 +293,23 @@ def render(
     own, real = Segments(*(column[order] for column in segments)), slots[order]
     document = own.document
     row_offsets = np.searchsorted(row, np.arange(layout.rows + 1)).astype(np.int64)
+    begin, ids = body_tokens(documents, own)
     table = Table(
-        documents.offsets[document] + own.start,
-        own.n,
-        own.task,
-        own.bos,
-        own.eos,
-        own.key,
-        real,
-        row * seq_length + layout.begin,
-        np.arange(len(row)) - row_offsets[row] + 1,
+        begin=begin,
+        bodies=own.bodies(),
+        task=own.task,
+        bos=own.bos,
+        eos=own.eos,
+        slots=real,
+        at=row * seq_length + layout.begin,
+        row=row,
+        number=np.arange(len(row)) - row_offsets[row] + 1,
+        start=own.start,
+        copy=own.copy,
+        document=document,
     )
-    with_labels = any(task.objective.label_alignment == "same_slot" for task in tasks)
-    arrays, prefixes = render_rows(
-        tasks, table, documents.ids, layout.rows, seq_length, documents.ids.dtype, with_labels
-    )
+    made = render_rows(tasks, table, ids, documents.training, layout.rows, seq_length, documents.ids.dtype)
+    arrays = made.rows
     arrays["row_offsets"] = row_offsets
     arrays["segment_doc"] = documents.position[document]
     arrays["segment_start"] = own.start
@@ -169,14 +318,34 @@ def render(
     if pad_seq_to_mult > 1:
         arrays["cu_seqlens_padded"] = _cumulative(rounded_up(real, pad_seq_to_mult), row, row_offsets)
     arrays["segment_tokens"] = own.n.astype(np.int32)
-    arrays["segment_prefix"] = prefixes.astype(np.int32)
-    arrays["segment_noise"] = np.zeros(len(row), np.float32)
-    arrays["segment_loss_weight"] = np.ones(len(row), np.float32)
+    arrays["segment_prefix"] = made.prefix.astype(np.int32)
+    arrays["segment_noise"] = made.noise
+    arrays["segment_loss_weight"] = made.loss_weight
     arrays["segment_file"] = documents.file[document].astype(np.uint32)
+    if made.blocks is not None:
+        arrays["block_offsets"], arrays["block_noise"], arrays["block_loss_weight"] = made.blocks
+    if made.trained is not None:
+        arrays["trained_offsets"], arrays["trained_ranges"] = made.trained
     arrays["segment_task"] = own.task.astype(np.uint16)
     arrays["segment_source"] = documents.source[document].astype(np.uint16)
     arrays["segment_repeat"] = documents.repeat[document].astype(np.uint16)
     return arrays
+
+
+def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
+    """(begin int64[m], flat ids): where each body's tokens lie. Bodies that repeat a system message are laid behind the ids."""
+    begin = documents.offsets[segments.document] + segments.start
+    repeating = np.flatnonzero(segments.copy)
+    if not len(repeating):
+        return begin, documents.ids
+    parts, at = [documents.ids], len(documents.ids)
+    for g in repeating:
+        first = documents.offsets[segments.document[g]]
+        content = first + segments.start[g]
+        parts += [documents.ids[first : first + segments.copy[g]], documents.ids[content : content + segments.n[g]]]
+        begin[g] = at
+        at += int(segments.copy[g] + segments.n[g])
+    return begin, np.concatenate(parts)
 
 
 def rounded_up(slots: np.ndarray, multiple: int) -> np.ndarray:

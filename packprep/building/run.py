@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first
+from packprep.building.forecast import forecast
 from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.publication import MANIFEST, missing_shards, publish
@@ -120,6 +121,8 @@ def build(
                 manifest = publish(out, job)
         finally:
             progress.end()
+    if manifest is not None and not manifest["ledger"]["rows"]:
+        progress.say(f"warning: no document could be used, so the dataset has no rows; see {out / 'rejects'} for why")
     others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
     return Outcome(out, job, manifest, len(missing), others)
 
@@ -141,6 +144,8 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
             )
         fresh = make_plan(inputs)
+        for warning in forecast(fresh, inputs)["warnings"]:
+            progress.say(f"warning: {warning}")
         tokenizer = out / "tokenizer.json"
         first = write_first(tokenizer, inputs.vocabulary.tokenizer_json)
         if not first and read_plan(out) is None and digest_of_file(tokenizer) != inputs.vocabulary.digest:

@@ -14,6 +14,7 @@ from packprep.corpus.readers import Decoders
 from packprep.corpus.reading import Reading, read_documents
 
 TOO_LONG = "too_long"
+UNTRAINED = "untrained_segment"
 
 
 class Made(NamedTuple):
@@ -22,6 +23,7 @@ class Made(NamedTuple):
     arrays: dict[str, np.ndarray]  # as dataset/shard.py lists them
     reading: Reading
     ledger: dict[str, Any]
+    segments: Segments  # in the shard's order
 
 
 def read_shard(
@@ -33,8 +35,9 @@ def read_shard(
     """The documents of shard number `shard`; arguments as in `make_shard`."""
     extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
     return read_documents(
-        job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress
-    )
+        job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress,
+        marks=job.marks,
+    )  # fmt: skip
 
 
 def make_shard(
@@ -50,9 +53,11 @@ def make_shard(
     mult = recipe.packing.pad_seq_to_mult
     if recipe.packing.algorithm == "concat":
         segments, row, _ = cut_at_row_ends(recipe, tasks, documents)
+        untrained = np.zeros(len(documents.position), np.int64)
         slots = slots_of(tasks, segments)
     else:
-        segments, _ = cut(recipe, tasks, documents)
+        segments, untrained = cut(recipe, tasks, documents)
+        _note_untrained(job, reading, untrained)
         slots = slots_of(tasks, segments)
         most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
         row, _ = pack(rounded_up(slots, mult), recipe.seq_length, recipe.packing.algorithm, most)
@@ -62,9 +67,15 @@ def make_shard(
     last_row_padding = recipe.seq_length - int(physical[in_last].sum()) if len(row) else 0
     layout = arrange(segments.key, physical, row, recipe.packing.algorithm == "next_fit")
     arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult)
-    return Made(
-        arrays, reading, _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, shard)
-    )
+    balance = _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, untrained, shard)
+    return Made(arrays, reading, balance, Segments(*(column[layout.order] for column in segments)))
+
+
+def _note_untrained(job: Job, reading: Reading, untrained: np.ndarray) -> None:
+    """Tokens of supervised documents' segments without a trained token are dropped."""
+    for d in np.flatnonzero(untrained):
+        dropped = reading.dropped_tokens[job.sources[reading.documents.source[d]].name]
+        dropped[UNTRAINED] = dropped.get(UNTRAINED, 0) + int(untrained[d])
 
 
 def _note_left_out(job: Job, reading: Reading, segments: Segments) -> None:
@@ -94,14 +105,14 @@ def _ledger(
     layout: Layout,
     last_row_padding: int,
     arrays: dict[str, np.ndarray],
+    untrained: np.ndarray,
     shard: int,
 ) -> dict[str, Any]:
     documents, order = reading.documents, layout.order
     truncated = np.zeros(len(job.sources), np.int64)
     if job.recipe.documents.long == "truncate":
-        cut_off = np.diff(documents.offsets) - np.bincount(
-            segments.document, segments.n, len(documents.position)
-        ).astype(np.int64)
+        used = np.bincount(segments.document, segments.n, len(documents.position)).astype(np.int64)
+        cut_off = np.diff(documents.offsets) - used - untrained
         np.add.at(truncated, documents.source, cut_off)
     balance = ledger.shard_ledger(
         reading,
@@ -110,6 +121,7 @@ def _ledger(
         arrays,
         segments.bos[order],
         segments.eos[order],
+        segments.copy[order],
         slots[order],
         physical[order],
         truncated,

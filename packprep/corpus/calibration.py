@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from packprep.corpus.conversations import Marked, MarkReader
 from packprep.corpus.planning import Extent, PlannedSource, format_name
 from packprep.corpus.readers import read
-from packprep.corpus.tokenization import Engine, tokenize
+from packprep.corpus.tokenization import Engine
+from packprep.corpus.training import tokenize_marked
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.randomness import CALIBRATION, bits64, permute, text_key
 
@@ -26,13 +28,17 @@ class Estimates:
     ratios: dict[str, int]
     tokens_per_byte: float
     document_bytes: float
+    supervised: bool  # whether a document had loss_spans or messages
     relative_error: float  # standard error of the source's estimated tokens, as a part of them
 
 
-def calibrate(source: PlannedSource, engine: Engine, vocabulary: Vocabulary, special_text: str) -> Estimates:
-    """Estimates of a source whose ratios are not known yet (`source.ratios` is not read)."""
+def calibrate(
+    source: PlannedSource, engine: Engine, vocabulary: Vocabulary, special_text: str, marks: MarkReader | None = None
+) -> Estimates:
+    """Estimates of a source whose ratios are not known yet (`source.ratios` is not read). marks: as in `readers.read`."""
     ratios: dict[str, int] = {}
     tokens = text_bytes = documents = 0
+    supervised = False
     rates: list[tuple[int, int]] = []  # (tokens, stored bytes) of each piece looked at
     kinds = [format_name(*f) for f in source.formats]
     of_piece = np.array([kinds.index(kinds[f]) for f in source.pieces.file], np.int64)
@@ -43,9 +49,11 @@ def calibrate(source: PlannedSource, engine: Engine, vocabulary: Vocabulary, spe
             key = bits64(text_key(source.seed, source.name, kind), CALIBRATION)
             for i in permute(np.arange(min(PIECES, len(own))), len(own), key):
                 piece = int(own[i])
-                stored, texts = _look_at(source, piece)
+                stored, texts, marked = _look_at(source, piece, marks)
+                supervised |= any(mark is not None for mark in marked)
                 n_bytes = sum(len(text.encode()) for text in texts)
-                n_tokens = int(tokenize(engine, texts, special_text, vocabulary).offsets[-1])
+                of_texts, _ = tokenize_marked(engine, texts, marked, special_text, vocabulary)
+                n_tokens = int(of_texts.offsets[-1])
                 stored_seen, text_seen = stored_seen + stored, text_seen + n_bytes
                 tokens, text_bytes, documents = tokens + n_tokens, text_bytes + n_bytes, documents + len(texts)
                 rates.append((n_tokens, stored))
@@ -55,12 +63,13 @@ def calibrate(source: PlannedSource, engine: Engine, vocabulary: Vocabulary, spe
         ratios,
         tokens / text_bytes if text_bytes else 1.0,
         text_bytes / documents if documents else 0.0,
+        supervised,
         _relative_error(rates),
     )
 
 
-def _look_at(source: PlannedSource, piece: int) -> tuple[int, list[str]]:
-    """(stored bytes looked at, texts that begin there)."""
+def _look_at(source: PlannedSource, piece: int, marks: MarkReader | None) -> tuple[int, list[str], list[Marked | None]]:
+    """(stored bytes looked at, texts that begin there, what they say of their training)."""
     stored = max(1, int(source.pieces.bytes[piece]))
     weight = 1 << 20
     hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
@@ -75,8 +84,9 @@ def _look_at(source: PlannedSource, piece: int) -> tuple[int, list[str]]:
     parts = list(source.parts(Extent(piece, 0, 0, hi, weight)))
     if format == "text":  # whole files
         looked = sum(part.size for part in parts)
-    texts = [text for part in parts for batch in read(part, source.source.text_key) for text in batch.texts]
-    return max(1, looked), texts
+    batches = [batch for part in parts for batch in read(part, source.source.text_key, marks=marks)]
+    texts = [text for batch in batches for text in batch.texts]
+    return max(1, looked), texts, [mark for batch in batches for mark in batch.marks]
 
 
 def _relative_error(rates: Sequence[tuple[int, int]]) -> float:

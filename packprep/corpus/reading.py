@@ -1,6 +1,6 @@
 """What one shard reads: parts of files → token documents, as columns. After this there is no Python object per document."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from packprep.corpus.conversations import MarkReader
 from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.readers import BAD_REASONS, Decoders, read
-from packprep.corpus.tokenization import Engine, tokenize
+from packprep.corpus.tokenization import Engine
+from packprep.corpus.training import Trained, Training, tokenize_marked, training_columns
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.errors import SourceError
 from packprep.randomness import REPEAT, SAMPLE, bits64, segment_key, text_key
@@ -18,6 +20,7 @@ from packprep.recipe import Recipe
 
 EMPTY = "empty"
 BELOW_MIN_TOKENS = "below_min_tokens"
+UNTRAINED = "untrained"
 
 
 class Documents(NamedTuple):
@@ -30,6 +33,7 @@ class Documents(NamedTuple):
     source: np.ndarray  # int64[D]
     repeat: np.ndarray  # int64[D]: which use
     file_key: np.ndarray  # uint64[D]: key of (seed, source name, file name)
+    training: Training | None = None  # None: no document says what of it is trained
 
 
 @dataclass
@@ -77,6 +81,10 @@ def keeper(source: PlannedSource, use: int) -> Callable[[int, np.ndarray], np.nd
     return keep
 
 
+def _keep_only(only: Mapping[int, np.ndarray]) -> Callable[[int, np.ndarray], np.ndarray]:
+    return lambda file, positions: np.isin(positions, only[file])
+
+
 class _Column:
     """An array that grows at its end without a second copy of what it holds."""
 
@@ -118,9 +126,13 @@ def read_documents(
     token_dtype: np.dtype,
     decoders: Decoders | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
+    marks: MarkReader | None = None,
+    only: Mapping[int, np.ndarray] | None = None,
 ) -> Reading:
     """Read and tokenize the documents of `extents`, in order.
 
+    marks: reads loss_spans and messages; None: they are not looked at.
+    only: file → positions of the documents to read, of those files alone; None: what `sample` and `repeat` keep.
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
     A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
     """
@@ -136,25 +148,30 @@ def read_documents(
     file_keys: dict[int, np.uint64] = {}
     fewest = recipe.documents.min_tokens
     special_text = recipe.documents.special_text
+    trained: dict[int, Trained] = {}
     for source, extent in extents:
-        keep = keeper(source, extent.use)
+        keep = keeper(source, extent.use) if only is None else _keep_only(only)
         for part in source.parts(extent):
+            if only is not None and part.file not in only:
+                continue
             if part.file not in file_keys:
                 name = source.files[part.file - source.first_file].name
                 file_keys[part.file] = text_key(source.seed, source.name, name)
-            for batch in read(part, source.source.text_key, keep, decoders=decoders):
+            for batch in read(part, source.source.text_key, keep, decoders=decoders, marks=marks):
                 before = len(rejected.records)
                 for reject in batch.rejects:
                     rejected.add(source, extent.use, reject.file, reject.position, reject.reason, reject.detail)
                 joined = "".join(batch.texts).encode()
                 digests[source.name].update(joined)
-                tokens = tokenize(engine, batch.texts, special_text, vocabulary)
+                tokens, marked = tokenize_marked(engine, batch.texts, batch.marks, special_text, vocabulary)
                 for i, reason, detail in tokens.rejected:
                     rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
                 if recipe.documents.bad_documents == "fail":
                     _fail_on_bad(rejected.records[before:], part.path)
                 lengths = np.diff(tokens.offsets)
                 used = lengths >= fewest
+                untrained = [i for i, part_trained in marked.items() if used[i] and not len(part_trained.spans)]
+                used[untrained] = False
                 if not used.all():
                     turned_away = {i for i, _, _ in tokens.rejected}
                     for i in map(int, np.flatnonzero(~used)):
@@ -163,6 +180,8 @@ def read_documents(
                         n = int(lengths[i])
                         reason = EMPTY if n == 0 else BELOW_MIN_TOKENS
                         detail = f"{n} tokens; documents.min_tokens = {fewest}" if n else "no text, or no token of it"
+                        if i in untrained:
+                            reason, detail = UNTRAINED, "none of its tokens begins inside of what is trained"
                         rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
                         if n:
                             dropped[source.name][reason] = dropped[source.name].get(reason, 0) + n
@@ -171,6 +190,9 @@ def read_documents(
                     ids.extend(tokens.ids)
                 offsets.extend(np.cumsum(lengths[used]) + offsets._array[offsets.size - 1])
                 count = int(used.sum())
+                if marked:
+                    numbers = columns[0].size + np.cumsum(used) - 1
+                    trained.update({int(numbers[i]): marked[i] for i in marked if used[i]})
                 columns[0].extend(batch.positions[used])
                 for column, value in zip(columns[1:], (part.file, source.index, extent.use), strict=True):
                     column.extend(value, count)
@@ -181,8 +203,9 @@ def read_documents(
                     read_now = len(batch.texts) + len(batch.rejects)
                     progress(read_now, len(joined), int(lengths.sum()), len(rejected.records) - before)
     position, file, source_index, repeat = (column.take() for column in columns)
+    training = training_columns(trained, len(position))
     return Reading(
-        Documents(ids.take(), offsets.take(), position, file, source_index, repeat, keys.take()),
+        Documents(ids.take(), offsets.take(), position, file, source_index, repeat, keys.take(), training),
         rejected,
         counts,
         dropped,

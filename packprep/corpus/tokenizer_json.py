@@ -3,12 +3,15 @@
 Three sources: a file or folder, the Hugging Face Hub, and the built-in vocabulary of bytes.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from packprep.errors import VocabularyError
 
@@ -85,6 +88,30 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, dict[str, str]]:
             'a name on the Hugging Face Hub, or "bytes"; a path is relative to the recipe'
         )
     return _from_hub(name, path)
+
+
+def read_beside(name: str, base: Path, file: str) -> bytes | None:
+    """The bytes of a file that lies beside the tokenizer.json of `load_tokenizer_json`; None if there is none."""
+    if name == "bytes":
+        return None
+    path = base / Path(name).expanduser()
+    if path.exists():
+        return _read_if_there(path / file if path.is_dir() else path.with_name(file))
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return _read(Path(huggingface_hub.hf_hub_download(name, file)))
+    except EntryNotFoundError:
+        return None
+    except VocabularyError:
+        raise
+    except Exception as error:  # see _from_hub
+        first_line = (str(error).strip().splitlines() or ["no message"])[0]
+        raise VocabularyError(
+            f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({type(error).__name__}: {first_line}). "
+            "Check the network, or download the tokenizer's files once and give their folder"
+        ) from error
 
 
 def _read(path: Path) -> bytes:
@@ -323,3 +350,24 @@ def _dump(parsed: dict[str, Any]) -> bytes:
 
 def _some(items: Sequence[str]) -> str:
     return "; ".join(items[:5]) + (f"; and {len(items) - 5} more" if len(items) > 5 else "")
+
+
+@functools.lru_cache(maxsize=4)
+def continuing_tokens(data: bytes, vocab_size: int) -> np.ndarray:
+    """uint8[vocab_size]: 1 where a token begins inside a character of UTF-8, so that a text must not be cut before it.
+
+    Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
+    """
+    parsed = json.loads(data)
+    model = parsed["model"]
+    vocab = model["vocab"]
+    pairs = vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab))
+    continues = np.zeros(vocab_size, np.uint8)
+    if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
+        inside = {character for byte, character in enumerate(_byte_characters()) if byte & 0xC0 == 0x80}
+        which = [i for text, i in pairs if text[:1] in inside]
+    else:
+        inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}
+        which = [i for text, i in pairs if text in inside] if model.get("byte_fallback") else []
+    continues[which] = 1
+    return continues if which else np.zeros(0, np.uint8)

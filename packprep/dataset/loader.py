@@ -19,6 +19,7 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.manifest import Manifest, Task, read_manifest
+from packprep.dataset.redraw import Laws, laws_of, redrawn
 from packprep.dataset.row import Row, derived_labels, read_only
 from packprep.dataset.shard import Shard, open_shard
 from packprep.errors import ArgumentError, DatasetError, StateError
@@ -122,6 +123,10 @@ class Dataset:
                     table[i, k] = values[name]
         return read_only(table)
 
+    @cached_property
+    def _laws(self) -> Laws:
+        return laws_of(self.manifest)
+
     def _shard(self, number: int) -> Shard:
         # No lock, which a fork could leave held: single dict operations are atomic, and two threads that miss at once
         # only map a shard twice.
@@ -185,15 +190,17 @@ class Dataset:
         out: Mapping[str, np.ndarray] | None = None,
         columns: Sequence[str] | None = None,
         dtype: Any = None,
+        epochs: Sequence[int] | np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """Rows `indices` as a dict of [B, T] arrays.
 
         columns: names of COLUMNS (all, the default) and of MORE_COLUMNS. dtype: of tokens, labels, segment_ids,
         position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to write into, whose dtypes
-        then decide; its arrays are returned.
+        then decide; its arrays are returned. epochs: one for each row; above 0, its in-place segments are noised anew.
         """
         names = _checked_columns(columns, out)
         places = self._locate(np.asarray(indices, None if len(indices) else np.int64))
+        anew = self._anew(epochs, len(places))
         shape = (len(places), self.seq_length)
         batch: dict[str, np.ndarray] = {}
         for name in names:
@@ -222,6 +229,8 @@ class Dataset:
                 if name == "loss_mask" and self._loss_on is not None:
                     continue
                 for i, (shard, row) in enumerate(places):
+                    if name in ("tokens", "loss_mask") and i in anew:
+                        continue
                     np.copyto(batch[name][i], shard.arrays[name][row], casting="unsafe")
         if derive_labels:
             derived_labels(gathered("tokens"), gathered("segment_ids"), self.pad_id, batch["labels"])
@@ -237,8 +246,48 @@ class Dataset:
             for i, (shard, row) in enumerate(places):
                 view = Row(self, -1, shard, row)
                 for name in by_row:
+                    if name in ("loss_mask", "loss_weights") and i in anew:
+                        continue
                     np.copyto(batch[name][i], getattr(view, name), casting="unsafe")
+        if anew:
+            self._redraw(batch, places, anew)
         return batch
+
+    def _anew(self, epochs: Sequence[int] | np.ndarray | None, n_rows: int) -> dict[int, int]:
+        """Place in the batch → epoch, of the rows that are noised anew."""
+        if epochs is None:
+            return {}
+        if len(epochs) != n_rows:
+            raise ArgumentError(f"{len(epochs)} epochs are given for {n_rows} rows")
+        numbers = [_integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
+        return {i: epoch for i, epoch in enumerate(numbers) if epoch} if self._predicts_in_place else {}
+
+    def _redraw(self, batch: dict[str, np.ndarray], places: list[tuple[Shard, int]], anew: dict[int, int]) -> None:
+        """Fill in tokens, loss_mask and loss_weights of the rows that are noised anew, as far as they are wanted."""
+        if not {"tokens", "loss_mask", "loss_weights"} & set(batch):
+            return
+        which = list(anew)
+        own = [places[i] for i in which]
+        every = len(which) == len(places)
+        direct: dict[str, np.ndarray] = {
+            name: batch[name]
+            for name in ("tokens", "loss_mask")
+            if every
+            and name in batch
+            and batch[name].flags.c_contiguous
+            and batch[name].dtype == self._dtype_of(name, None)
+        }
+        weighted = "loss_weights" in batch
+        epochs = np.array(list(anew.values()), np.int64)
+        made = redrawn(self._laws, own, epochs, self.seq_length, weighted, direct)
+        if self._loss_on is not None:
+            for i, (shard, row) in enumerate(own):
+                made.loss_mask[i] *= Row(self, -1, shard, row)._loss_is_on()
+        if made.loss_weights is not None:
+            np.multiply(made.loss_weights, made.loss_mask, out=made.loss_weights)
+        for name, rows in made._asdict().items():
+            if name in batch and name not in direct:
+                batch[name][slice(None) if every else which] = rows
 
     def _dtype_of(self, name: str, dtype: Any) -> np.dtype:
         if isinstance(dtype, Mapping):
@@ -261,9 +310,13 @@ class Dataset:
         epochs: int | None = None,
         columns: Sequence[str] | None = None,
         dtype: Any = None,
+        redraw: bool = False,
     ) -> "Batches":
-        """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends."""
-        return Batches(self, batch_size, seed, rank, world_size, shuffle, epochs, columns, dtype)
+        """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
+
+        redraw: epoch 0 is the stored rows, in later ones the in-place segments are noised anew, by the same law.
+        """
+        return Batches(self, batch_size, seed, rank, world_size, shuffle, epochs, columns, dtype, redraw)
 
     def with_loss_on(
         self, source: str | Iterable[str] | None = None, task: str | Iterable[str] | None = None
@@ -305,6 +358,7 @@ class Batches:
         epochs: int | None,
         columns: Sequence[str] | None,
         dtype: Any,
+        redraw: bool = False,
     ):
         batch_size = _integer("batch_size", batch_size, 1, 1 << 31)
         world_size = _integer("world_size", world_size, 1, 1 << 31)
@@ -319,9 +373,12 @@ class Batches:
         self._shuffle = bool(shuffle)
         self._batch_size, self._rank, self._world_size, self._epochs = batch_size, rank, world_size, epochs
         self._columns, self._dtype = columns, dtype
+        self._redraw = bool(redraw)
+        if self._redraw:
+            _ = dataset._laws  # refuses a task without one now, not after an epoch
         self._rows = 0  # delivered over all ranks before `_step` 0
         self._step = 0
-        self._ahead: list[np.ndarray] = []  # the rows of the next steps, the next one last
+        self._ahead: list[tuple[np.ndarray, np.ndarray]] = []  # rows and epochs of the next steps, the next one last
 
     def __iter__(self) -> "Batches":
         return self
@@ -331,13 +388,15 @@ class Batches:
             self._ahead = self._draw()
             if not self._ahead:
                 raise StopIteration
-        batch = self.dataset.batch(self._ahead[-1], columns=self._columns, dtype=self._dtype)
+        rows, epochs = self._ahead[-1]
+        anew = epochs if self._redraw else None
+        batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, epochs=anew)
         self._ahead.pop()  # only now: a batch that could not be read is not delivered
         self._step += 1
         return batch
 
-    def _draw(self) -> list[np.ndarray]:
-        """The rows of the next steps, the next one last; empty at the end."""
+    def _draw(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rows and epochs of the next steps, the next one last; empty at the end."""
         n, size, world = len(self.dataset), self._batch_size, self._world_size
         steps = max(1, min(_SAMPLES_AHEAD // size, n // (size * world)))  # no more epochs at once than one and its end
         if self._epochs is not None:
@@ -348,10 +407,9 @@ class Batches:
         at = [order.samples_of_step(self._rows, self._step + k, size, self._rank, world) for k in range(steps)]
         samples = np.array(at, np.int64)
         rows = order.rows_of_samples(samples, n, self._seed, self._shuffle)
-        if self._epochs is None:
-            return list(rows)[::-1]
-        end = self._epochs * n
-        return [r[g < end] for r, g in zip(rows, samples, strict=True)][::-1]
+        end = np.iinfo(np.int64).max if self._epochs is None else self._epochs * n
+        kept = samples < end
+        return [(r[k], g[k] // n) for r, g, k in zip(rows, samples, kept, strict=True)][::-1]
 
     def state_dict(self) -> dict[str, Any]:
         """{fingerprint, seed, shuffle, rows}, for json: where all ranks stand after the steps made so far."""

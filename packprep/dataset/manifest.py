@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from packprep.errors import DatasetError
 
@@ -35,6 +35,7 @@ class Task(TypedDict):
     label_alignment: str  # one of LABEL_ALIGNMENTS
     mode_token: int | None
     parameters: dict[str, Any]
+    resolved: NotRequired[dict[str, Any]]  # what the plan worked out once
 
 
 class ShardEntry(TypedDict):

@@ -92,11 +92,14 @@ class Row:
     @cached_property
     def loss_mask(self) -> np.ndarray:
         stored = self._shard.arrays["loss_mask"][self._row]
-        if self.dataset._loss_on is None:
-            return stored
+        return stored if self.dataset._loss_on is None else read_only(stored * self._loss_is_on())
+
+    def _loss_is_on(self) -> np.ndarray:
+        """bool[T]: the slots of the segments that `with_loss_on` kept; padding False."""
+        assert self.dataset._loss_on is not None
         sources, tasks = self.dataset._loss_on
         kept = self._of_segment("source", sources) & self._of_segment("task", tasks)
-        return read_only(stored * self._at_slots(kept, False))
+        return self._at_slots(kept, False)
 
     def _of_segment(self, column: str, table: np.ndarray) -> np.ndarray:
         """What `table` says of each segment's task or source."""

@@ -7,7 +7,15 @@ Objectives from outside the package are added by `register` or by an entry point
 from importlib.metadata import entry_points
 
 from packprep.errors import RecipeError
-from packprep.objectives import causal, prefix_lm, span_corruption
+from packprep.objectives import (
+    block_diffusion,
+    causal,
+    fill_in_the_middle,
+    masked_diffusion,
+    prefix_lm,
+    span_corruption,
+    uniform_diffusion,
+)
 from packprep.objectives.objective import Objective
 
 REGISTRY: dict[str, Objective] = {
@@ -16,6 +24,10 @@ REGISTRY: dict[str, Objective] = {
         causal.OBJECTIVE,
         prefix_lm.OBJECTIVE,
         span_corruption.OBJECTIVE,
+        fill_in_the_middle.OBJECTIVE,
+        masked_diffusion.OBJECTIVE,
+        uniform_diffusion.OBJECTIVE,
+        block_diffusion.OBJECTIVE,
     )
 }
 

@@ -9,17 +9,7 @@ prefix 0
 import numpy as np
 
 from packprep.kernel import kernel
-from packprep.objectives.objective import Columns, Objective, Slots, Task
-
-
-def body_slots(task: Task, n: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """n."""
-    return n
-
-
-def most_body_slots(task: Task, n: int) -> int:
-    """n."""
-    return n
+from packprep.objectives.objective import Columns, Objective, Task
 
 
 @kernel
@@ -31,25 +21,22 @@ def _copy(source, source_begin, n, target, target_begin):
             target[t + j] = source[s + j]
 
 
-def render(task: Task, columns: Columns, tokens: np.ndarray, slots: Slots) -> None:
+def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Copies the tokens."""
-    _copy(tokens, columns.begin, columns.n, slots.tokens, columns.body)
+    _copy(tokens, columns.begin, columns.bodies.n, rows, columns.at)
 
 
 def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Copies the body back."""
-    _copy(rows, columns.body, columns.n, out, columns.begin)
-    return np.ones(columns.n.shape, np.bool_)
+    _copy(rows, columns.at, columns.bodies.n, out, columns.begin)
+    return np.ones(columns.begin.shape, np.bool_)
 
 
 OBJECTIVE = Objective(
     name="causal",
     attention="causal",
-    label_alignment="next_token",
     constant=True,
-    parameters=(),
-    body_slots=body_slots,
-    most_body_slots=most_body_slots,
+    supervised=True,
     render=render,
     restore=restore,
 )

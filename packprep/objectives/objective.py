@@ -5,11 +5,14 @@ an objective says how many slots its body takes (the length law), writes the bod
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.dataset.noise import Ids as NoiseIds
+from packprep.dataset.noise import Noised, ordinary_ids
 from packprep.errors import RecipeError
 
 
@@ -25,38 +28,53 @@ class Parameter:
     low_open: bool = False
     high_open: bool = False
     choices: tuple[str, ...] = ()
+    shares: bool = False
 
     def range_text(self) -> str:
         """The feasible values in words, for messages and the docs."""
         if self.choices:
             return " | ".join(self.choices)
+        if self.shares:
+            return f"{len(self.default)} numbers, 0 … 1, that sum to 1"
         if isinstance(self.default, bool):
             return "true | false"
         if self.low is None and self.high is None:
             return ""
+        name = "two numbers low ≤ high in " if isinstance(self.default, tuple) else ""
         left = "(" if self.low_open or self.low is None else "["
         right = ")" if self.high_open or self.high is None else "]"
         low = "−∞" if self.low is None else f"{self.low:g}"
         high = "∞" if self.high is None else f"{self.high:g}"
-        return f"{left}{low}, {high}{right}"
+        return f"{name}{left}{low}, {high}{right}"
 
     def accept(self, value: Any, where: str) -> Any:
         """`value` in the parameter's type; RecipeError with the feasible range if it cannot be used."""
         kind = type(self.default)
+        if kind is tuple:
+            return self._accept_numbers(value, where)
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
             raise RecipeError(f"{where}.{self.name} = {value!r}: expected {_kind_names[kind]} ({self.range_text()})")
-        inside = not self.choices or value in self.choices
-        if kind in (int, float) and inside:
-            inside = (
-                (self.low is None or value > self.low or (value == self.low and not self.low_open))
-                and (self.high is None or value < self.high or (value == self.high and not self.high_open))
-                and np.isfinite(value)
-            )
-        if not inside:
+        if not (value in self.choices if self.choices else kind not in (int, float) or self._holds(value)):
             raise RecipeError(f"{where}.{self.name} = {value!r}: must be in {self.range_text()}")
         return value
+
+    def _holds(self, value: float) -> bool:
+        above = self.low is None or value > self.low or (value == self.low and not self.low_open)
+        below = self.high is None or value < self.high or (value == self.high and not self.high_open)
+        return above and below and bool(np.isfinite(value))
+
+    def _accept_numbers(self, value: Any, where: str) -> tuple[float, ...]:
+        good = isinstance(value, (list, tuple)) and len(value) == len(self.default)
+        good = good and all(type(v) in (int, float) and self._holds(v) for v in value)
+        if good and self.shares:
+            good = abs(sum(value) - 1.0) < 1e-9
+        elif good:
+            good = value[0] <= value[1]
+        if not good:
+            raise RecipeError(f"{where}.{self.name} = {value!r}: must be {self.range_text()}")
+        return tuple(float(v) for v in value)
 
 
 _kind_names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -72,6 +90,15 @@ class Ids:
     eos: int
     mask: int
     sentinels: np.ndarray  # int32[k]
+    fim: tuple[int, int, int] = (-1, -1, -1)  # prefix, middle, suffix
+    special: tuple[int, ...] = ()  # ids that are no ordinary text
+    continues: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8), repr=False)
+    """uint8[vocab_size]: 1 where a token begins inside a character of UTF-8; empty: none does."""
+
+    @cached_property
+    def for_noise(self) -> NoiseIds:
+        """The ids that in-place noise writes."""
+        return NoiseIds(self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)))
 
 
 @dataclass(frozen=True)
@@ -84,58 +111,85 @@ class Task:
     parameters: Mapping[str, Any]
     mode_token: int  # −1: none
     ids: Ids
+    resolved: Mapping[str, Any] = field(default_factory=dict)  # what the plan worked out once: thresholds, …
 
     @property
     def mode(self) -> int:
         """How many slots the mode token takes: 0 or 1."""
         return int(self.mode_token >= 0)
 
-    def slots(self, n: np.ndarray, bos: np.ndarray, eos: np.ndarray, key: np.ndarray) -> np.ndarray:
-        """int64[m]: the exact number of slots of segments with n content tokens (int64[m]). bos, eos: 0 or 1."""
-        return self.objective.body_slots(self, n, key) + bos + eos + self.mode
+    @property
+    def in_place(self) -> bool:
+        """Whether the prediction at a slot is of that slot's own original token."""
+        return self.objective.noise is not None
+
+    def slots(self, bodies: "Bodies", bos: np.ndarray, eos: np.ndarray) -> np.ndarray:
+        """int64[m]: the exact number of slots of segments. bos, eos: int64[m], 0 or 1."""
+        return self.objective.copies * (self.body_slots(bodies) + bos + eos + self.mode)
+
+    def body_slots(self, bodies: "Bodies") -> np.ndarray:
+        """int64[m]: the slots of the bodies alone, once."""
+        return bodies.n if self.objective.body_slots is None else self.objective.body_slots(self, bodies)
+
+    def most_body_slots(self, n: int) -> int:
+        """The most slots that a body of n tokens can take."""
+        return n if self.objective.most_body_slots is None else self.objective.most_body_slots(self, n)
 
     def capacity(self, slots: int, bos: int, eos: int) -> int:
         """The largest number of content tokens that fits into `slots` slots whatever will be drawn; 0 if none does."""
-        room = slots - bos - eos - self.mode
+        room = slots // self.objective.copies - bos - eos - self.mode
         low, high = 0, max(room, 0)  # a body is never shorter than its tokens
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.objective.most_body_slots(self, middle) <= room else (low, middle - 1)
+            low, high = (middle, high) if self.most_body_slots(middle) <= room else (low, middle - 1)
         return min(low, self.objective.most_tokens(self)) if self.objective.most_tokens else low
 
 
-class Columns(NamedTuple):
-    """Segments of one task, one array a column, [m] each."""
+class Bodies(NamedTuple):
+    """What decides the form of segments' bodies, one array a column, [m] each."""
 
-    begin: np.ndarray  # int64: index of the first content token in the flat array of tokens
-    n: np.ndarray  # int64: content tokens
+    n: np.ndarray  # int64: tokens of the body: content, and a system message that is repeated
     key: np.ndarray  # uint64
-    body: np.ndarray  # int64: index of the body's first slot in the flat rows
+    first_trained: np.ndarray  # int64: the first token that may be trained; −1 where all may
 
 
-class Slots(NamedTuple):
-    """The flat rows that render writes, [rows · seq_length] each."""
+class Columns(NamedTuple):
+    """Segments of one task that are written or read, one array a column, [m] each."""
 
-    tokens: np.ndarray  # uint16 or int32
+    begin: np.ndarray  # int64: index of the first token in the flat array of tokens
+    bodies: Bodies
+    at: np.ndarray  # int64: index of the body's first slot in the flat rows
 
 
 @dataclass(frozen=True)
 class Objective:
     """One way to turn a segment's tokens into slots.
 
-    attention        "causal": every slot sees what lies before it; "prefix": the slots of the prefix see each other both
-                     ways too. A prefix is bos + mode + `body_prefix`.
-    label_alignment  "next_token": the prediction at a slot is of the next one.
-    constant         the body's slots are n plus a constant: segments may be cut anywhere (`concat`).
+    attention        "causal": every slot sees what lies before it; "prefix": the slots of the prefix (bos, mode and
+                     `body_prefix`) see each other both ways too; "bidirectional": all do; "block_diffusion": its own rule.
     parameters       the keys of `[[tasks]]` that it reads.
-    body_slots       (task, n int64[m], key uint64[m]) → int64[m], the length law.
+    constant         the body's slots are n plus a constant: segments may be cut anywhere (`concat`).
+    copies           how often bos, mode, body and eos are written: 2 for [x_t ; x_0].
+    supervised       whether documents with loss_spans or messages may draw it.
+
+    Next-token kinds, whose prediction at a slot is of the next one, have
+    body_slots       (task, bodies) → int64[m], the length law; None: n.
     most_body_slots  (task, n int) → int, the most that the law can give for n tokens; never falls when n grows.
-    render           (task, columns, tokens, slots): writes the bodies. tokens: the flat content tokens.
-    restore          (task, columns, rows, out): the inverse; reads the bodies from flat rows and writes the content tokens to
+    render           (task, columns, tokens, rows): writes the bodies. tokens: the flat tokens; rows: the flat rows.
+    restore          (task, columns, rows, out): the inverse: reads the bodies from the flat rows and writes the tokens to
                      out[begin : begin + n] of each segment. Gives bool[m]: whether a body had the form that its header says.
-    body_prefix      (task, n, key) → int64[m]: the body's slots that belong to the prefix.
+    body_prefix      (task, bodies) → int64[m]: the body's slots that belong to the prefix.
+    token_slots      (task, bodies) → int64[m, 2]: pivot p and shift s: token i stands at body slot i, or i + s from p on;
+                     for kinds that supervised documents may draw. None: no shift.
+
+    In-place kinds, whose prediction at a slot is of that slot's original token, keep their tokens in place and have
+    noise            a law of `dataset/noise.py`, which redraw uses too.
+    mean_weight      (task) → float: the expected loss weight of a trained slot; None: 1.
+    resolve          (parameters, ids) → what the plan works out once and stores: thresholds, rates.
+
     most_tokens      (task) → int: the longest segment apart from the row's length.
     sentinels        (parameters, n int) → int: how many sentinels a segment of n tokens can take.
+    added            what the slots are that the body has beyond its tokens, in the ledger: "sentinel" or "fim".
     roles            (parameters) → the roles that must be in the vocabulary.
     forecast         (task, n int) → figures that the plan prints of a segment of n tokens: name → (wanted, realised).
     check            (parameters, where): RecipeError for parameters that do not go together.
@@ -143,16 +197,27 @@ class Objective:
 
     name: str
     attention: str
-    label_alignment: str
-    constant: bool
-    parameters: tuple[Parameter, ...]
-    body_slots: Callable[[Task, np.ndarray, np.ndarray], np.ndarray]
-    most_body_slots: Callable[[Task, int], int]
-    render: Callable[[Task, Columns, np.ndarray, Slots], None]
-    restore: Callable[[Task, Columns, np.ndarray, np.ndarray], np.ndarray]
-    body_prefix: Callable[[Task, np.ndarray, np.ndarray], np.ndarray] | None = None
+    parameters: tuple[Parameter, ...] = ()
+    constant: bool = False
+    copies: int = 1
+    supervised: bool = False
+    body_slots: Callable[[Task, Bodies], np.ndarray] | None = None
+    most_body_slots: Callable[[Task, int], int] | None = None
+    render: Callable[[Task, Columns, np.ndarray, np.ndarray], None] | None = None
+    restore: Callable[[Task, Columns, np.ndarray, np.ndarray], np.ndarray] | None = None
+    body_prefix: Callable[[Task, Bodies], np.ndarray] | None = None
+    token_slots: Callable[[Task, Bodies], np.ndarray] | None = None
+    noise: Callable[..., Noised] | None = None
+    mean_weight: Callable[[Task], float] | None = None
+    resolve: Callable[[Mapping[str, Any], Ids], dict[str, Any]] | None = None
     most_tokens: Callable[[Task], int] | None = None
     sentinels: Callable[[Mapping[str, Any], int], int] | None = None
+    added: str = "sentinel"
     roles: Callable[[Mapping[str, Any]], frozenset[str]] | None = None
     forecast: Callable[[Task, int], dict[str, tuple[float, float]]] | None = None
     check: Callable[[Mapping[str, Any], str], None] | None = None
+
+    @property
+    def label_alignment(self) -> str:
+        """ "next_token" or "same_slot"."""
+        return "next_token" if self.noise is None else "same_slot"

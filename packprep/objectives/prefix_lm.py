@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from packprep.kernel import integer, kernel
-from packprep.objectives.objective import Columns, Objective, Parameter, Slots, Task
+from packprep.objectives.objective import Bodies, Columns, Objective, Parameter, Task
 from packprep.randomness import PIVOT
 
 
-def body_slots(task: Task, n: np.ndarray, key: np.ndarray) -> np.ndarray:
+def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
     """n, and one slot for the sentinel if there is one."""
-    return n + int(task.parameters["sentinel"])
+    return bodies.n + int(task.parameters["sentinel"])
 
 
 def most_body_slots(task: Task, n: int) -> int:
@@ -26,67 +26,70 @@ def most_body_slots(task: Task, n: int) -> int:
     return n + int(task.parameters["sentinel"])
 
 
-@kernel(inline=True)
-def _pivot(key, n):
-    """1 … n − 1; n ≥ 2."""
-    return 1 + integer(key, PIVOT, 0, n - 1, 0)
+@kernel
+def _pivots(n, key, first_trained, out):
+    for i in range(n.shape[0]):
+        if first_trained[i] >= 0:
+            out[i] = max(first_trained[i], 1)
+        else:
+            out[i] = 1 + integer(key[i], PIVOT, 0, n[i] - 1, 0)
 
 
 @kernel
-def _pivots(n, key, out):
+def _render(tokens, begin, n, pivot, at, sentinel, rows):
     for i in range(n.shape[0]):
-        out[i] = _pivot(key[i], n[i])
-
-
-@kernel
-def _render(tokens, begin, n, key, body, sentinel, out):
-    for i in range(n.shape[0]):
-        pivot = _pivot(key[i], n[i])
-        s, t = begin[i], body[i]
-        for j in range(pivot):
-            out[t + j] = tokens[s + j]
+        s, t = begin[i], at[i]
+        for j in range(pivot[i]):
+            rows[t + j] = tokens[s + j]
         if sentinel >= 0:
-            out[t + pivot] = sentinel
+            rows[t + pivot[i]] = sentinel
             t += 1
-        for j in range(pivot, n[i]):
-            out[t + j] = tokens[s + j]
+        for j in range(pivot[i], n[i]):
+            rows[t + j] = tokens[s + j]
 
 
 @kernel
-def _restore(rows, begin, n, key, body, sentinel, out, fits):
+def _restore(rows, begin, n, pivot, at, sentinel, out, fits):
     for i in range(n.shape[0]):
-        pivot = _pivot(key[i], n[i])
-        s, t = begin[i], body[i]
-        for j in range(pivot):
+        s, t = begin[i], at[i]
+        for j in range(pivot[i]):
             out[s + j] = rows[t + j]
         fits[i] = True
         if sentinel >= 0:
-            fits[i] = rows[t + pivot] == sentinel
+            fits[i] = rows[t + pivot[i]] == sentinel
             t += 1
-        for j in range(pivot, n[i]):
+        for j in range(pivot[i], n[i]):
             out[s + j] = rows[t + j]
 
 
-def body_prefix(task: Task, n: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """int64[m]: the pivots."""
-    out = np.empty(n.shape, np.int64)
-    _pivots(n, key, out)
+def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
+    """int64[m]: the pivots; in a supervised document the first trained token."""
+    out = np.empty(bodies.n.shape, np.int64)
+    _pivots(*bodies, out)
     return out
+
+
+def token_slots(task: Task, bodies: Bodies) -> np.ndarray:
+    """int64[m, 2]: from the pivot on, tokens stand behind the sentinel."""
+    shift = np.full(bodies.n.shape, int(task.parameters["sentinel"]), np.int64)
+    return np.stack((body_prefix(task, bodies), shift), axis=1)
 
 
 def _sentinel(task: Task) -> int:
     return int(task.ids.sentinels[0]) if task.parameters["sentinel"] else -1
 
 
-def render(task: Task, columns: Columns, tokens: np.ndarray, slots: Slots) -> None:
+def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Copies the tokens, with the sentinel at the pivot."""
-    _render(tokens, columns.begin, columns.n, columns.key, columns.body, _sentinel(task), slots.tokens)
+    pivot = body_prefix(task, columns.bodies)
+    _render(tokens, columns.begin, columns.bodies.n, pivot, columns.at, _sentinel(task), rows)
 
 
 def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Copies the body back without the sentinel; a body fits if the sentinel stands at the pivot."""
-    fits = np.empty(columns.n.shape, np.bool_)
-    _restore(rows, columns.begin, columns.n, columns.key, columns.body, _sentinel(task), out, fits)
+    fits = np.empty(columns.begin.shape, np.bool_)
+    pivot = body_prefix(task, columns.bodies)
+    _restore(rows, columns.begin, columns.bodies.n, pivot, columns.at, _sentinel(task), out, fits)
     return fits
 
 
@@ -98,12 +101,13 @@ def sentinels(parameters: Mapping[str, Any], n: int) -> int:
 OBJECTIVE = Objective(
     name="prefix_lm",
     attention="prefix",
-    label_alignment="next_token",
     constant=True,
+    supervised=True,
     parameters=(Parameter("sentinel", False, "put the first sentinel between the prefix and its continuation"),),
     body_slots=body_slots,
     most_body_slots=most_body_slots,
     body_prefix=body_prefix,
+    token_slots=token_slots,
     render=render,
     restore=restore,
     sentinels=sentinels,

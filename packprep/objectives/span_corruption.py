@@ -17,7 +17,7 @@ import numpy as np
 
 from packprep.errors import RecipeError
 from packprep.kernel import below, integer, kernel, philox, trailing_zeros
-from packprep.objectives.objective import Columns, Objective, Parameter, Slots, Task
+from packprep.objectives.objective import Bodies, Columns, Objective, Parameter, Task
 from packprep.randomness import NOISE_SPANS, ROLL, TEXT_SPANS
 
 _NO_LIMIT = 1 << 40
@@ -90,10 +90,10 @@ def _law(task: Task) -> tuple[float, float, int, bool]:
     return p["noise_density"], p["mean_span_length"], _max_spans(task), p["random_roll"]
 
 
-def body_slots(task: Task, n: np.ndarray, key: np.ndarray) -> np.ndarray:
+def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
     """n + 2 · runs: a run's tokens and its sentinel move to the targets, and a sentinel stays."""
-    out = np.empty(n.shape, np.int64)
-    _body_slots(n, key, *_law(task), out)
+    out = np.empty(bodies.n.shape, np.int64)
+    _body_slots(bodies.n, bodies.key, *_law(task), out)
     return out
 
 
@@ -277,41 +277,41 @@ def _prefixes(n, key, density, mean, max_spans, roll, out):
         out[i] = n[i] - n_noise + runs
 
 
-def body_prefix(task: Task, n: np.ndarray, key: np.ndarray) -> np.ndarray:
+def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
     """int64[m]: the inputs: the tokens that are not noise, and a sentinel a run."""
-    out = np.empty(n.shape, np.int64)
-    _prefixes(n, key, *_law(task), out)
+    out = np.empty(bodies.n.shape, np.int64)
+    _prefixes(bodies.n, bodies.key, *_law(task), out)
     return out
 
 
 def _longest(columns: Columns) -> int:
-    return int(columns.n.max(initial=0))
+    return int(columns.bodies.n.max(initial=0))
 
 
-def render(task: Task, columns: Columns, tokens: np.ndarray, slots: Slots) -> None:
+def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Draws each segment's spans and writes inputs and targets."""
     _render(
         tokens,
         columns.begin,
-        columns.n,
-        columns.key,
-        columns.body,
+        columns.bodies.n,
+        columns.bodies.key,
+        columns.at,
         *_law(task),
         task.ids.sentinels,
         _longest(columns),
-        slots.tokens,
+        rows,
     )
 
 
 def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Puts the spans back; a body fits if the right sentinels stand where the spans were and before their tokens."""
-    fits = np.empty(columns.n.shape, np.bool_)
+    fits = np.empty(columns.begin.shape, np.bool_)
     _restore(
         rows,
         columns.begin,
-        columns.n,
-        columns.key,
-        columns.body,
+        columns.bodies.n,
+        columns.bodies.key,
+        columns.at,
         *_law(task),
         task.ids.sentinels,
         _longest(columns),
@@ -374,8 +374,6 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
 OBJECTIVE = Objective(
     name="span_corruption",
     attention="prefix",
-    label_alignment="next_token",
-    constant=False,
     parameters=(
         Parameter("noise_density", 0.15, "share of the tokens that is noise", 0.0, 1.0, low_open=True, high_open=True),
         Parameter("mean_span_length", 3.0, "mean tokens of a span", 1.0),

@@ -57,10 +57,20 @@ def roles_used(recipe: Recipe) -> frozenset[str]:
     if recipe.documents.prepend_bos:
         roles.add("bos")
     for entry in recipe.tasks:
-        objective = REGISTRY[entry.objective]
-        if objective.roles:
-            roles |= objective.roles(entry.parameters)
+        objective = _objective(entry.objective, f"task {entry.name!r}")
+        roles |= objective_roles(objective, entry.parameters)
     return frozenset(roles)
+
+
+def objective_roles(objective: Objective, parameters: Mapping[str, Any]) -> frozenset[str]:
+    """The roles that an objective writes with these parameters."""
+    return objective.roles(parameters) if objective.roles else frozenset()
+
+
+def role_id(ids: Ids, role: str) -> int:
+    """The id that plays a role; −1: none."""
+    fim = dict(zip(("fim_prefix", "fim_middle", "fim_suffix"), ids.fim, strict=True))
+    return fim[role] if role in fim else getattr(ids, role)
 
 
 def mode_tokens_used(recipe: Recipe) -> tuple[str, ...]:
@@ -72,7 +82,7 @@ def sentinels_used(recipe: Recipe) -> int:
     """How many sentinels the longest segment of any task would use, if there were enough."""
     most = 0
     for entry in recipe.tasks:
-        objective = REGISTRY[entry.objective]
+        objective = _objective(entry.objective, f"task {entry.name!r}")
         if objective.sentinels:
             plenty = Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
             mode_token = -1 if entry.mode_token is None else 0
@@ -81,19 +91,21 @@ def sentinels_used(recipe: Recipe) -> int:
     return most
 
 
-def resolve(recipe: Recipe, ids: Ids, mode_tokens: Mapping[str, int]) -> list[Task]:
-    """The recipe's tasks, and `too_short` last. RecipeError where a task cannot work with these ids or this seq_length."""
-    tasks = [
-        Task(
-            entry.name,
-            REGISTRY[entry.objective],
-            entry.weight,
-            entry.parameters,
-            -1 if entry.mode_token is None else mode_tokens[entry.mode_token],
-            ids,
-        )
-        for entry in recipe.tasks
-    ]
+def resolve(
+    recipe: Recipe, ids: Ids, mode_tokens: Mapping[str, int], resolved: Sequence[Mapping[str, Any]] | None = None
+) -> list[Task]:
+    """The recipe's tasks, and `too_short` last. RecipeError where a task cannot work with these ids or this seq_length.
+
+    resolved: what the plan stored for each task; None: worked out now.
+    """
+    tasks = []
+    for i, entry in enumerate(recipe.tasks):
+        objective = _objective(entry.objective, f"task {entry.name!r}")
+        mode_token = -1 if entry.mode_token is None else mode_tokens[entry.mode_token]
+        facts: Mapping[str, Any] = {}
+        if objective.resolve:
+            facts = objective.resolve(entry.parameters, ids) if resolved is None else resolved[i]
+        tasks.append(Task(entry.name, objective, entry.weight, entry.parameters, mode_token, ids, facts))
     for task in tasks:
         _check(recipe, task)
     return [*tasks, Task(TOO_SHORT, REGISTRY["causal"], 0.0, {}, -1, ids)]
@@ -112,6 +124,9 @@ def _check(recipe: Recipe, task: Task) -> None:
             f"{where}: concat cuts at row ends, so a task's slots must be its tokens plus a constant, and those of "
             f'{task.objective.name} are not; use packing.algorithm = "best_fit"'
         )
+    wanted = [role for role in (objective_roles(task.objective, task.parameters)) if role_id(task.ids, role) < 0]
+    if wanted:
+        raise RecipeError(f"{where} needs a token for {', '.join(sorted(wanted))}: set it in [specials]")
     bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.append_eos)
     most = capacity(recipe, task, bos, eos)
     fewest = 2 * recipe.min_tail - 1
@@ -140,11 +155,13 @@ def capacities(recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
     )
 
 
-def thresholds(recipe: Recipe) -> np.ndarray:
+def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     """int64[sources, tasks]: cumulative shares · 2⁵³ of the tasks that each source's segments draw from, rounded down, exactly.
 
     A task that a source does not draw has the threshold of the one before it, so that no draw reaches it.
+    supervised: the tasks that documents with loss_spans or messages may draw; a row of zeros where a source has none.
     """
+    allowed = [not supervised or _objective(task.objective, task.name).supervised for task in recipe.tasks]
     names = [task.name for task in recipe.tasks]
     table = np.zeros((len(recipe.sources), len(names)), np.int64)
     for s, source in enumerate(recipe.sources):
@@ -153,12 +170,39 @@ def thresholds(recipe: Recipe) -> np.ndarray:
             if source.tasks is None
             else {i for name in source.tasks for i in tasks_named(name, names)}
         )
-        weights = [Fraction(task.weight) if i in drawn else Fraction(0) for i, task in enumerate(recipe.tasks)]
+        weights = [
+            Fraction(task.weight) if i in drawn and allowed[i] else Fraction(0) for i, task in enumerate(recipe.tasks)
+        ]
         total, sum_ = sum(weights), Fraction(0)
         for i, weight in enumerate(weights):
             sum_ += weight
-            table[s, i] = int(sum_ * 2**53 / total)
+            table[s, i] = int(sum_ * 2**53 / total) if total else 0
     return table
+
+
+def check_supervised(recipe: Recipe, source: int) -> None:
+    """RecipeError unless a source, whose documents have loss_spans or messages, draws a task that takes them."""
+    if not thresholds(recipe, supervised=True)[source, -1]:
+        takers = ", ".join(sorted(name for name, objective in REGISTRY.items() if objective.supervised))
+        raise RecipeError(
+            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages and none of its tasks takes "
+            f'them; give it a task of {takers}, or set documents.loss_spans = "ignore"'
+        )
+
+
+FAR_WEIGHTS = 100.0
+
+
+def unequal_weights(tasks: Sequence[Task]) -> list[str]:
+    """A warning if the tasks' mean loss weights differ by more than FAR_WEIGHTS times: the lightest trains nothing."""
+    weights = {t.name: t.objective.mean_weight(t) if t.objective.mean_weight else 1.0 for t in tasks if t.weight}
+    light, heavy = min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__)
+    if weights[heavy] <= FAR_WEIGHTS * weights[light]:
+        return []
+    return [
+        f"a trained slot of task {heavy} weighs {weights[heavy]:.3g}, one of {light} {weights[light]:.3g}: beside the first "
+        "the second trains next to nothing; change its weighting, or train them apart"
+    ]
 
 
 def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
@@ -172,6 +216,7 @@ def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
             "label_alignment": task.objective.label_alignment,
             "mode_token": task.mode_token if task.mode_token >= 0 else None,
             "parameters": dict(task.parameters),
+            "resolved": dict(task.resolved),
         }
         for task in tasks
     ]

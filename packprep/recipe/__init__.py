@@ -2,7 +2,7 @@
 fingerprinted in normal form (`normal`). Presets are in presets.toml beside this file."""
 
 from packprep.recipe.kinds import Kind, parse_size
-from packprep.recipe.normal import fingerprint, fingerprint_parts, from_normalised, normalised
+from packprep.recipe.normal import fingerprint, fingerprint_parts, from_normalised, normalised, without_places
 from packprep.recipe.reading import load_recipe, presets, read_recipe, set_value, tasks_named, unknown
 from packprep.recipe.records import (
     SECTIONS,
@@ -40,4 +40,5 @@ __all__ = [
     "set_value",
     "tasks_named",
     "unknown",
+    "without_places",
 ]

@@ -16,21 +16,30 @@ def normalised(recipe: Recipe) -> dict[str, Any]:
     table = asdict(recipe)
     for name in ("base", "engine"):
         del table[name]
+    table["documents"]["chat_template"] = os.path.basename(recipe.documents.chat_template)
     table["tokenizer"] = os.path.basename(os.path.normpath(recipe.tokenizer))
     table["sources"] = [{k: v for k, v in source.items() if k != "paths"} for source in table["sources"]]
     return table
 
 
+def without_places(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A normalised recipe without the names of the files whose contents the fingerprint holds instead."""
+    documents = {k: v for k, v in table["documents"].items() if k != "chat_template"}
+    return {**{k: v for k, v in table.items() if k != "tokenizer"}, "documents": documents}
+
+
 def fingerprint_parts(
-    recipe: Recipe, files: Sequence[Sequence[tuple[str, int]]], tokenizer_digest: str
+    recipe: Recipe, files: Sequence[Sequence[tuple[str, int]]], tokenizer_digest: str, chat_template: str | None
 ) -> dict[str, Any]:
-    """What determines the shards: the law, the recipe, each source's (relative name, size) and the tokenizer's digest."""
-    return {
+    """What determines the shards: the law, the recipe, each source's (relative name, size), the tokenizer's digest, and
+    the chat template where there is one."""
+    parts = {
         "law_version": LAW_VERSION,
-        "recipe": {k: v for k, v in normalised(recipe).items() if k != "tokenizer"},
+        "recipe": without_places(normalised(recipe)),
         "files": [[[name, size] for name, size in source] for source in files],
         "tokenizer": tokenizer_digest,
     }
+    return parts if chat_template is None else {**parts, "chat_template": chat_template}
 
 
 def fingerprint(parts: Mapping[str, Any]) -> str:

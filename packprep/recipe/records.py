@@ -68,6 +68,11 @@ class Documents:
     loss_spans: str = _key(
         "use", choice("use", "ignore"), "whether a document's loss_spans and messages limit its loss"
     )
+    chat_template: str = _key(
+        "",
+        TEXT,
+        "a Jinja file that makes text of messages; by default the one in the tokenizer's tokenizer_config.json",
+    )
     bad_documents: str = _key("reject", choice("reject", "fail"), "reject: counted and logged; fail: the build stops")
     max_bad_fraction: float = _key(
         0.001,

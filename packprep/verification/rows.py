@@ -6,10 +6,12 @@ import numpy as np
 
 from packprep.building.plan import Job
 from packprep.building.render import expected_prefix
-from packprep.building.replay import ends_of, restore, segment_slots
+from packprep.building.replay import Stored, restore, stored_segments
 from packprep.kernel import kernel
+from packprep.objectives.objective import Bodies
 from packprep.objectives.tasks import SHORTEST, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
+from packprep.verification.noise import check_noise, check_parts, trainable
 from packprep.verification.report import MAX_LISTED, Faults
 
 # Codes of `_check_slots`, with the promise and the words of each.
@@ -22,17 +24,20 @@ _SLOT_FAULTS = {
     5: ("P8", "label is no id below vocab_size"),
     6: ("P9", "loss_mask is not what the segment's prefix says"),
     7: ("P10", "label is not the next slot's token of the segment"),
+    8: ("P10", "token is not its label, and the slot is not trained"),
 }
 _CODES = len(_SLOT_FAULTS)
 
 
 @kernel
 def _check_slots(
-    tokens, labels, segment_ids, loss_mask, row_begin, begin, slots, prefix, next_token, pad, vocab_size, listed, where, counts
+    tokens, labels, segment_ids, loss_mask, may, row_begin, begin, slots, prefix, next_token, pad, vocab_size,
+    listed, where, counts,
 ):  # fmt: skip
     """Walk every slot once. where: int64[codes, listed, 3] takes (row, slot, value); counts: int64[codes].
 
-    begin, slots, prefix: int64 by segment; row_begin: int64[rows + 1] first segment of each row.
+    may: uint8[rows, seq_length], slots that may be trained; without rows: all. begin, slots, prefix: int64 by segment;
+    row_begin: int64[rows + 1] first segment of each row.
     """
     length = tokens.shape[1]
     with_labels = labels.shape[0] > 0
@@ -68,15 +73,18 @@ def _check_slots(
                 if token < 0 or token >= vocab_size:
                     note(4, r, t, token)
                 if next_token[g]:
-                    trained = t >= trained_from and t < end - 1
+                    trained = t >= trained_from and t < end - 1 and (may.shape[0] == 0 or may[r, t + 1] != 0)
                     if loss_mask[r, t] != (1 if trained else 0):
                         note(6, r, t, np.int64(loss_mask[r, t]))
                 if with_labels:
                     label = np.int64(labels[r, t])
                     if label < 0 or label >= vocab_size:
                         note(5, r, t, label)
-                    if next_token[g] and label != (np.int64(tokens[r, t + 1]) if t < end - 1 else pad):
-                        note(7, r, t, label)
+                    if next_token[g]:
+                        if label != (np.int64(tokens[r, t + 1]) if t < end - 1 else pad):
+                            note(7, r, t, label)
+                    elif token != label and loss_mask[r, t] == 0:
+                        note(8, r, t, token)
                 t += 1
 
 
@@ -134,7 +142,6 @@ def check_layout(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: 
         "labels": any(objective.label_alignment == "same_slot" for objective in objectives),
         "cu_seqlens_padded": job.recipe.packing.pad_seq_to_mult > 1,
         "block_offsets": any(objective.name == "block_diffusion" for objective in objectives),
-        "trained_offsets": False,
     }
     for name, has in wanted.items():
         if has != (name in arrays):
@@ -151,15 +158,18 @@ def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: 
     recipe = job.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
         return False
-    row, begin, slots = segment_slots(arrays)
+    row = np.repeat(np.arange(len(arrays["row_offsets"]) - 1), np.diff(arrays["row_offsets"]))
     headers_good = _check_headers(job, arrays, file, row, faults)
-    task = np.minimum(arrays["segment_task"], len(job.tasks) - 1)
-    next_token = np.array([t.objective.label_alignment == "next_token" for t in job.tasks])[task]
+    if not headers_good or not check_parts(job, arrays, file, row, faults):
+        return False
+    stored = stored_segments(job, arrays)
+    next_token = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
     where, counts = np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
     tokens = arrays["tokens"]
     labels = arrays.get("labels", np.zeros((0, recipe.seq_length), tokens.dtype))
     _check_slots(
-        tokens, labels, arrays["segment_ids"], arrays["loss_mask"], arrays["row_offsets"], begin, slots,
+        tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable(arrays, stored),
+        arrays["row_offsets"], stored.begin, stored.slots,
         arrays["segment_prefix"].astype(np.int64), next_token, job.vocabulary.roles["pad"], job.vocabulary.vocab_size,
         MAX_LISTED, where, counts,
     )  # fmt: skip
@@ -167,12 +177,11 @@ def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: 
         for i in range(int(counts[code])):
             r, t, value = (int(v) for v in where[code, min(i, MAX_LISTED - 1)])
             faults.add(promise, file, words, r, t, value)
-    if not headers_good:
+    if not _check_law(job, arrays, stored, file, faults):
         return False
-    if _check_law(job, arrays, file, row, begin, slots, faults):
-        _check_coverage(job, arrays, file, row, faults)
-        return True
-    return False
+    check_noise(job, arrays, stored, file, faults)
+    _check_coverage(job, arrays, stored, file, faults)
+    return True
 
 
 def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> bool:
@@ -200,7 +209,7 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
     bad("P13", ~((noise >= 0) & (noise <= 1)), "segment_noise", "is no noise level")
     if faults.total > before:
         return False
-    plain = np.array([t.objective.label_alignment == "next_token" for t in job.tasks])[arrays["segment_task"]]
+    plain = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
     bad("P13", plain & (weight != 1), "segment_loss_weight", "should be 1")
     bad("P13", plain & (noise != 0), "segment_noise", "should be 0")
     owner = np.repeat(np.arange(len(job.sources)), [len(source.files) for source in job.sources])
@@ -218,16 +227,17 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
     )
     bad("P11", should != arrays["segment_key"], "segment_key", "is not the key of its document, use and start")
     task, too_short, short = arrays["segment_task"], len(job.tasks) - 1, arrays["segment_tokens"] < SHORTEST
-    wrong = task != np.where(short, too_short, _drawn(job, arrays))
+    wrong = task != np.where(short, too_short, _drawn(job, arrays, thresholds(job.recipe)))
+    if "trained_offsets" in arrays:  # supervised documents draw among fewer tasks
+        wrong &= task != np.where(short, too_short, _drawn(job, arrays, thresholds(job.recipe, supervised=True)))
     if job.recipe.packing.algorithm == "concat":  # where a row ends, too few tokens for the task drawn may be left
         wrong &= task != too_short
     bad("P11", wrong, "segment_task", "is not the task that its key draws")
     return faults.total == before
 
 
-def _drawn(job: Job, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+def _drawn(job: Job, arrays: Mapping[str, np.ndarray], limits: np.ndarray) -> np.ndarray:
     """int64[segments]: the task that each segment's key draws from its source's."""
-    limits = thresholds(job.recipe)
     u = (bits64(arrays["segment_key"], TASK) >> np.uint64(11)).astype(np.int64)
     drawn = np.zeros(len(u), np.int64)
     for s in range(len(job.sources)):
@@ -236,41 +246,33 @@ def _drawn(job: Job, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return drawn
 
 
-def _check_law(
-    job: Job,
-    arrays: Mapping[str, np.ndarray],
-    file: str,
-    row: np.ndarray,
-    begin: np.ndarray,
-    slots: np.ndarray,
-    faults: Faults,
-) -> bool:
+def _check_law(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, file: str, faults: Faults) -> bool:
     """P12, P13, P14."""
     before = faults.total
     documents, roles = job.recipe.documents, job.vocabulary.roles
-    bos, eos = ends_of(job, arrays, slots)
-    wrong = (eos < 0) | (eos > int(documents.append_eos))
+    row, begin, slots, bos, eos, copy, bodies = stored
+    wrong = (eos < 0) | (eos > int(documents.append_eos)) | (copy < 0)
     for g in np.flatnonzero(wrong):
         message = f"segment {g}: it takes {slots[g]} slots, {eos[g]} more than its task's law without eos"
         faults.add("P12", file, message, int(row[g]), int(begin[g]), int(slots[g]))
     if wrong.any():
         return False
-    flat = arrays["tokens"].reshape(-1)
+    in_place = np.array([task.in_place for task in job.tasks])[arrays["segment_task"]]
     at = row * job.recipe.seq_length + begin
     mode = np.array([task.mode_token for task in job.tasks])[arrays["segment_task"]]
     prefix = np.zeros(len(row), np.int64)
     for t, task in enumerate(job.tasks):
-        own = arrays["segment_task"] == t
-        if own.any():
-            n, key = arrays["segment_tokens"][own].astype(np.int64), arrays["segment_key"][own]
-            prefix[own] = expected_prefix(task, n, key, bos[own], slots[own])
+        own = np.flatnonzero(arrays["segment_task"] == t)
+        if len(own):
+            own_bodies = Bodies(*(column[own] for column in bodies))
+            prefix[own] = expected_prefix(task, own_bodies, bos[own], slots[own])
     for name, has, place, should in (
         ("bos", bos == 1, at, roles.get("bos", -1)),
         ("mode token", mode >= 0, at + bos, mode),
         ("eos", eos == 1, at + slots - 1, roles.get("eos", -1)),
     ):
         which = np.flatnonzero(has)
-        found = flat[place[which]].astype(np.int64)
+        found = _original(arrays, in_place[which], place[which])
         for i in np.flatnonzero(found != np.broadcast_to(should, has.shape)[which]):
             g = which[i]
             slot = int(place[g] - row[g] * job.recipe.seq_length)
@@ -278,13 +280,21 @@ def _check_law(
     for g in np.flatnonzero(prefix != arrays["segment_prefix"]):
         message = f"segment {g}: segment_prefix should be {prefix[g]}"
         faults.add("P13", file, message, int(row[g]), int(begin[g]), int(arrays["segment_prefix"][g]))
-    _, _, fits = restore(job, arrays, np.arange(len(row)))
+    _, _, fits = restore(job, arrays, stored, np.arange(len(row)))
     for g in np.flatnonzero(~fits):
         faults.add("P14", file, f"segment {g}: a sentinel is missing or out of order", int(row[g]), int(begin[g]))
     return faults.total == before
 
 
-def _check_coverage(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> None:
+def _original(arrays: Mapping[str, np.ndarray], in_place: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """int64[k]: the original tokens at flat slots: labels in in-place segments, tokens in the others."""
+    tokens = arrays["tokens"].reshape(-1)[place].astype(np.int64)
+    if not in_place.any():
+        return tokens
+    return np.where(in_place, arrays["labels"].reshape(-1)[place].astype(np.int64), tokens)
+
+
+def _check_coverage(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, file: str, faults: Faults) -> None:
     """P15: all segments of a document are in one shard, and tile it. P12: its last one, and no other, has its eos."""
     start, n = arrays["segment_start"], arrays["segment_tokens"]
     columns = [arrays[f"segment_{name}"] for name in ("file", "repeat", "doc")]
@@ -295,15 +305,18 @@ def _check_coverage(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: 
         goes_on[:-1] &= column[order][1:] == column[order][:-1]
     ends = start[order] + n[order]
     should = np.concatenate((np.zeros(min(1, len(order)), np.int64), np.where(goes_on, ends, 0)[:-1]))
-    wrong = np.flatnonzero(start[order] != should)
+    wrong = start[order] != should
+    if "trained_offsets" in arrays:  # segments without a trained token are left out
+        wrong &= (start[order] < should) | ~_limited(arrays, stored)[order]
+    wrong = np.flatnonzero(wrong)
+    row = stored.row
     for i in wrong:
         g = order[i]
         message = f"segment {g}: it begins with token {start[g]} of its document and should with {should[i]}"
         faults.add("P15", file, message, int(row[g]), value=int(start[g]))
-    if len(wrong) or not job.recipe.documents.append_eos:
+    if len(wrong) or not job.recipe.documents.append_eos or "trained_offsets" in arrays:
         return
-    _, begin, slots = segment_slots(arrays)
-    eos = ends_of(job, arrays, slots)[1][order]
+    begin, slots, eos = stored.begin, stored.slots, stored.eos[order]
     lacking = (eos == 0) & ~goes_on & (job.recipe.documents.long != "truncate")
     for which, words in (
         (goes_on & (eos == 1), "has an eos, and its document goes on"),
@@ -314,9 +327,14 @@ def _check_coverage(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: 
             faults.add("P12", file, f"segment {g}: it {words}", int(row[g]), slot, int(arrays["tokens"][row[g], slot]))
 
 
+def _limited(arrays: Mapping[str, np.ndarray], stored: Stored) -> np.ndarray:
+    """bool[segments]: whether the segment is of a document whose loss is limited to ranges."""
+    return (stored.bodies.first_trained >= 0) | (stored.copy > 0) | (np.diff(arrays["trained_offsets"]) != 1)
+
+
 def count_arrays(job: Job, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
     """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger."""
-    _, _, slots = segment_slots(arrays)
+    slots = stored_segments(job, arrays).slots
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
     for kind, names in (("sources", [s.name for s in job.sources]), ("tasks", [t.name for t in job.tasks])):
         which = arrays["segment_source" if kind == "sources" else "segment_task"]

@@ -3,7 +3,8 @@ import copy
 import numpy as np
 import pytest
 
-from packprep.building.plan import Job, differences, estimates_of, look_up, make_plan, token_dtype
+from packprep.building.forecast import forecast
+from packprep.building.plan import Job, differences, look_up, make_plan, token_dtype
 from packprep.dataset.manifest import decode, encode
 from packprep.errors import PlanError, RecipeError
 from packprep.recipe import read_recipe
@@ -35,7 +36,7 @@ def test_a_plan_is_canonical_json_without_hosts_times_or_output(folder):
     assert encode(plan) == data
     assert set(plan) == {
         "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
-        "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files",
+        "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files",
     }  # fmt: skip
     assert [source["prefix"] for source in plan["sources"]] == [str(folder)]
     without = {**plan, "sources": [{k: v for k, v in s.items() if k != "prefix"} for s in plan["sources"]]}
@@ -76,9 +77,10 @@ def test_shares_become_repeats_in_thousandths(folder):
     assert max(repeats) == 1.0 and all(repeat == round(repeat, 3) for repeat in repeats)
     tokens = [source["tokens"] for source in plan["sources"]]
     assert abs(tokens[0] / sum(tokens) - 0.25) < 0.01
-    plan = make_plan(inputs_of(folder, sources, total_tokens=1_000_000))
+    inputs = inputs_of(folder, sources, total_tokens=1_000_000)
+    plan = make_plan(inputs)
     assert abs(sum(source["tokens"] for source in plan["sources"]) / 1e6 - 1) < 0.02
-    rows = estimates_of(plan)
+    rows = forecast(plan, inputs)["sources"]
     assert abs(rows[1]["share"] - 0.75) < 0.01 and rows[1]["share_error"] >= 0
 
 

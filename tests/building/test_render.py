@@ -9,10 +9,11 @@ from packprep.building.packing import pack
 from packprep.building.render import Table, arrange, render, render_rows, rounded_up
 from packprep.building.segments import cut, slots_of
 from packprep.objectives import REGISTRY
+from packprep.objectives.objective import Bodies
 from packprep.randomness import text_key
 from tests import golden, made
 from tests.building.test_segments import facts_key
-from tests.reference import chance, cutting, objectives, packing
+from tests.reference import chance, cutting, noise, objectives, packing
 from tests.reference import rows as twin_rows
 
 TABLES = st.fixed_dictionaries(
@@ -34,7 +35,7 @@ TABLES = st.fixed_dictionaries(
 def shard_of(table, documents, sentinels=3000):
     """The arrays of a shard that holds these documents."""
     recipe, tasks = made.mix(table, made.ids(sentinels))
-    segments, _ = cut(recipe, tasks, documents)
+    segments = cut(recipe, tasks, documents).segments
     slots = slots_of(tasks, segments)
     packing_ = recipe.packing
     physical = rounded_up(slots, packing_.pad_seq_to_mult)
@@ -89,30 +90,79 @@ def test_a_whole_shard_equals_its_twin(table, sizes, seed):
     assert set(arrays["segment_noise"]) <= {0} and set(arrays["segment_loss_weight"]) <= {1}
 
 
-def test_labels_where_a_task_predicts_in_place_are_the_twin_s():
-    recipe, tasks = made.mix({"seq_length": 64, "tasks": [{"preset": "ul2r"}]})
-    in_place = dataclasses.replace(REGISTRY["causal"], name="x", label_alignment="same_slot", attention="bidirectional")
-    tasks = [*tasks[:-1], dataclasses.replace(tasks[-1], objective=in_place, name="x"), tasks[-1]]
-    documents = made.documents([40, 5, 30, 17])
-    segments, _ = cut(recipe, [*tasks[:4], tasks[-1]], documents)
-    slots = slots_of(tasks, segments)
-    row, _ = pack(slots, 64, "next_fit")
-    layout = arrange(segments.key, slots, row, True)
-    arrays = render(tasks, documents, segments, slots, layout, 64, 1)
-    following = np.full_like(arrays["tokens"], made.PAD)
-    following[:, :-1] = arrays["tokens"][:, 1:]
-    ids = arrays["segment_ids"]
-    same = np.zeros(ids.shape, bool)
-    same[:, :-1] = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 0)
-    assert np.array_equal(arrays["labels"], np.where(same, following, made.PAD))
+@given(st.booleans(), st.booleans(), st.lists(st.integers(1, 150), min_size=4, max_size=12), st.integers(0, 2**32))
+@settings(max_examples=40)
+def test_labels_where_a_task_predicts_in_place_are_the_twin_s(bos, stratified, sizes, seed):
+    """Next-token tasks beside masked diffusion: the one's labels are what follows, the other's the tokens themselves."""
+    masked = {"objective": "masked_diffusion", "name": "m", "weight": 1.0, "stratified": stratified}
+    table = {"seq_length": 64, "tasks": [{"preset": "ul2r"}, masked], "documents": {"prepend_bos": bos}}
+    documents = made.documents(sizes, seed)
+    recipe, tasks, arrays = shard_of(table, documents)
+    by_place = {int(place): d for d, place in enumerate(documents.position)}
+    flat = {name: arrays[name].ravel().tolist() for name in ("tokens", "labels", "loss_mask")}
+    row = np.repeat(np.arange(len(arrays["tokens"])), np.diff(arrays["row_offsets"]))
+    at = np.arange(len(row)) + row
+    begins = (row * 64 + arrays["cu_seqlens"][at]).tolist()
+    expected = {name: [made.PAD] * len(flat["tokens"]) for name in ("tokens", "labels")}
+    expected["loss_mask"] = [0] * len(flat["tokens"])
+    noised = []
+    for g, (r, begin) in enumerate(zip(row.tolist(), begins, strict=True)):
+        d, t = by_place[int(arrays["segment_doc"][g])], int(arrays["segment_task"][g])
+        start, n = int(arrays["segment_start"][g]), int(arrays["segment_tokens"][g])
+        first = int(documents.offsets[d]) + start
+        content = documents.ids[first : first + n].tolist()
+        head, tail = [made.BOS] * (bos and start == 0), [made.EOS] * (start + n == sizes[d])
+        if tasks[t].name == "m":
+            slots = [*head, *content, *tail]
+            labels, loss, prefix = slots, [0] * len(slots), len(slots)
+            noised.append((g, (int(arrays["segment_key"][g]), begin + len(head), n + len(tail), r)))
+        else:
+            facts = cutting.segment_facts(
+                made.twin_task(tasks[t]),
+                made.BOS if head else None,
+                made.EOS if tail else None,
+                int(arrays["segment_key"][g]),
+                made.PAD,
+            )
+            slots, prefix, loss, labels = objectives.segment(content, facts)
+        assert arrays["segment_prefix"][g] == prefix
+        place = slice(begin, begin + len(slots))
+        expected["tokens"][place], expected["labels"][place], expected["loss_mask"][place] = slots, labels, loss
+    levels = noise.masked_diffusion(
+        4, tasks[4].parameters, made.MASK, [], [one for _, one in noised], None, expected["tokens"],
+        expected["loss_mask"], 0,
+    )  # fmt: skip
+    assert flat == expected
+    found = [(arrays["segment_noise"][g], arrays["segment_loss_weight"][g]) for g, _ in noised]
+    assert found == [(np.float32(level), np.float32(weight)) for level, weight in levels]
+    assert noised or (arrays["segment_task"] != 4).all()
 
 
 def with_prefixes(prefixes):
     """A task that copies its tokens, with the given prefixes, one a segment."""
     _, tasks = made.mix({"tasks": [{"preset": "causal"}]})
-    body_prefix = lambda task, n, key: np.array(prefixes, np.int64)  # noqa: E731
+    body_prefix = lambda task, bodies: np.array(prefixes, np.int64)  # noqa: E731
     objective = dataclasses.replace(REGISTRY["causal"], name="given", attention="prefix", body_prefix=body_prefix)
     return [dataclasses.replace(tasks[0], objective=objective)]
+
+
+def bare(begins, sizes):
+    """Segments of the first task that are their tokens alone, in one row."""
+    zeros = np.zeros(len(sizes), np.int64)
+    return Table(
+        begin=begins,
+        bodies=Bodies(sizes, zeros.astype(np.uint64), zeros - 1),
+        task=zeros,
+        bos=zeros,
+        eos=zeros,
+        slots=sizes,
+        at=begins,
+        row=zeros,
+        number=np.arange(len(sizes)) + 1,
+        start=zeros,
+        copy=zeros,
+        document=zeros,
+    )
 
 
 @pytest.mark.parametrize("id, inputs, expected", golden.cases("loss_mask_shifted"))
@@ -120,10 +170,10 @@ def test_fault_11_loss_masks_are_the_golden_file_s(id, inputs, expected):
     sizes = np.bincount(inputs["segment_ids"])
     begins = np.cumsum(sizes) - sizes
     prefixes = [sum(inputs["input_mask"][b : b + n]) for b, n in zip(begins, sizes, strict=True)]
-    zeros = np.zeros(len(sizes), np.int64)
-    table = Table(begins, sizes, zeros, zeros, zeros, zeros.astype(np.uint64), sizes, begins, np.arange(len(sizes)) + 1)
+    table = bare(begins, sizes)
     tokens = np.array(inputs["tokens"], np.uint16)
-    arrays, prefix = render_rows(with_prefixes(prefixes), table, tokens, 1, len(tokens), np.dtype(np.uint16), True)
+    tasks = [*with_prefixes(prefixes), made.in_place_task()]  # the second makes labels, and no segment draws it
+    arrays, prefix, *_ = render_rows(tasks, table, tokens, None, 1, len(tokens), np.dtype(np.uint16))
     assert prefix.tolist() == prefixes and np.array_equal(arrays["tokens"][0], tokens)
     assert arrays["loss_mask"][0].tolist() == expected["correct"]
     targets = np.flatnonzero(arrays["loss_mask"][0])
@@ -132,10 +182,11 @@ def test_fault_11_loss_masks_are_the_golden_file_s(id, inputs, expected):
 
 @pytest.mark.parametrize("id, inputs, expected", golden.cases("prompt_completion_loss_mask"))
 def test_loss_of_a_prompt_and_its_completion_is_the_golden_file_s(id, inputs, expected):
-    n, zero = np.array([inputs["num_ids"]]), np.zeros(1, np.int64)
-    table = Table(zero, n, zero, zero, zero, zero.astype(np.uint64), n, zero, zero + 1)
+    n = inputs["num_ids"]
+    table = bare(np.zeros(1, np.int64), np.array([n]))
     tasks = with_prefixes([inputs["prompt_length"]])
-    arrays, _ = render_rows(tasks, table, np.arange(int(n[0])), 1, int(n[0]), np.dtype(np.uint16), False)
+    arrays = render_rows(tasks, table, np.arange(n), None, 1, n, np.dtype(np.uint16)).rows
+    assert "labels" not in arrays
     assert arrays["loss_mask"][0].tolist() == expected["loss_mask"]
 
 
@@ -160,7 +211,7 @@ def test_fault_03_rows_are_right_whatever_the_pad_id(pad):
     arrays = {}
     for one in (pad, made.PAD):
         recipe, tasks = made.mix(table, dataclasses.replace(made.ids(), pad=one))
-        segments, _ = cut(recipe, tasks, documents)
+        segments = cut(recipe, tasks, documents).segments
         slots = slots_of(tasks, segments)
         row, _ = pack(rounded_up(slots, 8), 96, "best_fit")
         layout = arrange(segments.key, rounded_up(slots, 8), row, False)

@@ -51,6 +51,11 @@ def facts_key(documents, d):
     return lambda start: chance.segment_key(file_key, position, repeat, start)
 
 
+def without_segments(segments, sizes):
+    """How many documents have none: those that are dropped."""
+    return len(sizes) - len(np.unique(segments.document))
+
+
 @given(recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
 @settings(max_examples=150)
 def test_cut_equals_its_twin(configuration, sizes, seed):
@@ -62,16 +67,16 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
         return
     sizes = [max(size, recipe.documents.min_tokens) for size in sizes]  # reading leaves shorter ones out
     documents = made.documents(sizes, seed)
-    segments, dropped = cut(recipe, tasks, documents)
+    segments, untrained = cut(recipe, tasks, documents)
     expected, left_out = [], 0
     twin = made.twin_recipe(recipe, tasks)
     for d, size in enumerate(sizes):
         key = facts_key(documents, d)
         found = cutting.cut(size, {**twin, "key": key})
         left_out += not found
-        expected += [(d, *map(int, segment), key(segment[0])) for segment in found]
+        expected += [(d, *map(int, segment), key(segment[0]), 0, -1) for segment in found]
     assert list(zip(*(column.tolist() for column in segments), strict=True)) == expected
-    assert dropped == left_out
+    assert without_segments(segments, sizes) == left_out and not untrained.any()
 
 
 @given(recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
@@ -86,8 +91,8 @@ def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_n
     except RecipeError:
         return
     sizes = np.maximum(sizes, recipe.documents.min_tokens)
-    segments, dropped = cut(recipe, tasks, made.documents(sizes, seed))
-    assert dropped == 0
+    segments, untrained = cut(recipe, tasks, made.documents(sizes, seed))
+    assert without_segments(segments, sizes) == 0 and not untrained.any()
     assert slots_of(tasks, segments).max() <= recipe.seq_length
     first = np.concatenate(([True], segments.document[1:] != segments.document[:-1]))
     last = np.concatenate((first[1:], [True]))
@@ -104,7 +109,7 @@ def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_n
 
 def test_fault_04_documents_of_one_and_two_tokens_are_segments_of_their_own():
     recipe, tasks = made.mix({"tasks": [{"preset": "ul2r"}], "documents": {"prepend_bos": True}})
-    segments, _ = cut(recipe, tasks, made.documents([1, 2, 3, 1]))
+    segments = cut(recipe, tasks, made.documents([1, 2, 3, 1])).segments
     assert segments.n.tolist() == [1, 2, 3, 1]
     assert (segments.task == len(tasks) - 1).tolist() == [True, True, False, True]
     assert slots_of(tasks, segments)[[0, 1, 3]].tolist() == [3, 4, 3]
@@ -113,23 +118,24 @@ def test_fault_04_documents_of_one_and_two_tokens_are_segments_of_their_own():
 def test_fault_18_only_a_recipe_that_says_so_truncates():
     sizes = [5000, 10, 900]
     recipe, tasks = made.mix({"seq_length": 64})
-    segments, _ = cut(recipe, tasks, made.documents(sizes))
+    segments = cut(recipe, tasks, made.documents(sizes)).segments
     assert np.bincount(segments.document, segments.n).tolist() == sizes
     recipe, tasks = made.mix({"seq_length": 64, "documents": {"long": "truncate"}})
-    segments, dropped = cut(recipe, tasks, made.documents(sizes))
-    assert (segments.n.tolist(), segments.eos.tolist(), dropped) == ([64, 10, 64], [0, 1, 0], 0)
+    segments = cut(recipe, tasks, made.documents(sizes)).segments
+    assert (segments.n.tolist(), segments.eos.tolist()) == ([64, 10, 64], [0, 1, 0])
+    assert without_segments(segments, sizes) == 0
 
 
 def test_fault_21_a_dropped_document_leaves_the_others_where_they_were():
     recipe, tasks = made.mix({"seq_length": 64, "documents": {"long": "drop"}})
-    segments, dropped = cut(recipe, tasks, made.documents([10, 500, 20, 63, 64, 30]))
-    assert segments.document.tolist() == [0, 2, 3, 5] and segments.n.tolist() == [10, 20, 63, 30] and dropped == 2
+    segments = cut(recipe, tasks, made.documents([10, 500, 20, 63, 64, 30])).segments
+    assert segments.document.tolist() == [0, 2, 3, 5] and segments.n.tolist() == [10, 20, 63, 30]
 
 
 def test_no_documents_give_no_segments():
     recipe, tasks = made.mix({"tasks": [{"preset": "ul2r"}]})
-    segments, dropped = cut(recipe, tasks, made.documents([]))
-    assert len(segments.n) == dropped == 0 and len(slots_of(tasks, segments)) == 0
+    segments, untrained = cut(recipe, tasks, made.documents([]))
+    assert len(segments.n) == len(untrained) == 0 and len(slots_of(tasks, segments)) == 0
 
 
 # concat
@@ -230,10 +236,10 @@ def test_concat_refuses_what_it_would_have_to_break():
 
 def test_slots_of_is_the_law_of_each_segment_s_own_task():
     recipe, tasks = made.mix({"seq_length": 64, "tasks": [{"preset": "ul2r"}], "documents": {"prepend_bos": True}})
-    segments, _ = cut(recipe, tasks, made.documents([40, 2, 30, 200, 17] * 5))
+    segments = cut(recipe, tasks, made.documents([40, 2, 30, 200, 17] * 5)).segments
     twins = [made.twin_task(task) for task in tasks]
     expected = []
-    for n, t, bos, eos, key in zip(*(column.tolist() for column in segments[2:]), strict=True):
+    for n, t, bos, eos, key in zip(*(column.tolist() for column in segments[2:7]), strict=True):
         facts = cutting.segment_facts(twins[t], made.BOS if bos else None, made.EOS if eos else None, key)
         expected.append(objectives.law(twins[t]["objective"], n, facts))
     assert slots_of(tasks, segments).tolist() == expected

@@ -193,6 +193,65 @@ def test_the_bytes_engine_equals_the_reference(bytes_vocabulary, special_text):
     equal()
 
 
+# characters at which tokens begin
+
+
+@pytest.mark.parametrize("special_text", ["text", "special", "reject"])
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_bytes_engine_s_begins_equal_the_reference_s(bytes_vocabulary, special_text, chat):
+    slow = load_engine(REFERENCE, bytes_vocabulary, special_text)
+    fast = load_engine(BYTES, bytes_vocabulary, special_text)
+
+    @given(DOCUMENTS)
+    def equal(texts):
+        expected = slow.encode_with_begins(texts, chat)
+        got = fast.encode_with_begins(texts, chat)
+        for a, b in zip(expected, got, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+        if not chat:
+            np.testing.assert_array_equal(got[0], fast.encode(texts)[0])
+
+    equal()
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "t5"])
+def test_begins_are_characters_that_ascend_beside_the_usual_ids(folder, llama, kind):
+    makers = {"bert": made.bert_like, "t5": made.t5_like}
+    vocabulary = llama if kind == "llama" else resolve(folder / f"begins {kind}", makers[kind](), needs())
+    engine = load_engine(REFERENCE, vocabulary, "text")
+
+    @given(DOCUMENTS)
+    @example(TEXTS)
+    def hold(texts):
+        ids, offsets, begins = engine.encode_with_begins(texts, False)
+        for a, b in zip((ids, offsets), engine.encode(texts), strict=True):
+            np.testing.assert_array_equal(a, b)
+        for i, text in enumerate(texts):
+            own = begins[offsets[i] : offsets[i + 1]]
+            assert (np.diff(own, prepend=0) >= 0).all() and (own < max(1, len(text))).all()
+
+    hold()
+
+
+def test_a_byte_level_token_begins_at_the_character_of_its_first_byte(llama):
+    engine = load_engine(REFERENCE, llama, "text")
+    _, _, begins = engine.encode_with_begins(["é🙂a"], False)
+    assert begins.tolist() == [0, 0, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("special_text", ["text", "special"])
+def test_in_a_chat_the_text_of_a_special_token_is_that_token(llama, special_text):
+    engine = load_engine(REFERENCE, llama, special_text)
+    ids, _, begins = engine.encode_with_begins(["é<|eot_id|>\n<|eot_id|>"], True)
+    assert [(id, at) for id, at in zip(ids.tolist(), begins.tolist(), strict=True) if id == 325] == [
+        (325, 1),
+        (325, 12),
+    ]
+    letter = load_engine(REFERENCE, llama, "text").encode_with_begins(["<|eot_id|>"], False)
+    assert 325 not in letter[0]
+
+
 def test_auto_takes_the_bytes_engine_for_the_built_in_bytes_alone(folder, bytes_vocabulary, llama):
     assert resolve_engine("auto", bytes_vocabulary) == BYTES
     assert resolve_engine("reference", bytes_vocabulary) == REFERENCE

@@ -371,7 +371,7 @@ class Numbered(loader.Dataset):
     def __len__(self):
         return self.n
 
-    def batch(self, indices, out=None, columns=None, dtype=None):
+    def batch(self, indices, out=None, columns=None, dtype=None, epochs=None):
         return {"tokens": np.asarray(indices, np.int64)}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from packprep.building.render import Table, render_rows
 from packprep.building.segments import Segments, cut, slots_of
 from packprep.corpus.reading import Documents
-from packprep.objectives.objective import Columns, Task
+from packprep.objectives.objective import Bodies, Columns, Task
 from packprep.recipe import Recipe
 from tests import made
 from tests.reference import cutting, objectives
@@ -30,16 +30,30 @@ class Rendered(NamedTuple):
 
 def render_all(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> Rendered:
     """The documents' segments in one long row, GAP slots apart."""
-    segments, _ = cut(recipe, tasks, documents)
+    segments = cut(recipe, tasks, documents).segments
     slots = slots_of(tasks, segments)
     at = GAP + np.cumsum(slots + GAP) - (slots + GAP)
     length = int((slots + GAP).sum()) + GAP
     number = (np.arange(len(slots)) % 65535) + 1
     begin = documents.offsets[segments.document] + segments.start
-    rows = Table(begin, *segments[2:], slots, at, number)
-    arrays, prefix = render_rows(tasks, rows, documents.ids, 1, length, documents.ids.dtype, True)
+    table = Table(
+        begin=begin,
+        bodies=segments.bodies(),
+        task=segments.task,
+        bos=segments.bos,
+        eos=segments.eos,
+        slots=slots,
+        at=at,
+        row=np.zeros_like(at),
+        number=number,
+        start=segments.start,
+        copy=segments.copy,
+        document=segments.document,
+    )
+    with_labels = [*tasks, made.in_place_task(tasks[0].ids)]
+    done = render_rows(with_labels, table, documents.ids, None, 1, length, documents.ids.dtype)
     names = ("tokens", "labels", "segment_ids", "loss_mask")
-    return Rendered(documents, segments, slots, at, *(arrays[name][0] for name in names), prefix)
+    return Rendered(documents, segments, slots, at, *(done.rows[name][0] for name in names), done.prefix)
 
 
 def check_lengths(rendered: Rendered) -> None:
@@ -62,7 +76,8 @@ def check_restored(tasks: Sequence[Task], rendered: Rendered) -> None:
     for t, task in enumerate(tasks):
         own = np.flatnonzero(segments.task == t)
         body = rendered.at[own] + segments.bos[own] + task.mode
-        columns = Columns(begin[own], segments.n[own], segments.key[own], body)
+        bodies = Bodies(*(column[own] for column in segments.bodies()))
+        columns = Columns(begin[own], bodies, body)
         assert task.objective.restore(task, columns, rendered.tokens, out).all()
     assert np.array_equal(out, rendered.documents.ids)
 
@@ -72,7 +87,7 @@ def check_law(recipe: Recipe, tasks: Sequence[Task], rendered: Rendered) -> None
     twins = [made.twin_task(task) for task in tasks]
     segments = rendered.segments
     expected = []
-    for n, t, bos, eos, key in zip(*(column.tolist() for column in segments[2:]), strict=True):
+    for n, t, bos, eos, key in zip(*(column.tolist() for column in segments[2:7]), strict=True):
         facts = cutting.segment_facts(twins[t], made.BOS if bos else None, made.EOS if eos else None, key, made.PAD)
         expected.append(objectives.law(twins[t]["objective"], n, facts))
     assert rendered.slots.tolist() == expected

@@ -2,6 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packprep.objectives.objective import Bodies
 from packprep.objectives.prefix_lm import OBJECTIVE
 from packprep.randomness import text_key
 from tests import made
@@ -43,11 +44,12 @@ def test_kernels_equal_their_twins_on_documents_that_are_cut(table, sizes, seed)
 def test_fault_07_a_pivot_reaches_both_ends_and_every_place_between_equally_often():
     keys = np.array([text_key("pivot", i) for i in range(3000)], np.uint64)
     _, tasks = made.mix({"tasks": [{"preset": "prefix_lm"}]})
-    pivots = OBJECTIVE.body_prefix(tasks[0], np.full(3000, 7), keys)
+    all_trained = np.full(3000, -1)
+    pivots = OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(3000, 7), keys, all_trained))
     counts = np.bincount(pivots, minlength=8)
     assert counts[0] == counts[7] == 0
     assert (abs(counts[1:7] - 500) < 5 * np.sqrt(500)).all(), counts
-    assert OBJECTIVE.body_prefix(tasks[0], np.full(3000, 2), keys).tolist() == [1] * 3000
+    assert OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(3000, 2), keys, all_trained)).tolist() == [1] * 3000
     assert pivots[:50].tolist() == [objectives.pivot_of(7, int(key)) for key in keys[:50]]
 
 
@@ -68,7 +70,7 @@ def test_restore_finds_a_sentinel_that_is_not_at_the_pivot():
     )
     rendered = lengths.render_all(recipe, tasks, made.documents([20]))
     task = tasks[0]
-    columns = lengths.Columns(np.zeros(1, np.int64), rendered.segments.n, rendered.segments.key, rendered.at)
+    columns = lengths.Columns(np.zeros(1, np.int64), rendered.segments.bodies(), rendered.at)
     out = np.zeros(20, np.uint16)
     assert task.objective.restore(task, columns, rendered.tokens, out).tolist() == [True]
     damaged = np.where(rendered.tokens == 777, 5, rendered.tokens).astype(np.uint16)

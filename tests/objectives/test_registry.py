@@ -39,7 +39,7 @@ def test_every_parameter_accepts_its_default_and_says_what_it_means():
     for objective in REGISTRY.values():
         for parameter in objective.parameters:
             assert parameter.accept(parameter.default, "here") == parameter.default
-            assert parameter.meaning and type(parameter.default) in (bool, int, float, str)
+            assert parameter.meaning and type(parameter.default) in (bool, int, float, str, tuple)
 
 
 def test_an_unknown_objective_is_none():

@@ -185,7 +185,7 @@ def test_tasks_are_drawn_by_their_weights():
     recipe, tasks = made.mix({"tasks": [{"preset": "ul2r"}], "seq_length": 64})
     from packprep.building.segments import cut
 
-    segments, _ = cut(recipe, tasks, made.documents([10] * 8000))
+    segments = cut(recipe, tasks, made.documents([10] * 8000)).segments
     counts = Counter(segments.task.tolist())
     for task, share in enumerate([0.25, 0.125, 0.125, 0.5]):
         assert abs(counts[task] - 8000 * share) < 5 * (8000 * share * (1 - share)) ** 0.5
@@ -210,6 +210,7 @@ def test_task_table_is_what_all_segments_of_a_task_share():
             "random_roll": False,
             "too_many_spans": "split",
         },
+        "resolved": {},
     }
     assert table[-1]["name"] == "too_short" and table[-1]["mode_token"] is None and table[-1]["weight"] == 0
 

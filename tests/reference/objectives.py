@@ -2,18 +2,19 @@
 
 `facts` of a segment is a dict:
 
-    objective    "causal" | "prefix_lm" | "span_corruption" | "too_short"
+    objective    "causal" | "prefix_lm" | "span_corruption" | "fill_in_the_middle" | "too_short"
     mode         id or None, as bos and eos: the tokens around the body
     bos, eos
     pad          id, default 0: the label where nothing follows
     key          64-bit key of its chance
     parameters   prefix_lm:        sentinel (bool), sentinels (ids; the first is used)
                  span_corruption:  noise_density, mean_span_length, random_roll, sentinels, max_spans (or None)
+                 fill_in_the_middle:  as in fill_in_the_middle.py
 
 Absent entries are None, False or empty.
 """
 
-from tests.reference import chance, spans
+from tests.reference import chance, fill_in_the_middle, spans
 
 
 def segment(tokens, facts):
@@ -31,6 +32,8 @@ def segment(tokens, facts):
         inputs, targets = corrupted(tokens, mask_of(len(tokens), facts), parameters["sentinels"])
         body = inputs + targets
         prefix = len(head) + len(inputs)
+    elif objective == "fill_in_the_middle":
+        body, prefix = fill_in_the_middle.body(tokens, parameters, facts["key"]), 0
     else:
         raise ValueError(f"objective {objective!r} has no twin")
     slots = head + body + tail
@@ -95,6 +98,8 @@ def content(slots, prefix, facts):
     objective, parameters = facts["objective"], facts.get("parameters", {})
     if objective in ("causal", "too_short"):
         return body
+    if objective == "fill_in_the_middle":
+        return fill_in_the_middle.content(body, parameters, facts["key"])
     inputs, targets = body[: prefix - len(head)], body[prefix - len(head) :]
     if objective == "prefix_lm":
         if not parameters.get("sentinel"):
@@ -145,4 +150,6 @@ def law(objective, n, facts):
             if key is None or chance.integers(key, chance.ROLL, 0, n) < noise - n_runs:
                 n_runs += 1
         return around + n + 2 * n_runs
+    if objective == "fill_in_the_middle":
+        return around + fill_in_the_middle.law(n, parameters, facts.get("key"))
     raise ValueError(f"objective {objective!r} has no twin")

@@ -83,9 +83,9 @@ def runs(mask):
 
 
 def max_tokens_for(slots, density, mean, max_spans=None):
-    """The largest n ≥ 2 whose segment (mode token, no bos, no eos, no roll) has at most `slots` slots; 0 if none."""
+    """The largest n whose segment (mode token, no bos, no eos, no roll) has at most `slots` slots; 0 if none."""
     best = 0
-    for n in range(2, slots + 1):
+    for n in range(1, slots + 1):
         if 1 + n + 2 * span_counts(n, density, mean, max_spans)[1] <= slots:
             best = n
     return best

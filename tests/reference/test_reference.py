@@ -78,7 +78,7 @@ def test_max_tokens_for(inputs, expected):
 def test_max_tokens_for_the_design_s_examples():
     assert [spans.max_tokens_for(512, d, m) for d, m in [(0.15, 3), (0.5, 3), (0.15, 32)]] == [465, 383, 507]
     assert spans.max_tokens_for(4096, 0.5, 3) == 3071
-    assert spans.max_tokens_for(4, 0.15, 3) == 0
+    assert spans.max_tokens_for(3, 0.15, 3) == 0
     assert spans.max_tokens_for(5, 0.15, 3) == 2
 
 

@@ -1,5 +1,7 @@
 """One damage for each promise, signed again, that breaks it alone: `verify` names that promise and the place."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -17,11 +19,13 @@ from tests.verification.damage import (
     edit_receipt,
     faults_of,
     made,
+    manifest_of,
     places_of,
     promises_of,
     put_shard,
     resigned,
     segments_of,
+    write_corpus,
 )
 
 SHARD, RECEIPT = "shards/000/000000.safetensors", "receipts/000/000000.json"
@@ -41,6 +45,28 @@ def padded(tmp_path_factory):
     return made(
         tmp_path_factory.mktemp("padded"), packing={"pad_seq_to_mult": 8}, documents={"prepend_bos": True}, seed=3
     )
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """In-place tasks beside next-token ones, and a source of documents with loss_spans."""
+    folder = tmp_path_factory.mktemp("mixed")
+    write_corpus(folder / "in")
+    records = [{"text": "ask " * (3 + i % 40) + "answer " * 9, "loss_spans": [[12 + i, 19 + i], [30 + i, 40 + i]]}
+               for i in range(60)]  # fmt: skip
+    (folder / "in/spans.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    paths = {"web": "web/*.jsonl", "books": "books.jsonl.zst", "spans": "spans.jsonl"}
+    presets = ("mlm", "mdlm", "duo", "bd3", "fim", "prefix_lm", "causal")
+    return made(
+        folder,
+        sources=[{"name": name, "paths": [path]} for name, path in paths.items()],
+        tasks=[{"preset": preset} for preset in presets],
+    )
+
+
+@pytest.fixture
+def mixed_directory(mixed, tmp_path):
+    return copied(mixed, tmp_path)
 
 
 @pytest.fixture
@@ -76,9 +102,10 @@ def padding_of(arrays):
     return int(row), int(slot)
 
 
-def test_a_good_dataset_has_no_faults(plain, padded):
-    for dataset in (plain, padded):
+def test_a_good_dataset_has_no_faults(plain, padded, mixed):
+    for dataset in (plain, padded, mixed):
         assert faults_of(dataset) == []
+        assert faults_of(dataset, replay=-1) == []
 
 
 def test_a_signed_copy_has_no_faults(directory):
@@ -88,7 +115,7 @@ def test_a_signed_copy_has_no_faults(directory):
 
 
 def test_every_promise_has_a_number_and_words():
-    assert list(PROMISES) == [f"P{i + 1}" for i in range(17)]
+    assert list(PROMISES) == [f"P{i + 1}" for i in range(20)]
 
 
 # P1, P2
@@ -177,11 +204,40 @@ def test_p3_padded_offsets_in_a_dataset_without(directory):
     assert_only(faults_of(directory), "P3", words="array 'cu_seqlens_padded' is there")
 
 
-def test_p3_trained_ranges_that_no_source_has(directory):
+@pytest.mark.parametrize("name", ["labels", "block_offsets"])
+def test_p3_what_an_in_place_task_brings_is_missing(mixed_directory, name):
+    with resigned(mixed_directory) as arrays:
+        for part in (name,) if name == "labels" else (name, "block_noise", "block_loss_weight"):
+            del arrays[part]
+    assert_only(faults_of(mixed_directory), "P3", words=f"array '{name}' is missing")
+
+
+def with_whole_ranges(directory, arrays):
+    """Trained ranges of all that any document would train: body and eos."""
+    tasks = manifest_of(directory)["tasks"]
+    mode = np.array([task["mode_token"] is not None for task in tasks])[arrays["segment_task"]]
+    _, begin, end = places_of(arrays)
+    arrays["trained_offsets"] = np.arange(len(begin) + 1)
+    arrays["trained_ranges"] = np.stack((mode, end - begin), axis=1).astype(np.int32)
+
+
+def test_p17_trained_ranges_that_no_document_asked_for(directory):
+    """Which documents have loss_spans only the source tells: the arrays agree with each other."""
+    with resigned(directory) as arrays:
+        with_whole_ranges(directory, arrays)
+    assert faults_of(directory) == []
+    faults = faults_of(directory, replay=-1)
+    assert promises_of(faults) == {"P17"}
+    assert {"array 'trained_offsets' is not made again", "array 'trained_ranges' is not made again"} == {
+        f["message"] for f in faults
+    }
+
+
+def test_p9_trained_ranges_that_are_not_those_of_the_loss(directory):
     with resigned(directory) as arrays:
         arrays["trained_offsets"] = np.zeros(len(arrays["segment_key"]) + 1, np.int64)
         arrays["trained_ranges"] = np.zeros((0, 2), np.int32)
-    assert_only(faults_of(directory), "P3", words="array 'trained_offsets' is there")
+    assert promises_of(faults_of(directory)) == {"P9"}
 
 
 def test_p3_another_dtype(directory):
@@ -713,3 +769,135 @@ def test_p17_a_token_that_the_document_does_not_have(directory):
     faults = faults_of(directory, replay=-1)
     assert promises_of(faults) == {"P17"}
     assert [(f["row"], f["slot"], f["value"]) for f in faults if f["slot"] is not None] == [(row, begin + 1, value)]
+
+
+# In-place segments, trained ranges and blocks: P9, P10, P18, P19, P20
+
+
+def slot_of(directory, arrays, task, trained):
+    """(row, slot) that is trained or not, in a segment of the task, not its first or last slot, of an ordinary token."""
+    rows, begin, end = places_of(arrays)
+    for g in segments_of(directory, arrays, task):
+        inside = slice(begin[g] + 1, end[g] - 1)
+        found = np.flatnonzero(
+            (arrays["loss_mask"][rows[g], inside] == trained) & (arrays["tokens"][rows[g], inside] < 256)
+        )
+        if len(found):
+            return int(rows[g]), int(begin[g]) + 1 + int(found[0])
+    raise AssertionError("no such slot in this shard")
+
+
+def limited_segment(directory, arrays, *tasks):
+    """(segment, row, begin, end) of a segment with more than one trained range."""
+    rows, begin, end = places_of(arrays)
+    ranges = np.diff(arrays["trained_offsets"])
+    g = next(int(g) for g in segments_of(directory, arrays, *tasks) if ranges[g] >= 2)
+    return g, int(rows[g]), int(begin[g]), int(end[g])
+
+
+def test_p9_a_prompt_is_not_trained(mixed_directory):
+    with resigned(mixed_directory) as arrays:
+        g, row, begin, _ = limited_segment(mixed_directory, arrays, "causal", "prefix_lm")
+        ranges = arrays["trained_ranges"][arrays["trained_offsets"][g] :]
+        slot = begin + int(ranges[0, 1])  # it would predict the token after the first one that is not trained any more
+        assert ranges[1, 0] > ranges[0, 1] + 1 and arrays["loss_mask"][row, slot] == 0
+        arrays["loss_mask"][row, slot] = 1
+    assert_only(faults_of(mixed_directory), "P9", row=row, slot=slot, value=1)
+
+
+@pytest.mark.parametrize("task", ["mlm", "mdlm", "bd3"])
+def test_p10_in_place_a_token_that_is_not_trained_is_its_label(mixed_directory, task):
+    with resigned(mixed_directory) as arrays:
+        row, slot = slot_of(mixed_directory, arrays, task, 0)
+        arrays["tokens"][row, slot] = value = int(arrays["tokens"][row, slot]) ^ 1
+    faults = faults_of(mixed_directory)
+    assert promises_of(faults) == {"P10", "P18"}  # nor is it what the key noises
+    assert_only([f for f in faults if f["promise"] == "P10"], "P10", row=row, slot=slot, value=value)
+
+
+def test_p10_a_next_token_label_in_a_mixed_dataset(mixed_directory):
+    with resigned(mixed_directory) as arrays:
+        _, row, begin, _ = long_segment(mixed_directory, arrays, "fim")
+        arrays["labels"][row, begin + 2] = value = int(arrays["labels"][row, begin + 2]) ^ 1
+    assert_only(faults_of(mixed_directory), "P10", row=row, slot=begin + 2, value=value)
+
+
+def test_p18_another_token_than_the_key_flips_to(mixed_directory):
+    with resigned(mixed_directory) as arrays:
+        row, slot = slot_of(mixed_directory, arrays, "duo", 1)
+        should = int(arrays["tokens"][row, slot])
+        arrays["tokens"][row, slot] = value = should ^ 1
+    assert_only(
+        faults_of(mixed_directory), "P18", row=row, slot=slot, value=value, words=f"tokens drawn anew is {should}"
+    )
+
+
+@pytest.mark.parametrize("task", ["mlm", "mdlm", "bd3"])
+def test_p18_loss_on_a_slot_that_was_not_chosen(mixed_directory, task):
+    """Where the token is its label, only the key tells that the slot was not chosen."""
+    with resigned(mixed_directory) as arrays:
+        row, slot = slot_of(mixed_directory, arrays, task, 0)
+        arrays["loss_mask"][row, slot] = 1
+    assert_only(faults_of(mixed_directory), "P18", row=row, slot=slot, value=1, words="loss_mask drawn anew is 0")
+
+
+@pytest.mark.parametrize("task", ["mdlm", "duo"])
+@pytest.mark.parametrize("name, value", [("segment_noise", 0.5), ("segment_loss_weight", 3.25)])
+def test_p18_a_level_or_weight_that_was_not_drawn(mixed_directory, task, name, value):
+    with resigned(mixed_directory) as arrays:
+        g, row, _, _ = long_segment(mixed_directory, arrays, task)
+        assert arrays[name][g] != value
+        arrays[name][g] = value
+    assert_only(faults_of(mixed_directory), "P18", row=row, value=value, words=f"segment {g}: {name} should be")
+
+
+@pytest.mark.parametrize("name, value", [("block_noise", 0.625), ("block_loss_weight", 2.5)])
+def test_p18_a_block_whose_level_was_not_drawn(mixed_directory, name, value):
+    with resigned(mixed_directory) as arrays:
+        assert arrays[name][1] != value
+        arrays[name][1] = value
+    assert_only(faults_of(mixed_directory), "P18", value=value, words=f"block 1: {name} should be")
+
+
+@pytest.mark.parametrize(
+    "column, value, words", [(1, 10**6, "outside"), (1, 0, "is empty"), (0, -1, "out of order"), (1, -(2**31), "")]
+)
+def test_p19_a_range_outside_its_segment(mixed_directory, column, value, words):
+    with resigned(mixed_directory) as arrays:
+        g, row, _, _ = limited_segment(mixed_directory, arrays, "causal", "mlm", "prefix_lm", "mdlm")
+        arrays["trained_ranges"][arrays["trained_offsets"][g], column] = value
+    faults = faults_of(mixed_directory)
+    assert promises_of(faults) == {"P19"} and {f["row"] for f in faults} == {row}
+    assert f"segment {g}: trained range" in faults[0]["message"] and words in faults[0]["message"]
+
+
+@pytest.mark.parametrize("at, value", [(0, 1), (-1, 10**9), (5, -1), (5, 2**62)])
+def test_p19_offsets_of_ranges_that_do_not_ascend(mixed_directory, at, value):
+    with resigned(mixed_directory) as arrays:
+        arrays["trained_offsets"][at] = value
+    (fault,) = faults_of(mixed_directory)
+    assert fault["promise"] == "P19" and "trained_offsets does not ascend" in fault["message"]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, 1.5, np.nan, np.inf])
+def test_p20_a_block_whose_level_cannot_be(mixed_directory, value):
+    with resigned(mixed_directory) as arrays:
+        arrays["block_noise"][1] = value
+    assert_only(faults_of(mixed_directory), "P20", value=str(np.float32(value)), words="block 1: its level or weight")
+
+
+def test_p20_a_block_that_belongs_to_the_neighbour(mixed_directory):
+    with resigned(mixed_directory) as arrays:
+        g, row, _, _ = long_segment(mixed_directory, arrays, "bd3")
+        arrays["block_offsets"][g + 1] -= 1
+    faults = faults_of(mixed_directory)
+    assert promises_of(faults) == {"P20"} and len(faults) == 2
+    assert faults[0]["row"] == row and f"segment {g}: it has" in faults[0]["message"]
+
+
+@pytest.mark.parametrize("at, value", [(0, 1), (-1, 10**9), (5, -1)])
+def test_p20_offsets_of_blocks_that_do_not_ascend(mixed_directory, at, value):
+    with resigned(mixed_directory) as arrays:
+        arrays["block_offsets"][at] = value
+    (fault,) = faults_of(mixed_directory)
+    assert fault["promise"] == "P20" and "block_offsets does not ascend" in fault["message"]

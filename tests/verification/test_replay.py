@@ -239,35 +239,60 @@ def test_a_wrong_loss(dataset):
     assert "loss_mask at slot" in difference_of(dataset, change, "x-dense")
 
 
-def with_labels(arrays, row, begin, end):
-    arrays["labels"] = np.full_like(arrays["tokens"], 256)
-    arrays["labels"][row, begin : end - 1] = arrays["tokens"][row, begin + 1 : end]
-
-
-def test_labels_are_built_again_where_a_shard_has_them(dataset):
-    def right(arrays, g, *place):
-        with_labels(arrays, *place)
+def test_labels_are_built_again_where_a_shard_has_them(tmp_path):
+    directory = made(tmp_path, tasks=[{"preset": "mlm"}, {"preset": "mdlm"}, {"preset": "causal"}])
 
     def wrong(arrays, g, row, begin, end):
-        with_labels(arrays, row, begin, end)
         arrays["labels"][row, begin + 1] ^= 1
 
-    assert difference_of(dataset, right, "causal") == ""
-    assert "labels at slot" in difference_of(dataset, wrong, "causal")
+    for task in ("mlm", "mdlm", "causal"):
+        assert difference_of(directory, lambda *place: None, task) == ""
+        assert "labels at slot" in difference_of(directory, wrong, task)
+
+
+def test_trained_ranges_that_the_document_does_not_have(tmp_path):
+    """Stratified noise depends on the row: what may be noised is compared by itself."""
+    write_corpus(tmp_path / "in")
+    records = [
+        {"text": "a question and its answer " * (1 + i % 9), "loss_spans": [[5, 9], [12, 20]]} for i in range(40)
+    ]
+    (tmp_path / "in/spans.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    sources = [{"name": "all", "paths": ["*.jsonl", "web/*.jsonl"]}]
+    directory = made(
+        tmp_path, sources=sources, tasks=[{"preset": "mdlm"}, {"preset": "bd3"}], output={"shard_text_bytes": 8000}
+    )
+    shard = next(
+        b
+        for b in range(len(manifest_of(directory)["shards"]))
+        if (np.diff(arrays_of(directory, b).get("trained_offsets", np.arange(2))) == 2).any()
+    )
+    job, arrays = open_job(directory), arrays_of(directory, shard)
+    everything = np.arange(len(arrays["segment_key"]))
+    assert not any(replay_segments(job, arrays, everything))
+    g = int(np.flatnonzero(np.diff(arrays["trained_offsets"]) == 2)[0])
+    arrays["trained_ranges"][arrays["trained_offsets"][g], 1] -= 1
+    assert replay_segments(job, arrays, np.array([g]))[0].startswith("its trained ranges are [[5, 8], [12, 20]]")
 
 
 def test_more_tokens_than_the_document_has(dataset):
     def change(arrays, g, row, begin, end):
         arrays["segment_tokens"][g] += 1
 
-    assert "of a document of" in difference_of(dataset, change, "too_short")
+    assert difference_of(dataset, change, "too_short") == "segment_tokens is 3 and should be 2"
 
 
 def test_a_document_that_ends_without_eos(dataset):
     def change(arrays, g, row, begin, end):
         arrays["cu_seqlens"][g + row + 1] -= 1
 
-    assert "has no eos" in difference_of(dataset, change, "too_short")
+    assert difference_of(dataset, change, "too_short") == "it takes 2 slots and should take 3"
+
+
+def test_a_segment_that_begins_inside_another(dataset):
+    def change(arrays, g, row, begin, end):
+        arrays["segment_start"][g] += 1
+
+    assert "its document is not cut at token" in difference_of(dataset, change, "causal")
 
 
 # Every kind of source

@@ -2,7 +2,7 @@
 
 ```
 Part ─► lines ───► json_lines ─┐
-        text                   ├─► Batch (texts, files, positions, rejects)
+        text                   ├─► Batch (texts, files, positions, rejects, marks)
         parquet, arrow ─► columnar
 streams: compressed files, for lines and text
 ```
@@ -12,6 +12,7 @@ a gap. A document that cannot be used is a reject with a reason; a file that can
 
 from collections.abc import Iterator
 
+from packprep.corpus.conversations import MarkReader
 from packprep.corpus.readers.documents import (
     BAD_REASONS,
     MAX_DOCUMENT_BYTES,
@@ -100,12 +101,15 @@ def read(
     keep: Keep | None = None,
     batch_bytes: int = 4 << 20,
     decoders: Decoders | None = None,
+    marks: MarkReader | None = None,
 ) -> Iterator[Batch]:
     """The documents of a part, in file order, in batches of about `batch_bytes`; no batch is empty.
 
     text_key: the key or column that holds the text; text files have none
     keep(file, positions int64[n]) → bool[n]: which documents to decode; the others leave no trace
     decoders: what this process remembers between parts; it changes the speed only
+    marks: reads a document's loss_spans or messages; the text of messages is what their template gives. None: these
+    fields are not looked at. A field that is the text_key is the text and nothing else
     A position is the byte offset of a line (compressed: in the decompressed stream), a row number in the file, or 0.
 
     Raises SourceError for a file that is missing, unreadable, corrupt, truncated or not of the planned size, and for
@@ -113,15 +117,15 @@ def read(
     """
     decoders = decoders or Decoders()
     if part.format == "jsonl":
-        return read_lines(part, text_key, keep, batch_bytes, decoders)
+        return read_lines(part, text_key, keep, batch_bytes, decoders, marks)
     if part.format == "text":
         return read_text(part, keep)
     if part.format == "parquet":
         from packprep.corpus.readers.parquet import read_row_group
 
-        return read_row_group(part, text_key, keep, batch_bytes)
+        return read_row_group(part, text_key, keep, batch_bytes, marks)
     if part.format == "arrow":
         from packprep.corpus.readers.arrow import read_record_batch
 
-        return read_record_batch(part, text_key, keep, batch_bytes, decoders)
+        return read_record_batch(part, text_key, keep, batch_bytes, decoders, marks)
     raise AssertionError(f"no reader for format {part.format!r}")

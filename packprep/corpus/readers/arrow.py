@@ -12,7 +12,8 @@ from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 
-from packprep.corpus.readers.columnar import arrow_errors, check_text_column, read_rows
+from packprep.corpus.conversations import MarkReader
+from packprep.corpus.readers.columnar import Columns, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 from packprep.corpus.readers.streams import Decoders
 
@@ -38,7 +39,7 @@ def count_record_batches(path: str, size: int) -> int:
 
 
 def read_record_batch(
-    part: Part, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders
+    part: Part, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, marks: MarkReader | None = None
 ) -> Iterator[Batch]:
     """The documents of a part of a record batch; see `readers.read`."""
     with _opened(part.path, part.size) as file:
@@ -46,30 +47,36 @@ def read_record_batch(
         begin, end = part.range(index.rows[part.piece])
         if begin == end:
             return
-        # Mapped, so that only the pages of the text column are read.
+        # Mapped, so that only the pages of the columns that are read are touched.
         with pa.memory_map(part.path) as source:
-            column = _validated(_text_column(part, source, index, text_key))
+            columns = _columns(part, source, index, text_key, marks)
+            columns = columns.of([_validated(column).slice(begin, end - begin) for column in columns.there()])
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece]) + begin
-            yield from read_rows(batch, column.slice(begin, end - begin), first, keep, batch_bytes)
+            yield from read_rows(batch, columns, first, keep, batch_bytes, marks)
             yield from batch.take()
 
 
-def _text_column(part: Part, source: pa.MemoryMappedFile, index: Index, text_key: str) -> pa.Array:
+def _columns(part: Part, source: pa.MemoryMappedFile, index: Index, text_key: str, marks: MarkReader | None) -> Columns:
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
-    i = check_text_column(part.path, schema, text_key)
-    only_text = pa.ipc.IpcReadOptions(included_fields=[i], use_threads=False)
-    if not index.is_stream:
-        return pa.ipc.open_file(source, options=only_text).get_batch(part.piece).column(0)
-    if not index.has_dictionaries:
+    columns = find_columns(part.path, schema, text_key, marks)
+    wanted = columns.there()
+    if index.is_stream and not index.has_dictionaries:
         source.seek(index.offsets[part.piece])
-        return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema).column(i)
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
+        return columns.of([batch.column(i) for i in wanted])
+    only_wanted = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    in_order = [sorted(wanted).index(i) for i in wanted]
+    if not index.is_stream:
+        batch = pa.ipc.open_file(source, options=only_wanted).get_batch(part.piece)
+        return columns.of([batch.column(i) for i in in_order])
     # Dictionaries before the batch belong to it, so all that precedes it is gone through (nothing of it is copied).
     source.seek(0)
-    reader = pa.ipc.open_stream(source, options=only_text)
+    reader = pa.ipc.open_stream(source, options=only_wanted)
     for _ in range(part.piece):
         reader.read_next_batch()
-    return reader.read_next_batch().column(0)
+    batch = reader.read_next_batch()
+    return columns.of([batch.column(i) for i in in_order])
 
 
 def _validated(column: pa.Array) -> pa.Array:

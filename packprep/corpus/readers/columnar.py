@@ -1,17 +1,57 @@
 """Rows of an Arrow column → documents; what Parquet and Arrow files have in common."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packprep.corpus.conversations import LOSS_SPANS, MESSAGES, Marked, MarkReader
 from packprep.corpus.readers import documents
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, invalid_utf8, kept, too_large
 from packprep.errors import SourceError
 
 SLICE_ROWS = 1024  # rows that become Python objects at once
+
+
+class Columns(NamedTuple):
+    """A value for each of a file's columns that are read; None: the file has none, or nobody asked for it."""
+
+    text: Any
+    loss_spans: Any = None
+    messages: Any = None
+
+    def there(self) -> list[Any]:
+        """The values that are there."""
+        return [value for value in self if value is not None]
+
+    def of(self, values: Sequence[Any]) -> "Columns":
+        """The same columns with other values, in the order of `there`."""
+        given = iter(values)
+        return Columns(*(None if value is None else next(given) for value in self))
+
+
+def find_columns(path: str, schema: pa.Schema, text_key: str, marks: MarkReader | None) -> Columns:
+    """The indices of the columns that are read. SourceError unless each is there at most once, and the text or messages is.
+
+    Without marks the text is all.
+    """
+    if marks is None:
+        return Columns(check_text_column(path, schema, text_key))
+    found = []
+    for name in (LOSS_SPANS, MESSAGES):
+        indices = schema.get_all_field_indices(name) if name != text_key else []
+        if len(indices) > 1:
+            raise SourceError(
+                f"{path}: {len(indices)} columns named {name!r}. Write the file with one, or set documents.loss_spans = "
+                '"ignore".'
+            )
+        found.append(indices[0] if indices else None)
+    if found[1] is not None and text_key not in schema.names:
+        return Columns(None, *found)
+    return Columns(check_text_column(path, schema, text_key), *found)
 
 
 def check_text_column(path: str, schema: pa.Schema, text_key: str) -> int:
@@ -55,37 +95,89 @@ def arrow_errors(path: str, what: str) -> Iterator[None]:
 
 
 def read_rows(
-    batch: BatchBuilder, column: pa.Array, first: int, keep: Keep | None, batch_bytes: int
+    batch: BatchBuilder,
+    columns: Columns,
+    first: int,
+    keep: Keep | None,
+    batch_bytes: int,
+    marks: MarkReader | None = None,
 ) -> Iterator[Batch]:
-    """Adds the rows of a column to a batch; gives the batch whenever it holds `batch_bytes`.
+    """Adds the rows of columns of arrays to a batch; gives the batch whenever it holds `batch_bytes`.
 
-    first: position of the column's first row in the file
+    first: position of the columns' first row in the file
     """
-    for begin in range(0, len(column), SLICE_ROWS):
-        rows = column.slice(begin, SLICE_ROWS)
+    n_rows = len(columns.there()[0])
+    for begin in range(0, n_rows, SLICE_ROWS):
+        _, *others = columns.of([column.slice(begin, SLICE_ROWS) for column in columns.there()])
+        rows = pa.nulls(n_rows, pa.string()) if columns.text is None else columns.text
+        rows = rows.slice(begin, SLICE_ROWS)
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
         wanted = kept(keep, batch.file, positions)
         if rows.type in (pa.string_view(), pa.binary_view()):
             rows = rows.cast(pa.large_binary())  # pyarrow filters no views
         if not wanted.all():
-            positions, rows = positions[wanted], rows.filter(pa.array(wanted))
+            mask = pa.array(wanted)
+            positions, rows = positions[wanted], rows.filter(mask)
+            others = [column if column is None else column.filter(mask) for column in others]
         if pa.types.is_dictionary(rows.type):
             rows = rows.dictionary_decode()
         if pa.types.is_null(rows.type):
             rows = rows.cast(pa.string())
-        yield from _add_rows(batch, rows.cast(pa.large_binary()), positions.tolist(), batch_bytes)
+        marked = _Marks(marks, *others) if marks and any(column is not None for column in others) else None
+        yield from _add_rows(batch, rows.cast(pa.large_binary()), positions.tolist(), batch_bytes, marked)
 
 
-def _add_rows(batch: BatchBuilder, rows: pa.Array, positions: list[int], batch_bytes: int) -> Iterator[Batch]:
+class _Marks(NamedTuple):
+    """What the rows of a slice say of their training."""
+
+    reader: MarkReader
+    loss_spans: pa.Array | None
+    messages: pa.Array | None
+
+    def at(self, i: int, text: str | None) -> Marked | tuple[str, str] | None:
+        """Of row i, whose text is `text`; None: nothing. Raises UnicodeDecodeError for messages that are not UTF-8."""
+        spans, messages = (
+            None if column is None or not column[i].is_valid else column[i].as_py() for column in self[1:]
+        )
+        if (spans is None or text is None) and messages is None:
+            return None
+        return self.reader.marked(text, spans, messages)
+
+
+def _add_marked(
+    batch: BatchBuilder, position: int, n_bytes: int, text: str | None, mark: Marked | tuple[str, str] | None
+) -> None:
+    if isinstance(mark, Marked):
+        batch.add(position, mark.text, n_bytes or len(mark.text), mark)
+    elif mark is not None:
+        batch.reject(position, *mark)
+    elif text is None:
+        batch.reject(position, "not_a_string", "the value is null")
+    else:
+        batch.add(position, text, n_bytes)
+
+
+def _add_rows(
+    batch: BatchBuilder, rows: pa.Array, positions: list[int], batch_bytes: int, marks: _Marks | None
+) -> Iterator[Batch]:
     sizes = pc.binary_length(rows).to_pylist()
     for i, (position, size) in enumerate(zip(positions, sizes, strict=True)):
-        if size is None:
+        if size is None and marks:
+            try:
+                _add_marked(batch, position, 0, None, marks.at(i, None))
+            except UnicodeDecodeError as error:
+                batch.reject(position, *invalid_utf8(error, "messages"))
+        elif size is None:
             batch.reject(position, "not_a_string", "the value is null")
         elif size > documents.MAX_DOCUMENT_BYTES:
             batch.reject(position, *too_large(size))
         else:
             try:
-                batch.add(position, rows[i].as_buffer().to_pybytes().decode(), size)
+                text = rows[i].as_buffer().to_pybytes().decode()
+                if marks:
+                    _add_marked(batch, position, size, text, marks.at(i, text))
+                else:
+                    batch.add(position, text, size)
             except UnicodeDecodeError as error:
                 batch.reject(position, *invalid_utf8(error, "text"))
         if batch.bytes >= batch_bytes:

@@ -7,6 +7,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from packprep.corpus.conversations import MARK_REASONS, Marked
 from packprep.errors import SourceError
 
 PIECE_BYTES = 4 << 20  # a piece of an uncompressed line file
@@ -22,6 +23,7 @@ BAD_REASONS = (
     "invalid_utf8",
     "lone_surrogate",
     "too_large",
+    *MARK_REASONS,
 )
 
 Keep = Callable[[int, np.ndarray], np.ndarray]
@@ -40,12 +42,14 @@ class Batch(NamedTuple):
     """Documents in file order, and the rejected ones among them.
 
     texts: n texts;  files: int32[n];  positions: int64[n], strictly increasing within one file
+    marks: n, what is trained of a document that says so; None for the others, and for all where nobody asked
     """
 
     texts: list[str]
     files: np.ndarray
     positions: np.ndarray
     rejects: list[Reject]
+    marks: list[Marked | None]
 
 
 class Part(NamedTuple):
@@ -82,10 +86,12 @@ class BatchBuilder:
         self.texts: list[str] = []
         self.positions: list[int] = []
         self.rejects: list[Reject] = []
+        self.marks: list[Marked | None] = []
 
-    def add(self, position: int, text: str, n_bytes: int) -> None:
+    def add(self, position: int, text: str, n_bytes: int, mark: Marked | None = None) -> None:
         self.texts.append(text)
         self.positions.append(position)
+        self.marks.append(mark)
         self.bytes += n_bytes
 
     def reject(self, position: int, reason: str, detail: str) -> None:
@@ -96,8 +102,8 @@ class BatchBuilder:
         """The batch, unless it is empty; the next one begins."""
         if self.texts or self.rejects:
             files = np.full(len(self.texts), self.file, np.int32)
-            batch = Batch(self.texts, files, np.array(self.positions, np.int64), self.rejects)
-            self.texts, self.positions, self.rejects, self.bytes = [], [], [], 0
+            batch = Batch(self.texts, files, np.array(self.positions, np.int64), self.rejects, self.marks)
+            self.texts, self.positions, self.rejects, self.marks, self.bytes = [], [], [], [], 0
             yield batch
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from packprep.corpus.conversations import Marked, MarkReader
 from packprep.corpus.readers import documents
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, kept, open_source, too_large
 from packprep.corpus.readers.json_lines import line_decoder
@@ -21,9 +22,11 @@ _FINISH_BYTES = 16 << 10  # first read beyond a part's end: most lines end soon
 Line = bytes | None  # without its end; None: too large
 
 
-def read_lines(part: Part, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders) -> Iterator[Batch]:
+def read_lines(
+    part: Part, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, marks: MarkReader | None = None
+) -> Iterator[Batch]:
     """The documents of a part of a line file, compressed or not; see `readers.read`."""
-    decode = line_decoder(text_key)
+    decode = line_decoder(text_key, marks)
     batch = BatchBuilder(part.file)
     for positions, lines in _part_lines(part, decoders):
         wanted = kept(keep, part.file, np.array(positions, np.int64)).tolist()
@@ -36,6 +39,8 @@ def read_lines(part: Part, text_key: str, keep: Keep | None, batch_bytes: int, d
             outcome = decode(line)
             if isinstance(outcome, str):
                 batch.add(position, outcome, len(line))
+            elif isinstance(outcome, Marked):
+                batch.add(position, outcome.text, len(line), outcome)
             else:
                 batch.reject(position, *outcome)
             if batch.bytes >= batch_bytes:

@@ -1,11 +1,12 @@
 """Parquet files: a piece is a row group."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow.parquet as pq
 
-from packprep.corpus.readers.columnar import SLICE_ROWS, arrow_errors, check_text_column, read_rows
+from packprep.corpus.conversations import MarkReader
+from packprep.corpus.readers.columnar import SLICE_ROWS, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 
 _BUFFER_BYTES = 1 << 20  # how much of a column is read ahead; without it pyarrow reads a whole row group's column
@@ -17,10 +18,13 @@ def count_row_groups(path: str, size: int) -> int:
         return file.num_row_groups
 
 
-def read_row_group(part: Part, text_key: str, keep: Keep | None, batch_bytes: int) -> Iterator[Batch]:
+def read_row_group(
+    part: Part, text_key: str, keep: Keep | None, batch_bytes: int, marks: MarkReader | None = None
+) -> Iterator[Batch]:
     """The documents of a part of a row group; see `readers.read`."""
     with _opened(part.path, part.size) as file:
-        check_text_column(part.path, file.schema_arrow, text_key)
+        columns = find_columns(part.path, file.schema_arrow, text_key, marks)
+        names = [file.schema_arrow.names[i] for i in columns.there()]
         groups = [file.metadata.row_group(i) for i in range(part.piece + 1)]
         first = sum(group.num_rows for group in groups[:-1])
         begin, end = part.range(groups[-1].num_rows)
@@ -28,26 +32,24 @@ def read_row_group(part: Part, text_key: str, keep: Keep | None, batch_bytes: in
             return
         batch = BatchBuilder(part.file)
         row = 0
-        rows_at_once = _rows_at_once(groups[-1], text_key, batch_bytes)
-        for rows in file.iter_batches(rows_at_once, row_groups=[part.piece], columns=[text_key], use_threads=False):
-            column = rows.column(rows.schema.get_field_index(text_key))
-            low, high = max(begin - row, 0), min(end - row, len(column))
+        rows_at_once = _rows_at_once(groups[-1], names, batch_bytes)
+        for rows in file.iter_batches(rows_at_once, row_groups=[part.piece], columns=names, use_threads=False):
+            low, high = max(begin - row, 0), min(end - row, rows.num_rows)
             if low < high:
-                yield from read_rows(batch, column.slice(low, high - low), first + row + low, keep, batch_bytes)
-            row += len(column)
+                values = columns.of([rows.column(name).slice(low, high - low) for name in names])
+                yield from read_rows(batch, values, first + row + low, keep, batch_bytes, marks)
+            row += rows.num_rows
             if row >= end:
                 break
         yield from batch.take()
 
 
-def _rows_at_once(group: pq.RowGroupMetaData, text_key: str, batch_bytes: int) -> int:
+def _rows_at_once(group: pq.RowGroupMetaData, names: Sequence[str], batch_bytes: int) -> int:
     """As many rows as hold about `batch_bytes`; fewer where a dictionary hides how long the texts are."""
-    for i in range(group.num_columns):
-        column = group.column(i)
-        if column.path_in_schema == text_key:
-            per_row = max(1, column.total_uncompressed_size // max(1, group.num_rows))
-            return max(1, min(SLICE_ROWS, batch_bytes // per_row))
-    return SLICE_ROWS
+    columns = [group.column(i) for i in range(group.num_columns)]
+    found = [c for c in columns if any((c.path_in_schema + ".").startswith(name + ".") for name in names)]
+    per_row = max(1, sum(c.total_uncompressed_size for c in found) // max(1, group.num_rows))
+    return max(1, min(SLICE_ROWS, batch_bytes // per_row))
 
 
 @contextmanager

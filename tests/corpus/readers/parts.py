@@ -32,7 +32,7 @@ def read_all(part, text_key="text", **options):
     for batch in read(part, text_key, **options):
         assert batch.texts or batch.rejects
         assert batch.files.tolist() == [part.file] * len(batch.texts)
-        assert len(batch.positions) == len(batch.texts)
+        assert len(batch.positions) == len(batch.texts) == len(batch.marks)
         assert all(len(reject.detail) <= 200 and reject.detail.isascii() for reject in batch.rejects)
         documents += zip(batch.positions.tolist(), batch.texts, strict=True)
         rejects += [(reject.position, reject.reason) for reject in batch.rejects]

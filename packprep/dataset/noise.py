@@ -1,0 +1,342 @@
+"""The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it.
+
+Candidates and the uniforms that they draw are in `candidates`. An exact count takes the least words of NOISE_LOW.
+
+    levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
+    noised      iff the 40-bit uniform < ⌊p · 2⁴⁰⌋, p = (1 − ε) t + ε
+
+Where masks are put, a mask that the text itself has is no candidate: nothing could be learnt there.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep import randomness
+from packprep.dataset.candidates import Segments, below, in_chunks, lanes, put, stretch_of, within
+from packprep.randomness import NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
+
+ONE = 1 << 40
+"""The threshold of probability 1."""
+
+
+class Noised(NamedTuple):
+    """What `noise` gives besides what it writes."""
+
+    level: np.ndarray  # float32[m]
+    weight: np.ndarray  # float32[m]
+    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # int64[m] counts; float32[blocks] levels, weights
+
+
+def quantised(values: np.ndarray) -> np.ndarray:
+    """float64, cut to multiples of 2⁻²⁴."""
+    return np.floor(np.asarray(values) * 2.0**24) * 2.0**-24
+
+
+def mask_probability(level: np.ndarray, epsilon: float) -> np.ndarray:
+    """p = (1 − ε) t + ε (Nie et al. 2025, LLaDA)."""
+    return (1.0 - epsilon) * level + epsilon
+
+
+def thresholds(probability: np.ndarray) -> np.ndarray:
+    """uint64: ⌊p · 2⁴⁰⌋."""
+    return np.floor(np.asarray(probability, np.float64) * ONE).astype(np.uint64)
+
+
+def levels(segments: Segments, low: float, high: float, stratified: bool, task: int, epoch: int) -> np.ndarray:
+    """float64[m]: each segment's level, not yet quantised, from its key; or, stratified, spread evenly over the segments
+    of its row.
+
+    stratified: the level of the j-th of the m segments of a row is (u + π(j) / m) mod 1, u and π keyed by the task and
+    the row's first segment of it.
+    """
+    if not stratified:
+        u = randomness.uniforms(segments.key, NOISE_LEVEL, 0, epoch)
+    else:
+        u = _strata(segments, task, epoch)
+    return low + (high - low) * u
+
+
+def _strata(segments: Segments, task: int, epoch: int) -> np.ndarray:
+    _, first, many = np.unique(segments.row, return_index=True, return_counts=True)
+    shift = randomness.uniforms(segments.key[first], STRATUM, 4 * task, epoch)
+    order_key = randomness.bits64(segments.key[first], STRATUM, task + (1 << 16), epoch)
+    number, m = np.arange(len(segments.row)) - np.repeat(first, many), np.repeat(many, many)
+    place = randomness.permute(number, m, np.repeat(order_key, many))
+    return (np.repeat(shift, many) + quantised(place / m)) % 1.0
+
+
+def mask(
+    segments: Segments,
+    ratio: np.ndarray | None,
+    probability: np.ndarray,
+    shares: tuple[float, float, float],
+    mask_id: int,
+    ordinary: np.ndarray,
+    may: np.ndarray | None,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+    epoch: int = 0,
+) -> None:
+    """Noise masked-diffusion segments in place: each candidate with its segment's probability.
+
+    ratio: float64[m]; where given, an exact count instead: max(⌊candidates · ratio⌋, 1) of them without replacement.
+    probability: float64[m]. shares: of noised slots that become the mask, a uniform ordinary token, or stay. ordinary:
+    int32, the ids of the ordinary vocabulary. may: uint8, flat: slots that may be noised; None: all.
+    tokens (holding the original tokens) and loss_mask (0), flat, are written.
+    """
+    limit = thresholds(probability)
+    for part in in_chunks(segments):
+        own = Segments(*(column[part] for column in segments))
+        stretch = stretch_of(own)
+        allowed = None if may is None else stretch.candidates(may) != 0
+        if stretch.holds(tokens, mask_id):
+            unmasked = stretch.candidates(tokens) != mask_id
+            allowed = unmasked if allowed is None else allowed & unmasked
+        if ratio is not None:
+            noised = _fewest(own, ratio[part], allowed, epoch)
+        else:
+            noised = below(own.key, own.count, limit[part], own.count, epoch)
+            if allowed is not None:
+                noised &= allowed
+        wide = stretch.laid_out(noised)
+        loss_mask[stretch.here] |= wide.view(np.uint8)
+        if shares[0] >= 1.0:
+            put(tokens[stretch.here], wide, mask_id)
+        else:
+            hit = stretch.here.start + np.flatnonzero(wide)
+            _replace(own, np.flatnonzero(noised), hit, shares, mask_id, ordinary, tokens, epoch)
+
+
+def _fewest(segments: Segments, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int) -> np.ndarray:
+    """bool[Σ count]: in each segment the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit word, ties by place."""
+    words = lanes(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
+    noised = np.zeros(len(words), np.bool_)
+    begin = 0
+    for count, share in zip(segments.count.tolist(), ratio.tolist(), strict=True):
+        own: slice | np.ndarray = slice(begin, begin + count)
+        if allowed is not None:
+            own = begin + np.flatnonzero(allowed[own])
+        begin += count
+        word = words[own]
+        if not len(word):
+            continue
+        wanted = max(int(len(word) * share), 1)
+        limit = np.partition(word, wanted - 1)[wanted - 1]
+        chosen = word <= limit
+        surplus = int(np.count_nonzero(chosen)) - wanted
+        if surplus:
+            chosen[np.flatnonzero(word == limit)[-surplus:]] = False
+        noised[own] = chosen
+    return noised
+
+
+def _replace(
+    segments: Segments,
+    which: np.ndarray,
+    hit: np.ndarray,
+    shares: tuple[float, float, float],
+    mask_id: int,
+    ordinary: np.ndarray,
+    tokens: np.ndarray,
+    epoch: int,
+) -> None:
+    segment, place = within(segments.count, which)
+    key = segments.key[segment]
+    draw = randomness.words(key, REPLACEMENT, 2 * place, epoch).astype(np.uint64)
+    as_mask = draw < np.uint64(int(shares[0] * 2**32))
+    as_random = ~as_mask & (draw < np.uint64(int((shares[0] + shares[1]) * 2**32)))
+    if as_mask.any():  # else there may be no mask: −1 is no token
+        tokens[hit[as_mask]] = mask_id
+    if as_random.any():
+        chosen = randomness.integers(key[as_random], REPLACEMENT, 2 * place[as_random] + 1, len(ordinary), epoch)
+        tokens[hit[as_random]] = ordinary[chosen]
+
+
+def flip(
+    segments: Segments,
+    threshold: np.ndarray,
+    loss_on_all: bool,
+    ordinary: np.ndarray,
+    rank: np.ndarray,
+    may: np.ndarray | None,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+    epoch: int = 0,
+) -> None:
+    """Noise uniform-diffusion segments in place: a candidate flips with its segment's probability, to another token,
+    uniform over the ordinary vocabulary.
+
+    threshold: uint64[m], ⌊P · 2⁴⁰⌋. ordinary: int32[v], ascending; rank: int32[vocabulary], the place of an id in
+    `ordinary`, −1 for special ids. The rest as in `mask`.
+    """
+    for part in in_chunks(segments, 4):  # words and ids are wider than bytes
+        own = Segments(*(column[part] for column in segments))
+        stretch = stretch_of(own)
+        flipped = below(own.key, own.count, threshold[part], own.count, epoch)
+        allowed = np.ones(len(flipped), np.bool_) if may is None else stretch.candidates(may) != 0
+        flipped &= allowed
+        wide = stretch.laid_out(flipped)
+        trained = stretch.laid_out(allowed) if loss_on_all else wide
+        loss_mask[stretch.here] |= trained.view(np.uint8)
+        hit = stretch.here.start + np.flatnonzero(wide)
+        now = rank[tokens[hit]]
+        number = _others(own, np.flatnonzero(flipped), len(ordinary) - (now >= 0), epoch)
+        tokens[hit] = ordinary[number + ((now >= 0) & (number >= now))]
+
+
+def _others(segments: Segments, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
+    """int64: randomness.integers(key, REPLACEMENT, place, bound) of the candidates number `which`.
+
+    First draws are taken from all of a segment's words at once, which are a quarter of a Philox block each.
+    """
+    words = lanes(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
+    bound = bound.astype(np.uint64)
+    product = words * bound
+    chosen = (product >> np.uint64(32)).astype(np.int64)
+    again = np.flatnonzero((product & np.uint64(0xFFFFFFFF)) < np.uint64(1 << 32) % bound)
+    if len(again):
+        segment, place = within(segments.count, which[again])
+        chosen[again] = randomness.integers(segments.key[segment], REPLACEMENT, place, bound[again], epoch)
+    return chosen
+
+
+def quantised_level(key: np.ndarray, low: float, high: float, steps: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """(step int64[m], level float64[m]): one of `steps` levels, the middles of equal parts of [low, high]."""
+    step = randomness.integers(key, NOISE_LEVEL, 0, steps, epoch)
+    return step, low + (high - low) * (step + 0.5) / steps
+
+
+def mask_blocks(
+    segments: Segments,
+    before: np.ndarray,
+    length: np.ndarray,
+    block_length: int,
+    low: float,
+    high: float,
+    mask_id: int,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+    epoch: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Noise block-diffusion segments in place: one level a block, each candidate masked with that probability.
+
+    before: int64[m], slots of the segment's half before its first candidate; length: int64[m], all slots of the half.
+    Gives (blocks int64[m], level float32[blocks], weight float32[blocks] = 1 / level).
+    """
+    blocks = -(-length // block_length)
+    first = np.cumsum(blocks) - blocks
+    number = np.arange(int(blocks.sum())) - np.repeat(first, blocks)
+    u = randomness.uniforms(np.repeat(segments.key, blocks), NOISE_LEVEL, number, epoch)
+    level = quantised(low + (high - low) * u)
+    limit = thresholds(level)
+    candidates_begin = np.maximum(number * block_length, np.repeat(before, blocks))
+    candidates_end = np.minimum((number + 1) * block_length, np.repeat(before + segments.count, blocks))
+    candidates = np.maximum(candidates_end - candidates_begin, 0)
+    for part in in_chunks(segments):
+        own = Segments(*(column[part] for column in segments))
+        stretch = stretch_of(own)
+        of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
+        noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
+        if stretch.holds(tokens, mask_id):
+            noised &= stretch.candidates(tokens) != mask_id
+        wide = stretch.laid_out(noised)
+        loss_mask[stretch.here] |= wide.view(np.uint8)
+        put(tokens[stretch.here], wide, mask_id)
+    return blocks, level.astype(np.float32), (1.0 / level).astype(np.float32)
+
+
+# The laws by objective. Each writes the noise of one task's segments and gives their levels and weights; `Target` is what
+# both a shard that is rendered and a batch that is drawn anew look like.
+
+FLIP_STEPS = 4096
+"""Levels of uniform diffusion: each has its own stored threshold."""
+
+
+class Ids(NamedTuple):
+    """What noise writes: the mask, and the ordinary vocabulary (int32[v], ascending)."""
+
+    mask: int
+    ordinary: np.ndarray
+    rank: np.ndarray  # int32[vocab_size]: an id's place in `ordinary`; −1: not ordinary
+
+
+class Target(NamedTuple):
+    """Where noise goes: the segments of one task, and the flat rows."""
+
+    segments: Segments
+    before: np.ndarray  # int64[m]: slots before the first candidate (bos, mode token)
+    length: np.ndarray  # int64[m]: slots of the segment, of x_t alone in block diffusion
+    may: np.ndarray | None  # uint8, flat: slots that may be noised; None: every candidate
+    tokens: np.ndarray  # flat; holds the original tokens
+    loss_mask: np.ndarray  # uint8, flat; holds 0
+
+
+def ordinary_ids(vocab_size: int, special_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(ordinary int32[v], rank int32[vocab_size]) of a vocabulary: every id that is not special."""
+    is_ordinary = np.ones(vocab_size, np.bool_)
+    is_ordinary[np.asarray(special_ids, np.int64)] = False
+    ordinary = np.flatnonzero(is_ordinary).astype(np.int32)
+    rank = np.full(vocab_size, -1, np.int32)
+    rank[ordinary] = np.arange(len(ordinary), dtype=np.int32)
+    return ordinary, rank
+
+
+def masked_diffusion(
+    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int
+) -> Noised:
+    """`mask` with a level a segment."""
+    low, high = parameters["noise_range"]
+    ratio = levels(target.segments, low, high, parameters["stratified"], task, epoch)
+    level, exact = quantised(ratio), parameters["exact_count"]
+    probability = level if exact else mask_probability(level, parameters["epsilon"])
+    mask(
+        target.segments, ratio if exact else None, probability, tuple(parameters["replace"]), ids.mask, ids.ordinary,
+        target.may, target.tokens, target.loss_mask, epoch,
+    )  # fmt: skip
+    weighted = parameters["weighting"] == "1/p"
+    weight = 1.0 / np.maximum(probability, 2.0**-24) if weighted else np.ones(len(level))
+    return Noised(level.astype(np.float32), weight.astype(np.float32))
+
+
+def uniform_diffusion(
+    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int
+) -> Noised:
+    """`flip` with one of FLIP_STEPS levels a segment, by the plan's thresholds."""
+    low, high = parameters["noise_range"]
+    step, level = quantised_level(target.segments.key, low, high, FLIP_STEPS, epoch)
+    threshold = np.array(resolved["flip_thresholds"], np.uint64)[step]
+    flip(
+        target.segments, threshold, parameters["loss_on"] == "all", ids.ordinary, ids.rank,
+        target.may, target.tokens, target.loss_mask, epoch,
+    )  # fmt: skip
+    weight = np.ones(len(level))
+    if parameters["weighting"] == "view_scale":
+        weight = view_scale(level, len(ids.rank))
+    return Noised(level.astype(np.float32), weight.astype(np.float32))
+
+
+def view_scale(level: np.ndarray, vocab_size: int) -> np.ndarray:
+    """n / (V (1 − n) + n): 0 at n = 0, 1 at n = 1."""
+    return level / (vocab_size * (1.0 - level) + level)
+
+
+def block_diffusion(
+    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int
+) -> Noised:
+    """`mask_blocks` with a level a block."""
+    low, high = parameters["noise_range"]
+    blocks = mask_blocks(
+        target.segments, target.before, target.length, parameters["block_length"], low, high, ids.mask,
+        target.tokens, target.loss_mask, epoch,
+    )  # fmt: skip
+    m = len(target.length)
+    return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), blocks)
+
+
+LAWS = {
+    "masked_diffusion": masked_diffusion,
+    "uniform_diffusion": uniform_diffusion,
+    "block_diffusion": block_diffusion,
+}

@@ -1,0 +1,245 @@
+"""Redraw: the in-place segments of rows noised anew from their labels, in every epoch but 0, by the law of `noise.py`.
+
+    stored rows ─ labels ─► tokens of in-place segments ─ noise.LAWS[objective](…, epoch) ─► tokens, loss_mask, weights
+
+Keys are the segments', so that what an epoch gives depends neither on the batch nor on the rank that asks.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.dataset import noise
+from packprep.dataset.manifest import Manifest
+from packprep.dataset.shard import Shard
+from packprep.errors import ArgumentError, DatasetError
+
+_EPOCHS = 1 << 32  # chance repeats after so many
+_COLUMNS = ("segment_task", "segment_key", "segment_start", "segment_tokens", "segment_loss_weight")
+
+
+class Law(NamedTuple):
+    """How one task's segments are noised."""
+
+    objective: str
+    parameters: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    mode: int  # slots of the mode token
+    copies: int  # 2 for [x_t ; x_0], of which x_t is noised
+
+
+class Laws(NamedTuple):
+    """What redraw needs of a manifest."""
+
+    by_task: list[Law | None]  # None: predicts the next token
+    in_place: np.ndarray  # bool[tasks]
+    ids: noise.Ids
+    prepend_bos: bool
+
+
+class Redrawn(NamedTuple):
+    """Rows of one epoch each, [B, T]."""
+
+    tokens: np.ndarray  # token_dtype
+    loss_mask: np.ndarray  # uint8
+    loss_weights: np.ndarray | None  # float32: the weight of each slot's segment or block, whether it is trained or not
+
+
+class _Segments(NamedTuple):
+    """The segments of a batch's rows, [m] each."""
+
+    row: np.ndarray  # int64: place in the batch
+    at: np.ndarray  # int64: first slot in the flat batch
+    slots: np.ndarray  # int64
+    task: np.ndarray
+    key: np.ndarray
+    start: np.ndarray
+    tokens: np.ndarray
+    weight: np.ndarray
+
+
+def laws_of(manifest: Manifest) -> Laws:
+    """The laws of a dataset's tasks; ArgumentError if an in-place task has none here."""
+    by_task: list[Law | None] = []
+    for task in manifest["tasks"]:
+        if task["label_alignment"] != "same_slot":
+            by_task.append(None)
+            continue
+        if task["objective"] not in noise.LAWS:
+            raise ArgumentError(
+                f"redraw: task {task['name']!r} has the objective {task['objective']!r}, which comes from outside packprep "
+                f"and has no law of noise here (there are {', '.join(noise.LAWS)}): read its stored rows, without redraw"
+            )
+        resolved = task.get("resolved", {})
+        arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in resolved.items()}
+        copies = 2 if task["attention"] == "block_diffusion" else 1
+        by_task.append(Law(task["objective"], task["parameters"], arrays, int(task["mode_token"] is not None), copies))
+    specials = manifest["specials"]
+    in_place = np.array([law is not None for law in by_task])
+    if in_place.any() and "special_ids" not in specials:
+        raise DatasetError(
+            "redraw: the manifest's specials have no special_ids, without which no ordinary token is known"
+        )
+    ordinary = noise.ordinary_ids(manifest["vocab_size"], np.array(specials.get("special_ids", []), np.int64))
+    bos = bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False))
+    return Laws(by_task, in_place, noise.Ids(specials.get("mask", -1), *ordinary), bos)
+
+
+def redrawn(
+    laws: Laws,
+    places: Sequence[tuple[Shard, int]],
+    epochs: np.ndarray,
+    seq_length: int,
+    weighted: bool,
+    out: Mapping[str, np.ndarray] | None = None,
+) -> Redrawn:
+    """Rows (shard, row in it), at least one, each in its epoch: int64[B].
+
+    weighted: whether loss_weights are wanted. out: arrays to write tokens and loss_mask into, C-contiguous and of the
+    stored dtypes. DatasetError where a row's header does not fit the row.
+    """
+    shape = (len(places), seq_length)
+    segments = _segments(places, seq_length)
+    if segments.task.max(initial=0) >= len(laws.by_task):
+        raise DatasetError(
+            f"redraw: segment_task {segments.task.max()} is beyond the manifest's {len(laws.by_task)} tasks"
+        )
+    in_place = laws.in_place[segments.task]
+    out = out or {}
+    tokens = out["tokens"] if "tokens" in out else np.empty(shape, places[0][0].arrays["tokens"].dtype)
+    loss_mask = out["loss_mask"] if "loss_mask" in out else np.empty(shape, np.uint8)
+    if in_place.all():  # padding is the same in both
+        for i, (shard, row) in enumerate(places):
+            tokens[i] = shard.arrays["labels"][row]
+        loss_mask[...] = 0
+    else:
+        labels = np.empty_like(tokens)
+        for i, (shard, row) in enumerate(places):
+            labels[i], tokens[i] = shard.arrays["labels"][row], shard.arrays["tokens"][row]
+            loss_mask[i] = shard.arrays["loss_mask"][row]
+        anew = _at_slots(segments, in_place, np.bool_(False), tokens.size).reshape(shape)
+        np.copyto(tokens, labels, where=anew)
+        np.copyto(loss_mask, 0, where=anew)
+    weight, by_block = segments.weight.copy(), []
+    may = _may(places, segments, tokens.size)
+    for t in np.unique(segments.task[in_place]):
+        law = laws.by_task[t]
+        assert law is not None
+        of_task = np.flatnonzero(segments.task == t)
+        epoch_of = epochs[segments.row[of_task]] % _EPOCHS
+        for epoch in np.unique(epoch_of):
+            which = of_task[epoch_of == epoch]
+            target = _target(laws, law, segments, which, may, tokens, loss_mask)
+            noised = noise.LAWS[law.objective](int(t), law.parameters, law.resolved, laws.ids, target, int(epoch))
+            weight[which] = noised.weight
+            if noised.blocks is not None:
+                by_block.append((which, law, noised.blocks[0], noised.blocks[2]))
+    if not weighted:
+        return Redrawn(tokens, loss_mask, None)
+    weights = _at_slots(segments, weight, np.float32(0), tokens.size)
+    for which, law, count, values in by_block:
+        _put_block_weights(weights, segments, which, law.parameters["block_length"], count, values)
+    return Redrawn(tokens, loss_mask, weights.reshape(shape))
+
+
+def _segments(places: Sequence[tuple[Shard, int]], seq_length: int) -> _Segments:
+    """The header of the rows' segments."""
+    names = ("cu_seqlens", "cu_seqlens_padded" if "cu_seqlens_padded" in places[0][0].layout else "cu_seqlens")
+    offsets: list[list[np.ndarray]] = [[], []]
+    columns: list[list[np.ndarray]] = [[], [], [], [], []]
+    many = np.empty(len(places), np.int64)
+    for i, (shard, row) in enumerate(places):  # once a row: slices alone
+        begin, end = shard.segment_range(row)
+        arrays = shard.arrays
+        many[i] = end - begin
+        for parts, name in zip(offsets, names, strict=True):
+            parts.append(arrays[name][begin + row : end + row + 1])
+        for parts, name in zip(columns, _COLUMNS, strict=True):
+            parts.append(arrays[name][begin:end])
+    real, physical = (np.concatenate(parts).astype(np.int64) for parts in offsets)
+    last = np.cumsum(many + 1) - 1
+    is_first = np.zeros(len(real), np.bool_)
+    is_first[last - many] = True
+    slots, room = np.diff(real, prepend=0)[~is_first], np.diff(physical, prepend=0)[~is_first]
+    rows = np.repeat(np.arange(len(places)), many)
+    wrong = (real[is_first] != 0) | (physical[is_first] != 0) | (physical[last] > seq_length)
+    wrong[rows[(slots < 1) | (room < slots)]] = True
+    if wrong.any():
+        shard, row = places[int(np.argmax(wrong))]
+        raise DatasetError(
+            f"{shard.path}: row {row}: its cu_seqlens do not ascend from 0 to at most {seq_length}; "
+            "`packprep verify` says where else"
+        )
+    at = physical[np.flatnonzero(~is_first) - 1] + rows * seq_length
+    task, key, start, tokens, weight = (np.concatenate(parts) for parts in columns)
+    return _Segments(rows, at, slots, task, key, start, tokens, weight)
+
+
+def _at_slots(segments: _Segments, values: np.ndarray, elsewhere: np.generic, size: int) -> np.ndarray:
+    """[size]: each slot's value of its segment, and `elsewhere` between them."""
+    gap = np.append(segments.at, size) - np.append(0, segments.at + segments.slots)
+    runs, parts = np.empty(2 * len(values) + 1, np.int64), np.full(2 * len(values) + 1, elsewhere, values.dtype)
+    runs[0::2], runs[1::2], parts[1::2] = gap, segments.slots, values
+    return np.repeat(parts, runs)
+
+
+def _may(places: Sequence[tuple[Shard, int]], segments: _Segments, size: int) -> np.ndarray | None:
+    """uint8[size]: the slots inside trained ranges; None where shards have none."""
+    with_ranges = ["trained_ranges" in shard.arrays for shard, _ in places]
+    if not any(with_ranges):
+        return None
+    many, ranges = [], []
+    for has, (shard, row) in zip(with_ranges, places, strict=True):
+        if not has:
+            raise DatasetError(f"{shard.path}: it has no trained_ranges, though other shards have")
+        begin, end = shard.segment_range(row)
+        offsets = shard.arrays["trained_offsets"][begin : end + 1]
+        all_ranges = shard.arrays["trained_ranges"]
+        if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > len(all_ranges):
+            raise DatasetError(
+                f"{shard.path}: row {row}: trained_offsets do not ascend; `packprep verify` says where else"
+            )
+        many.append(np.diff(offsets))
+        ranges.append(all_ranges[offsets[0] : offsets[-1]])
+    of_segment = np.repeat(np.arange(len(segments.at)), np.concatenate(many))
+    found = np.concatenate(ranges).astype(np.int64)
+    begins, ends = found[:, 0], found[:, 1]
+    if ((begins < 0) | (ends <= begins) | (ends > segments.slots[of_segment])).any():
+        raise DatasetError("redraw: a trained range lies outside its segment; `packprep verify` says which")
+    edges = np.zeros(size + 1, np.int8)
+    edges[segments.at[of_segment] + begins] += 1
+    edges[segments.at[of_segment] + ends] -= 1
+    return np.cumsum(edges[:-1], dtype=np.int8).view(np.uint8)
+
+
+def _target(
+    laws: Laws,
+    law: Law,
+    segments: _Segments,
+    which: np.ndarray,
+    may: np.ndarray | None,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+) -> noise.Target:
+    """The candidates of one task's segments, as render finds them: the body and, unless noise_eos is off, eos."""
+    half = segments.slots[which] // law.copies
+    before = ((segments.start[which] == 0) & laws.prepend_bos).astype(np.int64) + law.mode
+    count = half - before
+    if not law.parameters.get("noise_eos", True) and (may is None or law.copies > 1):
+        count = np.minimum(count, segments.tokens[which])  # where ranges say what may be noised, they leave eos out
+    if (count < 0).any():
+        raise DatasetError(
+            "redraw: a segment has fewer slots than its bos and mode token; `packprep verify` says which"
+        )
+    own = noise.Segments(segments.key[which], segments.at[which] + before, count, segments.row[which])
+    return noise.Target(own, before, half, may, tokens.reshape(-1), loss_mask.reshape(-1))
+
+
+def _put_block_weights(weights, segments: _Segments, which, block_length: int, count, values) -> None:
+    """Put each block's weight on its slots of x_t."""
+    length = segments.slots[which] // 2
+    number = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    slots = np.minimum(np.repeat(length, count) - number * block_length, block_length)
+    at = np.repeat(segments.at[which] - (np.cumsum(length) - length), length) + np.arange(int(length.sum()))
+    weights[at] = np.repeat(values, slots)

@@ -1,0 +1,59 @@
+"""block_diffusion: the segment twice, noised and clean; each noised block sees itself and the clean blocks before it.
+
+    tokens       10  11  12  13             block_length 2, mask 99
+    slots        99  11  12  99 | 10  11  12  13
+    block         0   0   1   1 |  0   0   1   1
+    labels       10  11  12  13 | 10  11  12  13
+    loss_mask     1   0   0   1 |  0   0   0   0
+    prefix −1: attention follows block_mask
+
+BD3-LM (Arriola et al. 2025): one level a block from a clipped range, loss weight 1 / level. Blocks count inside the segment,
+bos and mode token included; the last may be short.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from packprep.dataset import noise
+from packprep.errors import RecipeError
+from packprep.objectives.objective import Objective, Parameter, Task
+
+
+def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
+    """The mask."""
+    return frozenset({"mask"})
+
+
+def check(parameters: Mapping[str, Any], where: str) -> None:
+    """Weights are 1 / level."""
+    low, high = parameters["noise_range"]
+    if low < 2.0**-24:
+        raise RecipeError(f"{where}.noise_range = [{low:g}, {high:g}]: weights are 1 / level; it must begin above 0")
+
+
+def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
+    """The mean share of the tokens that is masked."""
+    mean = sum(task.parameters["noise_range"]) / 2
+    return {"noise": (mean, mean)}
+
+
+def mean_weight(task: Task) -> float:
+    """1 / mean level."""
+    return 2.0 / sum(task.parameters["noise_range"])
+
+
+OBJECTIVE = Objective(
+    name="block_diffusion",
+    attention="block_diffusion",
+    copies=2,
+    parameters=(
+        Parameter("block_length", 32, "slots of a block", 1),
+        Parameter("noise_range", (0.3, 0.8), "the level of a block is uniform over this", 0.0, 1.0),
+        Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
+    ),
+    noise=noise.block_diffusion,
+    mean_weight=mean_weight,
+    roles=roles,
+    forecast=forecast,
+    check=check,
+)

@@ -1,0 +1,152 @@
+"""uniform_diffusion: tokens flip to other ordinary tokens, each with the probability of the segment's level.
+
+    tokens       10  11  12  13  14  15
+    slots        10  57  12  13  31  15
+    labels       10  11  12  13  14  15
+    loss_mask     1   1   1   1   1   1     loss_on = "all"; with "corrupted": 0 1 0 0 1 0
+    prefix 6: every slot sees every other
+
+Duo (Sahoo et al. 2025) noises one-hot vectors with Gaussians and takes the argmax. The token that comes out is the original with
+probability 1 − P, or any other, each as likely; P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, so that one draw a token has the same law.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from packprep.dataset import noise
+from packprep.errors import RecipeError
+from packprep.objectives.objective import Ids, Objective, Parameter, Task
+
+_STEPS_PER_UNIT = 256
+_REACH = 12.0
+_FAR = 20.0  # beyond this µ nothing flips: P < 1e-40 for any vocabulary
+
+
+def flip_probability(mu: np.ndarray, vocab_size: int) -> np.ndarray:
+    """float64, shaped as mu: P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, the probability that the noised argmax is another token.
+
+    The trapezoidal rule, whose error for such integrands is far below 1e-12 at this step. V = 2 gives Φ(−µ/√2).
+    """
+    mu = np.asarray(mu, np.float64)
+    z = np.arange(-_REACH * _STEPS_PER_UNIT, _REACH * _STEPS_PER_UNIT + 1) / _STEPS_PER_UNIT
+    density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / _STEPS_PER_UNIT
+    flat = np.empty(mu.size)
+    for i, m in enumerate(mu.ravel()):
+        flat[i] = density @ -np.expm1((vocab_size - 1) * _log_cdf(z + m))
+    return np.clip(flat, 0.0, 1.0).reshape(mu.shape)
+
+
+def _erfc(x: np.ndarray) -> np.ndarray:
+    return np.fromiter(map(math.erfc, x), np.float64, len(x))
+
+
+def _log_cdf(x: np.ndarray) -> np.ndarray:
+    """log Φ(x)."""
+    upper = 0.5 * _erfc(x / math.sqrt(2.0))
+    with np.errstate(divide="ignore"):
+        return np.log1p(-np.minimum(upper, 1.0))
+
+
+def mu_of(schedule: str, level: np.ndarray) -> np.ndarray:
+    """µ of a level: linear (1 − n) / n; vp (1 − t) / √(1 − (1 − t)²). Infinite at level 0."""
+    level = np.asarray(level, np.float64)
+    with np.errstate(divide="ignore"):
+        if schedule == "linear":
+            return (1 - level) / level
+        return (1 - level) / np.sqrt(1 - (1 - level) ** 2)
+
+
+def flip_rate(schedule: str, level: np.ndarray, vocab_size: int) -> np.ndarray:
+    """float64: the probability that a token flips at each level."""
+    if schedule == "flip":
+        return np.asarray(level, np.float64)
+    mu = np.minimum(mu_of(schedule, level), _FAR)
+    if mu.size <= 64:
+        return flip_probability(mu, vocab_size)
+    # P is smooth in µ: on a fine grid cubic interpolation is within 2e-9
+    grid = np.linspace(mu.min(), mu.max(), 1025)
+    return _cubic(mu, grid, flip_probability(grid, vocab_size))
+
+
+def _cubic(x: np.ndarray, grid: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Lagrange's cubic through the four grid points around each x; the grid is even."""
+    step = grid[1] - grid[0]
+    i = np.clip(((x - grid[0]) / step).astype(np.int64), 1, len(grid) - 3)
+    u = (x - grid[i]) / step
+    a, b, c, d = (values[i + k] for k in (-1, 0, 1, 2))
+    return (
+        -u * (u - 1) * (u - 2) / 6 * a
+        + (u + 1) * (u - 1) * (u - 2) / 2 * b
+        - (u + 1) * u * (u - 2) / 2 * c
+        + (u + 1) * u * (u - 1) / 6 * d
+    )
+
+
+def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
+    """flip_thresholds: ⌊P · 2⁴⁰⌋ of each level; flip_rate: their mean; alpha: (P_keep − 1/V) V / (V − 1) at the ends."""
+    if ids.vocab_size - len(ids.special) < 2:
+        raise RecipeError("uniform_diffusion flips to other ordinary tokens, and the vocabulary has fewer than two")
+    low, high = parameters["noise_range"]
+    steps = noise.FLIP_STEPS
+    level = low + (high - low) * (np.arange(steps) + 0.5) / steps
+    rate = np.full(steps, flip_rate(parameters["schedule"], level[:1], ids.vocab_size)[0]) if low == high else None
+    if rate is None:
+        rate = flip_rate(parameters["schedule"], level, ids.vocab_size)
+    ends = flip_rate(parameters["schedule"], np.array([low, high]), ids.vocab_size)
+    v = ids.vocab_size
+    return {
+        "flip_thresholds": [int(t) for t in noise.thresholds(np.clip(rate, 0.0, 1.0))],
+        "flip_rate": float(np.mean(rate)),
+        "alpha": [float((1 - p - 1 / v) * v / (v - 1)) for p in ends],
+    }
+
+
+def check(parameters: Mapping[str, Any], where: str) -> None:
+    """A level of 0 has no Gaussian to compare with."""
+    low, high = parameters["noise_range"]
+    if high == 0:
+        raise RecipeError(f"{where}.noise_range = [{low:g}, {high:g}]: nothing would flip; its end must be above 0")
+
+
+def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
+    """The mean flip rate that the levels give."""
+    rate = task.resolved.get("flip_rate") or resolve(task.parameters, task.ids)["flip_rate"]
+    return {"flip_rate": (rate, rate)}
+
+
+def mean_weight(task: Task) -> float:
+    """The mean of the levels' weights."""
+    if task.parameters["weighting"] == "none":
+        return 1.0
+    low, high = task.parameters["noise_range"]
+    level = low + (high - low) * (np.arange(noise.FLIP_STEPS) + 0.5) / noise.FLIP_STEPS
+    return float(noise.view_scale(level, task.ids.vocab_size).mean())
+
+
+OBJECTIVE = Objective(
+    name="uniform_diffusion",
+    attention="bidirectional",
+    constant=True,
+    parameters=(
+        Parameter(
+            "schedule",
+            "vp",
+            "what a level is: Gaussian noise, or the flip rate itself",
+            choices=("vp", "linear", "flip"),
+        ),
+        Parameter("noise_range", (0.03, 0.15), "the level of a segment is uniform over this", 0.0, 1.0),
+        Parameter("loss_on", "all", "train all candidates, or the corrupted ones", choices=("all", "corrupted")),
+        Parameter(
+            "weighting", "none", "the segment's loss weight: 1, or n / (V (1 − n) + n)", choices=("none", "view_scale")
+        ),
+        Parameter("noise_eos", True, "eos may flip: a model has to learn to end"),
+    ),
+    noise=noise.uniform_diffusion,
+    mean_weight=mean_weight,
+    resolve=resolve,
+    forecast=forecast,
+    check=check,
+)

@@ -1,0 +1,40 @@
+"""Trained ranges in a segment: what its document says, cut to the segment."""
+
+import json
+
+import numpy as np
+import pytest
+
+import packprep
+from tests import golden, made
+
+
+@pytest.mark.parametrize("inputs, expected", [case[1:] for case in golden.cases("range_crop")])
+def test_ranges_are_cut_to_their_segment_as_in_the_golden_file(tmp_path, inputs, expected):
+    """A document with these loss_spans, its tokens one a character, cut so that a segment is [begin, end)."""
+    begin, end = inputs["begin"], inputs["end"]
+    line = {"text": "abcdefghij"[:end], "loss_spans": inputs["ranges"]}
+    made.write(tmp_path / "a.jsonl", json.dumps(line).encode())
+    recipe = made.table(
+        "a.jsonl",
+        seq_length=16,
+        tasks=[{"preset": "causal"}],
+        documents={"append_eos": False, "max_tokens": begin or end},
+        packing={"algorithm": "next_fit"},
+    )
+    outcome = made.build(recipe, tmp_path, tmp_path / "out")
+    dataset = packprep.open_dataset(tmp_path / "out")
+    segments = [
+        (int(start), row._shard.arrays["trained_ranges"])
+        for row in map(dataset.row, range(len(dataset)))
+        for start in row.segments["start"]
+    ]
+    dropped = outcome.manifest["ledger"]["sources"]["source0"]["tokens"]["dropped"]
+    if expected["ranges"]:
+        assert [(start, ranges.tolist()) for start, ranges in segments] == [(begin, expected["ranges"])]
+        assert not dropped
+    else:  # a segment without a trained token is left out, and counted
+        assert begin not in [start for start, _ in segments]
+        assert dropped == {"untrained_segment": end - begin}
+    loss = np.concatenate([dataset.row(i).loss_mask for i in range(len(dataset))])
+    assert loss.sum() == sum(b - max(a, 1) for a, b in inputs["ranges"])  # nothing predicts the first token

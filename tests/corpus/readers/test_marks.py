@@ -1,0 +1,224 @@
+"""Readers and the fields that say what is trained: loss_spans and messages, in every format that has fields."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packprep.corpus.conversations import Marked, MarkReader
+from packprep.corpus.readers import read
+from packprep.corpus.readers.json_lines import decode_slowly, line_decoder
+from packprep.errors import RecipeError, SourceError
+from tests.corpus import chats_made as chats
+from tests.corpus.readers.parts import part_of, read_all, write
+
+MARKS = MarkReader(chats.CHATML)
+decode = line_decoder("text", MARKS)
+CHAT = MARKS.marked(None, None, chats.turns("q", "né 🙂"))
+
+RECORDS = [
+    {"text": "plain"},
+    {"text": "né 🙂!", "loss_spans": [[0, 1], [3, 4]]},
+    {"messages": chats.turns("q", "né 🙂")},
+    {"text": "", "loss_spans": []},
+    {"text": "t", "messages": chats.turns("q", "a")},
+    {"text": "t", "loss_spans": [[0, 2]]},
+    {"text": None, "loss_spans": [[0, 1]]},
+    {"text": "last"},
+]
+DOCUMENTS = [
+    (0, "plain", None),
+    (1, "né 🙂!", Marked("né 🙂!", ((0, 1), (3, 4)))),
+    (2, CHAT.text, CHAT),
+    (3, "", Marked("", ())),
+    (7, "last", None),
+]
+REJECTS = [(4, "bad_messages"), (5, "bad_loss_spans"), (6, "not_a_string")]
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())]))
+
+
+def table(records, dictionary=False):
+    fields = [
+        ("id", pa.int64()),
+        ("messages", MESSAGES),
+        ("text", pa.string()),
+        ("loss_spans", pa.list_(pa.list_(pa.int64()))),
+    ]
+    columns = {name: pa.array([r.get(name) for r in records], type) for name, type in fields}
+    if dictionary:
+        columns["text"] = columns["text"].dictionary_encode()
+    return pa.table(columns)
+
+
+def arrow(path, given, stream=False):
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as sink, make(sink, given.schema) as writer:
+        writer.write_table(given)
+    return path
+
+
+WRITERS = {
+    "jsonl": lambda folder, records: write(
+        folder, "a.jsonl", b"".join(json.dumps(r, ensure_ascii=False).encode() + b"\n" for r in records)
+    ),
+    "parquet": lambda folder, records: (pq.write_table(table(records), folder / "a.parquet"), folder / "a.parquet")[1],
+    "arrow file": lambda folder, records: arrow(folder / "a.arrow", table(records)),
+    "arrow stream": lambda folder, records: arrow(folder / "b.arrow", table(records), stream=True),
+    "arrow dictionary": lambda folder, records: arrow(folder / "c.arrow", table(records, True), stream=True),
+}
+
+
+def rows(path, records, **options):
+    """([(record's number, text, mark)], [(record's number, reason)]) of a file with these records."""
+    part = part_of(path)
+    at = {}
+    position = 0
+    for i, record in enumerate(records):
+        at[position if part.format == "jsonl" else i] = i
+        position += len(json.dumps(record, ensure_ascii=False).encode()) + 1
+    documents, rejects = [], []
+    for batch in read(part, "text", **options):
+        numbers = [at[p] for p in batch.positions.tolist()]
+        documents += zip(numbers, batch.texts, batch.marks, strict=True)
+        rejects += [(at[reject.position], reject.reason) for reject in batch.rejects]
+    return documents, rejects
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_format_gives_the_same_marks(tmp_path, writer):
+    path = WRITERS[writer](tmp_path, RECORDS)
+    assert rows(path, RECORDS, marks=MARKS) == (DOCUMENTS, REJECTS)
+    assert rows(path, RECORDS, marks=MARKS, batch_bytes=1) == (DOCUMENTS, REJECTS)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_documents_that_are_not_kept_leave_no_trace(tmp_path, writer):
+    path = WRITERS[writer](tmp_path, RECORDS)
+    whole, rejects = rows(path, RECORDS, marks=MARKS)
+    for parity in (0, 1):
+        seen = []
+
+        def keep(file, positions, parity=parity, seen=seen):
+            seen.extend(positions.tolist())
+            return [(len(seen) - len(positions) + k) % 2 == parity for k in range(len(positions))]
+
+        expected = [d for d in whole if d[0] % 2 == parity], [r for r in rejects if r[0] % 2 == parity]
+        assert rows(path, RECORDS, marks=MARKS, keep=keep) == expected
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_without_marks_the_fields_are_not_looked_at(tmp_path, writer):
+    path = WRITERS[writer](tmp_path, RECORDS)
+    documents, rejects = rows(path, RECORDS)
+    assert [(i, text) for i, text, _ in documents] == [
+        (i, r["text"]) for i, r in enumerate(RECORDS) if r.get("text") is not None
+    ]
+    assert all(mark is None for _, _, mark in documents)
+    missing = "missing_text" if writer == "jsonl" else "not_a_string"
+    assert rejects == [(2, missing), (6, "not_a_string")]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_messages_without_a_template_stop_the_reading(tmp_path, writer):
+    path = WRITERS[writer](tmp_path, RECORDS)
+    with pytest.raises(RecipeError, match="no chat template"):
+        rows(path, RECORDS, marks=MarkReader(None))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_file_may_have_messages_alone(tmp_path, kind):
+    given = pa.table({"messages": pa.array([chats.turns("q", "né 🙂"), None, []], MESSAGES)})
+    path = tmp_path / f"a.{kind}"
+    pq.write_table(given, path) if kind == "parquet" else arrow(path, given)
+    batch = next(read(part_of(path), "text", marks=MARKS))
+    assert batch.marks == [CHAT] and batch.texts == [CHAT.text]
+    assert [(r.position, r.reason) for r in batch.rejects] == [(1, "not_a_string"), (2, "bad_messages")]
+    with pytest.raises(SourceError, match="no column named 'text'"):
+        read_all(part_of(path))
+
+
+def test_columns_of_another_type_are_rejects_of_the_rows_that_use_them(tmp_path):
+    given = pa.table({"text": ["a", "b", None], "messages": [None, 3, 4], "loss_spans": [None, None, None]})
+    pq.write_table(given, tmp_path / "a.parquet")
+    batch = next(read(part_of(tmp_path / "a.parquet"), "text", marks=MARKS))
+    assert batch.texts == ["a"] and batch.marks == [None]
+    assert [(r.position, r.reason) for r in batch.rejects] == [(1, "bad_messages"), (2, "bad_messages")]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    columns = [pa.array(["a"]), pa.array([None], pa.list_(pa.int64())), pa.array([None], pa.list_(pa.int64()))]
+    path = arrow(tmp_path / "a.arrow", pa.Table.from_arrays(columns, ["text", "loss_spans", "loss_spans"]))
+    with pytest.raises(SourceError, match="2 columns named 'loss_spans'"):
+        read_all(part_of(path), marks=MARKS)
+    assert read_all(part_of(path)) == ([(0, "a")], [])
+
+
+def test_messages_of_a_parquet_file_that_are_not_utf_8_are_rejects(tmp_path):
+    raw = pa.array([b"\xff", b"q"]).view(pa.string())
+    message = pa.StructArray.from_arrays([pa.array(["assistant", "assistant"]), raw], ["role", "content"])
+    given = pa.table({"messages": pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), message)})
+    pq.write_table(given, tmp_path / "a.parquet")
+    documents, rejects = read_all(part_of(tmp_path / "a.parquet"), marks=MARKS)
+    assert [position for position, _ in documents] == [1] and rejects == [(0, "invalid_utf8")]
+
+
+# lines
+
+
+def test_a_field_that_is_the_text_is_the_text_and_nothing_else():
+    assert line_decoder("messages", MARKS)(b'{"messages": "hello"}') == "hello"
+    assert line_decoder("messages", MARKS)(b'{"messages": []}')[0] == "not_a_string"
+    assert line_decoder("loss_spans", MARKS)(b'{"loss_spans": "x", "messages": 3}')[0] == "bad_messages"
+    assert line_decoder("messages", MARKS)(b'{"messages": "x", "loss_spans": [[0, 1]]}') == Marked("x", ((0, 1),))
+
+
+@pytest.mark.parametrize(
+    "line, outcome",
+    [
+        (b'{"text": "a", "loss_spans": null, "messages": null}', "a"),
+        (b'{"text": "ab", "loss_spans": [[0, 9]], "loss_spans": [[0, 1]]}', Marked("ab", ((0, 1),))),
+        (b'{"n": ' + b"9" * 9000 + b', "text": "ab", "loss_spans": [[0, 1]]}', Marked("ab", ((0, 1),))),
+        (b'{"n": 1e999, "t": "\\ud800", "text": "ab", "loss_spans": [[0, 1]]}', Marked("ab", ((0, 1),))),
+        (b'{"text": "ab", "loss_spans": [[0, ' + b"9" * 9000 + b"]]}", "bad_loss_spans"),
+        (b'{"text": "ab", "loss_spans": [[0, 1]', "malformed_json"),
+        (b'{"text": "ab", "loss_spans": [[0, 1],]}', "malformed_json"),
+        (b'{"text": "ab", "loss_spans": ' + b"[" * 300 + b"]" * 300 + b"}", "malformed_json"),
+        (b'{"text": "a\xff", "loss_spans": [[0, 1]]}', "invalid_utf8"),
+        (b'{"text": "\\ud800", "loss_spans": [[0, 1]]}', "lone_surrogate"),
+        (b'{"loss_spans": [[0, 1]]}', "missing_text"),
+        (b'{"text": 3, "loss_spans": [[0, 1]]}', "not_a_string"),
+        (b'{"text": 3, "messages": [{"role": "assistant", "content": "a"}]}', "not_a_string"),
+        (b'{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "lone_surrogate"),
+        (b'{"messages": [{"role": "assistant", "content": "\xff"}]}', "invalid_utf8"),
+    ],
+)
+def test_lines_with_marks(line, outcome):
+    found = decode(line)
+    assert (found[0] if isinstance(found, tuple) else found) == outcome
+
+
+VALUES = (
+    st.none()
+    | st.integers(-2, 6)
+    | st.text(max_size=4)
+    | st.lists(st.lists(st.integers(-1, 5), max_size=3), max_size=3)
+)
+KEYS = st.sampled_from(["text", "loss_spans", "messages", "x"])
+
+
+@given(
+    st.dictionaries(KEYS, VALUES | st.just(chats.turns("q", "a")), max_size=4),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2),
+)
+def test_the_fast_path_and_the_exact_path_agree_with_marks_and_plain_lines_are_as_without(value, ascii, changes):
+    line = bytearray(json.dumps(value, ensure_ascii=ascii).encode("utf-8", "surrogatepass"))
+    for at, byte in changes:
+        line[at % len(line)] = byte
+    found = decode(bytes(line))
+    assert found == decode_slowly(bytes(line), "text", MARKS)
+    if isinstance(found, str):
+        assert found == line_decoder("text")(bytes(line))

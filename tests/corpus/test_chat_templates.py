@@ -1,0 +1,152 @@
+"""packprep.corpus.chat_templates: which template, and that its bytes are a function of the messages."""
+
+import json
+
+import pytest
+
+from packprep.corpus.chat_templates import TemplateRefusal, compile_template, find_template
+from packprep.errors import RecipeError
+from tests.corpus import chats_made as chats
+from tests.corpus import tokenizers_made as made
+
+
+def render(source, messages, **options):
+    return compile_template(source).render(messages, **options)
+
+
+def test_chatml_is_rendered_as_its_makers_do():
+    messages = chats.turns("2+2?", "4", system="Be short.")
+    text = "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n"
+    assert render(chats.CHATML, messages[:2]) == text
+    assert render(chats.CHATML, messages[:2], prompt=True) == text + "<|im_start|>assistant\n"
+    assert render(chats.CHATML, messages) == text + "<|im_start|>assistant\n4<|im_end|>\n"
+
+
+def test_blocks_are_trimmed_and_loops_have_break_and_json_is_not_escaped():
+    source = """{% for m in messages %}
+    {% if m.stop %}{% break %}{% endif %}
+    {{ m | tojson }}
+{% endfor %}
+"""
+    assert render(source, [{"a": "<é>"}, {"stop": 1}, {"b": 2}]) == '    {"a": "<é>"}\n'
+
+
+@pytest.mark.parametrize(
+    "source, what",
+    [
+        ("{{ strftime_now('%Y') }}", "today's date"),
+        ("{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}", "today's date"),
+        ("{{ [1, 2] | random }}", "random"),
+        ("{% if %}", "line 1"),
+        ("\n{% generation %}", "line 2"),
+    ],
+)
+def test_what_is_no_function_of_the_messages_or_no_jinja_is_refused(source, what):
+    with pytest.raises(RecipeError, match=what):
+        compile_template(source)
+
+
+def test_a_template_is_kept_in_a_sandbox():
+    for source in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}", "{{ lipsum() }}"):
+        with pytest.raises(Exception):  # noqa: B017
+            render(source, [])
+
+
+def test_raise_exception_is_a_refusal_with_the_template_s_words():
+    with pytest.raises(TemplateRefusal, match="no tools"):
+        render("{{ raise_exception('no tools') }}", [])
+
+
+# where it comes from
+
+MESSAGES = chats.turns("q", "a")
+
+
+def beside(folder, **files):
+    made.write(folder / "tok", made.gpt2_like(), **{k: v for k, v in files.items() if v is not None})
+    return folder
+
+
+def test_the_bytes_have_no_template_of_their_own(tmp_path):
+    assert find_template("", tmp_path, "bytes") is None
+
+
+@pytest.mark.parametrize(
+    "config, text",
+    [
+        (None, None),
+        ({}, None),
+        ({"chat_template": None}, None),
+        ({"chat_template": "T"}, "T"),
+        ({"chat_template": [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "T"}]}, "T"),
+        ({"chat_template": [{"name": "rag", "template": "U"}]}, None),
+    ],
+)
+@pytest.mark.parametrize("name", ["tok", "tok/tokenizer.json"])
+def test_the_template_of_tokenizer_config_is_taken(tmp_path, config, text, name):
+    assert find_template("", beside(tmp_path, tokenizer_config=config), name) == text
+
+
+def test_the_file_that_newer_tokenizers_have_beside_them_comes_first(tmp_path):
+    beside(tmp_path, tokenizer_config={"chat_template": "old"})
+    (tmp_path / "tok" / "chat_template.jinja").write_text("né\n", encoding="utf-8")
+    assert find_template("", tmp_path, "tok") == "né\n"
+
+
+def test_the_tokens_that_a_template_names_are_set_in_it(tmp_path):
+    config = {
+        "chat_template": "\n  {% if true %}{{ bos_token }}|{{ eos_token }}|{{ pad_token }}{% endif %}|{{ bos_token is defined }}",
+        "bos_token": {"content": '<"\\é🙂\n{%', "lstrip": False},
+        "eos_token": "</s>",
+        "pad_token": None,
+        "unk_token": "<unk>",
+    }
+    template = find_template("", beside(tmp_path, tokenizer_config=config), "tok")
+    assert "unk" not in template
+    assert render(template, []) == '\n<"\\é🙂\n{%|</s>||True'
+
+
+def test_the_names_set_at_the_top_change_no_whitespace(tmp_path):
+    for source in (
+        "\nx{{ eos_token }}",
+        "  {% if true %}y{% endif %}{{ eos_token }}",
+        "{%- if 1 %}\n z{{ eos_token }}{% endif %}",
+    ):
+        config = {"chat_template": source, "eos_token": "E"}
+        template = find_template("", beside(tmp_path, tokenizer_config=config), "tok")
+        assert render(template, []) == render(source.replace("{{ eos_token }}", "E"), [])
+
+
+def test_the_recipe_s_file_wins_and_lies_beside_the_recipe(tmp_path):
+    beside(tmp_path, tokenizer_config={"chat_template": "other", "eos_token": "</s>"})
+    (tmp_path / "mine.jinja").write_text("mine{{ eos_token }}", encoding="utf-8")
+    assert render(find_template("mine.jinja", tmp_path, "tok"), []) == "mine</s>"
+    assert render(find_template("mine.jinja", tmp_path, "bytes"), []) == "mine<eos>"
+
+
+@pytest.mark.parametrize(
+    "content, what",
+    [
+        (None, "No such file"),
+        (b"\xff", "not UTF-8 at byte 0"),
+        (b"{% if %}", "line 1"),
+        (b"{{ strftime_now('%d') }}", "date"),
+        (b"{{ eos_token }}", "eos_token.*write the token's text into the template"),
+    ],
+)
+def test_a_file_of_the_recipe_s_that_cannot_be_used_is_refused_at_once(tmp_path, content, what):
+    if content is not None:
+        (tmp_path / "mine.jinja").write_bytes(content)
+    with pytest.raises(RecipeError, match=what):
+        find_template("mine.jinja", beside(tmp_path), "tok")
+
+
+def test_a_template_beside_the_tokenizer_is_looked_into_only_when_it_is_used(tmp_path):
+    config = {"chat_template": "{{ strftime_now('%d') }}"}
+    assert find_template("", beside(tmp_path, tokenizer_config=config), "tok") == config["chat_template"]
+
+
+def test_a_config_that_is_no_object_says_nothing(tmp_path):
+    beside(tmp_path)
+    (tmp_path / "tok" / "tokenizer_config.json").write_text(json.dumps([1]), encoding="utf-8")
+    assert find_template("", tmp_path, "tok") is None

@@ -1,0 +1,315 @@
+"""Rows noised anew: the stored rows in epoch 0, the same law with chance of its own in every other."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from packprep import open_dataset
+from packprep.dataset import order
+from packprep.dataset.redraw import redrawn
+from packprep.errors import ArgumentError, DatasetError
+from tests import made
+from tests.dataset.synthetic import replace_in_manifest
+
+COLUMNS = ["tokens", "labels", "segment_ids", "position_ids", "loss_mask", "loss_weights"]
+MASKED, UNIFORM = {"objective": "masked_diffusion"}, {"objective": "uniform_diffusion"}
+BLOCKS, CAUSAL = {"objective": "block_diffusion"}, {"objective": "causal"}
+NO_EOS = {"noise_eos": False}
+EXACT = {**MASKED, "name": "exact", "exact_count": True, "noise_range": [0.15, 0.99]}
+
+# name → (tasks, changes of the recipe, whether documents say what is trained)
+KINDS = {
+    "mix": ([{"preset": "llada"}, UNIFORM, BLOCKS, CAUSAL], {"documents": {"prepend_bos": True}}, False),
+    "supervised": ([MASKED, UNIFORM, BLOCKS, CAUSAL], {"documents": {"prepend_bos": True}}, True),
+    "supervised_without_eos": (
+        [{**MASKED, **NO_EOS}, {**BLOCKS, **NO_EOS}, {**EXACT, **NO_EOS}, {"objective": "prefix_lm"}],
+        {"documents": {"prepend_bos": True}},
+        True,
+    ),
+    "without_eos": ([{**task, **NO_EOS} for task in (MASKED, UNIFORM, BLOCKS)], {}, False),
+    "mode_tokens": (
+        [{**MASKED, "mode_token": "[NLU]"}, {**BLOCKS, "mode_token": "[NLG]"}, {**UNIFORM, "mode_token": "[S2S]"}],
+        {"documents": {"prepend_bos": True}},
+        False,
+    ),
+    "padded": ([{"preset": "mdlm"}, BLOCKS, CAUSAL], {"packing": {"pad_seq_to_mult": 16}}, False),
+    "mlm_int32": ([{"preset": "mlm"}], {"output": {"shard_text_bytes": 40_000, "token_dtype": "int32"}}, False),
+    "stratified": ([{"preset": "mdlm"}], {}, False),
+    "exact": ([{"preset": "dllm"}], {}, False),
+    "corrupted": ([{**UNIFORM, "loss_on": "corrupted", "weighting": "view_scale"}], {}, False),
+}
+
+
+def build(kind, base):
+    tasks, changes, supervised = KINDS[kind]
+    made.write_lines(base / "plain.jsonl", made.texts(80, mean_bytes=400))
+    sources = [{"paths": ["plain.jsonl"]}]
+    if supervised:
+        with open(base / "chosen.jsonl", "w", encoding="utf-8") as file:
+            for text in made.texts(80, seed=5):
+                n = len(text)
+                spans = [[n // 3, n // 2], [2 * n // 3, n]]
+                file.write(json.dumps({"text": text, "loss_spans": spans}) + "\n")
+        sources.append({"paths": ["chosen.jsonl"]})
+    made.build(
+        made.table(sources, tasks=tasks, **{"output": {"shard_text_bytes": 40_000}, **changes}), base, base / "out"
+    )
+    return base / "out"
+
+
+@pytest.fixture(scope="session")
+def datasets(tmp_path_factory):
+    """name of a kind → the opened dataset, built at its first use."""
+    known = {}
+
+    def of(kind):
+        if kind not in known:
+            known[kind] = open_dataset(build(kind, tmp_path_factory.mktemp(kind)))
+        return known[kind]
+
+    return of
+
+
+def in_place_slots(dataset, index):
+    """bool[T]: slots of a row's in-place segments; of block diffusion x_t alone."""
+    row = dataset.row(index)
+    slots = np.zeros(dataset.seq_length, bool)
+    for i, t in enumerate(row.segments["task"]):
+        task = dataset.tasks[t]
+        if task["label_alignment"] == "same_slot":
+            begin, end = row.segments["begin"][i], row.segments["end"][i]
+            slots[begin : (begin + end) // 2 if task["attention"] == "block_diffusion" else end] = True
+    return slots
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_law_with_epoch_0_gives_the_stored_rows(datasets, kind):
+    ds = datasets(kind)
+    everything = np.arange(len(ds))
+    stored = ds.batch(everything, columns=COLUMNS)
+    again = redrawn(ds._laws, ds._locate(everything), np.zeros(len(ds), np.int64), ds.seq_length, True)
+    assert np.array_equal(again.tokens, stored["tokens"]) and again.tokens.dtype == ds.token_dtype
+    assert np.array_equal(again.loss_mask, stored["loss_mask"])
+    assert np.array_equal(again.loss_weights * again.loss_mask, stored["loss_weights"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_changes_nothing_but_what_may_be_noised(datasets, kind):
+    ds = datasets(kind)
+    everything = np.arange(len(ds))
+    stored = ds.batch(everything, columns=COLUMNS)
+    anew = ds.batch(everything, columns=COLUMNS, epochs=[3] * len(ds))
+    for name in ("labels", "segment_ids", "position_ids"):
+        assert np.array_equal(anew[name], stored[name])
+    changed_tokens = changed_loss = 0
+    for i in everything:
+        slots = in_place_slots(ds, i)
+        row = ds.row(i)
+        may = slots.copy()
+        may[row.segments["begin"][row.segments["start"] == 0]] &= not ds.manifest["recipe"]["documents"]["prepend_bos"]
+        if "trained_ranges" in row._shard.arrays:
+            first = row._range[0]
+            in_ranges = np.zeros(ds.seq_length, bool)
+            offsets = row._shard.arrays["trained_offsets"]
+            for g, begin in enumerate(row.segments["begin"]):
+                for a, b in row._shard.arrays["trained_ranges"][offsets[first + g] : offsets[first + g + 1]]:
+                    in_ranges[begin + a : begin + b] = True
+            may &= in_ranges
+        assert np.array_equal(anew["tokens"][i][~slots], stored["tokens"][i][~slots])
+        assert np.array_equal(anew["loss_mask"][i][~slots], stored["loss_mask"][i][~slots])
+        # what may not be noised, such as prompts, has its own token and no loss
+        assert np.array_equal(anew["tokens"][i][slots & ~may], stored["labels"][i][slots & ~may])
+        assert not anew["loss_mask"][i][slots & ~may].any()
+        untrained = slots & (anew["loss_mask"][i] == 0)
+        assert np.array_equal(anew["tokens"][i][untrained], stored["labels"][i][untrained])
+        changed_tokens += (anew["tokens"][i] != stored["tokens"][i]).sum()
+        changed_loss += (anew["loss_mask"][i] != stored["loss_mask"][i]).sum()
+    assert changed_tokens > 100 and (changed_loss > 100 or kind == "uniform")
+
+
+def test_no_two_epochs_are_equal_and_each_is_itself_again(datasets):
+    ds = datasets("mix")
+    seen = [ds.batch(range(20), columns=COLUMNS, epochs=[e] * 20) for e in (0, 1, 2, 3, 2**32 - 1)]
+    for name in ("tokens", "loss_mask", "loss_weights"):
+        for i, one in enumerate(seen):
+            assert all(not np.array_equal(one[name], other[name]) for other in seen[:i])
+    again = ds.batch(range(20), columns=COLUMNS, epochs=[2] * 20)
+    assert all(np.array_equal(again[name], seen[2][name]) for name in COLUMNS)
+    assert all(np.array_equal(ds.batch(range(20), columns=COLUMNS)[name], seen[0][name]) for name in COLUMNS)
+
+
+@pytest.mark.parametrize("kind", ["mix", "stratified", "supervised", "padded"])
+def test_a_row_in_an_epoch_does_not_depend_on_its_batch(datasets, kind):
+    ds = datasets(kind)
+    rows, epochs = [5, 1, 5, 0, 7, 5], [2, 0, 1, 9, 2, 0]
+    batch = ds.batch(rows, columns=COLUMNS, epochs=epochs)
+    for i, (row, epoch) in enumerate(zip(rows, epochs, strict=True)):
+        alone = ds.batch([row], columns=COLUMNS, epochs=[epoch])
+        assert all(np.array_equal(batch[name][i], alone[name][0]) for name in COLUMNS)
+    for name in COLUMNS:
+        assert np.array_equal(ds.batch(rows, columns=[name], epochs=epochs)[name], batch[name])
+
+
+@pytest.mark.parametrize(("size", "world", "shuffle"), [(1, 1, True), (7, 1, True), (3, 2, False), (5, 4, True)])
+def test_batches_give_each_sample_in_its_epoch(datasets, size, world, shuffle):
+    ds = datasets("mix")
+    n, epochs = len(ds), 3
+    ranks = [
+        list(ds.batches(size, 11, rank, world, shuffle, epochs, columns=COLUMNS, redraw=True)) for rank in range(world)
+    ]
+    found = [row for step in zip(*ranks, strict=True) for batch in step for row in batch["tokens"]]
+    samples = np.arange(epochs * n)
+    expected = ds.batch(order.rows_of_samples(samples, n, 11, shuffle), columns=["tokens"], epochs=samples // n)
+    assert np.array_equal(np.stack(found), expected["tokens"])
+    stored = ds.batches(size, 11, 0, world, shuffle, epochs, columns=COLUMNS)
+    assert np.array_equal(next(stored)["tokens"], ranks[0][0]["tokens"])
+
+
+@pytest.mark.parametrize("at", ["inside an epoch", "at its end"])
+def test_epoch_3_of_a_resumed_run_is_that_of_an_undisturbed_one(datasets, at):
+    ds = datasets("mix")
+    undisturbed = ds.batches(4, 3, columns=COLUMNS, redraw=True)
+    steps = -(-3 * len(ds) // 4) + (2 if at == "inside an epoch" else 0)
+    for _ in range(steps):
+        next(undisturbed)
+    state = undisturbed.state_dict()
+    assert set(state) == {"fingerprint", "seed", "shuffle", "rows"} and state["rows"] >= 3 * len(ds)
+    ahead = [next(undisturbed) for _ in range(6)]
+    resumed = ds.batches(8, 3, columns=COLUMNS, redraw=True)
+    next(resumed)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    for i in range(3):
+        batch = next(resumed)
+        for name in COLUMNS:
+            assert np.array_equal(batch[name], np.concatenate([ahead[2 * i][name], ahead[2 * i + 1][name]]))
+
+
+def test_without_redraw_every_epoch_is_the_stored_rows(datasets):
+    ds = datasets("mix")
+    it = ds.batches(len(ds), shuffle=False, epochs=2)
+    first, second = next(it), next(it)
+    assert np.array_equal(first["tokens"], second["tokens"])
+
+
+def test_loss_on_some_sources_and_tasks_holds_in_every_epoch(datasets):
+    ds = datasets("mix")
+    everything, epochs = np.arange(len(ds)), [0, 2] * (len(ds) // 2) + [2] * (len(ds) % 2)
+    whole = ds.batch(everything, columns=COLUMNS, epochs=epochs)
+    names = [task["name"] for task in ds.tasks]
+    for kept in ("uniform_diffusion", "block_diffusion", "causal"):
+        some = ds.with_loss_on(task=kept).batch(everything, columns=COLUMNS, epochs=epochs)
+        assert np.array_equal(some["tokens"], whole["tokens"])
+        for i in everything:
+            row = ds.row(i)
+            on = np.append(False, row.segments["task"] == names.index(kept))[row.segment_ids]
+            assert np.array_equal(some["loss_mask"][i], whole["loss_mask"][i] * on)
+            assert np.array_equal(some["loss_weights"][i], whole["loss_weights"][i] * on)
+
+
+@pytest.mark.parametrize("dtype", [None, np.int64])
+def test_given_arrays_are_written(datasets, dtype):
+    ds = datasets("mix")
+    rows, epochs = [3, 0, 8], [1, 1, 4]
+    expected = ds.batch(rows, columns=COLUMNS, epochs=epochs)
+    out = {name: np.full((3, 2 * ds.seq_length), 77, dtype or expected[name].dtype)[:, ::2] for name in COLUMNS[:5]}
+    given = ds.batch(rows, out=out, epochs=epochs)
+    assert all(given[name] is out[name] and np.array_equal(out[name], expected[name]) for name in out)
+    out = {name: np.full((3, ds.seq_length), 77, dtype or expected[name].dtype) for name in COLUMNS[:5]}
+    ds.batch(rows, out=out, epochs=epochs)
+    assert all(np.array_equal(out[name], expected[name]) for name in out)
+    cast = ds.batch(rows, dtype=dtype, epochs=epochs)
+    assert np.array_equal(cast["tokens"], expected["tokens"])
+
+
+def test_marginals_are_those_of_render(datasets):
+    """E[weight · trained] = 1 a candidate of masked diffusion; flip rates and shares of BERT as the recipe says."""
+    ds = datasets("stratified")
+    slots = ds.batch(range(len(ds)), columns=["segment_ids"])["segment_ids"] != 0
+    total = square = 0.0
+    for epoch in range(1, 9):
+        weights = ds.batch(range(len(ds)), columns=["loss_weights"], epochs=[epoch] * len(ds))["loss_weights"]
+        total += float(weights.sum(dtype=np.float64))
+        square += float((weights.astype(np.float64) ** 2).sum())
+    assert abs(total / (8 * slots.sum()) - 1) < 5 * math.sqrt(square) / (8 * slots.sum())
+    ds = datasets("mlm_int32")
+    batch = ds.batch(range(len(ds)), epochs=[5] * len(ds))
+    n = int((batch["segment_ids"] != 0).sum())
+    noised = int(batch["loss_mask"].sum())
+    assert abs(noised - 0.15 * n) < 5 * math.sqrt(0.15 * 0.85 * n)
+    masked = int((batch["tokens"] == ds.manifest["specials"]["mask"]).sum())
+    assert abs(masked - 0.8 * noised) < 5 * math.sqrt(0.16 * noised)
+
+
+def test_a_dataset_without_in_place_tasks_stays_as_it_is(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(30))
+    made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+    ds = open_dataset(tmp_path / "out")
+    it = ds.batches(len(ds), shuffle=False, epochs=2, redraw=True)
+    assert np.array_equal(next(it)["tokens"], next(it)["tokens"])
+
+
+def test_a_task_without_a_law_is_refused_by_name_at_once(datasets, tmp_path):
+    shutil.copytree(datasets("exact").directory, tmp_path / "out")
+    tasks = [dict(task) for task in datasets("exact").tasks]
+    tasks[0] |= {"name": "mine", "objective": "my_diffusion"}
+    replace_in_manifest(tmp_path / "out", tasks=tasks)
+    ds = open_dataset(tmp_path / "out")
+    with pytest.raises(ArgumentError, match="'mine' has the objective 'my_diffusion'"):
+        ds.batches(2, redraw=True)
+    next(ds.batches(2))
+
+
+def test_specials_are_needed(datasets, tmp_path):
+    shutil.copytree(datasets("exact").directory, tmp_path / "out")
+    replace_in_manifest(tmp_path / "out", specials={"pad": 256, "mask": 259})
+    with pytest.raises(DatasetError, match="special_ids"):
+        open_dataset(tmp_path / "out").batches(2, redraw=True)
+
+
+@pytest.mark.parametrize("epochs", [[1], [1, 2, 3], [1, -1], [1, 0.5]])
+def test_bad_epochs_are_refused(datasets, epochs):
+    with pytest.raises(ArgumentError, match="epochs"):
+        datasets("exact").batch([0, 1], epochs=epochs)
+
+
+DAMAGE = {
+    "cu_seqlens": lambda a: a["cu_seqlens"].__setitem__(1, 10_000),
+    "segment_task": lambda a: a["segment_task"].__setitem__(0, 99),
+    "trained range": lambda a: a["trained_ranges"].__setitem__((0, 1), 10_000),
+    "trained_offsets": lambda a: a["trained_offsets"].__setitem__(1, 10_000),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_header_is_a_fault_with_a_name(datasets, what):
+    ds = datasets("supervised")
+    fresh = open_dataset(ds.directory)
+    shard = fresh._shard(0)
+    arrays = {name: array.copy() for name, array in shard.arrays.items()}
+    DAMAGE[what](arrays)
+    shard.__dict__["arrays"] = arrays
+    with pytest.raises(DatasetError, match=what):
+        fresh.batch([0, 1], epochs=[1, 1])
+
+
+def test_redraw_works_with_numpy_alone(datasets):
+    ds = datasets("mix")
+    code = """
+import sys
+for name in ("numba", "pyarrow", "tokenizers", "zstandard", "msgspec", "xxhash", "tqdm", "typer", "rich"):
+    sys.modules[name] = None
+from packprep import open_dataset
+it = open_dataset(DIRECTORY).batches(5, shuffle=False, redraw=True, columns=["tokens", "loss_weights"])
+it.load_state_dict({**it.state_dict(), "rows": ROWS})
+batch = next(it)
+print(int(batch["tokens"].sum()), float(batch["loss_weights"].sum()))
+"""
+    done = made.run_python(code.replace("DIRECTORY", repr(str(ds.directory))).replace("ROWS", str(2 * len(ds))))
+    assert done.returncode == 0, done.stderr
+    expected = ds.batch(range(5), columns=COLUMNS, epochs=[2] * 5)
+    tokens, weights = done.stdout.split()
+    assert int(tokens) == int(expected["tokens"].sum())
+    assert float(weights) == float(expected["loss_weights"].sum())
