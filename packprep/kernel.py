@@ -160,6 +160,15 @@ def draw_task(key, thresholds):
     return thresholds.shape[0] - 1
 
 
+@kernel
+def copy_ranges(source, source_begin, n, target, target_begin):
+    """Copy n[i] items from source[source_begin[i]:] to target[target_begin[i]:], for each i."""
+    for i in range(n.shape[0]):
+        s, t = source_begin[i], target_begin[i]
+        for j in range(n[i]):
+            target[t + j] = source[s + j]
+
+
 def _trailing_zeros(typing_context, value):
     """How many low bits of a uint64 are zero; 64 for 0."""
 

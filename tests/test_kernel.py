@@ -155,7 +155,7 @@ def test_without_a_folder_that_can_be_written_kernels_are_compiled_in_every_proc
     done = made.run_python(
         f"import tempfile; tempfile.tempdir = {str(file)!r}\n"
         "from packprep.kernel import cache_folder; import packprep.objectives.causal as c, numpy as np\n"
-        "a = np.zeros(1, np.int64); c._copy(a, a, a, a, a); print(cache_folder())",
+        "a = np.zeros(1, np.int64); c.copy_ranges(a, a, a, a, a); print(cache_folder())",
         copied, PYTHONPATH=str(copied), NUMBA_CACHE_DIR=str(file), XDG_CACHE_HOME=str(file), HOME=str(file),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

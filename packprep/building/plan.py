@@ -105,12 +105,17 @@ def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if narrow else np.int32)
 
 
+def mark_reader(recipe: Recipe, chat_template: str | None) -> MarkReader | None:
+    """What reads loss_spans and messages; None where the recipe ignores them."""
+    return MarkReader(chat_template) if recipe.documents.loss_spans == "use" else None
+
+
 def make_plan(inputs: Inputs) -> dict[str, Any]:
     """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no more."""
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     engine_facts = resolve_engine(recipe.engine, vocabulary)
     engine = load_engine(engine_facts, vocabulary, recipe.documents.special_text)
-    marks = MarkReader(inputs.chat_template) if recipe.documents.loss_spans == "use" else None
+    marks = mark_reader(recipe, inputs.chat_template)
     estimates, sources = [], []
     first = 0
     for i, source in enumerate(recipe.sources):
@@ -311,4 +316,4 @@ class Job:
     @cached_property
     def marks(self) -> MarkReader | None:
         """Reads loss_spans and messages, with the plan's chat template; None where the recipe ignores them."""
-        return MarkReader(self.plan["chat_template"]) if self.recipe.documents.loss_spans == "use" else None
+        return mark_reader(self.recipe, self.plan["chat_template"])

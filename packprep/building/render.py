@@ -10,7 +10,7 @@ from packprep.corpus.reading import Documents
 from packprep.corpus.training import Training
 from packprep.dataset import noise
 from packprep.dataset.noise import Noised, Target
-from packprep.kernel import kernel
+from packprep.kernel import copy_ranges, kernel
 from packprep.objectives.objective import Bodies, Columns, Task
 from packprep.randomness import ROW_ORDER, SEGMENT_ORDER, bits64
 
@@ -73,14 +73,6 @@ def _next_token(at, slots, prefix, tokens, labels, loss_mask, may):
         if labels.shape[0] > 0:
             for t in range(begin, end - 1):
                 labels[t] = tokens[t + 1]
-
-
-@kernel
-def _copy(source, source_begin, n, target, target_begin):
-    for i in range(n.shape[0]):
-        s, t = source_begin[i], target_begin[i]
-        for j in range(n[i]):
-            target[t + j] = source[s + j]
 
 
 @kernel
@@ -197,9 +189,9 @@ def render_rows(
         facts = (task.ids.bos, task.mode_token, task.ids.eos)
         if task.in_place:
             for copy in range(task.objective.copies):
-                _copy(ids, own.begin, own.bodies.n, tokens, body + copy * half)
+                copy_ranges(ids, own.begin, own.bodies.n, tokens, body + copy * half)
                 _frame(own.at + copy * half, half, own.bos, task.mode, own.eos, own.number, *facts, tokens, segment_ids)
-            _copy(tokens, own.at, own.slots, labels, own.at)
+            copy_ranges(tokens, own.at, own.slots, labels, own.at)
             target = target_of(task, own, tokens, loss_mask, may if training is not None else None)
             noised = draw_noise(t, task, target)
             level[chosen], weight[chosen] = noised.level, noised.weight

@@ -28,17 +28,22 @@ class Stored(NamedTuple):
     bodies: Bodies
 
 
-def stored_segments(job: Job, arrays: Mapping[str, np.ndarray]) -> Stored:
-    """The segments of a shard as its arrays tell: bos begins a document, eos is what the length law leaves over.
-
-    A later piece of a supervised document may repeat a system message; there eos is told by its token.
-    """
+def segment_slots(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, first physical slot in it, real length), int64[segments] each, of a shard whose cu_seqlens is sound."""
     offsets = arrays["row_offsets"]
     row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     real = arrays["cu_seqlens"].astype(np.int64)
     physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"]).astype(np.int64)
     at = np.arange(len(row)) + row
-    begin, slots = physical[at], real[at + 1] - real[at]
+    return row, physical[at], real[at + 1] - real[at]
+
+
+def stored_segments(job: Job, arrays: Mapping[str, np.ndarray]) -> Stored:
+    """The segments of a shard as its arrays tell: bos begins a document, eos is what the length law leaves over.
+
+    A later piece of a supervised document may repeat a system message; there eos is told by its token.
+    """
+    row, begin, slots = segment_slots(arrays)
     bos = ((arrays["segment_start"] == 0) & job.recipe.documents.prepend_bos).astype(np.int64)
     n, key = arrays["segment_tokens"].astype(np.int64), arrays["segment_key"]
     first_trained = _first_trained(job, arrays, slots, bos)

@@ -8,27 +8,18 @@ prefix 0
 
 import numpy as np
 
-from packprep.kernel import kernel
+from packprep.kernel import copy_ranges
 from packprep.objectives.objective import Columns, Objective, Task
-
-
-@kernel
-def _copy(source, source_begin, n, target, target_begin):
-    """Copy n[i] items from source[source_begin[i]:] to target[target_begin[i]:]."""
-    for i in range(n.shape[0]):
-        s, t = source_begin[i], target_begin[i]
-        for j in range(n[i]):
-            target[t + j] = source[s + j]
 
 
 def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Copies the tokens."""
-    _copy(tokens, columns.begin, columns.bodies.n, rows, columns.at)
+    copy_ranges(tokens, columns.begin, columns.bodies.n, rows, columns.at)
 
 
 def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Copies the body back."""
-    _copy(rows, columns.at, columns.bodies.n, out, columns.begin)
+    copy_ranges(rows, columns.at, columns.bodies.n, out, columns.begin)
     return np.ones(columns.begin.shape, np.bool_)
 
 

@@ -58,33 +58,23 @@ def _render(tokens, begin, n, key, at, rate, spm_rate, continues, pre, mid, suf,
             continue
         a, b = _cuts(key[i], k)
         a, b = _back(tokens, s, a, k, continues), _back(tokens, s, b, k, continues)
+        if word(key[i], CUT_POINTS, 1, 0, 0) < spm_rate:
+            a = np.int64(0)  # suffix first: an empty prefix, and the middle begins the text
         rows[t] = pre
         t += 1
-        if word(key[i], CUT_POINTS, 1, 0, 0) < spm_rate:
-            rows[t] = suf
+        for j in range(a):
+            rows[t] = tokens[s + j]
             t += 1
-            for j in range(b, k):
-                rows[t] = tokens[s + j]
-                t += 1
-            rows[t] = mid
+        rows[t] = suf
+        t += 1
+        for j in range(b, k):
+            rows[t] = tokens[s + j]
             t += 1
-            for j in range(b):
-                rows[t] = tokens[s + j]
-                t += 1
-        else:
-            for j in range(a):
-                rows[t] = tokens[s + j]
-                t += 1
-            rows[t] = suf
+        rows[t] = mid
+        t += 1
+        for j in range(a, b):
+            rows[t] = tokens[s + j]
             t += 1
-            for j in range(b, k):
-                rows[t] = tokens[s + j]
-                t += 1
-            rows[t] = mid
-            t += 1
-            for j in range(a, b):
-                rows[t] = tokens[s + j]
-                t += 1
 
 
 @kernel
@@ -110,23 +100,15 @@ def _restore(rows, begin, n, key, at, rate, spm_rate, pre, mid, suf, out, fits):
         if at_suf == t or at_mid == end:
             fits[i] = False
             continue
-        if word(key[i], CUT_POINTS, 1, 0, 0) < spm_rate:
-            for j in range(at_mid + 1, end):
-                out[s] = rows[j]
-                s += 1
-            for j in range(at_suf + 1, at_mid):
-                out[s] = rows[j]
-                s += 1
-        else:
-            for j in range(t + 1, at_suf):
-                out[s] = rows[j]
-                s += 1
-            for j in range(at_mid + 1, end):
-                out[s] = rows[j]
-                s += 1
-            for j in range(at_suf + 1, at_mid):
-                out[s] = rows[j]
-                s += 1
+        for j in range(t + 1, at_suf):
+            out[s] = rows[j]
+            s += 1
+        for j in range(at_mid + 1, end):
+            out[s] = rows[j]
+            s += 1
+        for j in range(at_suf + 1, at_mid):
+            out[s] = rows[j]
+            s += 1
 
 
 def _rates(task: Task) -> tuple[np.uint64, np.uint64]:

@@ -6,18 +6,16 @@ import numpy as np
 
 from packprep.building.plan import Job
 from packprep.building.render import Table, draw_noise, target_of
-from packprep.building.replay import Stored
+from packprep.building.replay import Stored, segment_slots
 from packprep.kernel import kernel
 from packprep.objectives.objective import Bodies
 from packprep.verification.report import MAX_LISTED, Faults
 
 
-def check_parts(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> bool:
+def check_parts(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
     """P19 and P20, as far as the arrays can be walked: offsets, ranges and counts."""
     before = faults.total
-    offsets, rows = arrays["row_offsets"], len(arrays["row_offsets"]) - 1
-    slots = np.diff(arrays["cu_seqlens"].astype(np.int64), prepend=0)[np.arange(len(row)) + row + 1]
-    assert len(offsets) == rows + 1
+    row, _, slots = segment_slots(arrays)
     for name, values, promise in (("trained", "trained_ranges", "P19"), ("block", "block_noise", "P20")):
         if f"{name}_offsets" not in arrays:
             continue

@@ -6,11 +6,11 @@ import numpy as np
 
 from packprep.building.plan import Job
 from packprep.building.render import expected_prefix
-from packprep.building.replay import Stored, restore, stored_segments
+from packprep.building.replay import Stored, file_keys, restore, segment_slots, stored_segments
 from packprep.kernel import kernel
 from packprep.objectives.objective import Bodies
 from packprep.objectives.tasks import SHORTEST, thresholds
-from packprep.randomness import TASK, bits64, segment_key, text_key
+from packprep.randomness import TASK, bits64, segment_key
 from packprep.verification.noise import check_noise, check_parts, trainable
 from packprep.verification.report import MAX_LISTED, Faults
 
@@ -158,9 +158,9 @@ def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: 
     recipe = job.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
         return False
-    row = np.repeat(np.arange(len(arrays["row_offsets"]) - 1), np.diff(arrays["row_offsets"]))
+    row, _, _ = segment_slots(arrays)
     headers_good = _check_headers(job, arrays, file, row, faults)
-    if not headers_good or not check_parts(job, arrays, file, row, faults):
+    if not headers_good or not check_parts(job, arrays, file, faults):
         return False
     stored = stored_segments(job, arrays)
     next_token = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
@@ -221,9 +221,8 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
         "segment_repeat",
         "is no use that the plan has",
     )
-    keys = np.array([text_key(s.seed, s.name, f.name) for s in job.sources for f in s.files], np.uint64)
     should = segment_key(
-        keys[arrays["segment_file"]], arrays["segment_doc"], arrays["segment_repeat"], arrays["segment_start"]
+        file_keys(job)[arrays["segment_file"]], arrays["segment_doc"], arrays["segment_repeat"], arrays["segment_start"]
     )
     bad("P11", should != arrays["segment_key"], "segment_key", "is not the key of its document, use and start")
     task, too_short, short = arrays["segment_task"], len(job.tasks) - 1, arrays["segment_tokens"] < SHORTEST
@@ -334,7 +333,7 @@ def _limited(arrays: Mapping[str, np.ndarray], stored: Stored) -> np.ndarray:
 
 def count_arrays(job: Job, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
     """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger."""
-    slots = stored_segments(job, arrays).slots
+    _, _, slots = segment_slots(arrays)
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
     for kind, names in (("sources", [s.name for s in job.sources]), ("tasks", [t.name for t in job.tasks])):
         which = arrays["segment_source" if kind == "sources" else "segment_task"]
