@@ -4,16 +4,13 @@ python benchmarks/end_to_end.py                         Python's standard librar
 python benchmarks/end_to_end.py --tokenizer bpe         with a byte-level BPE of 16 384 tokens, trained before the clock starts
 python benchmarks/end_to_end.py --input 'data/*.jsonl.zst' --tokenizer tokenizer.json
 
-Two builds of the same recipe: one in this process, whose stages are timed, and one with --workers processes, timed as a
-whole. The product knows nothing of it: the functions that stages are made of are wrapped here. Kernels are compiled by a
-small build before.
+Two builds of the same recipe: one in this process and one with --workers processes, each with its profile, as
+`packprep build --profile` prints it. Kernels are compiled by a small build before.
 """
 
 import argparse
 import contextlib
-import functools
 import glob
-import importlib
 import json
 import os
 import platform
@@ -21,102 +18,34 @@ import resource
 import sys
 import sysconfig
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from packprep.building.plan import made_with
+from packprep.building.processes import available_cpus
+from packprep.building.profile import describe_profile, print_profile
 from packprep.building.run import build
-from packprep.cli import available_cpus
 from packprep.recipe import parse_size, read_recipe
 
-# stage → the names under which its functions are called. A generator's time is that of its steps.
-STAGES = {
-    "plan": ("packprep.building.run.look_up", "packprep.building.run.make_plan"),
-    "read": ("packprep.corpus.reading.read",),
-    "tokenize": ("packprep.corpus.training.tokenize",),
-    "cut": ("packprep.building.work.cut", "packprep.building.work.slots_of"),
-    "pack": ("packprep.building.work.pack",),
-    "render": ("packprep.building.work.arrange", "packprep.building.work.render"),
-    "write": ("packprep.building.run.commit_shard", "packprep.building.run.publish"),
-}
 BPE_TOKENS = 16384
 
 
 class Quiet:
-    """Progress that nobody watches; it adds up the text read."""
-
-    def __init__(self) -> None:
-        self.text_bytes = 0
+    """Progress that nobody watches."""
 
     def begin(self, text_bytes: int, shards: int, missing: int) -> None:
         pass
 
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
-        self.text_bytes += text_bytes
+        pass
 
     def say(self, message: str) -> None:
         pass
 
     def end(self) -> None:
         pass
-
-
-class Stages:
-    """Seconds by stage; a stage that runs inside another one counts for itself alone."""
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(STAGES, 0.0)
-        self._inner = [0.0]
-
-    @contextlib.contextmanager
-    def measure(self, stage: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        self._inner.append(0.0)
-        try:
-            yield
-        finally:
-            whole = time.perf_counter() - begin
-            self.seconds[stage] += whole - self._inner.pop()
-            self._inner[-1] += whole
-
-    def wrapped(self, stage: str, function: Any) -> Any:
-        """The function, measured; a generator that it gives is measured step by step."""
-
-        @functools.wraps(function)
-        def measured(*arguments: Any, **named: Any) -> Any:
-            with self.measure(stage):
-                result = function(*arguments, **named)
-            return self._steps(stage, result) if hasattr(result, "__next__") else result
-
-        return measured
-
-    def _steps(self, stage: str, steps: Iterator[Any]) -> Iterator[Any]:
-        while True:
-            with self.measure(stage):
-                step = next(steps, steps)
-            if step is steps:
-                return
-            yield step
-
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """While this lasts, the stages' functions are measured."""
-        before = []
-        for stage, names in STAGES.items():
-            for name in names:
-                module, _, attribute = name.rpartition(".")
-                place = importlib.import_module(module)
-                before.append((place, attribute, getattr(place, attribute)))
-                setattr(place, attribute, self.wrapped(stage, getattr(place, attribute)))
-        try:
-            yield
-        finally:
-            for place, attribute, function in before:
-                setattr(place, attribute, function)
 
 
 def standard_library() -> list[str]:
@@ -176,24 +105,18 @@ def recipe_of(paths: list[str], tokenizer: str, tasks: str, seq_length: int, sha
 
 def timed_build(recipe: Any, out: Path, workers: int) -> dict[str, Any]:
     """Seconds, text bytes and ledger of one build."""
-    progress = Quiet()
-    begin = time.perf_counter()
-    outcome = build(recipe, out, progress, workers)
-    seconds = time.perf_counter() - begin
+    outcome = build(recipe, out, Quiet(), workers)
     assert outcome.manifest is not None
+    profile = describe_profile(outcome.profile)
     ledger = outcome.manifest["ledger"]
     tokens = sum(source["tokens"]["used"] for source in ledger["sources"].values())
     return {
-        "workers": workers,
-        "seconds": seconds,
-        "text_bytes": progress.text_bytes,
-        "tokens": tokens,
+        "tokens_used": tokens,
         "rows": ledger["rows"],
         "shards": outcome.job.shards,
         "utilisation": 1 - ledger["row_padding"] / ledger["row_slots"],
         "output_bytes": sum(entry["bytes"] for entry in outcome.manifest["shards"]),
-        "tokens_per_s": tokens / seconds,
-        "mb_per_s": progress.text_bytes / seconds / 1e6,
+        "profile": profile,
     }
 
 
@@ -223,10 +146,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         write_corpus(folder / "warm.jsonl", texts, 1 << 20)
         timed_build(recipe_of([str(folder / "warm.jsonl")], *settings), folder / "warm", 1)
         recipe = recipe_of(paths, *settings)
-        stages = Stages()
-        with stages.on():
-            one = timed_build(recipe, folder / "one", 1)
-        one["stages_s"] = {**stages.seconds, "rest": one["seconds"] - sum(stages.seconds.values())}
+        one = timed_build(recipe, folder / "one", 1)
         many = timed_build(recipe, folder / "many", arguments.workers) if arguments.workers > 1 else None
     given = f"{arguments.size} of Python's standard library as JSONL" if not arguments.input else " ".join(paths)
     return {
@@ -249,18 +169,13 @@ def print_result(result: dict[str, Any]) -> None:
     print(", ".join(f"{name} {version}" for name, version in result["made_with"].items() if name != "python"))
     print(f"{result['input']}; {result['tasks']}, {result['tokenizer']}, seq_length {result['seq_length']}")
     print(
-        f"{one['text_bytes']:,} bytes of text → {one['tokens']:,} tokens in {one['rows']:,} rows "
+        f"{one['profile']['text_bytes']:,} bytes of text → {one['tokens_used']:,} tokens in {one['rows']:,} rows "
         f"({one['utilisation']:.2%} used), {one['shards']} shards, {one['output_bytes']:,} bytes"
     )
-    for build_ in filter(None, (one, result["many"])):
-        print(
-            f"{build_['workers']} worker{'s' if build_['workers'] > 1 else ' '}  {build_['seconds']:7.2f} s"
-            f"  {build_['tokens_per_s']:>13,.0f} tokens/s  {build_['mb_per_s']:7.1f} MB/s of text"
-        )
     print(f"peak memory of this process, its corpus and BPE included: {result['peak_mib']:.0f} MiB")
-    print("stages of 1 worker:")
-    for stage, seconds in one["stages_s"].items():
-        print(f"  {stage:<9} {seconds:7.2f} s  {seconds / one['seconds']:>6.1%}")
+    for build_ in filter(None, (one, result["many"])):
+        print()
+        print_profile(build_["profile"])
 
 
 def main(argv: list[str] | None = None) -> None:

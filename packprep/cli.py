@@ -96,11 +96,13 @@ def build(
     source: Moved = None,
     array_index: ArrayIndex = None,
     array_count: ArrayCount = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     as_json: Json = False,
 ) -> None:
     """Build a dataset, or go on with a build that stopped: run the same command again."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from packprep.building.array import array_position
+    from packprep.building.profile import describe_profile, print_profile
     from packprep.building.run import build as run_build
     from packprep.inspection.summary import describe_build, first_document, print_summary
 
@@ -108,11 +110,21 @@ def build(
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
     fresh = not (out / "plan.json").exists()
-    outcome = run_build(recipe, out, bar, workers or available_cpus(), _moved(source), position)
+    outcome = run_build(recipe, out, bar, workers, _moved(source), position)
     if fresh:
         bar.say(first_document(outcome.job))
     summary = describe_build(outcome)
-    _print(summary, as_json, print_summary)
+    if not profile:
+        _print(summary, as_json, print_summary)
+        return
+    with_profile = {**summary, "profile": describe_profile(outcome.profile)}
+
+    def print_both(result: dict[str, Any]) -> None:
+        print_summary(result)
+        print()
+        print_profile(result["profile"])
+
+    _print(with_profile, as_json, print_both)
 
 
 @app.command()
@@ -166,6 +178,7 @@ def verify(
     """Recompute every promise of a dataset; exit status 1 and a line for each fault if one does not hold."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from packprep.building.array import array_position
+    from packprep.building.processes import available_cpus
     from packprep.verification import print_report, verify_dataset
 
     position = array_position(array_index, array_count, os.environ)
@@ -225,12 +238,6 @@ class Bar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def available_cpus() -> int:
-    """The CPUs that this process may use: SLURM_CPUS_PER_TASK, or its affinity."""
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))
 
 
 def _recipe(

@@ -159,6 +159,18 @@ def test_a_build_does_not_go_on_with_other_inputs(own, tmp_path):
     assert "input 'd0001.txt' of source 1:" in refused("build", own / "recipe.toml", "--out", out)
 
 
+def test_a_profile_is_printed_and_never_written(corpus, dataset, tmp_path):
+    out = tmp_path / "out"
+    described = packprep("build", corpus / "recipe.toml", "--out", out, "--profile", "--json").json
+    assert described["published"] is True
+    assert {"plan", "read", "tokenize", "render", "write"} <= {
+        stage["stage"] for stage in described["profile"]["stages"]
+    }
+    assert contents(out) == contents(dataset)
+    lines = packprep("build", corpus / "recipe.toml", "--out", out, "--profile").stdout.splitlines()
+    assert any(line.startswith("stage ") for line in lines) and any(line.startswith("plan ") for line in lines)
+
+
 def test_json_is_all_that_stdout_holds(corpus, dataset, tmp_path):
     built = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json")
     assert built.json["shards"] == SHARDS and built.json["published"] is True

@@ -16,7 +16,7 @@ LEVELS = [
     ("errors",),
     ("randomness",),
     ("dataset",),
-    ("digests", "kernel", "recipe"),
+    ("clock", "digests", "kernel", "recipe"),
     ("corpus", "objectives"),
     ("building",),
     ("adapters", "exporting", "inspection", "verification"),

@@ -1,7 +1,8 @@
 """Work spread over processes: items in, results out. The only file that forks.
 
 A worker is handed one item at a time. Whoever is killed leaves temporaries at most; the parent notices and says so.
-Processes are spawned, not forked: a fork after a library has started threads can hang.
+Processes are forked by a server that has imported packprep and done nothing: they start at once, and no fork comes after a
+library has started threads, which can hang.
 """
 
 import multiprocessing
@@ -10,6 +11,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -22,6 +24,19 @@ Do = Callable[[Any, Report], Any]
 STOP_S = 5.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _STOPPED = "by a signal; what is committed stays, and the same command goes on"
+
+
+def available_cpus() -> int:
+    """The CPUs that this process may use: SLURM_CPUS_PER_TASK, or its affinity."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))
+
+
+def start_server(module: str) -> None:
+    """Start the process that forks workers, which imports `module` meanwhile; does nothing if it runs."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    multiprocessing.set_forkserver_preload([module])
+    forkserver.ensure_running()
 
 
 @contextmanager
@@ -56,8 +71,8 @@ def spread(
     if workers == 1 or len(items) <= 1:
         yield from _here(setup, arguments, items, report, stop_asked)
         return
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    context = multiprocessing.get_context("spawn")
+    start_server(setup.__module__)
+    context = multiprocessing.get_context("forkserver")
     waiting = list(reversed(items))
     processes: dict[Connection, Any] = {}
     at_work: dict[Connection, Any] = {}

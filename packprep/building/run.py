@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first
 from packprep.building.forecast import forecast
 from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
-from packprep.building.processes import Do, Report, spread, stoppable
+from packprep.building.processes import Do, Report, available_cpus, spread, start_server, stoppable
+from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.work import make_shard
+from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
 from packprep.digests import digest_of_file
@@ -24,6 +28,8 @@ from packprep.errors import PlanError
 from packprep.recipe import Recipe
 
 LIST_AGAIN_S = 3.0
+WORKER_TEXT_BYTES = 8 << 20
+"""Text that a worker process is worth: it takes about a second to start."""
 
 
 class Progress(Protocol):
@@ -44,6 +50,7 @@ class Outcome:
     manifest: dict[str, Any] | None
     made: int  # shards made by this call
     missing: int  # shards that others have still to make
+    profile: Profile
 
 
 def read_plan(out: Path) -> dict[str, Any] | None:
@@ -89,33 +96,48 @@ def build(
     recipe: Recipe,
     out: Path,
     progress: Progress,
-    workers: int = 1,
+    workers: int | None = 1,
     moved: Mapping[str, str] | None = None,
     array: tuple[int, int] = (0, 1),
 ) -> Outcome:
     """Build a recipe into `out`, or go on with a build that stopped there.
 
+    workers: processes; None: one for each CPU that this process may use, and fewer for little text.
     moved: source name → prefix where its files lie now. array: (index, count) of this array task.
     Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1.
     """
-    inputs = look_up(recipe, moved or {})
+    clock, begin = Clock(), time.perf_counter()
+    with clock.stage("plan"):
+        inputs = look_up(recipe, moved or {})
+    if (workers or _workers_for(sum(file.size for files in inputs.files for file in files))) > 1:
+        start_server(__name__)  # it is ready when the plan is
     for note in inputs.vocabulary.notes:
         progress.say(note)
     with stoppable() as stop_asked:
-        job = _planned(inputs, out, progress)
+        with clock.stage("plan"):
+            job = _planned(inputs, out, progress)
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)
-        weight = sum(source.weight for source in job.sources)
+        to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
+        workers = min(workers or _workers_for(to_do), max(1, len(missing)))
         if len(missing) < job.shards:
             progress.say(_to_do(len(share), len(missing), job.shards))
-        progress.begin(weight * len(missing) // job.shards, job.shards, len(missing))
+        progress.begin(to_do, job.shards, len(missing))
+        counts = np.zeros(4, np.int64)
+
+        def report(*of_batch: int) -> None:
+            counts[:] += of_batch
+            progress.add(*of_batch)
+
         try:
             if missing:
                 items = [Shard(b) for b in missing]
                 clean = functools.partial(remove_all_temporaries, out)
-                for _ in spread(_setup, (out, inputs.prefixes), items, workers, progress.add, stop_asked, clean):
-                    pass
-            manifest = publish(out, job)
+                made = spread(_setup, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
+                for _, seconds in made:
+                    clock.add(seconds)
+            with clock.stage("publish"):
+                manifest = publish(out, job)
             if manifest is None and array[1] > 1:
                 time.sleep(LIST_AGAIN_S)  # listings may be cached
                 manifest = publish(out, job)
@@ -124,7 +146,14 @@ def build(
     if manifest is not None and not manifest["ledger"]["rows"]:
         progress.say(f"warning: no document could be used, so the dataset has no rows; see {out / 'rejects'} for why")
     others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
-    return Outcome(out, job, manifest, len(missing), others)
+    documents, text_bytes, tokens, _ = map(int, counts)
+    profile = Profile(time.perf_counter() - begin, workers, clock.take(), documents, text_bytes, tokens)
+    return Outcome(out, job, manifest, len(missing), others, profile)
+
+
+def _workers_for(text_bytes: int) -> int:
+    """The processes that this much text is worth."""
+    return max(1, min(available_cpus(), text_bytes // WORKER_TEXT_BYTES))
 
 
 def _to_do(share: int, missing: int, shards: int) -> str:
@@ -166,10 +195,17 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
 
 def _setup(out: Path, prefixes: Sequence[str]) -> Do:
     """What a process needs to make shards: the plan, read once, and decoders that go on from one shard to the next."""
-    job, decoders = open_job(out, prefixes), Decoders()
+    clock = Clock()
+    with clock.stage("start-up"):
+        job, decoders = open_job(out, prefixes), Decoders()
+        job.engine  # noqa: B018  (loads it)
 
-    def make(item: Shard, report: Report) -> None:
-        commit_shard(out, job, item.number, make_shard(job, item.number, decoders, report))
+    def make(item: Shard, report: Report) -> dict[str, float]:
+        with clock.stage("other"):
+            made = make_shard(job, item.number, decoders, report, clock)
+            with clock.stage("write"):
+                commit_shard(out, job, item.number, made)
+        return clock.take()
 
     return make
 

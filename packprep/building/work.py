@@ -10,6 +10,7 @@ from packprep.building.packing import pack
 from packprep.building.plan import Job
 from packprep.building.render import Layout, arrange, render, rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
+from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.corpus.reading import Reading, read_documents
 
@@ -31,12 +32,13 @@ def read_shard(
     shard: int,
     decoders: Decoders | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
+    clock: Clock | None = None,
 ) -> Reading:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
     extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
     return read_documents(
         job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress,
-        marks=job.marks,
+        marks=job.marks, clock=clock,
     )  # fmt: skip
 
 
@@ -45,29 +47,38 @@ def make_shard(
     shard: int,
     decoders: Decoders | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
+    clock: Clock | None = None,
 ) -> Made:
-    """Everything of shard number `shard`. `decoders` only saves time; `progress` as in `read_documents`."""
+    """Everything of shard number `shard`. `decoders` only saves time; `progress` as in `read_documents`.
+
+    clock: gets the seconds of the stages read, tokenize, cut, pack, render and ledger.
+    """
     recipe, tasks = job.recipe, job.tasks
-    reading = read_shard(job, shard, decoders, progress)
+    clock = clock or Clock()
+    reading = read_shard(job, shard, decoders, progress, clock)
     documents = reading.documents
     mult = recipe.packing.pad_seq_to_mult
-    if recipe.packing.algorithm == "concat":
-        segments, row, _ = cut_at_row_ends(recipe, tasks, documents)
-        untrained = np.zeros(len(documents.position), np.int64)
-        slots = slots_of(tasks, segments)
-    else:
-        segments, untrained = cut(recipe, tasks, documents)
+    with clock.stage("cut"):
+        if recipe.packing.algorithm == "concat":
+            segments, row, _ = cut_at_row_ends(recipe, tasks, documents)
+            untrained = np.zeros(len(documents.position), np.int64)
+        else:
+            segments, untrained = cut(recipe, tasks, documents)
         _note_untrained(job, reading, untrained)
+        _note_left_out(job, reading, segments)
         slots = slots_of(tasks, segments)
-        most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
-        row, _ = pack(rounded_up(slots, mult), recipe.seq_length, recipe.packing.algorithm, most)
-    _note_left_out(job, reading, segments)
-    physical = rounded_up(slots, mult)
-    in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
-    last_row_padding = recipe.seq_length - int(physical[in_last].sum()) if len(row) else 0
-    layout = arrange(segments.key, physical, row, recipe.packing.algorithm == "next_fit")
-    arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult)
-    balance = _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, untrained, shard)
+        physical = rounded_up(slots, mult)
+    with clock.stage("pack"):
+        if recipe.packing.algorithm != "concat":
+            most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
+            row, _ = pack(physical, recipe.seq_length, recipe.packing.algorithm, most)
+        layout = arrange(segments.key, physical, row, recipe.packing.algorithm == "next_fit")
+    with clock.stage("render"):
+        arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult)
+    with clock.stage("ledger"):
+        in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
+        last_row_padding = recipe.seq_length - int(physical[in_last].sum()) if len(row) else 0
+        balance = _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, untrained, shard)
     return Made(arrays, reading, balance, Segments(*(column[layout.order] for column in segments)))
 
 

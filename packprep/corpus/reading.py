@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from packprep.clock import Clock
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.readers import BAD_REASONS, Decoders, read
@@ -128,14 +129,17 @@ def read_documents(
     progress: Callable[[int, int, int, int], None] | None = None,
     marks: MarkReader | None = None,
     only: Mapping[int, np.ndarray] | None = None,
+    clock: Clock | None = None,
 ) -> Reading:
     """Read and tokenize the documents of `extents`, in order.
 
     marks: reads loss_spans and messages; None: they are not looked at.
     only: file → positions of the documents to read, of those files alone; None: what `sample` and `repeat` keep.
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
+    clock: gets the seconds of the stages read and tokenize.
     A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
     """
+    clock = clock or Clock()
     ids, offsets = _Column(token_dtype), _Column(np.int64)
     columns = [_Column(np.int64) for _ in range(4)]
     keys = _Column(np.uint64)
@@ -157,13 +161,14 @@ def read_documents(
             if part.file not in file_keys:
                 name = source.files[part.file - source.first_file].name
                 file_keys[part.file] = text_key(source.seed, source.name, name)
-            for batch in read(part, source.source.text_key, keep, decoders=decoders, marks=marks):
+            for batch in clock.steps("read", read(part, source.source.text_key, keep, decoders=decoders, marks=marks)):
                 before = len(rejected.records)
                 for reject in batch.rejects:
                     rejected.add(source, extent.use, reject.file, reject.position, reject.reason, reject.detail)
                 joined = "".join(batch.texts).encode()
                 digests[source.name].update(joined)
-                tokens, marked = tokenize_marked(engine, batch.texts, batch.marks, special_text, vocabulary)
+                with clock.stage("tokenize"):
+                    tokens, marked = tokenize_marked(engine, batch.texts, batch.marks, special_text, vocabulary)
                 for i, reason, detail in tokens.rejected:
                     rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
                 if recipe.documents.bad_documents == "fail":

@@ -301,13 +301,17 @@ def test_a_signal_stops_a_build_with_status_75_and_it_goes_on_later(undisturbed,
     assert made.contents(out) == expected
 
 
+def children_of(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def test_a_build_whose_worker_is_killed_says_which_shard_and_what_to_do(undisturbed, tmp_path):
     base, table, expected = undisturbed
     out = tmp_path / "out"
     process = made.start_build(base, table, out, workers=2)
     wait_until(lambda: shards_done(out) >= 1, process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    servers = [pid for pid in children_of(process.pid) if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    workers = [pid for server in servers for pid in children_of(server)]
     os.kill(int(workers[0]), signal.SIGKILL)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 2
