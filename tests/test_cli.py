@@ -167,7 +167,7 @@ def test_a_profile_is_printed_and_never_written(corpus, dataset, tmp_path):
         stage["stage"] for stage in described["profile"]["stages"]
     }
     assert contents(out) == contents(dataset)
-    lines = packprep("build", corpus / "recipe.toml", "--out", out, "--profile").stdout.splitlines()
+    lines = packprep("build", corpus / "recipe.toml", "--out", out, "--profile").out.splitlines()
     assert any(line.startswith("stage ") for line in lines) and any(line.startswith("plan ") for line in lines)
 
 
