@@ -46,7 +46,7 @@ def block_decoder(
 
     def decode(data: bytes, starts: np.ndarray, sizes: np.ndarray) -> list[str] | None:
         nonlocal whole, has_learnt
-        if skipping is None or sizes.min() < 0:
+        if skipping is None or sizes.min() <= 0 or not _end_and_begin_as_objects(data, starts, sizes):
             return None
         block = data[starts[0] : starts[-1] + sizes[-1]]
         if not has_learnt:
@@ -75,6 +75,19 @@ def block_decoder(
         return texts
 
     return decode
+
+
+def _end_and_begin_as_objects(data: bytes, starts: np.ndarray, sizes: np.ndarray) -> bool:
+    """Whether each line begins with "{" and ends with "}" (and "\\r").
+
+    Then no record can reach over a line's end: "}" with a "{" behind it is JSON in a string alone, and a string has no
+    line's end in it. So as many records as lines are one record a line, although a decoder of many records does not
+    mind two in one line.
+    """
+    read = np.frombuffer(data, np.uint8)
+    last = starts + sizes - 1
+    last -= read[last] == ord("\r")
+    return bool((read[starts] == ord("{")).all() and (read[last] == ord("}")).all())
 
 
 def _whole_decoder(text_key: str, marked: Sequence[str], lines: Sequence[bytes]) -> msgspec.json.Decoder[Any] | None:
