@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from packprep.corpus.conversations import LOSS_SPANS, MESSAGES, Marked, MarkReader
 from packprep.corpus.readers import documents
-from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, invalid_utf8, kept, too_large
+from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, invalid_utf8, kept, slices, too_large
 from packprep.errors import SourceError
 
 SLICE_ROWS = 1024  # rows that become Python objects at once
@@ -124,7 +124,7 @@ def read_rows(
         if pa.types.is_null(rows.type):
             rows = rows.cast(pa.string())
         marked = _Marks(marks, *others) if marks and any(column is not None for column in others) else None
-        yield from _add_rows(batch, rows.cast(pa.large_binary()), positions.tolist(), batch_bytes, marked)
+        yield from _add_rows(batch, rows.cast(pa.large_binary()), positions, batch_bytes, marked)
 
 
 class _Marks(NamedTuple):
@@ -158,10 +158,36 @@ def _add_marked(
 
 
 def _add_rows(
-    batch: BatchBuilder, rows: pa.Array, positions: list[int], batch_bytes: int, marks: _Marks | None
+    batch: BatchBuilder, rows: pa.LargeBinaryArray, positions: np.ndarray, batch_bytes: int, marks: _Marks | None
+) -> Iterator[Batch]:
+    if marks or rows.null_count or not len(rows):
+        yield from _add_one_by_one(batch, rows, positions, batch_bytes, marks)
+        return
+    sizes = pc.binary_length(rows).to_numpy()
+    for some in slices(sizes, batch_bytes):
+        texts = _texts(rows[some], sizes[some])
+        if texts is not None:
+            yield from batch.extend(positions[some], texts, sizes[some], batch_bytes)
+        else:
+            yield from _add_one_by_one(batch, rows[some], positions[some], batch_bytes, marks)
+
+
+def _texts(rows: pa.LargeBinaryArray, sizes: np.ndarray) -> list[str] | None:
+    """The texts of rows without nulls; None: one of them is no text, or too large."""
+    if sizes.max() > documents.MAX_DOCUMENT_BYTES:
+        return None
+    try:
+        texts: list[str] = rows.view(pa.large_string()).to_pylist()
+    except UnicodeDecodeError:
+        return None
+    return texts
+
+
+def _add_one_by_one(
+    batch: BatchBuilder, rows: pa.LargeBinaryArray, positions: np.ndarray, batch_bytes: int, marks: _Marks | None
 ) -> Iterator[Batch]:
     sizes = pc.binary_length(rows).to_pylist()
-    for i, (position, size) in enumerate(zip(positions, sizes, strict=True)):
+    for i, (position, size) in enumerate(zip(positions.tolist(), sizes, strict=True)):
         if size is None and marks:
             try:
                 _add_marked(batch, position, 0, None, marks.at(i, None))

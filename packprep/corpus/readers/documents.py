@@ -1,5 +1,6 @@
 """What every reader takes and gives: a part of a file in, batches of documents as columns out."""
 
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,7 +85,7 @@ class BatchBuilder:
         self.file = file
         self.bytes = 0
         self.texts: list[str] = []
-        self.positions: list[int] = []
+        self.positions = array("q")
         self.rejects: list[Reject] = []
         self.marks: list[Marked | None] = []
 
@@ -93,6 +94,25 @@ class BatchBuilder:
         self.positions.append(position)
         self.marks.append(mark)
         self.bytes += n_bytes
+
+    def extend(self, positions: np.ndarray, texts: list[str], n_bytes: np.ndarray, batch_bytes: int) -> Iterator[Batch]:
+        """Adds documents without marks; gives the batch as often as it holds `batch_bytes`.
+
+        positions, n_bytes: int64[n]
+        """
+        ends = np.cumsum(n_bytes)
+        begin = 0
+        while begin < len(texts):
+            before = int(ends[begin - 1]) if begin else 0
+            end = int(np.searchsorted(ends, before + batch_bytes - self.bytes)) + 1
+            end = min(max(end, begin + 1), len(texts))
+            self.texts += texts[begin:end]
+            self.positions.frombytes(positions[begin:end].tobytes())
+            self.marks += [None] * (end - begin)
+            self.bytes += int(ends[end - 1]) - before
+            begin = end
+            if self.bytes >= batch_bytes:
+                yield from self.take()
 
     def reject(self, position: int, reason: str, detail: str) -> None:
         self.rejects.append(Reject(self.file, position, reason, detail[:MAX_DETAIL]))
@@ -103,8 +123,19 @@ class BatchBuilder:
         if self.texts or self.rejects:
             files = np.full(len(self.texts), self.file, np.int32)
             batch = Batch(self.texts, files, np.array(self.positions, np.int64), self.rejects, self.marks)
-            self.texts, self.positions, self.rejects, self.marks, self.bytes = [], [], [], [], 0
+            self.texts, self.positions, self.rejects, self.marks, self.bytes = [], array("q"), [], [], 0
             yield batch
+
+
+def slices(sizes: np.ndarray, n_bytes: int) -> Iterator[slice]:
+    """Documents of `sizes: int64[n]` bytes, some at a time: about `n_bytes`, or one."""
+    ends = np.cumsum(sizes)
+    begin = 0
+    while begin < len(ends):
+        limit = n_bytes + (ends[begin - 1] if begin else 0)
+        end = max(begin + 1, int(np.searchsorted(ends, limit, "right")))
+        yield slice(begin, end)
+        begin = end
 
 
 def kept(keep: Keep | None, file: int, positions: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from packprep.corpus.readers.documents import invalid_utf8
 # How deep decoders can go depends on the version of Python and on the depth of the caller: a limit of our own, far
 # below theirs, keeps one line's fate the same everywhere.
 MAX_NESTING = 256
-_MIN_NESTED_BYTES = 2 * (MAX_NESTING + 1)
+MIN_NESTED_BYTES = 2 * (MAX_NESTING + 1)
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKET = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _MAX_DIGITS = 4000  # Python refuses to read integers of more than 4300, unless it is told otherwise
@@ -35,12 +35,13 @@ def line_decoder(text_key: str, marks: MarkReader | None = None) -> Callable[[by
     """
     if marks is not None:
         return _marked_decoder(text_key, marks)
-    fast = _fast_decoder(text_key)
+    decoder = fast_decoder(text_key)
+    fast = decoder.decode if decoder else _refuse
 
     def decode(line: bytes) -> Outcome:
         try:
             text = fast(line).text
-            if len(line) - len(text) >= _MIN_NESTED_BYTES and nested_too_deep(line):
+            if len(line) - len(text) >= MIN_NESTED_BYTES and nested_too_deep(line):
                 return decode_slowly(line, text_key)
             # msgspec does not look at the UTF-8 of what it skips.
             if not line.isascii():
@@ -55,14 +56,15 @@ def line_decoder(text_key: str, marks: MarkReader | None = None) -> Callable[[by
 def _marked_decoder(text_key: str, marks: MarkReader) -> Callable[[bytes], Outcome]:
     """As `line_decoder`. A line with one of the fields goes the exact way: its messages take longer to render anyway."""
     names = [name for name in (LOSS_SPANS, MESSAGES) if name != text_key]
-    fast = _fast_decoder(text_key, names)
+    decoder = fast_decoder(text_key, names)
+    fast = decoder.decode if decoder else _refuse
     first, last = attrgetter(names[0]), attrgetter(names[-1])
 
     def decode(line: bytes) -> Outcome:
         try:
             record = fast(line)
             text = record.text
-            nests = len(line) - len(text) >= _MIN_NESTED_BYTES and nested_too_deep(line)
+            nests = len(line) - len(text) >= MIN_NESTED_BYTES and nested_too_deep(line)
             if nests or first(record) or last(record):
                 return decode_slowly(line, text_key, marks)
             if not line.isascii():
@@ -74,14 +76,17 @@ def _marked_decoder(text_key: str, marks: MarkReader) -> Callable[[bytes], Outco
     return decode
 
 
-def _fast_decoder(text_key: str, others: Sequence[str] = ()) -> Callable[[bytes], Any]:
-    """From a line to a record with `text` and, undecoded, `others`, which are empty where they are not there."""
+def fast_decoder(text_key: str, others: Sequence[str] = ()) -> msgspec.json.Decoder[Any] | None:
+    """A decoder of records with `text` and, undecoded, `others`, which are empty where they are not there.
+
+    None: msgspec cannot look for such a key.
+    """
     fields: list[Any] = [("text", str), *((name, msgspec.Raw, msgspec.Raw()) for name in others)]
     try:
         record = msgspec.defstruct("Record", fields, rename={"text": text_key}, gc=False)
     except ValueError:  # msgspec refuses keys that JSON has to escape
-        return _refuse
-    return msgspec.json.Decoder(record).decode
+        return None
+    return msgspec.json.Decoder(record)
 
 
 def _refuse(_: object) -> NoReturn:

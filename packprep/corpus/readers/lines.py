@@ -4,51 +4,83 @@ A line begins at byte 0 or after b"\\n". It belongs to the part in which its fir
 wherever that lies. In a compressed file a byte lies in the step that it came out of; see `streams`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from packprep.corpus.conversations import Marked, MarkReader
 from packprep.corpus.readers import documents
-from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, kept, open_source, too_large
-from packprep.corpus.readers.json_lines import line_decoder
+from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, kept, open_source, slices, too_large
+from packprep.corpus.readers.json_blocks import block_decoder
+from packprep.corpus.readers.json_lines import Outcome, line_decoder
 from packprep.corpus.readers.streams import Block, Cursor, Decoders
 from packprep.errors import SourceError
 
 BOM = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 20
 _FINISH_BYTES = 16 << 10  # first read beyond a part's end: most lines end soon
+_AT_ONCE_BYTES = 1 << 20  # of lines that are decoded at once; decompressed blocks are smaller, or much larger
+_IS_SPACE = np.array([bytes([byte]).isspace() for byte in range(256)])
 
-Line = bytes | None  # without its end; None: too large
+
+class Lines(NamedTuple):
+    """Lines without their ends: line i is `data[starts[i] : starts[i] + sizes[i]]`, or too large and not held."""
+
+    data: bytes
+    positions: np.ndarray  # int64[n] of the lines in the stream; strictly increasing
+    starts: np.ndarray  # int64[n]; strictly increasing
+    sizes: np.ndarray  # int64[n] in bytes; −1: too large
+
+    def line(self, i: int) -> bytes | None:
+        """Line i; None: too large."""
+        start, size = int(self.starts[i]), int(self.sizes[i])
+        return self.data[start : start + size] if size >= 0 else None
+
+    def at(self, which: np.ndarray | slice) -> "Lines":
+        """The lines at a slice, or where a mask is true; `data` stays."""
+        return Lines(self.data, self.positions[which], self.starts[which], self.sizes[which])
 
 
 def read_lines(
     part: Part, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, marks: MarkReader | None = None
 ) -> Iterator[Batch]:
     """The documents of a part of a line file, compressed or not; see `readers.read`."""
-    decode = line_decoder(text_key, marks)
+    decode_line, decode_block = line_decoder(text_key, marks), block_decoder(text_key, marks)
     batch = BatchBuilder(part.file)
-    for positions, lines in _part_lines(part, decoders):
-        wanted = kept(keep, part.file, np.array(positions, np.int64)).tolist()
-        for position, line, is_wanted in zip(positions, lines, wanted, strict=True):
-            if not is_wanted:
-                continue
-            if line is None:
-                batch.reject(position, *too_large())
-                continue
-            outcome = decode(line)
-            if isinstance(outcome, str):
-                batch.add(position, outcome, len(line))
-            elif isinstance(outcome, Marked):
-                batch.add(position, outcome.text, len(line), outcome)
+    for found in _part_lines(part, decoders):
+        wanted = kept(keep, part.file, found.positions)
+        all_wanted = bool(wanted.all())
+        found = found if all_wanted else found.at(wanted)
+        for some in slices(found.sizes, _AT_ONCE_BYTES):
+            lines = found.at(some)
+            # What lies between the lines that are wanted would be decoded, too.
+            texts = decode_block(lines.data, lines.starts, lines.sizes) if all_wanted else None
+            if texts is not None:
+                yield from batch.extend(lines.positions, texts, lines.sizes, batch_bytes)
             else:
-                batch.reject(position, *outcome)
-            if batch.bytes >= batch_bytes:
-                yield from batch.take()
+                yield from _add_one_by_one(batch, lines, decode_line, batch_bytes)
     yield from batch.take()
 
 
-def _part_lines(part: Part, decoders: Decoders) -> Iterator[tuple[list[int], list[Line]]]:
+def _add_one_by_one(
+    batch: BatchBuilder, lines: Lines, decode: Callable[[bytes], Outcome], batch_bytes: int
+) -> Iterator[Batch]:
+    for i, position in enumerate(lines.positions.tolist()):
+        line = lines.line(i)
+        if line is None:
+            batch.reject(position, *too_large())
+        elif isinstance(outcome := decode(line), str):
+            batch.add(position, outcome, len(line))
+        elif isinstance(outcome, Marked):
+            batch.add(position, outcome.text, len(line), outcome)
+        else:
+            batch.reject(position, *outcome)
+        if batch.bytes >= batch_bytes:
+            yield from batch.take()
+
+
+def _part_lines(part: Part, decoders: Decoders) -> Iterator[Lines]:
     if not part.compression:
         first = part.piece * part.piece_bytes
         begin, end = part.range(min(part.piece_bytes, part.size - first))
@@ -85,11 +117,11 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
             position += len(data)
 
 
-def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator[tuple[list[int], list[Line]]]:
-    """The lines whose first byte lies in a block with begin ≤ label < end, as positions and lines.
+def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
+    """The lines whose first byte lies in a block with begin ≤ label < end; no Lines are empty.
 
     Blank lines are left out, and the byte order mark of the stream's first line. A line of more than `max_bytes`
-    is None and is not held. Then the cursor stands where a call with this `end` as its `begin` goes on.
+    is not held. Then the cursor stands where a call with this `end` as its `begin` goes on.
     """
     pending: list[bytes] = []  # the beginning of a line that is wanted, but has not ended
     pending_bytes = pending_at = 0
@@ -104,8 +136,8 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
         if label < begin:
             cursor.at_line_start = data.endswith(b"\n")
             continue
-        positions: list[int] = []
-        lines: list[Line] = []
+        if label < end:
+            data = _with_following(cursor, data, end)
         start = 0
         if not cursor.at_line_start:
             start = data.find(b"\n") + 1
@@ -114,37 +146,64 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
                 pending.append(data[: start - 1] if start else data)
                 pending_bytes += len(pending[-1])
                 if start or pending_bytes > max_bytes:
-                    positions.append(pending_at)
-                    lines.append(b"".join(pending) if pending_bytes <= max_bytes else None)
+                    yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
                     pending = []
         if label >= end:
             cursor.rest = Block(label, position + start, data[start:]) if start else None
+            if not pending:
+                return
         elif cursor.at_line_start:
-            *whole, last = data[start:].split(b"\n")
-            at = position + start
-            for line in whole:
-                positions.append(at)
-                lines.append(line if len(line) <= max_bytes else None)
-                at += len(line) + 1
-            if last:
+            last = data.rfind(b"\n") + 1  # 0 only if start is 0
+            if last > start:
+                yield from _whole_lines(data, position, start, last, max_bytes)
+            if last < len(data):
                 cursor.at_line_start = False
-                if len(last) <= max_bytes:
-                    pending, pending_bytes, pending_at = [last], len(last), at
-                else:
-                    positions.append(at)
-                    lines.append(None)
-        yield from _without_blank(positions, lines)
-        if label >= end and not pending:
-            return
+                pending, pending_bytes, pending_at = [data[last:]], len(data) - last, position + last
+                if pending_bytes > max_bytes:
+                    yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
+                    pending = []
     if pending:
-        yield from _without_blank([pending_at], [b"".join(pending)])
+        yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
 
 
-def _without_blank(positions: list[int], lines: list[Line]) -> Iterator[tuple[list[int], list[Line]]]:
-    if positions and positions[0] == 0 and lines[0] is not None:
-        lines[0] = lines[0].removeprefix(BOM)
-    if any(line is not None and (not line or line.isspace()) for line in lines):
-        chosen = [i for i, line in enumerate(lines) if line is None or (line and not line.isspace())]
-        positions, lines = [positions[i] for i in chosen], [lines[i] for i in chosen]
-    if positions:
-        yield positions, lines
+def _with_following(cursor: Cursor, data: bytes, end: int) -> bytes:
+    """The bytes of a block and of those after it: about _AT_ONCE_BYTES of labels below `end`."""
+    blocks, n_bytes = [data], len(data)
+    while n_bytes < _AT_ONCE_BYTES and (block := cursor.next()):
+        if block.label >= end:
+            cursor.rest = block
+            break
+        blocks.append(block.data)
+        n_bytes += len(block.data)
+    return b"".join(blocks)
+
+
+def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -> Iterator[Lines]:
+    is_held = n_bytes <= max_bytes
+    at, start, size = (np.array([value], np.int64) for value in (position, 0, n_bytes if is_held else -1))
+    return _without_blank(Lines(b"".join(parts) if is_held else b"", at, start, size))
+
+
+def _whole_lines(data: bytes, position: int, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
+    """The lines of data[begin:end], which ends with a line's end."""
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8)[begin:end] == ord("\n")) + begin
+    starts = np.concatenate([[begin], ends[:-1] + 1])
+    sizes = ends - starts
+    sizes[sizes > max_bytes] = -1
+    return _without_blank(Lines(data, position + starts, starts, sizes))
+
+
+def _without_blank(lines: Lines) -> Iterator[Lines]:
+    data, positions, starts, sizes = lines
+    if positions[0] == 0 and sizes[0] >= 0 and data.startswith(BOM, int(starts[0])):
+        starts[0] += len(BOM)
+        sizes[0] -= len(BOM)
+    blank = sizes == 0
+    bytes_there = np.frombuffer(data or b"\0", np.uint8)
+    first = bytes_there[np.minimum(starts, len(bytes_there) - 1)]
+    for i in np.flatnonzero(_IS_SPACE[first] & (sizes > 0)):
+        blank[i] = data[starts[i] : starts[i] + sizes[i]].isspace()
+    if blank.any():
+        lines = lines.at(~blank)
+    if len(lines.positions):
+        yield lines

@@ -7,7 +7,7 @@ not on where a reader began: decoding always begins at the file's start.
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 class Decompressor(Protocol):
     at_end: bool  # no member or frame is open: the file may end here
 
-    def feed(self, data: bytes) -> Iterator[bytes]: ...
+    def feed(self, data: bytes) -> Iterable[bytes]: ...
 
 
 class Gzip:
@@ -72,13 +72,15 @@ class Zstd:
         self.at_end = True
         self._frames = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> Sequence[bytes]:
+        outputs = []  # no generator: most of the very many calls give nothing, or one output
         while data:
             if self.at_end:
                 self._frame = self._frames.decompressobj()
-            yield self._frame.decompress(data)
+            outputs.append(self._frame.decompress(data))
             self.at_end = self._frame.eof
             data = self._frame.unused_data if self.at_end else b""
+        return outputs
 
 
 _DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {"gzip": Gzip, "zstd": Zstd}

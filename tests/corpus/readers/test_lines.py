@@ -157,7 +157,7 @@ def test_lines_of_any_blocks_are_taken_once_and_long_ones_are_not_held(datas, ad
         wanted = [(at, line) for owner, at, line in expected if begin <= owner < end]
         for cursor in (kept, Cursor(iter(blocks))):
             found = take_lines(cursor, begin, end, 4)
-            assert [pair for columns in found for pair in zip(*columns, strict=True)] == wanted
+            assert [(at, some.line(i)) for some in found for i, at in enumerate(some.positions.tolist())] == wanted
 
 
 @pytest.mark.parametrize("compression", ENDINGS)

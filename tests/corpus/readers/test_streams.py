@@ -114,3 +114,33 @@ def test_the_last_part_of_a_truncated_line_file_fails_and_earlier_ones_do_not(tm
     assert read_all(part_of(path, 0, 0, 1, 4, 1024))[1] == []
     with pytest.raises(SourceError, match="truncated"):
         read_all(part_of(path, 0, 3, 4, 4, 1024))
+
+
+def by_hand(packed, step_bytes):
+    """Each step's bytes of a zstd file, fed byte by byte: what comes out does not depend on how a step is fed."""
+    steps = []
+    frame = None
+    for at in range(len(packed)):
+        if at % step_bytes == 0:
+            steps.append(b"")
+        if frame is None or frame.eof:
+            frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        steps[-1] += frame.decompress(packed[at : at + 1])
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_step_of_zstd_has_the_bytes_that_the_rule_says(tmp_path, seed):
+    rng = random.Random(seed)
+    packed = b""
+    for _ in range(rng.randrange(1, 8)):
+        data = rng.choice([rng.randbytes, bytes, lambda n: b"abcdefg " * (n // 8)])(rng.choice([0, 9, 3000, 400_000]))
+        size, checksum = rng.random() < 0.5, rng.random() < 0.5
+        packed += zstandard.ZstdCompressor(write_content_size=size, write_checksum=checksum).compress(data)
+        packed += SKIPPABLE * rng.choice([0, 0, 1, 3])
+    path = write(tmp_path, "a", packed)
+    for step_bytes in (rng.randrange(1, 40), rng.randrange(400, 700), 1 << 14):
+        found = [b""] * -(-len(packed) // step_bytes)
+        for block in blocks(path, "zstd", step_bytes):
+            found[block.label] += block.data
+        assert found == by_hand(packed, step_bytes)
