@@ -163,7 +163,8 @@ def draw_task(key, thresholds):
 
 @kernel
 def philox_blocks(key, purpose, epoch, blocks, out):
-    """`randomness.words` of indices 0 … 4 · blocks − 1 into out (uint32[≥ `words_room(4 · blocks)`]).
+    """`randomness.words` of indices 0 … 4 · blocks − 1 into out (uint32[≥ 4 · blocks + 28]): whole eights of
+    blocks are written.
 
     The compiler runs eight blocks side by side, so that each costs a fraction of one that is asked for alone.
     """
@@ -177,11 +178,6 @@ def philox_blocks(key, purpose, epoch, blocks, out):
             c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
             k0, k1 = (k0 + _KEY_STEP_0) & _LOW, (k1 + _KEY_STEP_1) & _LOW
         out[4 * block], out[4 * block + 1], out[4 * block + 2], out[4 * block + 3] = c0, c1, c2, c3
-
-
-def words_room(count: int) -> int:
-    """The length of a buffer into which `philox_blocks` can write `count` words."""
-    return -(-count // 32) * 32
 
 
 @kernel
