@@ -1,16 +1,26 @@
-"""The benchmark measures what it says."""
+"""The benchmarks measure what they say."""
 
 import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 
-_PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "end_to_end.py"
-_SPEC = importlib.util.spec_from_file_location("end_to_end", _PATH)
-assert _SPEC is not None and _SPEC.loader is not None
-end_to_end = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(end_to_end)
+from packprep.objectives.span_corruption import render_with_mask, span_counts
+
+
+def script(name: str) -> ModuleType:
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+end_to_end, packing, objectives = script("end_to_end"), script("packing"), script("objectives")
 
 
 def test_stages_add_up_to_the_whole_and_all_of_them_ran(tmp_path, capsys):
@@ -56,3 +66,43 @@ def test_a_generator_is_measured_step_by_step(monkeypatch):
     for _ in stages.wrapped("read", slow)():
         now[0] += 100.0
     assert stages.seconds["read"] == 3.0
+
+
+def test_packing_is_measured_for_each_capacity_and_algorithm(capsys):
+    few = ["--documents", "3000", "--capacity", "512", "1000", "--algorithm", "best_fit", "next_fit", "--repeats", "1"]
+    packing.main([*few, "--json"])
+    lines = json.loads(capsys.readouterr().out)
+    assert [(line["algorithm"], line["capacity"]) for line in lines] == [
+        (algorithm, capacity) for algorithm in ("best_fit", "next_fit") for capacity in (512, 1000)
+    ]
+    assert all(line["grouped_per_s"] > 0 and 0.5 < line["utilisation"] <= 1 for line in lines)
+    assert [line["assignment_per_s"] is not None for line in lines] == [True, True, False, False]
+    packing.main(few)
+    assert "best_fit" in capsys.readouterr().out
+
+
+def test_objectives_are_measured_beside_what_others_do(capsys):
+    few = ["--tokens", "20000", "--length", "500", "--seq-length", "1024", "--repeats", "1"]
+    objectives.main([*few, "--json"])
+    tables = json.loads(capsys.readouterr().out)
+    counts = [len(objectives.SPANS), len(objectives.NOISE), len(objectives.PRESETS)]
+    assert [len(lines) for lines in tables.values()] == counts
+    for name, lines in tables.items():
+        assert all(line["tokens_per_s"] > 0 and line["copy_per_s"] > 0 for line in lines)
+        assert all((line["other_per_s"] is None) == (name == "render") for line in lines)
+    objectives.main(few)
+    assert "of copy bound" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("density, mean", [(0.15, 3.0), (0.5, 3.0), (0.15, 64.0)])
+def test_the_collator_corrupts_spans_as_packprep_does(density, mean):
+    tokens, chance = np.arange(500), np.random.default_rng(3)
+    mask = objectives.spans_mask(500, density, mean, np.random.default_rng(3))
+    n_noise, n_spans = span_counts(500, density, mean)
+    assert mask.sum() == n_noise and np.count_nonzero(np.diff(mask.astype(int)) == 1) == n_spans
+    inputs, targets = objectives.collate(tokens, density, mean, 1000, chance)
+    slots, prefix = render_with_mask(tokens, mask, np.arange(1000, 1500))
+    assert inputs.tolist() == slots[:prefix].tolist()
+    # its targets mark the text between the spans; ours the spans
+    assert targets[targets < 1000].tolist() == [t for t in slots[prefix:].tolist() if t < 1000]
+    assert np.count_nonzero(targets >= 1000) == n_spans

@@ -42,7 +42,7 @@ def _highest(bits, most):
 def _assign(counts, capacity, max_segments):
     """Best fit of all documents of one length in bulk, from how many there are of each length.
 
-    Gives (placements int64[k, 5], rows). A placement takes the next documents, the longest first, to consecutive rows:
+    Gives placements, int64[k, 5]. A placement takes the next documents, the longest first, to consecutive rows:
     (first row, step ±1, rows, documents in each, fill before the first of them). Two placements of one turn may be of
     one length: the full rows, and one row with the rest of the documents.
 
@@ -138,7 +138,7 @@ def _assign(counts, capacity, max_segments):
                     filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
                 below[run] = free
                 free = run
-    return placements[:placed], n_rows
+    return placements[:placed]
 
 
 @kernel(inline=True)
@@ -160,17 +160,17 @@ def _spread(placements, counts, lengths, places, row, offset):
     for length in range(counts.shape[0] - 1, -1, -1):
         begin[length] = at
         at += counts[length]
-    at, length, end = np.int64(0), np.int64(counts.shape[0]), np.int64(0)
+    at, now, end = np.int64(0), np.int64(counts.shape[0]), np.int64(0)
     for p in range(placements.shape[0]):
         while at == end:
-            length -= 1
-            end += counts[length]
+            now -= 1
+            end += counts[now]
         r, step, rows, each, fill = placements[p]
         for _ in range(rows):
             place = np.uint64(r << 32 | fill)
             for _ in range(each):
                 places[at] = place
-                place += np.uint64(length)
+                place += np.uint64(now)
                 at += 1
             r += step
     for i in range(lengths.shape[0]):
@@ -227,13 +227,10 @@ def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int =
     RecipeError for an unknown algorithm or a length that no row holds.
     """
     lengths = np.ascontiguousarray(lengths, np.int64)
-    counts = np.zeros(capacity + 1, np.int64)
-    worst = int(_count(lengths, capacity, counts))
-    if worst >= 0:
-        raise RecipeError(f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}")
+    counts = _counted(lengths, capacity)
     row, offset = np.empty(lengths.shape, np.int64), np.empty(lengths.shape, np.int64)
     if algorithm == "best_fit":
-        placements, _ = _assign(counts, capacity, max_segments)
+        placements = _assign(counts, capacity, max_segments)
         _spread(placements, counts, lengths, np.empty(lengths.shape, np.uint64), row, offset)
     elif algorithm == "first_fit":
         _first_fit(lengths, capacity, max_segments, row, offset)
@@ -242,3 +239,17 @@ def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int =
     else:
         raise RecipeError(f"algorithm {algorithm!r} does not pack by length: one of best_fit, first_fit, next_fit")
     return row, offset
+
+
+def assigned(lengths: np.ndarray, capacity: int, max_segments: int = 0) -> np.ndarray:
+    """int64[k, 5], what best_fit decides before any document is looked at: see `_assign`. Arguments as of `pack`."""
+    return _assign(_counted(np.ascontiguousarray(lengths, np.int64), capacity), capacity, max_segments)
+
+
+def _counted(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """int64[capacity + 1]: how many there are of each length; RecipeError for a length that no row holds."""
+    counts = np.zeros(capacity + 1, np.int64)
+    worst = int(_count(lengths, capacity, counts))
+    if worst >= 0:
+        raise RecipeError(f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}")
+    return counts

@@ -16,7 +16,7 @@ from typing import Any
 
 from packprep.dataset import noise
 from packprep.errors import RecipeError
-from packprep.objectives import noising
+from packprep.objectives.noising import mask
 from packprep.objectives.objective import Objective, Parameter, Task
 
 
@@ -70,7 +70,7 @@ OBJECTIVE = Objective(
         Parameter("weighting", "1/p", "the segment's loss weight: 1/p, or 1", choices=("1/p", "none")),
         Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
     ),
-    noise=partial(noise.masked_diffusion, write=noising.mask),
+    noise=partial(noise.masked_diffusion, write=mask),
     mean_weight=mean_weight,
     roles=roles,
     forecast=forecast,

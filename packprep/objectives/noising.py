@@ -41,7 +41,7 @@ def _below(key, count, before, block_length, limit, epoch, words, top, hit):
     begin = np.int64(0)
     while begin < count:
         block = (before + begin) // block_length
-        end = min((block + 1) * block_length - before, count)
+        end = np.int64(min((block + 1) * block_length - before, count))
         bound = limit[block]
         if bound >= _ONE:  # its top would be no byte
             top[begin:end] = 1
@@ -51,13 +51,13 @@ def _below(key, count, before, block_length, limit, epoch, words, top, hit):
         begin = end
     for j in range(count):
         hit[j] = high[j] == top[j]
-    for begin in range(0, count, 64):
-        equal = _bits(hit, begin, count)
+    for part in range(0, count, 64):
+        equal = _bits(hit, part, count)
         while equal:
-            j = begin + np.int64(trailing_zeros(equal))
+            own = part + np.int64(trailing_zeros(equal))
             equal &= equal - _1
-            if np.uint64(word(key, NOISE_LOW, j, epoch, 0)) < limit[(before + j) // block_length] & _LOW:
-                high[j], top[j] = 0, 1
+            if np.uint64(word(key, NOISE_LOW, own, epoch, 0)) < limit[(before + own) // block_length] & _LOW:
+                high[own], top[own] = 0, 1
     for j in range(count):
         hit[j] = high[j] < top[j]
 
@@ -189,14 +189,14 @@ def mask(
 
 @kernel
 def _flip(
-    segments_key, at, count, limit, loss_on_all, ordinary, rank, may, tokens, loss_mask, epoch, longest,
+    segments_key, at, count, limit, loss_on_all, no_mask, ordinary, rank, may, tokens, loss_mask, epoch, longest,
 ):  # fmt: skip
     words = np.empty(longest + 64, np.uint32)
     top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
     for i in range(count.shape[0]):
         key, begin, n = segments_key[i], at[i], count[i]
         _below(key, n, 0, _UNBLOCKED, limit[i : i + 1], epoch, words, top, hit)
-        _allowed(begin, n, may, False, tokens[0], tokens, allowed)
+        _allowed(begin, n, may, False, no_mask, tokens, allowed)
         for j in range(n):
             hit[j] &= allowed[j]
         trained = allowed if loss_on_all else hit
@@ -206,13 +206,13 @@ def _flip(
         for part in range(0, n, 64):
             hits = _bits(hit, part, n)
             while hits:
-                j = part + np.int64(trailing_zeros(hits))
+                own = part + np.int64(trailing_zeros(hits))
                 hits &= hits - _1
-                own = np.int64(tokens[begin + j])
-                now = np.int64(rank[own]) if own < rank.shape[0] else np.int64(-1)
+                token = np.int64(tokens[begin + own])
+                now = np.int64(rank[token]) if token < rank.shape[0] else np.int64(-1)
                 others = ordinary.shape[0] - np.int64(now >= 0)
-                number = below(np.uint64(words[j]), key, REPLACEMENT, j, others, epoch)
-                tokens[begin + j] = ordinary[number + np.int64((now >= 0) & (number >= now))]
+                number = below(np.uint64(words[own]), key, REPLACEMENT, own, others, epoch)
+                tokens[begin + own] = ordinary[number + np.int64((now >= 0) & (number >= now))]
 
 
 def flip(
@@ -229,7 +229,7 @@ def flip(
     """`noise.flip`."""
     _check(segments, tokens)
     _flip(
-        *segments[:3], threshold, loss_on_all, ordinary, rank, _flags(may), tokens, loss_mask, epoch,
+        *segments[:3], threshold, loss_on_all, tokens.dtype.type(0), ordinary, rank, _flags(may), tokens, loss_mask, epoch,
         int(segments.count.max(initial=0)),
     )  # fmt: skip
 

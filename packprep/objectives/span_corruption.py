@@ -231,14 +231,13 @@ def _write_runs(tokens, begin, runs, n_runs, first_is_noise, sentinels, out, inp
             t += 1
             k += 1
             s += runs[i] + runs[i + 1]
-    s, t, k = begin, targets, 0
+    s, t = begin, targets
     if not first_is_noise:
         s += runs[0]
     for i in range(1 - first_is_noise, n_runs, 2):
-        out[t] = sentinels[k]
+        out[t] = sentinels[i >> 1]
         copy_run(out, t + 1, tokens, s, runs[i], end)
         t += 1 + runs[i]
-        k += 1
         if i + 1 < n_runs:
             s += runs[i] + runs[i + 1]
 
@@ -303,34 +302,15 @@ def _longest(columns: Columns) -> int:
 
 def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Draws each segment's spans and writes inputs and targets."""
-    _render(
-        tokens,
-        columns.begin,
-        columns.bodies.n,
-        columns.bodies.key,
-        columns.at,
-        *_law(task),
-        task.ids.sentinels,
-        _longest(columns),
-        rows,
-    )
+    n, key, _ = columns.bodies
+    _render(tokens, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, _longest(columns), rows)
 
 
 def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Puts the spans back; a body fits if the right sentinels stand where the spans were and before their tokens."""
     fits = np.empty(columns.begin.shape, np.bool_)
-    _restore(
-        rows,
-        columns.begin,
-        columns.bodies.n,
-        columns.bodies.key,
-        columns.at,
-        *_law(task),
-        task.ids.sentinels,
-        _longest(columns),
-        out,
-        fits,
-    )
+    n, key, _ = columns.bodies
+    _restore(rows, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, _longest(columns), out, fits)
     return fits
 
 

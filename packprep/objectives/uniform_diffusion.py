@@ -19,7 +19,7 @@ import numpy as np
 
 from packprep.dataset import noise
 from packprep.errors import RecipeError
-from packprep.objectives import noising
+from packprep.objectives.noising import flip
 from packprep.objectives.objective import Ids, Objective, Parameter, Task
 
 _STEPS_PER_UNIT = 256
@@ -146,7 +146,7 @@ OBJECTIVE = Objective(
         ),
         Parameter("noise_eos", True, "eos may flip: a model has to learn to end"),
     ),
-    noise=partial(noise.uniform_diffusion, write=noising.flip),
+    noise=partial(noise.uniform_diffusion, write=flip),
     mean_weight=mean_weight,
     resolve=resolve,
     forecast=forecast,
