@@ -8,6 +8,7 @@ noise     in-place noise with its levels, as rendering writes it, against the nu
 render    lengths packed → arrays: `arrange` and `render` of documents of lognormal lengths (mean 500), by preset
 
 Ratios are to the copy bound, np.copyto of the tokens (of all arrays for `render`), in the same run. Medians of --repeats.
+Seconds are the processor's, on one core: what else runs does not count.
 """
 
 import argparse
@@ -49,13 +50,13 @@ PRESETS = ("causal", "prefix_lm", "ul2r", "llada", "duo", "bd3")
 
 
 def median_s(work: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> float:
-    """Median seconds of a call, after one that is not counted: it compiles. `before` runs off the clock."""
+    """Median processor seconds of a call, after one that is not counted: it compiles. `before` runs off the clock."""
     seconds = []
     for _ in range(repeats + 1):
         before()
-        begin = time.perf_counter()
+        begin = time.process_time()
         work()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     return statistics.median(seconds[1:])
 
 

@@ -5,6 +5,7 @@ python benchmarks/packing.py --documents 100000
 
 assignment: from lengths to how many documents of each length go to which rows; grouped: every document has its row and
 offset (`pack`, as a build calls it). The bound copies as many bytes as `pack` reads and gives. Medians of --repeats.
+Seconds are the processor's, on one core: what else runs does not count.
 """
 
 import argparse
@@ -20,13 +21,13 @@ from packprep.building.segments import FORMAT_MAX_SEGMENTS
 
 
 def median_s(work: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call, after one that is not counted: it compiles."""
+    """Median processor seconds of a call, after one that is not counted: it compiles."""
     work()
     seconds = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = time.process_time()
         work()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     return statistics.median(seconds)
 
 

@@ -1,4 +1,5 @@
-"""The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it.
+"""The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it;
+render with compiled writers that equal `mask`, `flip` and `mask_blocks` (`objectives/noising.py`).
 
 Candidates and the uniforms that they draw are in `candidates`. An exact count takes the least words of NOISE_LOW.
 
