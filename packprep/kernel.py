@@ -16,7 +16,8 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 from packprep.digests import digest_of_buffers
 from packprep.randomness import SEGMENT_KEY, TASK
@@ -161,12 +162,132 @@ def draw_task(key, thresholds):
 
 
 @kernel
+def philox_blocks(key, purpose, epoch, blocks, out):
+    """`randomness.words` of indices 0 … 4 · blocks − 1 into out (uint32[≥ 4 · blocks + 28]): whole eights of
+    blocks are written.
+
+    The compiler runs eight blocks side by side, so that each costs a fraction of one that is asked for alone.
+    """
+    key_0, key_1 = key & _LOW, key >> _32
+    p, e = np.uint64(purpose), np.uint64(epoch)
+    for block in range((blocks + 7) & ~7):
+        c0, c1, c2, c3 = np.uint64(block), np.uint64(0), p, e
+        k0, k1 = key_0, key_1
+        for _ in range(10):
+            p0, p1 = _MUL_0 * c0, _MUL_1 * c2
+            c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
+            k0, k1 = (k0 + _KEY_STEP_0) & _LOW, (k1 + _KEY_STEP_1) & _LOW
+        out[4 * block], out[4 * block + 1], out[4 * block + 2], out[4 * block + 3] = c0, c1, c2, c3
+
+
+@kernel
+def bits64_of_keys(key, purpose, out):
+    """`randomness.bits64(key, purpose)` of each key (uint64[m]) into out (uint64[≥ m])."""
+    p, zero = np.uint64(purpose), np.uint64(0)
+    for i in range(key.shape[0]):
+        w0, w1, _, _ = philox(key[i], zero, zero, p, zero)
+        out[i] = w0 | (w1 << _32)
+
+
+# Copies
+
+
+def _copy_bytes(typing_context, target, at, source, begin, n):
+    """memcpy of n items of two contiguous arrays of one dtype."""
+
+    def generate(context, builder, signature, arguments):
+        to, size = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        of, _ = _pointer(context, builder, signature.args[2], arguments[2], arguments[3])
+        cgutils.raw_memcpy(builder, to, of, arguments[4], size)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source, types.int64, types.int64), generate
+
+
+def _copy_chunk(typing_context, target, at, source, begin):
+    """CHUNK_BYTES from one array to another of its dtype, as one load and one store."""
+
+    def generate(context, builder, signature, arguments):
+        to, _ = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        of, _ = _pointer(context, builder, signature.args[2], arguments[2], arguments[3])
+        chunk = ir.VectorType(ir.IntType(8), CHUNK_BYTES).as_pointer()
+        loaded = builder.load(builder.bitcast(of, chunk), align=1)
+        builder.store(loaded, builder.bitcast(to, chunk), align=1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source, types.int64), generate
+
+
+def _pointer(context, builder, array_type, array, index):
+    """(pointer to an item of a contiguous array, bytes of an item)."""
+    data = context.make_array(array_type)(context, builder, array).data
+    size = context.get_abi_sizeof(context.get_data_type(array_type.dtype))
+    return builder.gep(data, [index]), size
+
+
+CHUNK_BYTES = 32
+_copy_bytes_of: Any = intrinsic(_copy_bytes)
+_copy_chunk_of: Any = intrinsic(_copy_chunk)
+
+
+def copy_items(target, at, source, begin, n):
+    """target[at : at + n] = source[begin : begin + n], for kernels; the ranges lie inside their arrays, which share nothing."""
+    target[at : at + n] = source[begin : begin + n]
+
+
+def copy_run(target, at, source, begin, n, end):
+    """`copy_items` for short runs, which may also write what it likes to target[at + n : end], and read as much behind the
+    source's run if that lies in its array."""
+    copy_items(target, at, source, begin, n)
+
+
+@overload(copy_items, jit_options={"forceinline": True})
+def _copy_items(target, at, source, begin, n):
+    if target.dtype == source.dtype:
+
+        def copy(target, at, source, begin, n):
+            _copy_bytes_of(target, at, source, begin, n)
+
+        return copy
+
+    def cast(target, at, source, begin, n):
+        for i in range(n):
+            target[at + i] = source[begin + i]
+
+    return cast
+
+
+@overload(copy_run, jit_options={"forceinline": True})
+def _copy_run(target, at, source, begin, n, end):
+    if target.dtype == source.dtype:
+        chunk = CHUNK_BYTES // (target.dtype.bitwidth // 8)
+
+        def copy(target, at, source, begin, n, end):
+            if at + n + chunk <= end and begin + n + chunk <= source.shape[0]:
+                _copy_chunk_of(target, at, source, begin)
+                for done in range(chunk, n, chunk):
+                    _copy_chunk_of(target, at + done, source, begin + done)
+            else:
+                for i in range(n):
+                    target[at + i] = source[begin + i]
+
+        return copy
+
+    def cast(target, at, source, begin, n, end):
+        for i in range(n):
+            target[at + i] = source[begin + i]
+
+    return cast
+
+
+@kernel
 def copy_ranges(source, source_begin, n, target, target_begin):
     """Copy n[i] items from source[source_begin[i]:] to target[target_begin[i]:], for each i."""
     for i in range(n.shape[0]):
-        s, t = source_begin[i], target_begin[i]
-        for j in range(n[i]):
-            target[t + j] = source[s + j]
+        copy_items(target, target_begin[i], source, source_begin[i], n[i])
+
+
+# Bits
 
 
 def _trailing_zeros(typing_context, value):
@@ -187,5 +308,28 @@ def _leading_zeros(typing_context, value):
     return types.uint64(types.uint64), generate
 
 
+def _bits_set(typing_context, value):
+    """How many bits of a uint64 are set."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+def _flags_as_bits(typing_context, flags, begin):
+    """uint64: bit j says whether flags[begin + j] (uint8) is not 0, j = 0 … 63."""
+
+    def generate(context, builder, signature, arguments):
+        at, _ = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        of_64 = ir.VectorType(ir.IntType(8), 64)
+        loaded = builder.load(builder.bitcast(at, of_64.as_pointer()), align=1)
+        return builder.bitcast(builder.icmp_unsigned("!=", loaded, ir.Constant(of_64, None)), ir.IntType(64))
+
+    return types.uint64(flags, types.int64), generate
+
+
 trailing_zeros: Any = intrinsic(_trailing_zeros)
 leading_zeros: Any = intrinsic(_leading_zeros)
+bits_set: Any = intrinsic(_bits_set)
+flags_as_bits: Any = intrinsic(_flags_as_bits)

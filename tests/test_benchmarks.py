@@ -3,18 +3,24 @@
 import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from packprep.objectives.span_corruption import render_with_mask, span_counts
 
 
-def loaded(name):
+def script(name: str) -> ModuleType:
     path = Path(__file__).resolve().parents[1] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-end_to_end, readers = loaded("end_to_end"), loaded("readers")
+end_to_end, packing, objectives, readers = map(script, ("end_to_end", "packing", "objectives", "readers"))
 
 
 def test_it_builds_all_of_the_text_and_leaves_nothing(tmp_path, capsys):
@@ -40,3 +46,43 @@ def test_the_readers_benchmark_has_a_rate_for_every_format(capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["text_bytes"] >= 100_000 and set(result["formats"]) == set(readers._BARE)
     assert all(rate > 0 for rates in result["formats"].values() for rate in rates.values())
+
+
+def test_packing_is_measured_for_each_capacity_and_algorithm(capsys):
+    few = ["--documents", "3000", "--capacity", "512", "1000", "--algorithm", "best_fit", "next_fit", "--repeats", "1"]
+    packing.main([*few, "--json"])
+    lines = json.loads(capsys.readouterr().out)
+    assert [(line["algorithm"], line["capacity"]) for line in lines] == [
+        (algorithm, capacity) for algorithm in ("best_fit", "next_fit") for capacity in (512, 1000)
+    ]
+    assert all(line["grouped_per_s"] > 0 and 0.5 < line["utilisation"] <= 1 for line in lines)
+    assert [line["assignment_per_s"] is not None for line in lines] == [True, True, False, False]
+    packing.main(few)
+    assert "best_fit" in capsys.readouterr().out
+
+
+def test_objectives_are_measured_beside_what_others_do(capsys):
+    few = ["--tokens", "20000", "--length", "500", "--seq-length", "1024", "--repeats", "1"]
+    objectives.main([*few, "--json"])
+    tables = json.loads(capsys.readouterr().out)
+    counts = [len(objectives.SPANS), len(objectives.NOISE), len(objectives.PRESETS)]
+    assert [len(lines) for lines in tables.values()] == counts
+    for name, lines in tables.items():
+        assert all(line["tokens_per_s"] > 0 and line["copy_per_s"] > 0 for line in lines)
+        assert all((line["other_per_s"] is None) == (name == "render") for line in lines)
+    objectives.main(few)
+    assert "of copy bound" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("density, mean", [(0.15, 3.0), (0.5, 3.0), (0.15, 64.0)])
+def test_the_collator_corrupts_spans_as_packprep_does(density, mean):
+    tokens, chance = np.arange(500), np.random.default_rng(3)
+    mask = objectives.spans_mask(500, density, mean, np.random.default_rng(3))
+    n_noise, n_spans = span_counts(500, density, mean)
+    assert mask.sum() == n_noise and np.count_nonzero(np.diff(mask.astype(int)) == 1) == n_spans
+    inputs, targets = objectives.collate(tokens, density, mean, 1000, chance)
+    slots, prefix = render_with_mask(tokens, mask, np.arange(1000, 1500))
+    assert inputs.tolist() == slots[:prefix].tolist()
+    # its targets mark the text between the spans; ours the spans
+    assert targets[targets < 1000].tolist() == [t for t in slots[prefix:].tolist() if t < 1000]
+    assert np.count_nonzero(targets >= 1000) == n_spans

@@ -47,6 +47,22 @@ def compiled_zeros(value):
     return kernels.trailing_zeros(value), kernels.leading_zeros(value)
 
 
+@kernel
+def compiled_bits(flags, begin):
+    bits = kernels.flags_as_bits(flags, begin)
+    return bits, kernels.bits_set(bits)
+
+
+@kernel
+def compiled_copy(target, at, source, begin, n):
+    kernels.copy_items(target, at, source, begin, n)
+
+
+@kernel
+def compiled_run(target, at, source, begin, n, end):
+    kernels.copy_run(target, at, source, begin, n, end)
+
+
 @given(KEYS, st.integers(1, 20), st.integers(0, 2**34 - 1), st.integers(0, 2**32 - 1), st.integers(0, 9))
 @settings(max_examples=200)
 def test_words_and_bits_equal_numpy_s_and_the_twin_s(key, purpose, index, epoch, attempt):
@@ -94,6 +110,46 @@ def test_zeros_at_both_ends_are_counted(value):
     trailing, leading = (int(n) for n in compiled_zeros(np.uint64(value)))
     assert leading == 64 - value.bit_length()
     assert trailing == (64 if value == 0 else (value & -value).bit_length() - 1)
+
+
+@given(KEYS, st.integers(1, 20), st.integers(0, 2**32 - 1), st.integers(0, 70))
+def test_blocks_side_by_side_are_the_words_one_by_one(key, purpose, epoch, blocks):
+    out = np.zeros(4 * blocks + 28, np.uint32)
+    kernels.philox_blocks(np.uint64(key), purpose, epoch, blocks, out)
+    assert (
+        out[: 4 * blocks].tolist() == randomness.words(np.uint64(key), purpose, np.arange(4 * blocks), epoch).tolist()
+    )
+
+
+@given(st.lists(KEYS, max_size=40), st.integers(1, 20))
+def test_bits_of_keys_are_each_key_s_own(keys, purpose):
+    out = np.zeros(len(keys), np.uint64)
+    kernels.bits64_of_keys(np.array(keys, np.uint64), purpose, out)
+    assert out.tolist() == [chance.bits64(key, purpose) for key in keys]
+
+
+@given(st.lists(st.sampled_from([0, 0, 1, 255]), min_size=64, max_size=80), st.integers(0, 16))
+def test_flags_are_gathered_into_bits(flags, begin):
+    begin = min(begin, len(flags) - 64)
+    bits, many = (int(x) for x in compiled_bits(np.array(flags, np.uint8), begin))
+    assert bits == sum(1 << j for j in range(64) if flags[begin + j])
+    assert many == bits.bit_count()
+
+
+@given(st.data(), st.sampled_from(["uint16", "int32", "int64"]), st.sampled_from(["uint16", "int32"]))
+def test_copies_are_exact_and_runs_write_nothing_beyond_their_end(data, source_type, target_type):
+    n = data.draw(st.integers(0, 70))
+    begin, behind, at, room = (data.draw(st.integers(0, 40)) for _ in range(4))
+    source = np.arange(1, begin + n + behind + 1).astype(source_type)
+    for end in (None, at + n + room):
+        target = np.zeros(at + n + room + 5, target_type)
+        if end is None:
+            compiled_copy(target, at, source, begin, n)
+            end = at + n
+        else:
+            compiled_run(target, at, source, begin, n, end)
+        assert target[at : at + n].tolist() == source[begin : begin + n].tolist()
+        assert not target[:at].any() and not target[end:].any()
 
 
 # The cache

@@ -14,21 +14,15 @@ ALGORITHMS = ("best_fit", "first_fit", "next_fit", "concat")
 
 
 @kernel
-def _by_length(lengths, capacity):
-    """A stable counting sort, longest first: (order int64[n], counts int64[capacity + 1])."""
-    counts = np.zeros(capacity + 1, np.int64)
+def _count(lengths, capacity, counts):
+    """How many documents each length has, into counts (int64[capacity + 1], 0). Gives the first document whose length is
+    not in 1 … capacity; −1: none."""
     for i in range(lengths.shape[0]):
-        counts[lengths[i]] += 1
-    at = np.empty(capacity + 1, np.int64)
-    total = np.int64(0)
-    for length in range(capacity, -1, -1):
-        at[length] = total
-        total += counts[length]
-    order = np.empty(lengths.shape[0], np.int64)
-    for i in range(lengths.shape[0]):
-        order[at[lengths[i]]] = i
-        at[lengths[i]] += 1
-    return order, counts
+        length = lengths[i]
+        if length < 1 or length > capacity:
+            return i
+        counts[length] += 1
+    return -1
 
 
 @kernel(inline=True)
@@ -45,15 +39,19 @@ def _highest(bits, most):
 
 
 @kernel
-def _best_fit(lengths, capacity, max_segments, row, offset):
-    """All documents of one length are placed in bulk.
+def _assign(counts, capacity, max_segments):
+    """Best fit of all documents of one length in bulk, from how many there are of each length.
+
+    Gives placements, int64[k, 5]. A placement takes the next documents, the longest first, to consecutive rows:
+    (first row, step ±1, rows, documents in each, fill before the first of them). Two placements of one turn may be of
+    one length: the full rows, and one row with the rest of the documents.
 
     Rows of one fill form a stack, kept as runs of consecutive row numbers: (first row, step ±1, rows, segments in each).
     A row taken for length L gets as many documents as fit, for it stays the fullest; its new fill is then beyond
     capacity − L. So each fill that holds L is emptied once, fullest first, run by run, and a run moves to its new
-    fill in O(1), reversed, because what was on top is now lowest.
+    fill in O(1), reversed, because what was on top is then lowest.
     """
-    order, counts = _by_length(lengths, capacity)
+    placements, placed = np.empty((1024, 5), np.int64), np.int64(0)
     size = np.int64(1024)
     first, step, rows, segments, below = (
         np.empty(size, np.int64),
@@ -65,7 +63,7 @@ def _best_fit(lengths, capacity, max_segments, row, offset):
     free, used = np.int64(-1), np.int64(0)
     top = np.full(capacity + 1, -1, np.int64)  # the run on top of each fill's stack
     filled = np.zeros((capacity >> 6) + 1, np.uint64)  # bit set of the fills that have rows
-    n_rows, at = np.int64(0), np.int64(0)
+    n_rows = np.int64(0)
     for length in range(capacity, 0, -1):
         left = counts[length]
         fill = capacity - length
@@ -83,31 +81,23 @@ def _best_fit(lengths, capacity, max_segments, row, offset):
             if max_segments > 0:
                 each = min(each, max_segments - many)
             full = min(n, left // each)
-            # full rows of `each` documents
-            for _ in range(full):
-                for j in range(each):
-                    document = order[at]
-                    row[document] = row_at
-                    offset[document] = fill + j * length
-                    at += 1
-                row_at += direction
             left -= full * each
-            for part in range(2):  # the full rows; then one row with the rest of the documents
+            for part in range(2):  # the full rows of `each` documents; then one row with the rest of the documents
                 if part == 0:
                     moved, docs = full, each
                 elif left > 0 and full < n:
                     moved, docs = np.int64(1), left
-                    for j in range(left):
-                        document = order[at]
-                        row[document] = row_at
-                        offset[document] = fill + j * length
-                        at += 1
-                    row_at += direction
                     left = np.int64(0)
                 else:
                     continue
                 if moved == 0:
                     continue
+                if placed == placements.shape[0]:
+                    placements = _grow(placements)
+                of_rows = placements[placed]
+                of_rows[0], of_rows[1], of_rows[2], of_rows[3], of_rows[4] = row_at, direction, moved, docs, fill
+                placed += 1
+                row_at += moved * direction
                 n -= moved
                 if run < 0:
                     n_rows += moved
@@ -148,14 +138,46 @@ def _best_fit(lengths, capacity, max_segments, row, offset):
                     filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
                 below[run] = free
                 free = run
-    return n_rows
+    return placements[:placed]
+
+
+@kernel(inline=True)
+def _grow(array):
+    grown = np.empty((2 * array.shape[0], *array.shape[1:]), array.dtype)
+    grown[: array.shape[0]] = array
+    return grown
 
 
 @kernel
-def _grow(array):
-    grown = np.empty(array.shape[0] * 2, array.dtype)
-    grown[: array.shape[0]] = array
-    return grown
+def _spread(placements, counts, lengths, places, row, offset):
+    """Give every document its place: documents of one length take the places of that length in the given order.
+
+    places: uint64[n], overwritten: (row, offset) as high and low half, the longest documents' first. It is written and
+    read as one stream a length, where documents sorted by length would be written to all over `row` and `offset`.
+    """
+    at = np.int64(0)
+    begin = np.empty(counts.shape[0], np.int64)  # the next place of each length
+    for length in range(counts.shape[0] - 1, -1, -1):
+        begin[length] = at
+        at += counts[length]
+    at, now, end = np.int64(0), np.int64(counts.shape[0]), np.int64(0)
+    for p in range(placements.shape[0]):
+        while at == end:
+            now -= 1
+            end += counts[now]
+        r, step, rows, each, fill = placements[p]
+        for _ in range(rows):
+            place = np.uint64(r << 32 | fill)
+            for _ in range(each):
+                places[at] = place
+                place += np.uint64(now)
+                at += 1
+            r += step
+    for i in range(lengths.shape[0]):
+        mine = begin[lengths[i]]
+        begin[lengths[i]] = mine + 1
+        row[i] = np.int64(places[mine] >> np.uint64(32))
+        offset[i] = np.int64(places[mine] & np.uint64(0xFFFFFFFF))
 
 
 @kernel
@@ -205,12 +227,11 @@ def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int =
     RecipeError for an unknown algorithm or a length that no row holds.
     """
     lengths = np.ascontiguousarray(lengths, np.int64)
-    if lengths.size and (lengths.min() < 1 or lengths.max() > capacity):
-        worst = int(np.flatnonzero((lengths < 1) | (lengths > capacity))[0])
-        raise RecipeError(f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}")
+    counts = _counted(lengths, capacity)
     row, offset = np.empty(lengths.shape, np.int64), np.empty(lengths.shape, np.int64)
     if algorithm == "best_fit":
-        _best_fit(lengths, capacity, max_segments, row, offset)
+        placements = _assign(counts, capacity, max_segments)
+        _spread(placements, counts, lengths, np.empty(lengths.shape, np.uint64), row, offset)
     elif algorithm == "first_fit":
         _first_fit(lengths, capacity, max_segments, row, offset)
     elif algorithm == "next_fit":
@@ -218,3 +239,17 @@ def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int =
     else:
         raise RecipeError(f"algorithm {algorithm!r} does not pack by length: one of best_fit, first_fit, next_fit")
     return row, offset
+
+
+def assigned(lengths: np.ndarray, capacity: int, max_segments: int = 0) -> np.ndarray:
+    """int64[k, 5], what best_fit decides before any document is looked at: see `_assign`. Arguments as of `pack`."""
+    return _assign(_counted(np.ascontiguousarray(lengths, np.int64), capacity), capacity, max_segments)
+
+
+def _counted(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """int64[capacity + 1]: how many there are of each length; RecipeError for a length that no row holds."""
+    counts = np.zeros(capacity + 1, np.int64)
+    worst = int(_count(lengths, capacity, counts))
+    if worst >= 0:
+        raise RecipeError(f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}")
+    return counts

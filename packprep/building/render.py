@@ -5,74 +5,59 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.building.layout import Layout
 from packprep.building.segments import Segments
 from packprep.corpus.reading import Documents
 from packprep.corpus.training import Training
 from packprep.dataset import noise
 from packprep.dataset.noise import Noised, Target
-from packprep.kernel import copy_ranges, kernel
+from packprep.kernel import copy_items, copy_ranges, kernel
 from packprep.objectives.objective import Bodies, Columns, Task
-from packprep.randomness import ROW_ORDER, SEGMENT_ORDER, bits64
 
-
-class Layout(NamedTuple):
-    """Where each segment of the final table lies."""
-
-    order: np.ndarray  # int64[m]: the final table's i-th segment is segment order[i] of the cut
-    row: np.ndarray  # int64[m], ascending
-    begin: np.ndarray  # int64[m]: first slot in the row
-    rows: int
-
-
-def arrange(key: np.ndarray, physical: np.ndarray, row: np.ndarray, keep_order: bool) -> Layout:
-    """Put rows, and the segments inside a row, in keyed order. `keep_order` (next_fit) leaves both as packed.
-
-    key: uint64[m]; physical: int64[m], slots with the padding inside; row: int64[m], as packed.
-    """
-    rows = int(row.max()) + 1 if len(row) else 0
-    if keep_order:
-        order = np.argsort(row, kind="stable")
-    else:
-        order = np.lexsort((np.arange(len(row)), bits64(key, SEGMENT_ORDER), row))
-    row = row[order]
-    if rows and not keep_order:
-        first = np.searchsorted(row, np.arange(rows))
-        shuffled = np.lexsort((np.arange(rows), bits64(key[order[first]], ROW_ORDER)))
-        place = np.empty(rows, np.int64)
-        place[shuffled] = np.arange(rows)
-        again = np.argsort(place[row], kind="stable")
-        order, row = order[again], place[row][again]
-    ends = np.cumsum(physical[order])
-    begins = ends - physical[order]
-    first = np.searchsorted(row, np.arange(rows))
-    return Layout(order, row, begins - begins[first][row] if rows else begins, rows)
+_1 = np.uint64(1)
 
 
 @kernel
 def _frame(at, slots, bos, mode, eos, number, bos_id, mode_id, eos_id, tokens, segment_ids):
     """Write what is the same for every objective: bos, mode token, eos and segment ids."""
     for i in range(at.shape[0]):
-        begin, end = at[i], at[i] + slots[i]
+        begin, end = np.uint64(at[i]), np.uint64(at[i] + slots[i])
         if bos[i]:
             tokens[begin] = bos_id
         if mode:
-            tokens[begin + bos[i]] = mode_id
+            tokens[at[i] + bos[i]] = mode_id
         if eos[i]:
-            tokens[end - 1] = eos_id
+            tokens[end - _1] = eos_id
+        own = np.uint16(number[i])
         for t in range(begin, end):
-            segment_ids[t] = number[i]
+            segment_ids[t] = own
 
 
 @kernel
-def _next_token(at, slots, prefix, tokens, labels, loss_mask, may):
+def _next_token(at, slots, prefix, pad, tokens, labels, loss_mask, may):
     """Labels and loss of next-token kinds: trained is the prediction of what follows the prefix, and may be trained."""
     for i in range(at.shape[0]):
-        begin, end = at[i], at[i] + slots[i]
-        for t in range(begin + max(prefix[i] - 1, 0), end - 1):
-            loss_mask[t] = 1 if may.shape[0] == 0 else may[t + 1]
+        begin, n, seen = at[i], slots[i], max(prefix[i] - 1, 0)
+        if may.shape[0] > 0:
+            copy_items(loss_mask, begin + seen, may, begin + seen + 1, max(n - 1 - seen, 0))
+        else:
+            for t in range(np.uint64(begin + seen), np.uint64(begin + max(n - 1, seen))):
+                loss_mask[t] = 1
         if labels.shape[0] > 0:
-            for t in range(begin, end - 1):
-                labels[t] = tokens[t + 1]
+            copy_items(labels, begin, tokens, begin + 1, n - 1)
+            labels[begin + n - 1] = pad
+
+
+@kernel
+def _pad(at, slots, pad, tokens):
+    """Write pad between the segments, which lie in row order, and behind the last."""
+    free = np.int64(0)
+    for i in range(at.shape[0]):
+        for t in range(np.uint64(free), np.uint64(at[i])):
+            tokens[t] = pad
+        free = at[i] + slots[i]
+    for t in range(np.uint64(free), np.uint64(tokens.shape[0])):
+        tokens[t] = pad
 
 
 @kernel
@@ -169,9 +154,10 @@ def render_rows(
         any(task.in_place for task in tasks),
         any(task.objective.attention == "block_diffusion" for task in tasks),
     )
-    size, m = rows * seq_length, len(table.task)
-    tokens = np.full(size, tasks[0].ids.pad, token_dtype)
-    labels = np.full(size if with_labels else 0, tasks[0].ids.pad, token_dtype)
+    size, m, pad = rows * seq_length, len(table.task), tasks[0].ids.pad
+    tokens, labels = np.empty(size, token_dtype), np.empty(size if with_labels else 0, token_dtype)
+    for slots in (tokens, labels)[: 1 + with_labels]:
+        _pad(table.at, table.slots, pad, slots)
     segment_ids, loss_mask = np.zeros(size, np.uint16), np.zeros(size, np.uint8)
     may = np.zeros(0 if training is None else size, np.uint8)
     prefixes, level, weight = np.zeros(m, np.int64), np.zeros(m, np.float32), np.ones(m, np.float32)
@@ -202,7 +188,7 @@ def render_rows(
             assert task.objective.render is not None
             task.objective.render(task, Columns(own.begin, own.bodies, body), ids, tokens)
             _frame(own.at, own.slots, own.bos, task.mode, own.eos, own.number, *facts, tokens, segment_ids)
-            _next_token(own.at, own.slots, prefix, tokens, labels, loss_mask, may)
+            _next_token(own.at, own.slots, prefix, pad, tokens, labels, loss_mask, may)
     shape = (rows, seq_length)
     arrays = {"tokens": tokens.reshape(shape)}
     if with_labels:

@@ -1,4 +1,5 @@
-"""The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it.
+"""The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it;
+render with compiled writers that equal `mask`, `flip` and `mask_blocks` (`objectives/noising.py`).
 
 Candidates and the uniforms that they draw are in `candidates`. An exact count takes the least words of NOISE_LOW.
 
@@ -8,7 +9,7 @@ Candidates and the uniforms that they draw are in `candidates`. An exact count t
 Where masks are put, a mask that the text itself has is no candidate: nothing could be learnt there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,7 +249,8 @@ def mask_blocks(
 
 
 # The laws by objective. Each writes the noise of one task's segments and gives their levels and weights; `Target` is what
-# both a shard that is rendered and a batch that is drawn anew look like.
+# both a shard that is rendered and a batch that is drawn anew look like. `write` is one of the writers above, or what
+# equals it: rendering compiles its own.
 
 FLIP_STEPS = 4096
 """Levels of uniform diffusion: each has its own stored threshold."""
@@ -284,14 +286,15 @@ def ordinary_ids(vocab_size: int, special_ids: np.ndarray) -> tuple[np.ndarray, 
 
 
 def masked_diffusion(
-    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int
-) -> Noised:
+    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int,
+    write: Callable[..., Any] = mask,
+) -> Noised:  # fmt: skip
     """`mask` with a level a segment."""
     low, high = parameters["noise_range"]
     ratio = levels(target.segments, low, high, parameters["stratified"], task, epoch)
     level, exact = quantised(ratio), parameters["exact_count"]
     probability = level if exact else mask_probability(level, parameters["epsilon"])
-    mask(
+    write(
         target.segments, ratio if exact else None, probability, tuple(parameters["replace"]), ids.mask, ids.ordinary,
         target.may, target.tokens, target.loss_mask, epoch,
     )  # fmt: skip
@@ -301,13 +304,14 @@ def masked_diffusion(
 
 
 def uniform_diffusion(
-    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int
-) -> Noised:
+    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int,
+    write: Callable[..., Any] = flip,
+) -> Noised:  # fmt: skip
     """`flip` with one of FLIP_STEPS levels a segment, by the plan's thresholds."""
     low, high = parameters["noise_range"]
     step, level = quantised_level(target.segments.key, low, high, FLIP_STEPS, epoch)
     threshold = np.array(resolved["flip_thresholds"], np.uint64)[step]
-    flip(
+    write(
         target.segments, threshold, parameters["loss_on"] == "all", ids.ordinary, ids.rank,
         target.may, target.tokens, target.loss_mask, epoch,
     )  # fmt: skip
@@ -323,11 +327,12 @@ def view_scale(level: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def block_diffusion(
-    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int
-) -> Noised:
+    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int,
+    write: Callable[..., Any] = mask_blocks,
+) -> Noised:  # fmt: skip
     """`mask_blocks` with a level a block."""
     low, high = parameters["noise_range"]
-    blocks = mask_blocks(
+    blocks = write(
         target.segments, target.before, target.length, parameters["block_length"], low, high, ids.mask,
         target.tokens, target.loss_mask, epoch,
     )  # fmt: skip

@@ -12,10 +12,12 @@ bos and mode token included; the last may be short.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from packprep.dataset import noise
 from packprep.errors import RecipeError
+from packprep.objectives.noising import mask_blocks
 from packprep.objectives.objective import Objective, Parameter, Task
 
 
@@ -51,7 +53,7 @@ OBJECTIVE = Objective(
         Parameter("noise_range", (0.3, 0.8), "the level of a block is uniform over this", 0.0, 1.0),
         Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
     ),
-    noise=noise.block_diffusion,
+    noise=partial(noise.block_diffusion, write=mask_blocks),
     mean_weight=mean_weight,
     roles=roles,
     forecast=forecast,

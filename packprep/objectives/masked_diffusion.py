@@ -11,10 +11,12 @@ is one level, .15, with shares 80/10/10; an exact count masks max(⌊ratio · to
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from packprep.dataset import noise
 from packprep.errors import RecipeError
+from packprep.objectives.noising import mask
 from packprep.objectives.objective import Objective, Parameter, Task
 
 
@@ -68,7 +70,7 @@ OBJECTIVE = Objective(
         Parameter("weighting", "1/p", "the segment's loss weight: 1/p, or 1", choices=("1/p", "none")),
         Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
     ),
-    noise=noise.masked_diffusion,
+    noise=partial(noise.masked_diffusion, write=mask),
     mean_weight=mean_weight,
     roles=roles,
     forecast=forecast,

@@ -183,7 +183,7 @@ class Objective:
                      for kinds that supervised documents may draw. None: no shift.
 
     In-place kinds, whose prediction at a slot is of that slot's original token, keep their tokens in place and have
-    noise            a law of `dataset/noise.py`, which redraw uses too.
+    noise            a law of `dataset/noise.py`, which redraw uses too, with a compiled writer of `noising.py`.
     mean_weight      (task) → float: the expected loss weight of a trained slot; None: 1.
     resolve          (parameters, ids) → what the plan works out once and stores: thresholds, rates.
 

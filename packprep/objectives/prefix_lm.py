@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.kernel import integer, kernel
+from packprep.kernel import copy_items, integer, kernel
 from packprep.objectives.objective import Bodies, Columns, Objective, Parameter, Task
 from packprep.randomness import PIVOT
 
@@ -39,13 +39,11 @@ def _pivots(n, key, first_trained, out):
 def _render(tokens, begin, n, pivot, at, sentinel, rows):
     for i in range(n.shape[0]):
         s, t = begin[i], at[i]
-        for j in range(pivot[i]):
-            rows[t + j] = tokens[s + j]
+        copy_items(rows, t, tokens, s, pivot[i])
         if sentinel >= 0:
             rows[t + pivot[i]] = sentinel
             t += 1
-        for j in range(pivot[i], n[i]):
-            rows[t + j] = tokens[s + j]
+        copy_items(rows, t + pivot[i], tokens, s + pivot[i], n[i] - pivot[i])
 
 
 @kernel

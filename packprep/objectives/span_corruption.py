@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from packprep.errors import RecipeError
-from packprep.kernel import below, integer, kernel, philox, trailing_zeros
+from packprep.kernel import below, bits_set, copy_run, flags_as_bits, integer, kernel, philox_blocks, trailing_zeros
 from packprep.objectives.objective import Bodies, Columns, Objective, Parameter, Task
 from packprep.randomness import NOISE_SPANS, ROLL, TEXT_SPANS
 
 _NO_LIMIT = 1 << 40
+_1 = np.uint64(1)
 
 
 @kernel(inline=True)
@@ -123,61 +124,65 @@ def most_tokens(task: Task) -> int:
 
 
 @kernel(inline=True)
-def _compose(n, k, key, purpose, chosen, lengths, at):
+def _compose(n, k, key, purpose, words, chosen, cuts, lengths, at):
     """Cut n into k non-empty parts, uniformly over the C(n − 1, k − 1) ways; part i goes to lengths[at + 2i].
 
-    Floyd's sampling of k − 1 distinct cut points of 1 … n − 1 (Bentley and Floyd 1987) into the bit set `chosen`
-    (uint64[≥ n / 64 + 1], zero before and after).
+    Floyd's sampling of k − 1 distinct cut points of 1 … n − 1 (Bentley and Floyd 1987) into `chosen` (uint8, zero before
+    and after). The flags are bytes, since a processor waits for every bit that is set in the word of the one before.
+    words and cuts are overwritten; how long all are says `_buffers`.
     """
-    w0 = w1 = w2 = w3 = np.uint64(0)
+    if k == 1:
+        lengths[at] = n
+        return
+    philox_blocks(key, purpose, 0, (k + 2) >> 2, words)
     for i in range(k - 1):
-        lane = i & 3
-        if lane == 0:
-            w0, w1, w2, w3 = philox(key, np.uint64(i >> 2), np.uint64(0), np.uint64(purpose), np.uint64(0))
-            w = w0
-        elif lane == 1:
-            w = w1
-        elif lane == 2:
-            w = w2
-        else:
-            w = w3
-        j = n - k + 1 + i
-        cut = 1 + below(w, key, purpose, i, j, 0)
-        if chosen[cut >> 6] >> np.uint64(cut & 63) & np.uint64(1):
-            cut = j
-        chosen[cut >> 6] |= np.uint64(1) << np.uint64(cut & 63)
-    before, position = np.int64(0), np.int64(at)
-    if k > 1:
-        for block in range((n >> 6) + 1):
-            bits = chosen[block]
-            chosen[block] = np.uint64(0)
-            while bits:
-                cut = np.int64(block << 6) + np.int64(trailing_zeros(bits))
-                lengths[position] = cut - before
-                before = cut
-                position += 2
-                bits &= bits - np.uint64(1)
-    lengths[position] = n - before
+        j = np.uint64(n - k + 1 + i)
+        cut = np.uint64(1 + below(np.uint64(words[i]), key, purpose, i, j, 0))
+        cut ^= (cut ^ j) & -np.uint64(chosen[cut])  # j if taken
+        chosen[cut] = 1
+    count = np.int64(1)
+    for begin in range(0, n, 64):
+        bits = flags_as_bits(chosen, begin)
+        end = count + np.int64(bits_set(bits))
+        while count < end:  # eight at a time: how many there are cannot be guessed. What is too much is overwritten
+            for _ in range(8):
+                cuts[count] = begin + np.int64(trailing_zeros(bits))
+                bits &= bits - _1
+                count += 1
+        count = end
+    chosen[:n] = 0
+    cuts[0], cuts[k] = 0, n
+    for i in range(k):
+        lengths[at + 2 * i] = cuts[i + 1] - cuts[i]
 
 
 @kernel(inline=True)
-def _draw_runs(n, key, density, mean, max_spans, roll, chosen, base, runs):
+def _buffers(longest):
+    """(words, chosen, cuts, base, runs) for segments of up to `longest` tokens."""
+    return (
+        np.empty(longest + 40, np.uint32),
+        np.zeros(longest + 64, np.uint8),
+        np.empty(longest + 16, np.int64),
+        np.empty(longest + 4, np.int64),
+        np.empty(longest + 4, np.int64),
+    )
+
+
+@kernel(inline=True)
+def _draw_runs(n, n_noise, n_spans, key, roll, buffers):
     """The segment's runs in document order: their lengths in `runs`, alternately text and noise.
 
     Gives (number of runs of both kinds, 1 if the first is noise else 0, number of noise runs).
     """
-    n_noise, n_spans = _span_counts(n, density, mean, max_spans)
-    _compose(n - n_noise, n_spans, key, TEXT_SPANS, chosen, base, 0)
-    _compose(n_noise, n_spans, key, NOISE_SPANS, chosen, base, 1)
+    words, chosen, cuts, base, runs = buffers
+    drawn = base if roll else runs
+    _compose(n - n_noise, n_spans, key, TEXT_SPANS, words, chosen, cuts, drawn, 0)
+    _compose(n_noise, n_spans, key, NOISE_SPANS, words, chosen, cuts, drawn, 1)
     count = 2 * n_spans
-    r = np.int64(0)
-    if roll:
-        r = integer(key, ROLL, 0, n, 0)
     if not roll:
-        for i in range(count):
-            runs[i] = base[i]
         return count, np.int64(0), n_spans
     # The rotation begins at the r-th offset strictly inside a noise run, or else at the (r − inside)-th of the others.
+    r = integer(key, ROLL, 0, n, 0)
     inside = n_noise - n_spans
     cut = r < inside
     left = r if cut else r - inside
@@ -207,47 +212,54 @@ def _draw_runs(n, key, density, mean, max_spans, roll, chosen, base, runs):
 
 
 @kernel(inline=True)
-def _write_runs(tokens, begin, runs, n_runs, first_is_noise, sentinels, out, inputs, targets):
-    """Write the runs: text to `inputs`; for noise a sentinel there, and the sentinel and the tokens to `targets`."""
-    s, k = begin, 0
-    noise = first_is_noise == 1
-    for i in range(n_runs):
-        length = runs[i]
-        if noise:
-            out[inputs] = sentinels[k]
-            out[targets] = sentinels[k]
-            inputs += 1
-            targets += 1
+def _write_runs(tokens, begin, runs, n_runs, first_is_noise, sentinels, out, inputs, targets, end):
+    """Write the runs: text to `inputs`; for noise a sentinel there, and the sentinel and the tokens to `targets`.
+
+    The inputs come first as a whole, since copies of short runs may write beyond their end, up to `end`.
+    """
+    s, t, k = begin, inputs, 0
+    if first_is_noise:
+        out[t] = sentinels[0]
+        s += runs[0]
+        t += 1
+        k = 1
+    for i in range(first_is_noise, n_runs, 2):
+        copy_run(out, t, tokens, s, runs[i], end)
+        t += runs[i]
+        if i + 1 < n_runs:
+            out[t] = sentinels[k]
+            t += 1
             k += 1
-            for j in range(length):
-                out[targets + j] = tokens[s + j]
-            targets += length
-        else:
-            for j in range(length):
-                out[inputs + j] = tokens[s + j]
-            inputs += length
-        s += length
-        noise = not noise
-    return inputs, targets
+            s += runs[i] + runs[i + 1]
+    s, t = begin, targets
+    if not first_is_noise:
+        s += runs[0]
+    for i in range(1 - first_is_noise, n_runs, 2):
+        out[t] = sentinels[i >> 1]
+        copy_run(out, t + 1, tokens, s, runs[i], end)
+        t += 1 + runs[i]
+        if i + 1 < n_runs:
+            s += runs[i] + runs[i + 1]
 
 
 @kernel
 def _render(tokens, begin, n, key, body, density, mean, max_spans, roll, sentinels, longest, out):
-    chosen = np.zeros((longest >> 6) + 2, np.uint64)
-    base, runs = np.empty(longest + 4, np.int64), np.empty(longest + 4, np.int64)
+    buffers = _buffers(longest)
+    runs = buffers[4]
     for i in range(n.shape[0]):
-        n_runs, first, spans = _draw_runs(n[i], key[i], density, mean, max_spans, roll, chosen, base, runs)
-        n_noise, _ = _span_counts(n[i], density, mean, max_spans)
-        _write_runs(tokens, begin[i], runs, n_runs, first, sentinels, out, body[i], body[i] + n[i] - n_noise + spans)
+        n_noise, n_spans = _span_counts(n[i], density, mean, max_spans)
+        n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], roll, buffers)
+        targets, end = body[i] + n[i] - n_noise + spans, body[i] + n[i] + 2 * spans
+        _write_runs(tokens, begin[i], runs, n_runs, first, sentinels, out, body[i], targets, end)
 
 
 @kernel
 def _restore(rows, begin, n, key, body, density, mean, max_spans, roll, sentinels, longest, out, fits):
-    chosen = np.zeros((longest >> 6) + 2, np.uint64)
-    base, runs = np.empty(longest + 4, np.int64), np.empty(longest + 4, np.int64)
+    buffers = _buffers(longest)
+    runs = buffers[4]
     for i in range(n.shape[0]):
-        n_runs, first, spans = _draw_runs(n[i], key[i], density, mean, max_spans, roll, chosen, base, runs)
-        n_noise, _ = _span_counts(n[i], density, mean, max_spans)
+        n_noise, n_spans = _span_counts(n[i], density, mean, max_spans)
+        n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], roll, buffers)
         inputs, targets, s, k = body[i], body[i] + n[i] - n_noise + spans, begin[i], 0
         noise, fit = first == 1, True
         for r in range(n_runs):
@@ -290,40 +302,21 @@ def _longest(columns: Columns) -> int:
 
 def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Draws each segment's spans and writes inputs and targets."""
-    _render(
-        tokens,
-        columns.begin,
-        columns.bodies.n,
-        columns.bodies.key,
-        columns.at,
-        *_law(task),
-        task.ids.sentinels,
-        _longest(columns),
-        rows,
-    )
+    n, key, _ = columns.bodies
+    _render(tokens, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, _longest(columns), rows)
 
 
 def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Puts the spans back; a body fits if the right sentinels stand where the spans were and before their tokens."""
     fits = np.empty(columns.begin.shape, np.bool_)
-    _restore(
-        rows,
-        columns.begin,
-        columns.bodies.n,
-        columns.bodies.key,
-        columns.at,
-        *_law(task),
-        task.ids.sentinels,
-        _longest(columns),
-        out,
-        fits,
-    )
+    n, key, _ = columns.bodies
+    _restore(rows, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, _longest(columns), out, fits)
     return fits
 
 
 @kernel
 def _write_masked(tokens, runs, first_is_noise, sentinels, out, inputs, targets):
-    return _write_runs(tokens, 0, runs, runs.shape[0], first_is_noise, sentinels, out, inputs, targets)
+    _write_runs(tokens, 0, runs, runs.shape[0], first_is_noise, sentinels, out, inputs, targets, out.shape[0])
 
 
 def render_with_mask(

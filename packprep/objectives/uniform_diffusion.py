@@ -12,12 +12,14 @@ probability 1 − P, or any other, each as likely; P = ∫ φ(x − µ) (1 − �
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from packprep.dataset import noise
 from packprep.errors import RecipeError
+from packprep.objectives.noising import flip
 from packprep.objectives.objective import Ids, Objective, Parameter, Task
 
 _STEPS_PER_UNIT = 256
@@ -144,7 +146,7 @@ OBJECTIVE = Objective(
         ),
         Parameter("noise_eos", True, "eos may flip: a model has to learn to end"),
     ),
-    noise=noise.uniform_diffusion,
+    noise=partial(noise.uniform_diffusion, write=flip),
     mean_weight=mean_weight,
     resolve=resolve,
     forecast=forecast,

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.packing import ALGORITHMS, pack
+from packprep.building.packing import ALGORITHMS, assigned, pack
 from packprep.building.segments import cut, slots_of
 from packprep.errors import RecipeError
 from tests import golden, made
@@ -53,6 +53,19 @@ def test_next_fit_is_the_golden_file_s(id, inputs, expected):
     row, _ = pack(np.array(inputs["lengths"]), inputs["max_length"], "next_fit", inputs["max_segments"] or 0)
     assert row.tolist() == [r for r, (begin, end) in enumerate(expected["ranges"]) for _ in range(begin, end)]
     assert np.bincount(row, inputs["lengths"]).tolist() == expected["fill"]
+
+
+@given(loads(), st.sampled_from([0, 1, 3]))
+def test_what_is_assigned_is_where_the_documents_are_put(load, max_segments):
+    lengths, capacity = load
+    row, offset = pack(np.array(lengths, np.int64), capacity, "best_fit", max_segments)
+    expected = []
+    for first, step, rows, each, fill in assigned(lengths, capacity, max_segments).tolist():
+        for r in range(rows):
+            expected += [(first + r * step, fill, k) for k in range(each)]
+    order = np.argsort(-np.array(lengths, np.int64), kind="stable")
+    found = [(int(row[i]), int(offset[i]), lengths[i]) for i in order]
+    assert found == [(r, fill + k * n, n) for (r, fill, k), (_, _, n) in zip(expected, found, strict=True)]
 
 
 def test_pack_takes_lists_and_the_contract_s_example():

@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packprep.building.layout import arrange
 from packprep.building.packing import pack
-from packprep.building.render import Table, arrange, render, render_rows, rounded_up
+from packprep.building.render import Table, render, render_rows, rounded_up
 from packprep.building.segments import cut, slots_of
 from packprep.objectives import REGISTRY
 from packprep.objectives.objective import Bodies
-from packprep.randomness import text_key
 from tests import golden, made
 from tests.building.test_segments import facts_key
-from tests.reference import chance, cutting, noise, objectives, packing
+from tests.reference import cutting, noise, objectives, packing
 from tests.reference import rows as twin_rows
 
 TABLES = st.fixed_dictionaries(
@@ -267,36 +267,7 @@ def test_without_pad_seq_to_mult_there_is_no_physical_column():
     assert "cu_seqlens_padded" not in shard_of({"seq_length": 64}, made.documents([5]))[2]
 
 
-# arrange
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 2**32))
-def test_rows_and_segments_are_put_in_keyed_order(drawn, seed):
-    rows = np.unique(drawn, return_inverse=True)[1]
-    keys = np.array([text_key(seed, i) for i in range(len(rows))], np.uint64)
-    physical = np.arange(1, len(rows) + 1)
-    for algorithm in ("best_fit", "next_fit"):
-        row = np.sort(rows) if algorithm == "next_fit" else rows
-        layout = arrange(keys, physical, row, algorithm == "next_fit")
-        expected = twin_rows.ordered_rows(row.tolist(), keys.tolist(), algorithm)
-        assert layout.order.tolist() == [i for members in expected for i in members]
-        assert layout.row.tolist() == [r for r, members in enumerate(expected) for _ in members]
-        begins = [int(physical[members[:k]].sum()) for members in expected for k in range(len(members))]
-        assert layout.begin.tolist() == begins and layout.rows == len(expected)
-
-
-def test_equal_keys_keep_the_table_s_order():
-    layout = arrange(np.full(6, 9, np.uint64), np.ones(6, np.int64), np.array([0, 1, 0, 2, 1, 2]), False)
-    assert layout.order.tolist() == [0, 2, 1, 4, 3, 5]
-
-
 def test_an_empty_shard_has_no_rows():
     recipe, tasks, arrays = shard_of({"seq_length": 64, "tasks": [{"preset": "ul2r"}]}, made.documents([]))
     assert arrays["tokens"].shape == (0, 64) and arrays["row_offsets"].tolist() == [0]
     assert len(arrays["cu_seqlens"]) == len(arrays["segment_key"]) == 0
-
-
-def test_the_twins_know_every_purpose_that_the_order_uses():
-    from packprep import randomness
-
-    assert (chance.SEGMENT_ORDER, chance.ROW_ORDER) == (randomness.SEGMENT_ORDER, randomness.ROW_ORDER)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packprep.building.layout import arrange
 from packprep.building.packing import pack
-from packprep.building.render import arrange, render, rounded_up
+from packprep.building.render import render, rounded_up
 from packprep.building.replay import restore, stored_segments
 from packprep.building.segments import cut, slots_of
 from packprep.errors import RecipeError

@@ -1,0 +1,294 @@
+"""The compiled writers of in-place noise: equal to the numpy ones of `dataset/noise.py`, and with their signatures.
+
+Which runs where (levels, probabilities and weights are computed by `dataset/noise.py` in both cases):
+
+    writer        render, verify, replay     redraw in a trainer
+    mask          here                       dataset/noise.py
+    flip          here                       dataset/noise.py
+    mask_blocks   here                       dataset/noise.py
+"""
+
+import numpy as np
+
+from packprep.dataset.candidates import Segments
+from packprep.dataset.noise import ONE, thresholds
+from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
+from packprep.randomness import NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
+
+_1, _32 = np.uint64(1), np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+_ONE = np.uint64(ONE)
+_UNBLOCKED = 1 << 40  # a block that holds every segment
+_TICK = 2.0**-24
+
+
+@kernel(inline=True)
+def _bits(flags, begin, count):
+    """uint64: flags[begin : min(begin + 64, count)] (uint8) as bits; flags: uint8[≥ count + 64]."""
+    bits = flags_as_bits(flags, begin)
+    return bits & ((_1 << np.uint64(count - begin)) - _1) if count - begin < 64 else bits
+
+
+@kernel
+def _below(key, count, before, block_length, limit, epoch, words, top, hit):
+    """hit[j] (uint8) = 1 iff candidate j's 40-bit uniform lies below limit[(before + j) // block_length], j < count.
+
+    words: uint32[≥ count / 4 + 32]; top, hit: uint8[count + 64]. The high byte decides; where it is equal to the
+    threshold's, the low word does.
+    """
+    philox_blocks(key, NOISE, epoch, (count + 15) >> 4, words)
+    high = words.view(np.uint8)
+    begin = np.int64(0)
+    while begin < count:
+        block = (before + begin) // block_length
+        end = np.int64(min((block + 1) * block_length - before, count))
+        bound = limit[block]
+        if bound >= _ONE:  # its top would be no byte
+            top[begin:end] = 1
+            high[begin:end] = 0
+        else:
+            top[begin:end] = np.uint8(bound >> _32)
+        begin = end
+    for j in range(count):
+        hit[j] = high[j] == top[j]
+    for part in range(0, count, 64):
+        equal = _bits(hit, part, count)
+        while equal:
+            own = part + np.int64(trailing_zeros(equal))
+            equal &= equal - _1
+            if np.uint64(word(key, NOISE_LOW, own, epoch, 0)) < limit[(before + own) // block_length] & _LOW:
+                high[own], top[own] = 0, 1
+    for j in range(count):
+        hit[j] = high[j] < top[j]
+
+
+@kernel
+def _least(key, count, allowed, ratio, epoch, words, found, hit):
+    """hit[j] (uint8) = 1 iff candidate j is one of the max(⌊candidates · ratio⌋, 1) allowed ones of least word.
+
+    The words' high bytes are counted; within the byte in which the last one lies, the few words are sorted.
+    words: uint32[≥ count + 32]; found: int64[count].
+    """
+    philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
+    many = np.zeros(256, np.int64)
+    candidates = np.int64(0)
+    for j in range(count):
+        many[words[j] >> np.uint32(24)] += allowed[j]
+        candidates += allowed[j]
+    if candidates == 0:
+        hit[:count] = 0
+        return
+    wanted = max(np.int64(np.float64(candidates) * ratio), np.int64(1))
+    byte = np.int64(0)
+    while wanted > many[byte]:
+        wanted -= many[byte]
+        byte += 1
+    k = np.int64(0)
+    for j in range(count):
+        if np.int64(words[j] >> np.uint32(24)) == byte and allowed[j]:
+            at = k
+            while at > 0 and words[found[at - 1]] > words[j]:
+                found[at] = found[at - 1]
+                at -= 1
+            found[at] = j
+            k += 1
+    least = np.uint32(byte << 24)
+    for j in range(count):
+        hit[j] = (words[j] < least) & allowed[j]
+    for i in range(wanted):
+        hit[found[i]] = 1
+
+
+@kernel
+def _allowed(at, count, may, has_mask, mask_id, tokens, out):
+    """out[j] (uint8) = 1 iff candidate j may be noised: it may be trained, and is no mask."""
+    begin = np.uint64(at)
+    if has_mask:
+        for j in range(np.uint64(count)):
+            out[j] = tokens[begin + j] != mask_id
+    else:
+        out[:count] = 1
+    if may.shape[0] > 0:
+        for j in range(np.uint64(count)):
+            out[j] &= may[begin + j] != 0
+
+
+@kernel
+def _put(at, count, hit, value, tokens, loss_mask):
+    """Set `value` and loss where `hit` is 1."""
+    begin = np.uint64(at)
+    for j in range(np.uint64(count)):
+        loss_mask[begin + j] |= hit[j]
+    for j in range(np.uint64(count)):
+        tokens[begin + j] = value if hit[j] else tokens[begin + j]
+
+
+@kernel
+def _replace(key, at, count, hit, mask_below, random_below, mask_id, ordinary, epoch, words, tokens):
+    """What each hit becomes: the mask, an ordinary token, or itself, by words 2j and 2j + 1 of REPLACEMENT."""
+    philox_blocks(key, REPLACEMENT, epoch, (count + 1) >> 1, words)
+    for begin in range(0, count, 64):
+        hits = _bits(hit, begin, count)
+        while hits:
+            j = begin + np.int64(trailing_zeros(hits))
+            hits &= hits - _1
+            draw = np.uint64(words[2 * j])
+            if draw < mask_below:
+                tokens[at + j] = mask_id
+            elif draw < random_below:
+                of_two = np.uint64(words[2 * j + 1])
+                tokens[at + j] = ordinary[below(of_two, key, REPLACEMENT, 2 * j + 1, ordinary.shape[0], epoch)]
+
+
+@kernel
+def _mask(
+    segments_key, at, count, ratio, limit, mask_below, random_below, has_mask, mask_id, ordinary, may, tokens, loss_mask,
+    epoch, longest,
+):  # fmt: skip
+    words = np.empty(((longest + 15) >> 4) * 32 + 64, np.uint32)
+    top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
+    found = np.empty(longest if ratio.shape[0] > 0 else 0, np.int64)
+    for i in range(count.shape[0]):
+        key, begin, n = segments_key[i], at[i], count[i]
+        _allowed(begin, n, may, has_mask, mask_id, tokens, allowed)
+        if ratio.shape[0] > 0:
+            _least(key, n, allowed, ratio[i], epoch, words, found, hit)
+        else:
+            _below(key, n, 0, _UNBLOCKED, limit[i : i + 1], epoch, words, top, hit)
+            for j in range(n):
+                hit[j] &= allowed[j]
+        if mask_below > _LOW:
+            _put(begin, n, hit, mask_id, tokens, loss_mask)
+        else:
+            for j in range(n):
+                loss_mask[begin + j] |= hit[j]
+            _replace(key, begin, n, hit, mask_below, random_below, mask_id, ordinary, epoch, words, tokens)
+
+
+def mask(
+    segments: Segments,
+    ratio: np.ndarray | None,
+    probability: np.ndarray,
+    shares: tuple[float, float, float],
+    mask_id: int,
+    ordinary: np.ndarray,
+    may: np.ndarray | None,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+    epoch: int = 0,
+) -> None:
+    """`noise.mask`."""
+    _check(segments, tokens)
+    _mask(
+        *segments[:3], np.empty(0) if ratio is None else ratio, thresholds(probability),
+        np.uint64(int(shares[0] * 2**32)), np.uint64(int((shares[0] + shares[1]) * 2**32)),
+        mask_id >= 0, tokens.dtype.type(max(mask_id, 0)), ordinary, _flags(may), tokens, loss_mask,
+        epoch, int(segments.count.max(initial=0)),
+    )  # fmt: skip
+
+
+@kernel
+def _flip(
+    segments_key, at, count, limit, loss_on_all, no_mask, ordinary, rank, may, tokens, loss_mask, epoch, longest,
+):  # fmt: skip
+    words = np.empty(longest + 64, np.uint32)
+    top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
+    for i in range(count.shape[0]):
+        key, begin, n = segments_key[i], at[i], count[i]
+        _below(key, n, 0, _UNBLOCKED, limit[i : i + 1], epoch, words, top, hit)
+        _allowed(begin, n, may, False, no_mask, tokens, allowed)
+        for j in range(n):
+            hit[j] &= allowed[j]
+        trained = allowed if loss_on_all else hit
+        for j in range(np.uint64(n)):
+            loss_mask[np.uint64(begin) + j] |= trained[j]
+        philox_blocks(key, REPLACEMENT, epoch, (n + 3) >> 2, words)
+        for part in range(0, n, 64):
+            hits = _bits(hit, part, n)
+            while hits:
+                own = part + np.int64(trailing_zeros(hits))
+                hits &= hits - _1
+                token = np.int64(tokens[begin + own])
+                now = np.int64(rank[token]) if token < rank.shape[0] else np.int64(-1)
+                others = ordinary.shape[0] - np.int64(now >= 0)
+                number = below(np.uint64(words[own]), key, REPLACEMENT, own, others, epoch)
+                tokens[begin + own] = ordinary[number + np.int64((now >= 0) & (number >= now))]
+
+
+def flip(
+    segments: Segments,
+    threshold: np.ndarray,
+    loss_on_all: bool,
+    ordinary: np.ndarray,
+    rank: np.ndarray,
+    may: np.ndarray | None,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+    epoch: int = 0,
+) -> None:
+    """`noise.flip`."""
+    _check(segments, tokens)
+    _flip(
+        *segments[:3], threshold, loss_on_all, tokens.dtype.type(0), ordinary, rank, _flags(may), tokens, loss_mask, epoch,
+        int(segments.count.max(initial=0)),
+    )  # fmt: skip
+
+
+@kernel
+def _mask_blocks(
+    segments_key, at, count, before, blocks, block_length, low, high, mask_id, tokens, loss_mask, epoch, longest, level,
+):  # fmt: skip
+    most = np.int64(0)
+    for i in range(blocks.shape[0]):
+        most = max(most, blocks[i])
+    words = np.empty(max(longest, most) + 64, np.uint32)
+    limit = np.empty(most, np.uint64)
+    top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
+    nowhere = np.empty(0, np.uint8)
+    first = np.int64(0)
+    for i in range(count.shape[0]):
+        key, begin, n = segments_key[i], at[i], count[i]
+        philox_blocks(key, NOISE_LEVEL, epoch, (blocks[i] + 3) >> 2, words)
+        for b in range(blocks[i]):
+            u = np.float64(words[b] >> np.uint32(8)) * _TICK
+            level[first + b] = np.floor((low + (high - low) * u) / _TICK) * _TICK
+            limit[b] = np.uint64(np.floor(level[first + b] * ONE))
+        first += blocks[i]
+        _below(key, n, before[i], block_length, limit, epoch, words, top, hit)
+        _allowed(begin, n, nowhere, True, mask_id, tokens, allowed)
+        for j in range(n):
+            hit[j] &= allowed[j]
+        _put(begin, n, hit, mask_id, tokens, loss_mask)
+
+
+def mask_blocks(
+    segments: Segments,
+    before: np.ndarray,
+    length: np.ndarray,
+    block_length: int,
+    low: float,
+    high: float,
+    mask_id: int,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+    epoch: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`noise.mask_blocks`."""
+    _check(segments, tokens)
+    assert (before + segments.count <= length).all()
+    blocks = -(-length // block_length)
+    level = np.empty(int(blocks.sum()))
+    _mask_blocks(
+        *segments[:3], before, blocks, block_length, float(low), float(high), tokens.dtype.type(mask_id),
+        tokens, loss_mask, epoch, int(segments.count.max(initial=0)), level,
+    )  # fmt: skip
+    return blocks, level.astype(np.float32), (1.0 / level).astype(np.float32)
+
+
+def _check(segments: Segments, tokens: np.ndarray) -> None:
+    """Kernels do not look where they write."""
+    assert ((segments.at >= 0) & (segments.count >= 0) & (segments.at + segments.count <= len(tokens))).all()
+
+
+def _flags(may: np.ndarray | None) -> np.ndarray:
+    return np.empty(0, np.uint8) if may is None else may

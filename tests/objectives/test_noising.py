@@ -1,0 +1,118 @@
+"""The compiled writers of noise equal the numpy ones, which equal the twins (tests/dataset/test_noise.py)."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from packprep.dataset import noise
+from packprep.objectives import REGISTRY, noising
+from packprep.randomness import bits64
+from tests.dataset.test_noise import BLOCKS, MASK, MASKED, UNIFORM, cases, columns, epochs, ids_of, ranges, share_kinds
+
+many = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def both(law, case, parameters, resolved=None, ids=None, task=0, epoch=0):
+    """(tokens, loss_mask, level, weight, blocks) by numpy and by the objective's own writer."""
+    segments, before, tokens, may, dtype, _ = case
+    found = []
+    for write in (noise.LAWS[law], REGISTRY[law].noise):
+        made, loss_mask = np.array(tokens, dtype), np.zeros(len(tokens), np.uint8)
+        length = np.array([b + s[2] for b, s in zip(before, segments, strict=True)], np.int64)
+        flags = None if may is None else np.array(may, np.uint8)
+        target = noise.Target(columns(segments), np.array(before, np.int64), length, flags, made, loss_mask)
+        noised = write(task, parameters, resolved or {}, ids or ids_of(), target, epoch)
+        found.append((made, loss_mask, noised.level, noised.weight, *(noised.blocks or ())))
+    return found
+
+
+def assert_equal(found):
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        assert one.tolist() == other.tolist()
+
+
+@given(
+    cases(), ranges, st.sampled_from([0.0, 1e-3, 0.3]), st.booleans(), st.booleans(), st.sampled_from(share_kinds),
+    st.integers(0, 300), epochs,
+)  # fmt: skip
+@many
+def test_masks_are_numpy_s(case, noise_range, epsilon, exact, stratified, shares, task, epoch):
+    changes = {"noise_range": noise_range, "epsilon": epsilon, "exact_count": exact, "stratified": stratified}
+    ids = ids_of(mask=MASK if shares[0] else -1)
+    assert_equal(both("masked_diffusion", case, {**MASKED, **changes, "replace": shares}, {}, ids, task, epoch))
+
+
+@given(cases(), ranges, st.sampled_from(["all", "corrupted"]), epochs, st.sampled_from([0, 1, 2**39, 2**40 - 1, 2**40]))
+@many
+def test_flips_are_numpy_s(case, noise_range, loss_on, epoch, constant):
+    limits = [constant if step % 2 else step * 2**40 // 4096 for step in range(4096)]
+    changes = {"noise_range": noise_range, "loss_on": loss_on}
+    assert_equal(both("uniform_diffusion", case, {**UNIFORM, **changes}, {"flip_thresholds": limits}, None, 0, epoch))
+
+
+@given(cases(), ranges.map(lambda r: (max(r[0], 2.0**-24), max(r[1], 2.0**-24))), st.integers(1, 50), epochs)
+@many
+def test_blocks_are_numpy_s(case, noise_range, block_length, epoch):
+    parameters = {**BLOCKS, "noise_range": noise_range, "block_length": block_length}
+    assert_equal(both("block_diffusion", case, parameters, epoch=epoch))
+
+
+def long_case(lengths, tokens_below, dtype, masks=0):
+    """Segments of these lengths, one gap slot before each, tokens at random; `masks`: every so manieth is the mask."""
+    ends = np.cumsum(np.array(lengths) + 1)
+    keys = bits64(np.uint64(4), 0, np.arange(len(lengths)))
+    segments = [(int(k), int(e - n), n, i // 3) for i, (k, e, n) in enumerate(zip(keys, ends, lengths, strict=True))]
+    tokens = bits64(np.uint64(9), 0, np.arange(int(ends[-1]) + 5)) % np.uint64(tokens_below)
+    if masks:
+        tokens[::masks] = MASK
+    return segments, [1] * len(lengths), tokens.tolist(), None, dtype, 1 << 17
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"stratified": True},
+        {"exact_count": True, "noise_range": (0.15, 0.99)},
+        {"exact_count": True, "noise_range": (1.0, 1.0), "replace": (0.0, 1.0, 0.0)},
+        {"noise_range": (0.15, 0.15), "replace": (0.8, 0.1, 0.1)},
+        {"noise_range": (1.0, 1.0)},
+        {"noise_range": (0.0, 0.0), "epsilon": 2.0**-33},  # the high byte decides nothing
+    ],
+)
+def test_long_segments_are_numpy_s(changes, dtype):
+    case = long_case([1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500, 2047, 70_000], 39, dtype, masks=11)
+    assert_equal(both("masked_diffusion", case, {**MASKED, **changes}))
+
+
+@pytest.mark.parametrize("block_length", [1, 4, 32, 100_000])
+def test_long_segments_in_blocks_are_numpy_s(block_length):
+    for noise_range in ((0.3, 0.8), (1.0 - 1e-12, 1.0), (1.0, 1.0)):
+        parameters = {**BLOCKS, "block_length": block_length, "noise_range": noise_range}
+        assert_equal(both("block_diffusion", long_case([3, 500, 64, 30_000], 39, "uint16", masks=7), parameters))
+
+
+def test_first_draws_of_flips_that_are_rejected_are_drawn_again_as_numpy_does():
+    vocab = 2**31 + 2  # nearly every second draw of the 2³¹ + 1 others is rejected
+    ordinary = np.arange(40, dtype=np.int32)
+    found = []
+    for flip in (noise.flip, noising.flip):
+        tokens, loss_mask = np.full(300, 7, np.int32), np.zeros(300, np.uint8)
+        segments = columns([(5, 0, 300, 0)])
+        rank = np.full(8, -1, np.int32)
+        wide = np.lib.stride_tricks.as_strided(ordinary, (vocab,), (0,))  # as long, of one value
+        flip(segments, np.array([2**39], np.uint64), False, wide, rank, None, tokens, loss_mask, 0)
+        found.append((tokens, loss_mask))
+    assert_equal(found)
+
+
+def test_segments_outside_the_rows_are_never_written():
+    for at, count in ((-1, 3), (8, 3), (0, -1)):
+        with pytest.raises(AssertionError):
+            noising.mask(
+                columns([(1, at, count, 0)]), None, np.ones(1), (1.0, 0.0, 0.0), MASK, np.zeros(0, np.int32), None,
+                np.zeros(10, np.uint16), np.zeros(10, np.uint8),
+            )  # fmt: skip
