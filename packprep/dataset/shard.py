@@ -214,10 +214,15 @@ class Shard:
             begin += _n_bytes(dtype, shape)
         return arrays
 
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """arrays["tokens"], at hand: every row that is read asks for it."""
+        return self.arrays["tokens"]
+
     def segment_range(self, row: int) -> tuple[int, int]:
         """The half-open range of `row`'s segments (0 ≤ row < rows); DatasetError if it is not inside the columns."""
         offsets = self.arrays["row_offsets"]
-        begin, end = int(offsets[row]), int(offsets[row + 1])
+        begin, end = offsets[row : row + 2].tolist()
         if not 0 <= begin <= end <= self.segments:
             raise DatasetError(
                 f"{self.path}: row {row}: row_offsets {begin}, {end} do not lie in 0 … {self.segments} ascending; "

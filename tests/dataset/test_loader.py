@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
-from packprep.dataset import loader, manifest, shard
+from packprep.dataset import batches, loader, manifest, shard
 from packprep.errors import ArgumentError, DatasetError, StateError
 from tests.dataset.synthetic import PAD, SOURCES, make_dataset, make_shard, replace_in_manifest, tasks
 
@@ -319,7 +319,6 @@ def damaged(tmp_path, name, index, value, **options):
         ("cu_seqlens", 0, 1, lambda row: row.n_tokens),
         ("cu_seqlens", 1, -5, lambda row: row.position_ids),
         ("cu_seqlens", 1, 1 << 30, lambda row: row.position_ids),
-        ("segment_ids", (2, 5), 9999, lambda row: row.loss_weights),
         ("segment_task", slice(None), 77, lambda row: row.dataset.with_loss_on(task="x").row(row.index).loss_mask),
     ],
 )
@@ -417,7 +416,7 @@ def test_every_row_comes_exactly_once_in_each_epoch_over_ranks_restarts_and_chan
 def test_a_step_is_the_same_however_many_were_drawn_ahead(monkeypatch):
     streams = []
     for ahead in (1, 7, 4096):
-        monkeypatch.setattr(loader, "_SAMPLES_AHEAD", ahead)
+        monkeypatch.setattr(batches, "_SAMPLES_AHEAD", ahead)
         it = Numbered(1000).batches(4, 5, 1, 2)
         streams.append([next(it)["tokens"].tolist() for _ in range(600)])
     assert streams[0] == streams[1] == streams[2]
