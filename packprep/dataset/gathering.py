@@ -54,10 +54,10 @@ def gather(dataset: "Dataset", places: Sequence[Place], batch: dict[str, np.ndar
         return
     segments: Segments | None = None
     for name, values in batch.items():
-        lacking = _copy_stored(name, values, places, anew)
         if name in MORE_COLUMNS:
             _copy_rows(dataset, name, values, places, anew)
             continue
+        lacking = _copy_stored(name, values, places, anew)
         restricted = name == "loss_mask" and dataset._loss_on is not None
         if not lacking and not restricted:
             continue

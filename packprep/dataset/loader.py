@@ -28,6 +28,13 @@ from packprep.dataset.segments import Place, Segments
 from packprep.dataset.shard import Shard, open_shard
 from packprep.errors import ArgumentError, DatasetError
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+_new = object.__new__
+
 TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")  # the columns of task_params
 
 def _names(what: str, wanted: str | Iterable[str] | None, entries: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -44,9 +51,7 @@ def _names(what: str, wanted: str | Iterable[str] | None, entries: Sequence[Mapp
 
 def _default_max_open() -> int:
     """1024 maps, or half of the open files that the system allows: a map holds its file open."""
-    try:
-        import resource
-    except ImportError:
+    if resource is None:
         return 256
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1024 if soft == resource.RLIM_INFINITY else max(1, min(1024, soft // 2))
@@ -75,7 +80,7 @@ class Dataset:
         self._loss_on: tuple[np.ndarray, np.ndarray] | None = None
         self._columns: tuple[str, ...] = COLUMNS
         self._dtype: Any = None
-        self._open: dict[int, Shard] = {}
+        self._open: dict[int, tuple[np.ndarray, Shard, int]] = {}  # tokens, shard, its first row
         self._forgets = len(manifest["shards"]) > max_open  # whether shards are closed again, those longest unused first
 
     def __reduce__(self):
@@ -106,25 +111,31 @@ class Dataset:
     def _laws(self) -> Laws:
         return laws_of(self.manifest)
 
-    def _shard(self, number: int) -> Shard:
+    def _mapped(self, number: int) -> tuple[np.ndarray, Shard, int]:
+        """(tokens, shard, its first row) of shard `number`, which is checked and mapped at its first use."""
         # No lock, which a fork could leave held: single dict operations are atomic, and two threads that miss at once
         # only map a shard twice.
-        shard = self._open.pop(number, None) if self._forgets else self._open.get(number)
-        if shard is None:
-            entry = self.manifest["shards"][number]
-            shard = open_shard(
-                self.directory / entry["file"],
-                self.seq_length,
-                self.token_dtype,
-                rows=entry["rows"],
-                segments=entry["segments"],
-            )
-            if self._predicts_in_place and "labels" not in shard.layout:
-                raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
-        self._open[number] = shard  # last: the one used most recently
+        known = self._open.pop(number, None) if self._forgets else self._open.get(number)
+        if known is None:
+            shard = self._opened(number)
+            known = (shard.tokens, shard, self._first_row[number])
+        self._open[number] = known  # last: the one used most recently
         if self._forgets and len(self._open) > self.max_open:
             for least_recent in list(self._open)[: -self.max_open]:
                 self._open.pop(least_recent, None)
+        return known
+
+    def _opened(self, number: int) -> Shard:
+        entry = self.manifest["shards"][number]
+        shard = open_shard(
+            self.directory / entry["file"],
+            self.seq_length,
+            self.token_dtype,
+            rows=entry["rows"],
+            segments=entry["segments"],
+        )
+        if self._predicts_in_place and "labels" not in shard.layout:
+            raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
         return shard
 
     def _locate(self, indices: np.ndarray) -> list[Place]:
@@ -137,21 +148,38 @@ class Dataset:
             raise IndexError(f"row {indices[outside][0]} of a dataset of {n} rows")
         rows = indices.astype(np.int64)
         rows[rows < 0] += n
-        numbers = np.searchsorted(self._row_bounds, rows, side="right") - 1
-        places = rows - self._row_bounds[numbers]
-        shards = {number: self._shard(number) for number in dict.fromkeys(numbers.tolist())}
-        return [(shards[number], row) for number, row in zip(numbers.tolist(), places.tolist(), strict=True)]
+        numbers = (np.searchsorted(self._row_bounds, rows, side="right") - 1).tolist()
+        if self._forgets:  # a batch may need more shards than stay mapped
+            mapped = {number: self._mapped(number) for number in dict.fromkeys(numbers)}
+        else:
+            mapped = self._open
+            for number in numbers:
+                if number not in mapped:
+                    self._mapped(number)
+        places = []
+        for number, row in zip(numbers, rows.tolist(), strict=True):
+            _, shard, first_row = mapped[number]
+            places.append((shard, row - first_row))
+        return places
 
     def row(self, index: int) -> Row:
         """Row `index` as a view of its shard; negative indices count from the end; IndexError beyond."""
-        if index.__class__ is not int or not 0 <= index < self._n_rows:
+        # Trainers and samplers call this once a row, where copying the row costs about a microsecond: so a Row is made
+        # without a call of its own, and what is no index of a mapped shard is found by the KeyError.
+        try:
+            number = bisect_right(self._first_row, index) - 1
+            tokens, shard, first_row = self._open[number]
+            if self._forgets or type(index) is not int:
+                raise KeyError(number)
+        except (KeyError, TypeError):
             index = self._index(index)
-        first_row = self._first_row
-        number = bisect_right(first_row, index) - 1
-        shard = None if self._forgets else self._open.get(number)
-        if shard is None:
-            shard = self._shard(number)
-        return Row(self, index, shard, index - first_row[number])
+            number = bisect_right(self._first_row, index) - 1
+            tokens, shard, first_row = self._mapped(number)
+        row = _new(Row)
+        row.dataset, row.index, row._shard = self, index, shard
+        row._row = place = index - first_row
+        row.tokens = tokens[place]
+        return row
 
     def _index(self, index: int) -> int:
         n = self._n_rows

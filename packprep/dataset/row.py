@@ -42,14 +42,15 @@ class Row:
         cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter None where segments are contiguous
         segments      the header's columns by their short names, [n_segments] each, and begin, end: physical slots
 
-    Making one costs as much as a tuple. Reading a part that is damaged raises DatasetError with file and row.
+    Made by Dataset.row. Reading a part that is damaged raises DatasetError with file and row.
     """
 
-    __slots__ = ("__dict__", "_row", "_shard", "dataset", "index")  # the dict is made when something is derived
+    __slots__ = ("__dict__", "_row", "_shard", "dataset", "index", "tokens")  # the dict: what is derived
 
-    def __init__(self, dataset: "Dataset", index: int, shard: Shard, row: int):
+    def __init__(self, dataset: "Dataset", index: int, shard: Shard, row: int):  # Dataset.row does the same by itself
         self.dataset = dataset
         self.index = index
+        self.tokens = shard.tokens[row]
         self._shard = shard
         self._row = row  # in its shard
 
@@ -73,10 +74,6 @@ class Row:
         if offsets[0] != 0 or offsets[-1] > self.dataset.seq_length or (offsets[1:] <= offsets[:-1]).any():
             raise self._fault(f"{name} does not ascend from 0 to at most {self.dataset.seq_length}")
         return offsets
-
-    @property
-    def tokens(self) -> np.ndarray:
-        return self._shard.tokens[self._row]
 
     @cached_property
     def labels(self) -> np.ndarray:
