@@ -12,6 +12,7 @@ from packprep.building.render import Layout, arrange, render, rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
 from packprep.corpus.readers import Decoders
 from packprep.corpus.reading import Reading, read_documents
+from packprep.dataset.shard import compacted
 
 TOO_LONG = "too_long"
 UNTRAINED = "untrained_segment"
@@ -68,6 +69,8 @@ def make_shard(
     layout = arrange(segments.key, physical, row, recipe.packing.algorithm == "next_fit")
     arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult)
     balance = _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, untrained, shard)
+    if recipe.output.columns == "compact":
+        arrays = compacted(arrays)
     return Made(arrays, reading, balance, Segments(*(column[layout.order] for column in segments)))
 
 

@@ -72,7 +72,9 @@ class Batches:
     def _draw(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Rows and epochs of the next steps, the next one last; empty at the end."""
         n, size, world = len(self.dataset), self._batch_size, self._world_size
-        steps = max(1, min(self._next_ahead // size, n // (size * world)))  # no more epochs at once than one and its end
+        steps = max(
+            1, min(self._next_ahead // size, n // (size * world))
+        )  # no more epochs at once than one and its end
         self._next_ahead = _SAMPLES_AHEAD
         if self._epochs is not None:
             all_steps = order.n_steps(self._rows, n, self._epochs, size, world)

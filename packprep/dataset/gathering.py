@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
 MORE_COLUMNS = ("loss_weights", "prefix_ends")  # given on request
 _CAST_BY_ONE_DTYPE = ("tokens", "labels", "segment_ids", "position_ids", "prefix_ends")
-_OWN_DTYPES = {
+_OWN_DTYPES: dict[str, np.dtype] = {
     "segment_ids": np.dtype("u2"),
     "loss_mask": np.dtype("u1"),
     "loss_weights": np.dtype("f4"),
@@ -72,11 +72,9 @@ def gather(dataset: "Dataset", places: Sequence[Place], batch: dict[str, np.ndar
         _redraw(dataset, batch, places, anew)
 
 
-def _copy_stored(
-    name: str, values: np.ndarray, places: Sequence[Place], anew: Mapping[int, int]
-) -> list[int]:
+def _copy_stored(name: str, values: np.ndarray, places: Sequence[Place], anew: Mapping[int, int]) -> list[int]:
     """Copy a column's rows from the shards that have it; gives the places of the rows whose shards have not."""
-    lacking = []
+    lacking: list[int] = []
     if name == "tokens" and not anew:
         for target, (shard, row) in zip(values, places, strict=True):
             target[...] = shard.tokens[row]
@@ -95,8 +93,8 @@ def _derive(dataset: "Dataset", name: str, values: np.ndarray, segments: Segment
     if name == "labels":  # all shards have them, or none
         for target, (shard, row) in zip(values, segments.places, strict=True):
             target[:-1] = shard.tokens[row, 1:]
-        row, slot = np.divmod(segments.without_next(), values.shape[1])
-        values[row, slot] = dataset.pad_id
+        rows, slots = np.divmod(segments.without_next(), values.shape[1])
+        values[rows, slots] = dataset.pad_id
         return
     if name == "position_ids":
         flat = segments.position_ids(dataset._is_in_halves(segments))
@@ -104,11 +102,11 @@ def _derive(dataset: "Dataset", name: str, values: np.ndarray, segments: Segment
         flat = segments.segment_ids()
     else:
         flat = segments.next_token_loss_mask()
-    rows = flat.reshape(values.shape)
+    derived = flat.reshape(values.shape)
     if len(lacking) == len(values):
-        values[...] = rows
+        values[...] = derived
     else:
-        values[lacking] = rows[lacking]
+        values[lacking] = derived[lacking]
 
 
 def _copy_rows(
@@ -120,16 +118,24 @@ def _copy_rows(
             values[i] = getattr(Row(dataset, -1, shard, row), name)
 
 
-def _redraw(
-    dataset: "Dataset", batch: dict[str, np.ndarray], places: Sequence[Place], anew: Mapping[int, int]
-) -> None:
+def _redraw(dataset: "Dataset", batch: dict[str, np.ndarray], places: Sequence[Place], anew: Mapping[int, int]) -> None:
     """Fill in tokens, loss_mask and loss_weights of the rows that are noised anew, as far as they are wanted."""
     if not {"tokens", "loss_mask", "loss_weights"} & set(batch):
         return
-    which = list(anew)
+    by_ranges: dict[bool, list[int]] = {}  # shards without a supervised document have no ranges that limit noise
+    for i in anew:
+        by_ranges.setdefault("trained_ranges" in places[i][0].layout, []).append(i)
+    for which in by_ranges.values():
+        _redraw_alike(dataset, batch, places, which, np.array([anew[i] for i in which], np.int64))
+
+
+def _redraw_alike(
+    dataset: "Dataset", batch: dict[str, np.ndarray], places: Sequence[Place], which: list[int], epochs: np.ndarray
+) -> None:
+    """Redraw the rows at the places `which`, whose shards all have trained ranges, or none of them."""
     own = [places[i] for i in which]
     every = len(which) == len(places)
-    direct = {
+    direct: dict[str, np.ndarray] = {
         name: batch[name]
         for name in ("tokens", "loss_mask")
         if every
@@ -137,7 +143,6 @@ def _redraw(
         and batch[name].flags.c_contiguous
         and batch[name].dtype == own_dtype(name, dataset.token_dtype)
     }
-    epochs = np.array(list(anew.values()), np.int64)
     made = redrawn(dataset._laws, own, epochs, dataset.seq_length, "loss_weights" in batch, direct)
     if dataset._loss_on is not None:
         kept = dataset._loss_is_on(Segments(own, dataset.seq_length))

@@ -21,7 +21,7 @@ import numpy as np
 
 from packprep.dataset.batches import Batches, integer
 from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS, checked_columns, dtype_of, gather
-from packprep.dataset.manifest import Manifest, Task, read_manifest
+from packprep.dataset.manifest import Manifest, Task, is_compact, read_manifest
 from packprep.dataset.redraw import Laws, laws_of
 from packprep.dataset.row import Row, read_only
 from packprep.dataset.segments import Place, Segments
@@ -36,6 +36,7 @@ except ImportError:  # not on Windows
 _new = object.__new__
 
 TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")  # the columns of task_params
+
 
 def _names(what: str, wanted: str | Iterable[str] | None, entries: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """bool[entries]: those that are called one of the `wanted` names; all for None."""
@@ -61,8 +62,8 @@ class Dataset:
     """The rows of a dataset on disk, in shard order; made by open_dataset.
 
     manifest: dataset.json as a dict. tasks: its task table. seq_length: slots of a row. vocab_size: rows that an
-    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. It may be pickled (workers open it again), forked, and read
-    by several threads.
+    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. It may be pickled (workers open it
+    again), forked, and read by several threads.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, max_open: int):
@@ -77,11 +78,14 @@ class Dataset:
         self._is_block_diffusion = np.array([task["attention"] == "block_diffusion" for task in self.tasks])
         self._has_block_diffusion = bool(self._is_block_diffusion.any())
         self._predicts_in_place = any(task["label_alignment"] == "same_slot" for task in self.tasks)
+        self._is_compact = is_compact(manifest)
         self._loss_on: tuple[np.ndarray, np.ndarray] | None = None
         self._columns: tuple[str, ...] = COLUMNS
         self._dtype: Any = None
         self._open: dict[int, tuple[np.ndarray, Shard, int]] = {}  # tokens, shard, its first row
-        self._forgets = len(manifest["shards"]) > max_open  # whether shards are closed again, those longest unused first
+        self._forgets = (
+            len(manifest["shards"]) > max_open
+        )  # whether shards are closed again, those longest unused first
 
     def __reduce__(self):
         return _reopen, (self.directory, self.manifest, self.max_open, self._loss_on, self._columns, self._dtype)
@@ -133,6 +137,7 @@ class Dataset:
             self.token_dtype,
             rows=entry["rows"],
             segments=entry["segments"],
+            compact=self._is_compact,
         )
         if self._predicts_in_place and "labels" not in shard.layout:
             raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
@@ -230,7 +235,9 @@ class Dataset:
                 if name not in out:
                     raise ArgumentError(f"out has no array for column {name!r}")
                 if out[name].shape != shape:
-                    raise ArgumentError(f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}")
+                    raise ArgumentError(
+                        f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}"
+                    )
             batch = {name: out[name] for name in names}
         gather(self, places, batch, anew)
         return batch

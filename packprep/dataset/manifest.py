@@ -7,7 +7,7 @@ one newline. Plans and receipts are decoded here too, so that a changed byte in 
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -219,6 +219,11 @@ def _check(where: str, value: Any, keys: dict[str, tuple[str, Callable[[Any], bo
     for key, (what, good) in keys.items():
         if not good(value[key]):
             raise DatasetError(f"{where}: {key} is {value[key]!r:.200} and should be {what}")
+
+
+def is_compact(manifest: Mapping[str, Any]) -> bool:
+    """Whether its shards leave out what their headers determine."""
+    return manifest["recipe"].get("output", {}).get("columns") == "compact"
 
 
 def check_manifest(value: Any, name: str) -> Manifest:

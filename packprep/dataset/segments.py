@@ -102,9 +102,8 @@ class Segments:
         return spread(self.at, self.slots, values, elsewhere, self.size)
 
     def segment_ids(self) -> np.ndarray:
-        """uint16[size]: 1, 2, … in each row; padding 0."""
-        first = np.searchsorted(self.row, np.arange(len(self.places)))
-        return self.at_slots((np.arange(len(self)) - first[self.row] + 1).astype(np.uint16), 0)
+        """uint16[size], as segment_ids."""
+        return segment_ids(self.row, self.at, self.slots, self.size)
 
     def position_ids(self, in_halves: np.ndarray | None = None) -> np.ndarray:
         """int32[size]: each slot's distance from its segment's begin, or, in_halves bool[m], from its half's; padding 0."""
@@ -123,14 +122,24 @@ class Segments:
         return positions
 
     def next_token_loss_mask(self) -> np.ndarray:
-        """uint8[size]: 1 where the next slot is of the same segment and lies after its prefix."""
-        lead = np.clip(self.column("prefix").astype(np.int64) - 1, 0, self.slots - 1)
-        trained = self.slots - 1 - lead
-        return spread(self.at + lead, trained, np.ones(len(self), np.uint8), 0, self.size)
+        """uint8[size], as next_token_loss_mask."""
+        return next_token_loss_mask(self.at, self.slots, self.column("prefix"), self.size)
 
     def without_next(self) -> np.ndarray:
         """int64: the flat slots after which no slot of their segment comes: last slots, then gaps."""
         return np.concatenate((self.at + self.slots - 1, self.gaps))
+
+
+def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -> np.ndarray:
+    """uint16[size]: 1, 2, … over the segments of each row; padding 0. row ascends; at, slots: as in Segments."""
+    first = np.searchsorted(row, row)  # the first segment of each one's row
+    return spread(at, slots, (np.arange(1, len(row) + 1) - first).astype(np.uint16), 0, size)
+
+
+def next_token_loss_mask(at: np.ndarray, slots: np.ndarray, prefix: np.ndarray, size: int) -> np.ndarray:
+    """uint8[size]: 1 where the next slot is of the same segment and lies after its prefix."""
+    lead = np.clip(prefix.astype(np.int64) - 1, 0, slots - 1)
+    return spread(at + lead, slots - 1 - lead, np.ones(len(at), np.uint8), 0, size)
 
 
 def spread(begin: np.ndarray, length: np.ndarray, values: np.ndarray, elsewhere, size: int) -> np.ndarray:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
-from packprep.dataset import batches, loader, manifest, shard
+from packprep.dataset import batches as iteration
+from packprep.dataset import loader, manifest, shard
 from packprep.errors import ArgumentError, DatasetError, StateError
 from tests.dataset.synthetic import PAD, SOURCES, make_dataset, make_shard, replace_in_manifest, tasks
 
@@ -416,7 +417,7 @@ def test_every_row_comes_exactly_once_in_each_epoch_over_ranks_restarts_and_chan
 def test_a_step_is_the_same_however_many_were_drawn_ahead(monkeypatch):
     streams = []
     for ahead in (1, 7, 4096):
-        monkeypatch.setattr(batches, "_SAMPLES_AHEAD", ahead)
+        monkeypatch.setattr(iteration, "_SAMPLES_AHEAD", ahead)
         it = Numbered(1000).batches(4, 5, 1, 2)
         streams.append([next(it)["tokens"].tolist() for _ in range(600)])
     assert streams[0] == streams[1] == streams[2]
