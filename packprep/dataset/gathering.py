@@ -57,7 +57,7 @@ def gather(dataset: "Dataset", places: Sequence[Place], batch: dict[str, np.ndar
         if name in MORE_COLUMNS:
             _copy_rows(dataset, name, values, places, anew)
             continue
-        lacking = _copy_stored(name, values, places, anew)
+        lacking = _copy_stored(name, values, places)
         restricted = name == "loss_mask" and dataset._loss_on is not None
         if not lacking and not restricted:
             continue
@@ -72,13 +72,13 @@ def gather(dataset: "Dataset", places: Sequence[Place], batch: dict[str, np.ndar
         _redraw(dataset, batch, places, anew)
 
 
-def _copy_stored(name: str, values: np.ndarray, places: Sequence[Place], anew: Mapping[int, int]) -> list[int]:
+def _copy_stored(name: str, values: np.ndarray, places: Sequence[Place]) -> list[int]:
     """Copy a column's rows from the shards that have it; gives the places of the rows whose shards have not."""
-    lacking: list[int] = []
-    if name == "tokens" and not anew:
+    if name == "tokens":
         for target, (shard, row) in zip(values, places, strict=True):
             target[...] = shard.tokens[row]
-        return lacking
+        return []
+    lacking = []
     for i, (shard, row) in enumerate(places):
         stored = shard.arrays.get(name)
         if stored is None:
