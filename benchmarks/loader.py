@@ -3,7 +3,7 @@
 python benchmarks/loader.py
 python benchmarks/loader.py --seq-length 2048 --dtype int32
 
-Every figure is the median of rounds in one process; what packprep is compared with (bare ndarrays over the same maps,
+Every figure is CPU time, the median of rounds in one process; what packprep is compared with (bare ndarrays over the same maps,
 and np.memmap) is measured in the same rounds, so that ratios hold on a noisy machine. `make_dataset`, `measured` and
 `reading_rows` may be imported to measure other formats in the same way.
 """
@@ -116,16 +116,16 @@ def make_dataset(
 
 
 def measured(ways: Mapping[str, Callable[[], object]], calls: int, rounds: int = 15) -> dict[str, float]:
-    """Seconds a call of each way: the median over rounds, each of which runs all ways in turn, `calls` calls each."""
+    """CPU seconds a call of each way: the median over rounds, each of which runs all ways in turn, `calls` calls each."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way()
     for _ in range(rounds):
         for name, way in ways.items():
-            begin = time.perf_counter()
+            begin = time.thread_time()
             for _ in range(calls):
                 way()
-            times[name].append((time.perf_counter() - begin) / calls)
+            times[name].append((time.thread_time() - begin) / calls)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
@@ -162,11 +162,11 @@ def reading_places(shards: Sequence[Any], order: Sequence[tuple[int, int]], buff
 FIRST_BATCH = """
 import sys, time, numpy, packprep
 from packprep import open_dataset
-begin = time.perf_counter()
+begin = time.thread_time()
 dataset = open_dataset(sys.argv[1])
-opened = time.perf_counter()
+opened = time.thread_time()
 next(dataset.batches(8))
-print(opened - begin, time.perf_counter() - begin)
+print(opened - begin, time.thread_time() - begin)
 """
 
 
