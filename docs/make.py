@@ -257,8 +257,8 @@ def arrays() -> str:
 _MEANINGS = {
     "tokens": "what the model reads: the text, corrupted where the task corrupts; `pad_id` on padding",
     "labels": "the target of the prediction made at this slot; only if a task of the recipe predicts in place, else derived",
-    "segment_ids": "1, 2, … in row order; 0 is padding",
-    "loss_mask": "1 where the prediction made at this slot is trained",
+    "segment_ids": "1, 2, … in row order; 0 is padding; not in [compact](#compact-shards) shards",
+    "loss_mask": "1 where the prediction made at this slot is trained; in compact shards only where the header does not tell",
     "row_offsets": "how many segments stand before each row",
     "segment_doc": "position of the document in its file: the byte at which its line begins, or its row number; 0 in a text file",
     "segment_start": "the first content token of the document that the segment uses",

@@ -22,6 +22,8 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
     item = np.dtype(plan["token_dtype"]).itemsize
     in_place = any(task.in_place for task in tasks)
     slot_bytes = item * (1 + in_place) + 3
+    left_out = 0 if recipe.output.columns == "full" else 2 if in_place else 3  # segment_ids, loss_mask
+    stored_bytes = slot_bytes - left_out
     tokens = sum(source["tokens"] for source in plan["sources"])
     documents = sum(source["documents"] for source in plan["sources"])
     weights = sum(task.weight for task in tasks)
@@ -86,7 +88,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
         "slots": slots,
         "rows": -(-slots // recipe.seq_length),
         "seq_length": recipe.seq_length,
-        "output_bytes": slots * slot_bytes,
+        "output_bytes": slots * stored_bytes,
         "worker_bytes": PROCESS_BYTES + round(per_shard * (3 * item + expansion * slot_bytes * 2)),
         "engine": plan["engine"],
         "fingerprint": plan["fingerprint"],

@@ -14,6 +14,7 @@ from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_a
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.corpus.reading import Reading, read_documents
+from packprep.dataset.shard import compacted
 
 TOO_LONG = "too_long"
 UNTRAINED = "untrained_segment"
@@ -80,6 +81,8 @@ def make_shard(
         in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
         last_row_padding = recipe.seq_length - int(physical[in_last].sum()) if len(row) else 0
         balance = _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, untrained, shard)
+    if recipe.output.columns == "compact":
+        arrays = compacted(arrays)
     return Made(arrays, reading, balance, Segments(*(column[layout.order] for column in segments)))
 
 

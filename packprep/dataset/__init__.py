@@ -1,9 +1,11 @@
 """ON DISK ↔ TRAINER: the files of a dataset and what reads them; numpy and the standard library only.
 
 ```
-manifest.py ─► shard.py ─► row.py ─► loader.py ─► a trainer
-dataset.json   arrays      a view    batches, state
-                           │         order.py       which row comes when
-                           attention.py             layouts for attention kernels
+manifest.py ─► shard.py ─► loader.py ─┬─► row.py                     a row as a view
+dataset.json   arrays      opens,     └─► gathering.py ─► batches.py ─► a trainer
+                           locates        [B, T] arrays   order, state
+                                          segments.py     what boundaries imply, slot by slot
+                                          redraw.py       noise anew in later epochs
+attention.py, thd.py       layouts for attention kernels
 ```
 """

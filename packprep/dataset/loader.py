@@ -1,4 +1,4 @@
-"""A dataset as a trainer sees it: rows, batches, iteration that can be stopped and taken up exactly.
+"""A dataset as a trainer sees it: rows and batches of its shards, which are opened as they are asked for.
 
     open_dataset(dir) ─► Dataset ── ds[i] ────────── dict of [T] arrays
                           │     ├── ds.row(i) ────── Row, a view of the mapped shard
@@ -10,37 +10,32 @@ Opening reads the manifest alone. A shard is checked and mapped at its first use
 
 import operator
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from packprep.dataset import order
-from packprep.dataset.manifest import Manifest, Task, read_manifest
-from packprep.dataset.redraw import Laws, laws_of, redrawn
-from packprep.dataset.row import Row, derived_labels, read_only
+from packprep.dataset.batches import Batches, integer
+from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS, checked_columns, dtype_of, gather
+from packprep.dataset.manifest import Manifest, Task, is_compact, read_manifest
+from packprep.dataset.redraw import Laws, laws_of
+from packprep.dataset.row import Row, read_only
+from packprep.dataset.segments import Place, Segments
 from packprep.dataset.shard import Shard, open_shard
-from packprep.errors import ArgumentError, DatasetError, StateError
+from packprep.errors import ArgumentError, DatasetError
 
-COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
-MORE_COLUMNS = ("loss_weights", "prefix_ends")  # given on request
-_CAST_BY_ONE_DTYPE = ("tokens", "labels", "segment_ids", "position_ids", "prefix_ends")
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+_new = object.__new__
 
 TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")  # the columns of task_params
-
-_SAMPLES_AHEAD = 4096  # the order is drawn for about so many samples at once
-_MOST_ROWS = 1 << 62  # what a state may count
-
-
-def _derived_position_ids(segment_ids: np.ndarray) -> np.ndarray:
-    """int32 [B, T]: the distance from the begin of each run of one segment id, 0 on padding."""
-    slots = np.arange(segment_ids.shape[-1], dtype=np.int32)
-    begins = np.zeros(segment_ids.shape, np.int32)
-    begins[..., 1:] = np.where(segment_ids[..., 1:] != segment_ids[..., :-1], slots[1:], 0)
-    np.maximum.accumulate(begins, axis=-1, out=begins)
-    return np.where(segment_ids != 0, slots - begins, 0)
 
 
 def _names(what: str, wanted: str | Iterable[str] | None, entries: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -57,9 +52,7 @@ def _names(what: str, wanted: str | Iterable[str] | None, entries: Sequence[Mapp
 
 def _default_max_open() -> int:
     """1024 maps, or half of the open files that the system allows: a map holds its file open."""
-    try:
-        import resource
-    except ImportError:
+    if resource is None:
         return 256
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1024 if soft == resource.RLIM_INFINITY else max(1, min(1024, soft // 2))
@@ -68,45 +61,40 @@ def _default_max_open() -> int:
 class Dataset:
     """The rows of a dataset on disk, in shard order; made by open_dataset.
 
-    manifest: dataset.json as a dict. tasks: its task table. It may be pickled (workers open it again), forked, and read
-    by several threads.
+    manifest: dataset.json as a dict. tasks: its task table. seq_length: slots of a row. vocab_size: rows that an
+    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. It may be pickled (workers open it
+    again), forked, and read by several threads.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, max_open: int):
         self.directory = directory
         self.manifest = manifest
         self.max_open = max_open
-        rows = np.array([entry["rows"] for entry in manifest["shards"]], np.int64)
-        self._first_row = np.concatenate(([0], np.cumsum(rows)))
+        self.seq_length, self.vocab_size, self.pad_id = (manifest[k] for k in ("seq_length", "vocab_size", "pad_id"))
+        self.token_dtype = np.dtype(manifest["token_dtype"])
+        self._first_row = [0, *accumulate(entry["rows"] for entry in manifest["shards"])]  # of each shard, and the end
+        self._row_bounds = np.array(self._first_row)
+        self._n_rows = self._first_row[-1]
         self._is_block_diffusion = np.array([task["attention"] == "block_diffusion" for task in self.tasks])
+        self._has_block_diffusion = bool(self._is_block_diffusion.any())
         self._predicts_in_place = any(task["label_alignment"] == "same_slot" for task in self.tasks)
+        self._is_compact = is_compact(manifest)
         self._loss_on: tuple[np.ndarray, np.ndarray] | None = None
-        self._open: dict[int, Shard] = {}
+        self._columns: tuple[str, ...] = COLUMNS
+        self._dtype: Any = None
+        self._open: dict[int, tuple[np.ndarray, Shard, int]] = {}  # tokens, shard, its first row
+        self._forgets = (
+            len(manifest["shards"]) > max_open
+        )  # whether shards are closed again, those longest unused first
 
     def __reduce__(self):
-        return _reopen, (self.directory, self.manifest, self.max_open, self._loss_on)
+        return _reopen, (self.directory, self.manifest, self.max_open, self._loss_on, self._columns, self._dtype)
 
     def __repr__(self) -> str:
         return f"Dataset({str(self.directory)!r}: {len(self)} rows of {self.seq_length} slots)"
 
     def __len__(self) -> int:
-        return int(self._first_row[-1])
-
-    @property
-    def seq_length(self) -> int:
-        return self.manifest["seq_length"]
-
-    @property
-    def vocab_size(self) -> int:
-        return self.manifest["vocab_size"]
-
-    @property
-    def pad_id(self) -> int:
-        return self.manifest["pad_id"]
-
-    @property
-    def token_dtype(self) -> np.dtype:
-        return np.dtype(self.manifest["token_dtype"])
+        return self._n_rows
 
     @property
     def tasks(self) -> list[Task]:
@@ -127,62 +115,94 @@ class Dataset:
     def _laws(self) -> Laws:
         return laws_of(self.manifest)
 
-    def _shard(self, number: int) -> Shard:
+    def _mapped(self, number: int) -> tuple[np.ndarray, Shard, int]:
+        """(tokens, shard, its first row) of shard `number`, which is checked and mapped at its first use."""
         # No lock, which a fork could leave held: single dict operations are atomic, and two threads that miss at once
         # only map a shard twice.
-        shard = self._open.pop(number, None)
-        if shard is None:
-            entry = self.manifest["shards"][number]
-            shard = open_shard(
-                self.directory / entry["file"],
-                self.seq_length,
-                self.token_dtype,
-                rows=entry["rows"],
-                segments=entry["segments"],
-            )
-            if self._predicts_in_place and "labels" not in shard.layout:
-                raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
-        self._open[number] = shard  # last: the one used most recently
-        if len(self._open) > self.max_open:
+        known = self._open.pop(number, None) if self._forgets else self._open.get(number)
+        if known is None:
+            shard = self._opened(number)
+            known = (shard.tokens, shard, self._first_row[number])
+        self._open[number] = known  # last: the one used most recently
+        if self._forgets and len(self._open) > self.max_open:
             for least_recent in list(self._open)[: -self.max_open]:
                 self._open.pop(least_recent, None)
+        return known
+
+    def _opened(self, number: int) -> Shard:
+        entry = self.manifest["shards"][number]
+        shard = open_shard(
+            self.directory / entry["file"],
+            self.seq_length,
+            self.token_dtype,
+            rows=entry["rows"],
+            segments=entry["segments"],
+            compact=self._is_compact,
+        )
+        if self._predicts_in_place and "labels" not in shard.layout:
+            raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
         return shard
 
-    def _locate(self, indices: np.ndarray) -> list[tuple[Shard, int]]:
+    def _locate(self, indices: np.ndarray) -> list[Place]:
         """(shard, row in it) of each index, which may count from the end; IndexError beyond."""
         if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
             raise ArgumentError(f"row indices should be a list of integers, not {indices.dtype}{list(indices.shape)}")
-        n = len(self)
+        n = self._n_rows
         outside = (indices < -n) | (indices >= n)
         if outside.any():
             raise IndexError(f"row {indices[outside][0]} of a dataset of {n} rows")
         rows = indices.astype(np.int64)
         rows[rows < 0] += n
-        numbers = np.searchsorted(self._first_row, rows, side="right") - 1
-        places = rows - self._first_row[numbers]
-        return [(self._shard(b), r) for b, r in zip(numbers.tolist(), places.tolist(), strict=True)]
+        numbers = (np.searchsorted(self._row_bounds, rows, side="right") - 1).tolist()
+        if self._forgets:  # a batch may need more shards than stay mapped
+            mapped = {number: self._mapped(number) for number in dict.fromkeys(numbers)}
+        else:
+            mapped = self._open
+            for number in numbers:
+                if number not in mapped:
+                    self._mapped(number)
+        places = []
+        for number, row in zip(numbers, rows.tolist(), strict=True):
+            _, shard, first_row = mapped[number]
+            places.append((shard, row - first_row))
+        return places
 
     def row(self, index: int) -> Row:
         """Row `index` as a view of its shard; negative indices count from the end; IndexError beyond."""
-        index = self._index(index)
-        [(shard, row)] = self._locate(np.array([index]))
-        return Row(self, index, shard, row)
+        if type(index) is not int or not 0 <= index < self._n_rows:
+            index = self._index(index)
+        number = bisect_right(self._first_row, index) - 1
+        # This is called once a row, where copying the row costs about a microsecond, of which a call is a tenth: so a
+        # shard that is mapped is not noted as used, and a Row is made without its __init__.
+        try:
+            tokens, shard, first_row = self._open[number]
+        except KeyError:
+            tokens, shard, first_row = self._mapped(number)
+        row = _new(Row)
+        row.dataset, row.index, row._shard = self, index, shard
+        row._row = place = index - first_row
+        row.tokens = tokens[place]
+        return row
 
     def _index(self, index: int) -> int:
-        n = len(self)
+        n = self._n_rows
         index = operator.index(index)
         if not -n <= index < n:
             raise IndexError(f"row {index} of a dataset of {n} rows")
         return index % n
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """tokens, labels, segment_ids, position_ids, loss_mask of one row, [T] each, writable copies."""
+        """tokens, labels, segment_ids, position_ids, loss_mask of one row, or the columns of `with_columns`: [T] each,
+        writable copies."""
         return {name: values[0] for name, values in self.batch([self._index(index)]).items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        """A list of what ds[i] gives, by one gather; torch's DataLoader calls it."""
+        """A list of what ds[i] gives, views of one gathered batch; torch's DataLoader calls it."""
         batch = self.batch(indices)
-        return [{name: values[i] for name, values in batch.items()} for i in range(len(indices))]
+        if len(batch) == 1:
+            [(name, rows)] = batch.items()
+            return [{name: values} for values in rows]
+        return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
     def batch(
         self,
@@ -198,59 +218,26 @@ class Dataset:
         position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to write into, whose dtypes
         then decide; its arrays are returned. epochs: one for each row; above 0, its in-place segments are noised anew.
         """
-        names = _checked_columns(columns, out)
+        if columns is not None:
+            names = checked_columns(columns)
+        else:
+            names = self._columns if out is None else checked_columns(out)
         places = self._locate(np.asarray(indices, None if len(indices) else np.int64))
         anew = self._anew(epochs, len(places))
         shape = (len(places), self.seq_length)
-        batch: dict[str, np.ndarray] = {}
-        for name in names:
-            if out is None:
-                batch[name] = np.empty(shape, self._dtype_of(name, dtype))
-            elif out[name].shape != shape:
-                raise ArgumentError(f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}")
-            else:
-                batch[name] = out[name]
-
-        derive_labels = "labels" in names and not all("labels" in shard.layout for shard, _ in places)
-        scratch: dict[str, np.ndarray] = {}
-
-        def gathered(name: str) -> np.ndarray:
-            """The stored array `name` of all rows, in its own dtype."""
-            if name in batch and batch[name].dtype == self._dtype_of(name, None):
-                return batch[name]
-            if name not in scratch:
-                scratch[name] = np.empty(shape, self._dtype_of(name, None))
-                for i, (shard, row) in enumerate(places):
-                    scratch[name][i] = shard.arrays[name][row]
-            return scratch[name]
-
-        for name in ("tokens", "segment_ids", "loss_mask", "labels"):
-            if name in names and not (name == "labels" and derive_labels):
-                if name == "loss_mask" and self._loss_on is not None:
-                    continue
-                for i, (shard, row) in enumerate(places):
-                    if name in ("tokens", "loss_mask") and i in anew:
-                        continue
-                    np.copyto(batch[name][i], shard.arrays[name][row], casting="unsafe")
-        if derive_labels:
-            derived_labels(gathered("tokens"), gathered("segment_ids"), self.pad_id, batch["labels"])
-        by_row = [name for name in MORE_COLUMNS if name in names]
-        if "loss_mask" in names and self._loss_on is not None:
-            by_row.append("loss_mask")
-        if "position_ids" in names:
-            if self._is_block_diffusion.any():
-                by_row.append("position_ids")
-            else:
-                np.copyto(batch["position_ids"], _derived_position_ids(gathered("segment_ids")), casting="unsafe")
-        if by_row:
-            for i, (shard, row) in enumerate(places):
-                view = Row(self, -1, shard, row)
-                for name in by_row:
-                    if name in ("loss_mask", "loss_weights") and i in anew:
-                        continue
-                    np.copyto(batch[name][i], getattr(view, name), casting="unsafe")
-        if anew:
-            self._redraw(batch, places, anew)
+        if out is None:
+            dtype = self._dtype if dtype is None else dtype
+            batch = {name: np.empty(shape, dtype_of(name, self.token_dtype, dtype)) for name in names}
+        else:
+            for name in names:
+                if name not in out:
+                    raise ArgumentError(f"out has no array for column {name!r}")
+                if out[name].shape != shape:
+                    raise ArgumentError(
+                        f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}"
+                    )
+            batch = {name: out[name] for name in names}
+        gather(self, places, batch, anew)
         return batch
 
     def _anew(self, epochs: Sequence[int] | np.ndarray | None, n_rows: int) -> dict[int, int]:
@@ -259,46 +246,18 @@ class Dataset:
             return {}
         if len(epochs) != n_rows:
             raise ArgumentError(f"{len(epochs)} epochs are given for {n_rows} rows")
-        numbers = [_integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
+        numbers = [integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
         return {i: epoch for i, epoch in enumerate(numbers) if epoch} if self._predicts_in_place else {}
 
-    def _redraw(self, batch: dict[str, np.ndarray], places: list[tuple[Shard, int]], anew: dict[int, int]) -> None:
-        """Fill in tokens, loss_mask and loss_weights of the rows that are noised anew, as far as they are wanted."""
-        if not {"tokens", "loss_mask", "loss_weights"} & set(batch):
-            return
-        which = list(anew)
-        own = [places[i] for i in which]
-        every = len(which) == len(places)
-        direct: dict[str, np.ndarray] = {
-            name: batch[name]
-            for name in ("tokens", "loss_mask")
-            if every
-            and name in batch
-            and batch[name].flags.c_contiguous
-            and batch[name].dtype == self._dtype_of(name, None)
-        }
-        weighted = "loss_weights" in batch
-        epochs = np.array(list(anew.values()), np.int64)
-        made = redrawn(self._laws, own, epochs, self.seq_length, weighted, direct)
-        if self._loss_on is not None:
-            for i, (shard, row) in enumerate(own):
-                made.loss_mask[i] *= Row(self, -1, shard, row)._loss_is_on()
-        if made.loss_weights is not None:
-            np.multiply(made.loss_weights, made.loss_mask, out=made.loss_weights)
-        for name, rows in made._asdict().items():
-            if name in batch and name not in direct:
-                batch[name][slice(None) if every else which] = rows
+    def _loss_is_on(self, segments: Segments) -> np.ndarray:
+        """bool, flat: the slots of the segments that `with_loss_on` kept; padding False."""
+        assert self._loss_on is not None
+        sources, tasks = self._loss_on
+        return segments.at_slots(segments.looked_up("source", sources) & segments.looked_up("task", tasks), False)
 
-    def _dtype_of(self, name: str, dtype: Any) -> np.dtype:
-        if isinstance(dtype, Mapping):
-            dtype = dtype.get(name)
-        elif name not in _CAST_BY_ONE_DTYPE:
-            dtype = None
-        if dtype is not None:
-            return np.dtype(dtype)
-        if name in ("tokens", "labels"):
-            return self.token_dtype
-        return np.dtype({"segment_ids": "u2", "loss_mask": "u1", "loss_weights": "f4"}.get(name, "i4"))
+    def _is_in_halves(self, segments: Segments) -> np.ndarray | None:
+        """bool[m]: the segments of block diffusion; None where no task is."""
+        return segments.looked_up("task", self._is_block_diffusion) if self._has_block_diffusion else None
 
     def batches(
         self,
@@ -325,131 +284,30 @@ class Dataset:
         sources, tasks = _names("source", source, self.manifest["sources"]), _names("task", task, self.tasks)
         if self._loss_on is not None:
             sources, tasks = sources & self._loss_on[0], tasks & self._loss_on[1]
-        return _reopen(self.directory, self.manifest, self.max_open, (sources, tasks))
+        return _reopen(self.directory, self.manifest, self.max_open, (sources, tasks), self._columns, self._dtype)
+
+    def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> "Dataset":
+        """The same rows, of which ds[i], ds.__getitems__, batch and batches give these columns in this dtype, unless they
+        are asked for others; both as in `batch`. A torch DataLoader over it reads no more than it needs:
+
+            DataLoader(ds.with_columns(["tokens", "loss_mask"], dtype=np.int64), batch_size=8)
+        """
+        names = checked_columns(columns)
+        chosen = {name: dtype_of(name, self.token_dtype, dtype) for name in COLUMNS + MORE_COLUMNS}
+        return _reopen(self.directory, self.manifest, self.max_open, self._loss_on, names, chosen)
 
 
-def _checked_columns(columns: Sequence[str] | None, out: Mapping[str, np.ndarray] | None) -> tuple[str, ...]:
-    names = tuple(columns) if columns is not None else tuple(out) if out is not None else COLUMNS
-    for name in names:
-        if name not in COLUMNS + MORE_COLUMNS:
-            raise ArgumentError(f"no column is called {name!r}; there are {', '.join(COLUMNS + MORE_COLUMNS)}")
-        if out is not None and name not in out:
-            raise ArgumentError(f"out has no array for column {name!r}")
-    return names
-
-
-def _reopen(directory: Path, manifest: Manifest, max_open: int, loss_on) -> Dataset:
+def _reopen(
+    directory: Path,
+    manifest: Manifest,
+    max_open: int,
+    loss_on: tuple[np.ndarray, np.ndarray] | None,
+    columns: tuple[str, ...],
+    dtype: Any,
+) -> Dataset:
     dataset = Dataset(directory, manifest, max_open)
-    dataset._loss_on = loss_on
+    dataset._loss_on, dataset._columns, dataset._dtype = loss_on, columns, dtype
     return dataset
-
-
-class Batches:
-    """Batches of one rank, without end or for `epochs`; its state goes on at any world size and batch size."""
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        batch_size: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        shuffle: bool,
-        epochs: int | None,
-        columns: Sequence[str] | None,
-        dtype: Any,
-        redraw: bool = False,
-    ):
-        batch_size = _integer("batch_size", batch_size, 1, 1 << 31)
-        world_size = _integer("world_size", world_size, 1, 1 << 31)
-        rank = _integer("rank", rank, 0, world_size)
-        if epochs is not None:
-            epochs = _integer("epochs", epochs, 0, 1 << 31)
-        elif len(dataset) == 0:
-            raise ArgumentError(f"{dataset.directory} has no rows: batches without `epochs` would never come")
-        _checked_columns(columns, None)
-        self.dataset = dataset
-        self._seed = _integer("seed", seed, 0, 1 << 64)
-        self._shuffle = bool(shuffle)
-        self._batch_size, self._rank, self._world_size, self._epochs = batch_size, rank, world_size, epochs
-        self._columns, self._dtype = columns, dtype
-        self._redraw = bool(redraw)
-        if self._redraw:
-            _ = dataset._laws  # refuses a task without one now, not after an epoch
-        self._rows = 0  # delivered over all ranks before `_step` 0
-        self._step = 0
-        self._ahead: list[tuple[np.ndarray, np.ndarray]] = []  # rows and epochs of the next steps, the next one last
-
-    def __iter__(self) -> "Batches":
-        return self
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        if not self._ahead:
-            self._ahead = self._draw()
-            if not self._ahead:
-                raise StopIteration
-        rows, epochs = self._ahead[-1]
-        anew = epochs if self._redraw else None
-        batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, epochs=anew)
-        self._ahead.pop()  # only now: a batch that could not be read is not delivered
-        self._step += 1
-        return batch
-
-    def _draw(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Rows and epochs of the next steps, the next one last; empty at the end."""
-        n, size, world = len(self.dataset), self._batch_size, self._world_size
-        steps = max(1, min(_SAMPLES_AHEAD // size, n // (size * world)))  # no more epochs at once than one and its end
-        if self._epochs is not None:
-            all_steps = order.n_steps(self._rows, n, self._epochs, size, world)
-            steps = min(steps, all_steps - self._step)
-            if steps <= 0:
-                return []
-        at = [order.samples_of_step(self._rows, self._step + k, size, self._rank, world) for k in range(steps)]
-        samples = np.array(at, np.int64)
-        rows = order.rows_of_samples(samples, n, self._seed, self._shuffle)
-        end = np.iinfo(np.int64).max if self._epochs is None else self._epochs * n
-        kept = samples < end
-        return [(r[k], g[k] // n) for r, g, k in zip(rows, samples, kept, strict=True)][::-1]
-
-    def state_dict(self) -> dict[str, Any]:
-        """{fingerprint, seed, shuffle, rows}, for json: where all ranks stand after the steps made so far."""
-        rows = self._rows + self._step * self._batch_size * self._world_size
-        if self._epochs is not None:
-            rows = max(self._rows, min(rows, self._epochs * len(self.dataset)))
-        return {
-            "fingerprint": self.dataset.manifest["fingerprint"],
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "rows": rows,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the rows that `state` has delivered; StateError if it is another dataset's, seed's or order's."""
-        mine = self.state_dict()
-        if not isinstance(state, Mapping) or set(state) != set(mine):
-            keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-            raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}")
-        for key in ("fingerprint", "seed", "shuffle"):
-            if type(state[key]) is not type(mine[key]) or state[key] != mine[key]:
-                raise StateError(
-                    f"the state's {key} is {state[key]!r}, this loader's is {mine[key]!r}: going on would repeat and "
-                    f"skip rows; open that dataset, with that seed and shuffle"
-                )
-        rows = state["rows"]
-        if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
-            raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
-        self._rows, self._step, self._ahead = rows, 0, []
-
-
-def _integer(name: str, value: Any, least: int, below: int) -> int:
-    """`value` as an int in least … below − 1."""
-    try:
-        number = int(value.__index__())
-    except AttributeError:
-        number = None
-    if number is None or isinstance(value, bool | np.bool_) or not least <= number < below:
-        raise ArgumentError(f"{name} is {value!r} and should be an integer in {least} … {below - 1}")
-    return number
 
 
 def open_dataset(directory: str | os.PathLike, *, max_open: int | None = None) -> Dataset:
@@ -460,5 +318,5 @@ def open_dataset(directory: str | os.PathLike, *, max_open: int | None = None) -
     """
     if not isinstance(directory, str | os.PathLike):
         raise ArgumentError(f"open_dataset takes one directory; mixtures of several are not supported: {directory!r}")
-    limit = _default_max_open() if max_open is None else _integer("max_open", max_open, 1, 1 << 31)
+    limit = _default_max_open() if max_open is None else integer("max_open", max_open, 1, 1 << 31)
     return Dataset(Path(directory), read_manifest(directory), limit)

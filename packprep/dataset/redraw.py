@@ -12,11 +12,11 @@ import numpy as np
 
 from packprep.dataset import noise
 from packprep.dataset.manifest import Manifest
-from packprep.dataset.shard import Shard
+from packprep.dataset.segments import Place, Segments, spread
 from packprep.errors import ArgumentError, DatasetError
 
 _EPOCHS = 1 << 32  # chance repeats after so many
-_COLUMNS = ("segment_task", "segment_key", "segment_start", "segment_tokens", "segment_loss_weight")
+_COLUMNS = ("task", "key", "start", "tokens", "loss_weight")
 
 
 class Law(NamedTuple):
@@ -58,6 +58,10 @@ class _Segments(NamedTuple):
     tokens: np.ndarray
     weight: np.ndarray
 
+    def at_slots(self, values: np.ndarray, elsewhere, size: int) -> np.ndarray:
+        """[size]: each slot's value of its segment, and `elsewhere` between them."""
+        return spread(self.at, self.slots, values, elsewhere, size)
+
 
 def laws_of(manifest: Manifest) -> Laws:
     """The laws of a dataset's tasks; ArgumentError if an in-place task has none here."""
@@ -88,7 +92,7 @@ def laws_of(manifest: Manifest) -> Laws:
 
 def redrawn(
     laws: Laws,
-    places: Sequence[tuple[Shard, int]],
+    places: Sequence[Place],
     epochs: np.ndarray,
     seq_length: int,
     weighted: bool,
@@ -118,7 +122,7 @@ def redrawn(
         for i, (shard, row) in enumerate(places):
             labels[i], tokens[i] = shard.arrays["labels"][row], shard.arrays["tokens"][row]
             loss_mask[i] = shard.arrays["loss_mask"][row]
-        anew = _at_slots(segments, in_place, np.bool_(False), tokens.size).reshape(shape)
+        anew = segments.at_slots(in_place, False, tokens.size).reshape(shape)
         np.copyto(tokens, labels, where=anew)
         np.copyto(loss_mask, 0, where=anew)
     weight, by_block = segments.weight.copy(), []
@@ -137,54 +141,19 @@ def redrawn(
                 by_block.append((which, law, noised.blocks[0], noised.blocks[2]))
     if not weighted:
         return Redrawn(tokens, loss_mask, None)
-    weights = _at_slots(segments, weight, np.float32(0), tokens.size)
+    weights = segments.at_slots(weight, 0, tokens.size)
     for which, law, count, values in by_block:
         _put_block_weights(weights, segments, which, law.parameters["block_length"], count, values)
     return Redrawn(tokens, loss_mask, weights.reshape(shape))
 
 
-def _segments(places: Sequence[tuple[Shard, int]], seq_length: int) -> _Segments:
+def _segments(places: Sequence[Place], seq_length: int) -> _Segments:
     """The header of the rows' segments."""
-    names = ("cu_seqlens", "cu_seqlens_padded" if "cu_seqlens_padded" in places[0][0].layout else "cu_seqlens")
-    offsets: list[list[np.ndarray]] = [[], []]
-    columns: list[list[np.ndarray]] = [[], [], [], [], []]
-    many = np.empty(len(places), np.int64)
-    for i, (shard, row) in enumerate(places):  # once a row: slices alone
-        begin, end = shard.segment_range(row)
-        arrays = shard.arrays
-        many[i] = end - begin
-        for parts, name in zip(offsets, names, strict=True):
-            parts.append(arrays[name][begin + row : end + row + 1])
-        for parts, name in zip(columns, _COLUMNS, strict=True):
-            parts.append(arrays[name][begin:end])
-    real, physical = (np.concatenate(parts).astype(np.int64) for parts in offsets)
-    last = np.cumsum(many + 1) - 1
-    is_first = np.zeros(len(real), np.bool_)
-    is_first[last - many] = True
-    slots, room = np.diff(real, prepend=0)[~is_first], np.diff(physical, prepend=0)[~is_first]
-    rows = np.repeat(np.arange(len(places)), many)
-    wrong = (real[is_first] != 0) | (physical[is_first] != 0) | (physical[last] > seq_length)
-    wrong[rows[(slots < 1) | (room < slots)]] = True
-    if wrong.any():
-        shard, row = places[int(np.argmax(wrong))]
-        raise DatasetError(
-            f"{shard.path}: row {row}: its cu_seqlens do not ascend from 0 to at most {seq_length}; "
-            "`packprep verify` says where else"
-        )
-    at = physical[np.flatnonzero(~is_first) - 1] + rows * seq_length
-    task, key, start, tokens, weight = (np.concatenate(parts) for parts in columns)
-    return _Segments(rows, at, slots, task, key, start, tokens, weight)
+    segments = Segments(places, seq_length)
+    return _Segments(segments.row, segments.at, segments.slots, *(segments.column(name) for name in _COLUMNS))
 
 
-def _at_slots(segments: _Segments, values: np.ndarray, elsewhere: np.generic, size: int) -> np.ndarray:
-    """[size]: each slot's value of its segment, and `elsewhere` between them."""
-    gap = np.append(segments.at, size) - np.append(0, segments.at + segments.slots)
-    runs, parts = np.empty(2 * len(values) + 1, np.int64), np.full(2 * len(values) + 1, elsewhere, values.dtype)
-    runs[0::2], runs[1::2], parts[1::2] = gap, segments.slots, values
-    return np.repeat(parts, runs)
-
-
-def _may(places: Sequence[tuple[Shard, int]], segments: _Segments, size: int) -> np.ndarray | None:
+def _may(places: Sequence[Place], segments: _Segments, size: int) -> np.ndarray | None:
     """uint8[size]: the slots inside trained ranges; None where shards have none."""
     with_ranges = ["trained_ranges" in shard.arrays for shard, _ in places]
     if not any(with_ranges):

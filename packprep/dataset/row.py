@@ -1,12 +1,12 @@
 """One row as a view of its mapped shard; what is not stored is derived from it at first use."""
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from packprep.dataset import attention
+from packprep.dataset.segments import Segments
 from packprep.dataset.shard import Shard
 from packprep.errors import ArgumentError, DatasetError
 
@@ -28,20 +28,11 @@ _SEGMENT_COLUMNS = (
 )
 
 
-def derived_labels(tokens: np.ndarray, segment_ids: np.ndarray, pad_id: int, out: np.ndarray) -> np.ndarray:
-    """out [..., T]: the next slot's token of the same segment, elsewhere pad_id."""
-    same = (segment_ids[..., 1:] == segment_ids[..., :-1]) & (segment_ids[..., 1:] != 0)
-    out[...] = pad_id
-    np.copyto(out[..., :-1], tokens[..., 1:], where=same, casting="unsafe")
-    return out
-
-
 def read_only(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
 
 
-@dataclass(frozen=True, eq=False)
 class Row:
     """Row `index` of a dataset: views of the mapped shard, or what is derived from them at first use; read-only.
 
@@ -51,13 +42,20 @@ class Row:
         cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter None where segments are contiguous
         segments      the header's columns by their short names, [n_segments] each, and begin, end: physical slots
 
-    Reading a part that is damaged raises DatasetError with file and row.
+    Made by Dataset.row. Reading a part that is damaged raises DatasetError with file and row.
     """
 
-    dataset: "Dataset" = field(repr=False)
-    index: int
-    _shard: Shard = field(repr=False)
-    _row: int = field(repr=False)  # in its shard
+    __slots__ = ("__dict__", "_row", "_shard", "dataset", "index", "tokens")  # the dict: what is derived
+
+    def __init__(self, dataset: "Dataset", index: int, shard: Shard, row: int):  # Dataset.row does the same by itself
+        self.dataset = dataset
+        self.index = index
+        self.tokens = shard.tokens[row]
+        self._shard = shard
+        self._row = row  # in its shard
+
+    def __repr__(self) -> str:
+        return f"Row({self.index})"
 
     def _fault(self, what: str) -> DatasetError:
         return DatasetError(f"{self._shard.path}: row {self._row}: {what}; `packprep verify` says where else")
@@ -66,6 +64,10 @@ class Row:
     def _range(self) -> tuple[int, int]:
         return self._shard.segment_range(self._row)
 
+    @cached_property
+    def _segments(self) -> Segments:
+        return Segments([(self._shard, self._row)], self.dataset.seq_length)
+
     def _offsets(self, name: str) -> np.ndarray:
         begin, end = self._range
         offsets = self._shard.arrays[name][begin + self._row : end + self._row + 1]
@@ -73,47 +75,26 @@ class Row:
             raise self._fault(f"{name} does not ascend from 0 to at most {self.dataset.seq_length}")
         return offsets
 
-    @property
-    def tokens(self) -> np.ndarray:
-        return self._shard.arrays["tokens"][self._row]
-
     @cached_property
     def labels(self) -> np.ndarray:
-        labels = self._shard.arrays.get("labels")
-        if labels is not None:
-            return labels[self._row]
-        out = np.empty_like(self.tokens)
-        return read_only(derived_labels(self.tokens, self.segment_ids, self.dataset.pad_id, out))
+        stored = self._shard.arrays.get("labels")
+        if stored is not None:
+            return stored[self._row]
+        labels = np.empty_like(self.tokens)
+        labels[:-1] = self.tokens[1:]
+        labels[self._segments.without_next()] = self.dataset.pad_id
+        return read_only(labels)
 
-    @property
+    @cached_property
     def segment_ids(self) -> np.ndarray:
-        return self._shard.arrays["segment_ids"][self._row]
+        stored = self._shard.arrays.get("segment_ids")
+        return read_only(self._segments.segment_ids()) if stored is None else stored[self._row]
 
     @cached_property
     def loss_mask(self) -> np.ndarray:
-        stored = self._shard.arrays["loss_mask"][self._row]
-        return stored if self.dataset._loss_on is None else read_only(stored * self._loss_is_on())
-
-    def _loss_is_on(self) -> np.ndarray:
-        """bool[T]: the slots of the segments that `with_loss_on` kept; padding False."""
-        assert self.dataset._loss_on is not None
-        sources, tasks = self.dataset._loss_on
-        kept = self._of_segment("source", sources) & self._of_segment("task", tasks)
-        return self._at_slots(kept, False)
-
-    def _of_segment(self, column: str, table: np.ndarray) -> np.ndarray:
-        """What `table` says of each segment's task or source."""
-        index = self.segments[column]
-        if len(index) and index.max() >= len(table):
-            raise self._fault(f"segment_{column} {index.max()} is beyond the manifest's {len(table)} {column}s")
-        return table[index]
-
-    def _at_slots(self, per_segment: np.ndarray, padding) -> np.ndarray:
-        """Each slot's value of its segment."""
-        values = np.append(np.asarray(padding, per_segment.dtype), per_segment)
-        if self.segment_ids.max(initial=0) >= len(values):
-            raise self._fault(f"segment id {self.segment_ids.max()} is beyond its {self.n_segments} segments")
-        return values[self.segment_ids]
+        stored = self._shard.arrays.get("loss_mask")
+        mask = read_only(self._segments.next_token_loss_mask()) if stored is None else stored[self._row]
+        return mask if self.dataset._loss_on is None else read_only(mask * self.dataset._loss_is_on(self._segments))
 
     @cached_property
     def cu_seqlens(self) -> np.ndarray:
@@ -155,13 +136,7 @@ class Row:
     @cached_property
     def position_ids(self) -> np.ndarray:
         """int32[T]: from 0 in each segment, and in each half of a block-diffusion segment; padding 0."""
-        positions = attention.position_ids(self.cu_seqlens, self.dataset.seq_length, self.cu_seqlens_padded)
-        if self.dataset._is_block_diffusion.any():
-            for i in np.flatnonzero(self._of_segment("task", self.dataset._is_block_diffusion)):
-                begin, end = int(self.segments["begin"][i]), int(self.segments["end"][i])
-                half = (end - begin) // 2
-                positions[begin + half : end] -= half
-        return read_only(positions)
+        return read_only(self._segments.position_ids(self.dataset._is_in_halves(self._segments)))
 
     @cached_property
     def prefix_ends(self) -> np.ndarray:
@@ -177,9 +152,10 @@ class Row:
     @cached_property
     def loss_weights(self) -> np.ndarray:
         """float32[T]: loss_mask times the weight of the slot's segment, or of its block in block diffusion."""
-        weights = self._at_slots(self.segments["loss_weight"], 0)
+        weights = self._segments.at_slots(self.segments["loss_weight"], 0)
         if "block_offsets" in self._shard.arrays:
-            for i in np.flatnonzero(self._of_segment("task", self.dataset._is_block_diffusion)):
+            in_halves = self.dataset._is_in_halves(self._segments)
+            for i in np.flatnonzero(in_halves) if in_halves is not None else ():
                 self._put_block_weights(weights, int(i))
         return read_only(weights * self.loss_mask)
 

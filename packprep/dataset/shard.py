@@ -58,11 +58,13 @@ def layout(
     padded: bool = False,
     blocks: int | None = None,
     trained: int | None = None,
+    compact: bool = False,
 ) -> Layout:
     """The arrays of a shard in file order: name → (dtype, shape).
 
     labels: a task predicts in place. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
-    block_diffusion. trained: number of trained ranges, None where no source has any.
+    block_diffusion. trained: number of trained ranges, None where no source has any. compact: without segment_ids, and
+    without loss_mask unless tasks predict in place or ranges are trained: cu_seqlens and segment_prefix determine them.
     """
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
@@ -71,8 +73,10 @@ def layout(
     arrays: Layout = {"tokens": (token, slots)}
     if labels:
         arrays["labels"] = (token, slots)
-    arrays["segment_ids"] = (u16, slots)
-    arrays["loss_mask"] = (u8, slots)
+    if not compact:
+        arrays["segment_ids"] = (u16, slots)
+    if not compact or labels or trained is not None:
+        arrays["loss_mask"] = (u8, slots)
 
     arrays["row_offsets"] = (i64, (rows + 1,))
     arrays["segment_doc"] = (i64, (segments,))
@@ -129,11 +133,25 @@ def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_leng
         padded="cu_seqlens_padded" in shapes,
         blocks=count("block_noise") if has_blocks else None,
         trained=count("trained_ranges") if has_trained else None,
+        compact="segment_ids" not in shapes,
     )
     missing = [name for name in expected if name not in shapes]
     if missing:
         raise DatasetError(f"{where}: array {missing[0]!r} is missing")
+    more = [name for name in shapes if name not in expected]
+    if more:
+        raise DatasetError(
+            f"{where}: array {more[0]!r} stands where 'segment_ids' is missing, and both are left out or none"
+        )
     return expected
+
+
+def compacted(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of a shard without those that a compact one leaves out."""
+    rows, length = arrays["tokens"].shape
+    trained = len(arrays["trained_ranges"]) if "trained_ranges" in arrays else None
+    kept = layout(rows, 0, length, arrays["tokens"].dtype, labels="labels" in arrays, trained=trained, compact=True)
+    return {name: array for name, array in arrays.items() if name in kept or name not in ("segment_ids", "loss_mask")}
 
 
 def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
@@ -214,10 +232,15 @@ class Shard:
             begin += _n_bytes(dtype, shape)
         return arrays
 
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """arrays["tokens"], at hand: every row that is read asks for it."""
+        return self.arrays["tokens"]
+
     def segment_range(self, row: int) -> tuple[int, int]:
         """The half-open range of `row`'s segments (0 ≤ row < rows); DatasetError if it is not inside the columns."""
         offsets = self.arrays["row_offsets"]
-        begin, end = int(offsets[row]), int(offsets[row + 1])
+        begin, end = offsets[row : row + 2].tolist()
         if not 0 <= begin <= end <= self.segments:
             raise DatasetError(
                 f"{self.path}: row {row}: row_offsets {begin}, {end} do not lie in 0 … {self.segments} ascending; "
@@ -266,10 +289,11 @@ def open_shard(
     *,
     rows: int | None = None,
     segments: int | None = None,
+    compact: bool | None = None,
 ) -> Shard:
     """The shard at `path`, its header checked before anything is allocated from its numbers, its arrays not yet mapped.
 
-    seq_length, token_dtype: the manifest's; rows, segments: the manifest's too, where known.
+    seq_length, token_dtype: the manifest's; rows, segments, compact: the manifest's too, where known.
     Raises DatasetError, naming file, array and values, at whatever does not agree.
     """
     path = Path(path)
@@ -285,6 +309,11 @@ def open_shard(
         if not _is_counts(entry["shape"]) or not _is_counts(offsets) or len(offsets) != 2:
             raise DatasetError(f"{path}: array {name!r}: shape or data_offsets are not lists of non-negative integers")
         shapes[name] = tuple(entry["shape"])
+    if compact is not None and compact == ("segment_ids" in shapes):
+        raise DatasetError(
+            f"{path}: array 'segment_ids' is {'there' if compact else 'missing'}, "
+            f'and the manifest\'s recipe says columns = "{"compact" if compact else "full"}"'
+        )
     expected = _inferred_layout(str(path), shapes, seq_length, token_dtype)
 
     begin = 0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.dataset.manifest import Manifest
+from packprep.dataset.manifest import Manifest, is_compact
 from packprep.dataset.shard import Shard, open_shard
 from packprep.errors import DatasetError
 
@@ -29,6 +29,7 @@ def shard_of(directory: Path, manifest: Manifest, number: int) -> Shard:
         manifest["token_dtype"],
         rows=entry["rows"],
         segments=entry["segments"],
+        compact=is_compact(manifest),
     )
 
 

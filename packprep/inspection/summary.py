@@ -13,6 +13,7 @@ from packprep.corpus.readers import Reject, read
 from packprep.corpus.reading import keeper
 from packprep.corpus.tokenization import tokenize
 from packprep.dataset.manifest import Manifest, read_manifest
+from packprep.dataset.segments import next_token_loss_mask
 from packprep.errors import DatasetError
 from packprep.inspection.columns import segments_of, shard_of, spread
 from packprep.inspection.decoding import SPECIAL, Piece, TokenTexts
@@ -156,9 +157,12 @@ def _lengths(directory: Path, manifest: Manifest) -> dict[str, Any]:
         segments = segments_of(shard, manifest)
         if not shard.segments:
             continue
-        flat = shard.arrays["loss_mask"].reshape(-1)
+        flat, at = shard.arrays.get("loss_mask"), segments.row * shard.seq_length + segments.begin
+        if flat is None:
+            prefix, size = shard.arrays["segment_prefix"], shard.rows * shard.seq_length
+            flat = next_token_loss_mask(at, segments.slots, prefix, size)
         # From one segment's begin to the next: what lies between is padding, where the mask is 0.
-        own = np.add.reduceat(flat, segments.row * shard.seq_length + segments.begin, dtype=np.int64)
+        own = np.add.reduceat(flat.reshape(-1), at, dtype=np.int64)
         np.add.at(trained, segments.task, own)
         np.add.at(slots, segments.task, segments.slots)
         per_row = np.diff(shard.arrays["row_offsets"])

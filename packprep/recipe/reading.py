@@ -174,8 +174,6 @@ def _check_together(recipe: Recipe) -> None:
         )
     if recipe.total_tokens and recipe.sources[0].share is None:
         raise RecipeError("total_tokens goes with share: give each source a share, or leave total_tokens out")
-    if recipe.output.columns == "compact":
-        raise RecipeError('output.columns = "compact" cannot be written yet: use "full"')
     names = [task.name for task in recipe.tasks]
     for i, source in enumerate(recipe.sources):
         for name in source.tasks or ():

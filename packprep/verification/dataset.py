@@ -167,6 +167,7 @@ def _check_shard(
             job.token_dtype,
             rows=item.entry["rows"],
             segments=item.entry["segments"],
+            compact=job.recipe.output.columns == "compact",
         )
         arrays = shard.arrays
     except DatasetError as error:

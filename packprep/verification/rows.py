@@ -7,6 +7,7 @@ import numpy as np
 from packprep.building.plan import Job
 from packprep.building.render import expected_prefix
 from packprep.building.replay import Stored, file_keys, restore, segment_slots, stored_segments
+from packprep.dataset.segments import next_token_loss_mask, segment_ids
 from packprep.kernel import kernel
 from packprep.objectives.objective import Bodies
 from packprep.objectives.tasks import SHORTEST, thresholds
@@ -138,8 +139,12 @@ def check_layout(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: 
     """P3: the arrays that depend on the recipe are there exactly when it asks for them."""
     before = faults.total
     objectives = [task.objective for task in job.tasks]
+    in_place = any(objective.label_alignment == "same_slot" for objective in objectives)
+    full = job.recipe.output.columns == "full"
     wanted = {
-        "labels": any(objective.label_alignment == "same_slot" for objective in objectives),
+        "labels": in_place,
+        "segment_ids": full,
+        "loss_mask": full or in_place or "trained_offsets" in arrays,
         "cu_seqlens_padded": job.recipe.packing.pad_seq_to_mult > 1,
         "block_offsets": any(objective.name == "block_diffusion" for objective in objectives),
     }
@@ -158,8 +163,9 @@ def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: 
     recipe = job.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
         return False
-    row, _, _ = segment_slots(arrays)
+    row, begin, slots = segment_slots(arrays)
     headers_good = _check_headers(job, arrays, file, row, faults)
+    arrays = _with_derived(arrays, row, begin, slots)
     if not headers_good or not check_parts(job, arrays, file, faults):
         return False
     stored = stored_segments(job, arrays)
@@ -182,6 +188,20 @@ def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: 
     check_noise(job, arrays, stored, file, faults)
     _check_coverage(job, arrays, stored, file, faults)
     return True
+
+
+def _with_derived(
+    arrays: Mapping[str, np.ndarray], row: np.ndarray, begin: np.ndarray, slots: np.ndarray
+) -> Mapping[str, np.ndarray]:
+    """The arrays, and those that a compact shard leaves out as the loader derives them."""
+    shape = arrays["tokens"].shape
+    at, size = row * shape[1] + begin, shape[0] * shape[1]
+    derived = {}
+    if "segment_ids" not in arrays:
+        derived["segment_ids"] = segment_ids(row, at, slots, size).reshape(shape)
+    if "loss_mask" not in arrays:
+        derived["loss_mask"] = next_token_loss_mask(at, slots, arrays["segment_prefix"], size).reshape(shape)
+    return {**arrays, **derived}
 
 
 def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> bool:

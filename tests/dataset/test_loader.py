@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
+from packprep.dataset import batches as iteration
 from packprep.dataset import loader, manifest, shard
 from packprep.errors import ArgumentError, DatasetError, StateError
 from tests.dataset.synthetic import PAD, SOURCES, make_dataset, make_shard, replace_in_manifest, tasks
@@ -207,6 +208,53 @@ def test_columns_dtype_and_out(made):
         ds.batch([0], out=out)
 
 
+def test_with_columns_gives_items_batches_and_pickles_of_these_columns_alone(tmp_path):
+    make_dataset(tmp_path, in_place=True)
+    ds = packprep.open_dataset(tmp_path)
+    whole = ds.batch(range(12))
+    some = ds.with_columns(["tokens", "loss_mask"], dtype=np.int64)
+    assert [item.keys() for item in some.__getitems__([3, 1])] == [{"tokens", "loss_mask"}] * 2
+    for reader in (some, pickle.loads(pickle.dumps(some)), some.with_loss_on()):
+        for got in (reader.batch(range(12)), next(reader.batches(12, shuffle=False))):
+            assert list(got) == ["tokens", "loss_mask"]
+            assert got["tokens"].dtype == np.int64 and got["loss_mask"].dtype == np.uint8
+            assert all(np.array_equal(values, whole[name]) for name, values in got.items())
+        for item in (reader[5], reader.__getitems__([2, 5])[1]):
+            assert list(item) == ["tokens", "loss_mask"] and np.array_equal(item["tokens"], whole["tokens"][5])
+    assert list(some.batch([0], columns=["labels"])) == ["labels"]
+    assert some.batch([0], dtype=np.int32)["tokens"].dtype == np.int32
+    assert list(some.batch([0], out={"labels": np.empty((1, 64), "u2")})) == ["labels"]
+    assert list(ds.with_columns("tokens")[0]) == ["tokens"]
+    mapped = ds.with_columns(["loss_mask", "tokens"], dtype={"loss_mask": "f4"})[0]
+    assert mapped["loss_mask"].dtype == np.float32 and mapped["tokens"].dtype == ds.token_dtype
+    both = ds.with_loss_on(task="x").with_columns(["loss_mask"])
+    assert np.array_equal(both.batch(range(12))["loss_mask"], ds.with_loss_on(task="x").batch(range(12))["loss_mask"])
+    with pytest.raises(ArgumentError, match="'colour'"):
+        ds.with_columns(["tokens", "colour"])
+
+
+def test_items_of_a_list_are_views_of_one_batch(tmp_path):
+    make_dataset(tmp_path)
+    first, second = packprep.open_dataset(tmp_path).__getitems__([3, 1])
+    for name in loader.COLUMNS:
+        assert first[name].base is second[name].base is not None and first[name].flags.writeable
+
+
+@pytest.mark.parametrize("max_open", [1, 3, 100])
+def test_rows_by_any_integer_of_many_shards_are_those_of_the_shards(tmp_path, max_open):
+    shards = make_dataset(tmp_path, rows_per_shard=[2, 0, 3, 1, 0, 4])
+    tokens = np.concatenate([arrays["tokens"] for arrays in shards])
+    ds = packprep.open_dataset(tmp_path, max_open=max_open)
+    for i in [*range(10), *range(9, -11, -1), 5, 0, 9, -1]:
+        for index in (i, np.int64(i), np.int8(i)):
+            row = ds.row(index)
+            assert row.index == i % 10 and type(row.index) is int and np.array_equal(row.tokens, tokens[i])
+        assert len(ds._open) <= max_open
+    for index in ("3", 3.0, None, [3]):
+        with pytest.raises(TypeError):
+            ds.row(index)
+
+
 def test_prefix_ends_are_a_column_on_request(tmp_path):
     shards = make_dataset(tmp_path, pad_to=4)
     ds = packprep.open_dataset(tmp_path)
@@ -319,7 +367,6 @@ def damaged(tmp_path, name, index, value, **options):
         ("cu_seqlens", 0, 1, lambda row: row.n_tokens),
         ("cu_seqlens", 1, -5, lambda row: row.position_ids),
         ("cu_seqlens", 1, 1 << 30, lambda row: row.position_ids),
-        ("segment_ids", (2, 5), 9999, lambda row: row.loss_weights),
         ("segment_task", slice(None), 77, lambda row: row.dataset.with_loss_on(task="x").row(row.index).loss_mask),
     ],
 )
@@ -417,7 +464,7 @@ def test_every_row_comes_exactly_once_in_each_epoch_over_ranks_restarts_and_chan
 def test_a_step_is_the_same_however_many_were_drawn_ahead(monkeypatch):
     streams = []
     for ahead in (1, 7, 4096):
-        monkeypatch.setattr(loader, "_SAMPLES_AHEAD", ahead)
+        monkeypatch.setattr(iteration, "_SAMPLES_AHEAD", ahead)
         it = Numbered(1000).batches(4, 5, 1, 2)
         streams.append([next(it)["tokens"].tolist() for _ in range(600)])
     assert streams[0] == streams[1] == streams[2]

@@ -131,6 +131,57 @@ def test_a_manifest_with_a_wrong_key_is_refused_by_name(tmp_path, key, value):
         manifest.read_manifest(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        (b'"rows":5,', b'"rows":05,'),
+        (b'"rows":5,', b'"rows":5.0,'),
+        (b'"rows":5,', b'"rows":-5,'),
+        (b'"rows":5,', b'"rows":true,'),
+        (b'"rows":5,', b'"rows":5,"rows":5,'),
+        (b'"rows":5,', b'"rows": 5,'),
+        (b'"rows":5,', b'"rows":9223372036854775808,'),
+        (b'"bytes"', b'"Bytes"'),
+        (b"000000.safetensors", b"000001.safetensors"),
+        (b"000000.safetensors", b"000000.safetensorS"),
+        (b'"},{"', b'"} ,{"'),
+        (b'],"sources"', b',],"sources"'),
+        (b'],"sources"', b'],"shards":[],"sources"'),
+        (b'"shards":[', b'"shards":[],"shards":['),
+        (b'"ledger":{', b'"ledger":{"x":{},"shards":['),
+    ],
+)
+def test_the_list_of_shards_is_refused_unless_it_is_canonical_and_right(tmp_path, old, new):
+    make_dataset(tmp_path)
+    path = tmp_path / "dataset.json"
+    data = path.read_bytes()
+    changed = data.replace(old, new, 1)
+    if changed == data:  # what stands between two entries
+        changed = data.replace(b"},{", b"} ,{", 1)
+    assert manifest._listed_shards(data) is not None and changed != data
+    path.write_bytes(changed)
+    with pytest.raises(DatasetError, match="dataset.json"):
+        manifest.read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [(), (3,), (2, 0, 5, 1)])
+def test_a_manifest_read_by_one_expression_is_that_of_json(tmp_path, rows):
+    make_dataset(tmp_path, rows_per_shard=rows)
+    data = (tmp_path / "dataset.json").read_bytes()
+    value = manifest.read_manifest(tmp_path)
+    assert value == json.loads(data) and list(value) == list(json.loads(data)) and manifest.encode(value) == data
+    assert (manifest._listed_shards(data) is None) == (rows == ())
+
+
+def test_a_key_called_shards_elsewhere_changes_nothing(tmp_path):
+    make_dataset(tmp_path)
+    entries = manifest.read_manifest(tmp_path)["shards"]
+    for changes in ({"ledger": {"a": 1, "shards": entries}}, {"specials": {"shards": 3}}, {"engine": ',"shards":[{'}):
+        replace_in_manifest(tmp_path, **changes)
+        value = manifest.read_manifest(tmp_path)
+        assert value["shards"] == entries and value.items() >= changes.items()
+
+
 def test_a_missing_key_is_named(tmp_path):
     make_dataset(tmp_path)
     path = tmp_path / "dataset.json"

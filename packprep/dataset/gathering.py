@@ -1,0 +1,154 @@
+"""Rows → a batch: which columns there are, and how each is gathered or derived for all rows at once."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from packprep.dataset.redraw import redrawn
+from packprep.dataset.row import Row
+from packprep.dataset.segments import Place, Segments
+from packprep.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from packprep.dataset.loader import Dataset
+
+COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
+MORE_COLUMNS = ("loss_weights", "prefix_ends")  # given on request
+_CAST_BY_ONE_DTYPE = ("tokens", "labels", "segment_ids", "position_ids", "prefix_ends")
+_OWN_DTYPES: dict[str, np.dtype] = {
+    "segment_ids": np.dtype("u2"),
+    "loss_mask": np.dtype("u1"),
+    "loss_weights": np.dtype("f4"),
+    "position_ids": np.dtype("i4"),
+    "prefix_ends": np.dtype("i4"),
+}
+
+
+def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
+    """The names as a tuple; ArgumentError if one is no column."""
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    for name in names:
+        if name not in COLUMNS + MORE_COLUMNS:
+            raise ArgumentError(f"no column is called {name!r}; there are {', '.join(COLUMNS + MORE_COLUMNS)}")
+    return names
+
+
+def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
+    """The dtype that a column has where none is asked for."""
+    return _OWN_DTYPES.get(name, token_dtype)
+
+
+def dtype_of(name: str, token_dtype: np.dtype, dtype: Any) -> np.dtype:
+    """The dtype of a column where `dtype` is asked for: a mapping column → dtype, or one for all columns of ids."""
+    if isinstance(dtype, Mapping):
+        dtype = dtype.get(name)
+    elif name not in _CAST_BY_ONE_DTYPE:
+        dtype = None
+    return own_dtype(name, token_dtype) if dtype is None else np.dtype(dtype)
+
+
+def gather(dataset: "Dataset", places: Sequence[Place], batch: dict[str, np.ndarray], anew: Mapping[int, int]) -> None:
+    """Fill the arrays of `batch`, column → [B, T] of any dtype; `anew`: place in it → epoch, of rows noised anew."""
+    if not places:
+        return
+    segments: Segments | None = None
+    for name, values in batch.items():
+        if name in MORE_COLUMNS:
+            _copy_rows(dataset, name, values, places, anew)
+            continue
+        lacking = _copy_stored(name, values, places)
+        restricted = name == "loss_mask" and dataset._loss_on is not None
+        if not lacking and not restricted:
+            continue
+        if segments is None:
+            segments = Segments(places, dataset.seq_length)
+        if lacking:
+            _derive(dataset, name, values, segments, lacking)
+        if restricted:
+            kept = dataset._loss_is_on(segments).reshape(values.shape)
+            np.multiply(values, kept, out=values, casting="unsafe")
+    if anew:
+        _redraw(dataset, batch, places, anew)
+
+
+def _copy_stored(name: str, values: np.ndarray, places: Sequence[Place]) -> list[int]:
+    """Copy a column's rows from the shards that have it; gives the places of the rows whose shards have not."""
+    if name == "tokens":
+        for target, (shard, row) in zip(values, places, strict=True):
+            target[...] = shard.tokens[row]
+        return []
+    lacking = []
+    for i, (shard, row) in enumerate(places):
+        stored = shard.arrays.get(name)
+        if stored is None:
+            lacking.append(i)
+        else:
+            values[i] = stored[row]
+    return lacking
+
+
+def _derive(dataset: "Dataset", name: str, values: np.ndarray, segments: Segments, lacking: list[int]) -> None:
+    """Derive a column that the header determines, for the rows at `lacking` places."""
+    if name == "labels":  # all shards have them, or none
+        for target, (shard, row) in zip(values, segments.places, strict=True):
+            target[:-1] = shard.tokens[row, 1:]
+        rows, slots = np.divmod(segments.without_next(), values.shape[1])
+        values[rows, slots] = dataset.pad_id
+        return
+    if name == "position_ids":
+        flat = segments.position_ids(dataset._is_in_halves(segments))
+    elif name == "segment_ids":
+        flat = segments.segment_ids()
+    else:
+        flat = segments.next_token_loss_mask()
+    derived = flat.reshape(values.shape)
+    if len(lacking) == len(values):
+        values[...] = derived
+    else:
+        values[lacking] = derived[lacking]
+
+
+def _copy_rows(
+    dataset: "Dataset", name: str, values: np.ndarray, places: Sequence[Place], anew: Mapping[int, int]
+) -> None:
+    """Copy what a Row derives, row by row."""
+    for i, (shard, row) in enumerate(places):
+        if name != "loss_weights" or i not in anew:
+            values[i] = getattr(Row(dataset, -1, shard, row), name)
+
+
+def _redraw(dataset: "Dataset", batch: dict[str, np.ndarray], places: Sequence[Place], anew: Mapping[int, int]) -> None:
+    """Fill in tokens, loss_mask and loss_weights of the rows that are noised anew, as far as they are wanted."""
+    if not {"tokens", "loss_mask", "loss_weights"} & set(batch):
+        return
+    by_ranges: dict[bool, list[int]] = {}  # shards without a supervised document have no ranges that limit noise
+    for i in anew:
+        by_ranges.setdefault("trained_ranges" in places[i][0].layout, []).append(i)
+    for which in by_ranges.values():
+        _redraw_alike(dataset, batch, places, which, np.array([anew[i] for i in which], np.int64))
+
+
+def _redraw_alike(
+    dataset: "Dataset", batch: dict[str, np.ndarray], places: Sequence[Place], which: list[int], epochs: np.ndarray
+) -> None:
+    """Redraw the rows at the places `which`, whose shards all have trained ranges, or none of them."""
+    own = [places[i] for i in which]
+    every = len(which) == len(places)
+    direct: dict[str, np.ndarray] = {
+        name: batch[name]
+        for name in ("tokens", "loss_mask")
+        if every
+        and name in batch
+        and batch[name].flags.c_contiguous
+        and batch[name].dtype == own_dtype(name, dataset.token_dtype)
+    }
+    made = redrawn(dataset._laws, own, epochs, dataset.seq_length, "loss_weights" in batch, direct)
+    if dataset._loss_on is not None:
+        kept = dataset._loss_is_on(Segments(own, dataset.seq_length))
+        np.multiply(made.loss_mask, kept.reshape(made.loss_mask.shape), out=made.loss_mask)
+    if made.loss_weights is not None:
+        np.multiply(made.loss_weights, made.loss_mask, out=made.loss_weights)
+    for name, rows in made._asdict().items():
+        if name in batch and name not in direct:
+            batch[name][slice(None) if every else which] = rows
