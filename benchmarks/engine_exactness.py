@@ -30,9 +30,9 @@ AT_ONCE = 5000
 CONTEXTS = ("{0}", "a{0}b {0}{0}", " {0}1 \n{0}", "'{0} e\u0301{0}\u0301")
 
 
-def batches(vocabulary: Vocabulary, count: int, key: int) -> Iterator[tuple[str, list[str]]]:
+def batches(engine: FastEngine, vocabulary: Vocabulary, count: int, key: int) -> Iterator[tuple[str, list[str]]]:
     """(kind, some texts): nasty ones, then those of code points."""
-    added, pieces = texts_of_tokens(vocabulary)
+    added, pieces = texts_of_tokens(engine.reference, vocabulary)
     for begin in range(0, count, AT_ONCE):
         yield "nasty texts", nasty_texts(key, begin, min(begin + AT_ONCE, count), added, pieces)
     listed = [
@@ -57,7 +57,7 @@ def compare(path: Path, count: int, key: int, special_text: str) -> bool:
         return False
     done = {"nasty texts": 0, "code points in context": 0}
     size, began = 0, time.process_time()
-    for kind, texts in batches(vocabulary, count, key):
+    for kind, texts in batches(engine, vocabulary, count, key):
         try:
             prove(engine, texts, special_text, vocabulary)
         except EngineRefusal as error:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal
-from packprep.corpus.engines.reference import ReferenceEngine
+from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, Reference
 from packprep.corpus.nasty_text import nasty_texts
 from packprep.corpus.tokenization import Tokens, tokenize
 from packprep.corpus.tokenizer_json import read_tokens
@@ -59,17 +58,16 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> None:
     """`prove` on the same texts for every build with this tokenizer. EngineRefusal."""
     if engine.reference is not None:
-        added, pieces = texts_of_tokens(vocabulary)
+        added, pieces = texts_of_tokens(engine.reference, vocabulary)
         prove(engine, nasty_texts(0, 0, NASTY_TEXTS, added, pieces), special_text, vocabulary)
 
 
-def texts_of_tokens(vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
+def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     """(texts of added tokens, texts of other tokens), some of each, evenly from all of them."""
     table = read_tokens(vocabulary.tokenizer_json, "tokenizer.json")
     added = sorted(table.added)
     ids = sorted(set(table.texts) - {token.id for token in table.added.values()})
-    pieces = ReferenceEngine(vocabulary, "special").texts_of(ids[:: len(ids) // _PIECES + 1])
-    return added[:: len(added) // _ADDED + 1], pieces
+    return added[:: len(added) // _ADDED + 1], reference.texts_of(ids[:: len(ids) // _PIECES + 1])
 
 
 def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray:
@@ -98,9 +96,12 @@ def difference(
     )
 
 
-def fault(error: EngineFault) -> Difference:
+def fault(engine: Engine, error: EngineFault) -> Difference:
     """The difference that an engine's breaking down makes."""
-    return Difference(error.text[: 2 * _AROUND_CHARACTERS], 0, 0, f"no ids but an error ({error})", "ids")
+    assert engine.reference is not None
+    text = error.text[: 2 * _AROUND_CHARACTERS]
+    expected = engine.reference.encode([text])[0][: 2 * _AROUND_IDS].tolist()
+    return Difference(text, 0, 0, f"no ids but an error ({error})", expected)
 
 
 def _only(tokens: Tokens, i: int) -> Tokens:

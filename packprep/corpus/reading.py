@@ -168,7 +168,7 @@ def read_documents(
                     tokens, marked = tokenize_marked(engine, batch.texts, batch.marks, special_text, vocabulary)
                 except EngineFault as error:
                     place = source, part.file, extent.use, batch.positions[batch.texts.index(error.text)]
-                    raise _revoked(engine, *place, fault(error)) from error
+                    raise _revoked(engine, *place, fault(engine, error)) from error
                 if engine.reference is not None:
                     for i in compared(file_keys[part.file], batch.positions, extent.use).tolist():
                         text, mark = batch.texts[i], batch.marks[i]

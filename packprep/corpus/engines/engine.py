@@ -22,7 +22,7 @@ class Engine(Protocol):
     def version(self) -> str: ...
 
     @property
-    def reference(self) -> "Engine | None":
+    def reference(self) -> "Reference | None":
         """What gives the same ids, slowly, and is believed; None where this engine itself is believed."""
         ...
 
@@ -35,6 +35,14 @@ class Engine(Protocol):
 
         chat: the text of a special token is that token, whatever special_text says. Otherwise the ids are `encode`'s.
         """
+        ...
+
+
+class Reference(Engine, Protocol):
+    """An engine that is believed, and that knows the texts of tokens."""
+
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, as far as it is text."""
         ...
 
 

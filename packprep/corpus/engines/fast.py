@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from packprep.corpus.engines.engine import EngineFault, EngineRefusal
+from packprep.corpus.engines.engine import EngineFault, EngineRefusal, offsets_of
 from packprep.corpus.engines.reference import ReferenceEngine
 from packprep.corpus.tokenizer_json import byte_characters, parse_tokenizer_json, plain_tokenizer_json
 from packprep.corpus.vocabulary import Vocabulary
 
 NAME = "fastokens"
+# The letters outside of ASCII that fold to letters inside. The library's own matchers of well-known patterns read
+# (?i:'s) as ASCII; the reference takes "'ſ" for it too.
+_FOLDED = ("\u017f", "\u212a")
 _ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 
 
@@ -30,8 +33,10 @@ def installed_version() -> str | None:
 
 
 class FastEngine:
-    """`fastokens`, one thread. Where tokens begin is asked of the reference, since the library does not tell it.
+    """`fastokens`, one thread.
 
+    The reference is asked where tokens begin, which the library does not tell, and for the ids of texts that have one of
+    _FOLDED, where the tokenizer has patterns without regard to case.
     Raises EngineRefusal for a tokenizer that it does not take.
     """
 
@@ -51,6 +56,7 @@ class FastEngine:
         self.version = installed_version() or ""
         self._vocabulary, self._special_text = vocabulary, special_text
         self._split = special_text != "special"
+        self._folds = b"(?i" in plain
         try:
             with _panics_as_errors():
                 self._tokenizer: Any = Tokenizer.from_json_str(plain.decode())
@@ -67,6 +73,8 @@ class FastEngine:
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]. Raises EngineFault at a text at which the library breaks down."""
+        if self._folds and (odd := [i for i, text in enumerate(texts) if any(letter in text for letter in _FOLDED)]):
+            return self._encode_apart(texts, odd)
         try:
             return self._encode(list(texts))
         except Exception:
@@ -76,6 +84,18 @@ class FastEngine:
                 except Exception as error:
                     raise EngineFault(text, str(error)) from error
             raise
+
+    def _encode_apart(self, texts: Sequence[str], odd: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """`encode`, but by the reference those texts whose numbers are in `odd`."""
+        rest = list(texts)
+        for i in odd:
+            rest[i] = ""
+        fast, fast_offsets = self.encode(rest)
+        slow, slow_offsets = self.reference.encode([texts[i] for i in odd])
+        documents = [fast[a:b] for a, b in zip(fast_offsets, fast_offsets[1:], strict=False)]
+        for i, a, b in zip(odd, slow_offsets, slow_offsets[1:], strict=False):
+            documents[i] = slow[a:b]
+        return np.concatenate(documents), offsets_of(np.array([len(ids) for ids in documents], np.int64))
 
     def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         with _panics_as_errors():
