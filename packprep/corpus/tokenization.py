@@ -66,7 +66,7 @@ def tokenize(
     else:
         ids, offsets = engine.encode(usable)
     if plain is not None:
-        places = np.flatnonzero((plain.forbidden if chat is None else plain.forbidden_in_chat)[ids])
+        places = plain.places(ids, chat is not None)
         documents = np.searchsorted(offsets, places, side="right") - 1
         for i, place in zip(documents.tolist(), places.tolist(), strict=True):
             id = int(ids[place])
@@ -101,6 +101,14 @@ class _PlainText:
     forbidden_in_chat: np.ndarray
     pattern: re.Pattern[str]
     texts: Mapping[int, str]
+    ordinary: tuple[int, int]  # the longest range of ids, half-open, none of which is forbidden
+
+    def places(self, ids: np.ndarray, in_chat: bool) -> np.ndarray:
+        """int64[k]: where forbidden ids are."""
+        first, end = self.ordinary  # forbidden ids are at the top of most vocabularies: two passes instead of a look-up
+        if not len(ids) or (ids.min() >= first and ids.max() < end):
+            return np.zeros(0, np.int64)
+        return np.flatnonzero((self.forbidden_in_chat if in_chat else self.forbidden)[ids])
 
 
 @lru_cache(maxsize=4)
@@ -114,4 +122,7 @@ def _plain_text(tokenizer_json: bytes, special_ids: tuple[int, ...]) -> _PlainTe
         forbidden[unknown] = False  # [UNK] is special, but any text may give it
     in_chat = forbidden.copy()
     in_chat[[token.id for token in tokens.added.values()]] = False
-    return _PlainText(forbidden, in_chat, any_of(texts.values()), texts)
+    edges = np.concatenate(([-1], np.flatnonzero(forbidden), [len(forbidden)]))
+    longest = int(np.argmax(np.diff(edges)))
+    ordinary = (int(edges[longest]) + 1, int(edges[longest + 1]))
+    return _PlainText(forbidden, in_chat, any_of(texts.values()), texts, ordinary)

@@ -6,7 +6,7 @@ Three sources: a file or folder, the Hugging Face Hub, and the built-in vocabula
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -312,7 +312,8 @@ def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], na
     return extended
 
 
-def plain_tokenizer_json(data: bytes, special_ids: Collection[int]) -> bytes:
+@functools.lru_cache(maxsize=2)
+def plain_tokenizer_json(data: bytes, special_ids: frozenset[int]) -> bytes:
     """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws."""
     parsed = parse_tokenizer_json(data, "tokenizer.json")
     for entry in parsed["added_tokens"]:

@@ -51,12 +51,12 @@ class FastEngine:
             from fastokens._native import Tokenizer
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
-        special_ids = () if special_text == "special" else frozenset(vocabulary.special_ids)
+        special_ids: frozenset[int] = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
         plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
         self.version = installed_version() or ""
         self._vocabulary, self._special_text = vocabulary, special_text
         self._split = special_text != "special"
-        self._folds = b"(?i" in plain
+        self._folded = _FOLDED if b"(?i" in plain else ()
         try:
             with _panics_as_errors():
                 self._tokenizer: Any = Tokenizer.from_json_str(plain.decode())
@@ -73,7 +73,8 @@ class FastEngine:
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]. Raises EngineFault at a text at which the library breaks down."""
-        if self._folds and (odd := [i for i, text in enumerate(texts) if any(letter in text for letter in _FOLDED)]):
+        odd = [i for i, text in enumerate(texts) if not text.isascii() and any(c in text for c in self._folded)]
+        if odd:
             return self._encode_apart(texts, odd)
         try:
             return self._encode(list(texts))

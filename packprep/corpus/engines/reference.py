@@ -23,7 +23,7 @@ class ReferenceEngine:
         import tokenizers
 
         as_special = special_text == "special"
-        special_ids = () if as_special else frozenset(vocabulary.special_ids)
+        special_ids: frozenset[int] = frozenset() if as_special else frozenset(vocabulary.special_ids)
         plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
         self.version = tokenizers.__version__
         self._tokenizer = tokenizers.Tokenizer.from_buffer(plain)
