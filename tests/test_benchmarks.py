@@ -1,4 +1,4 @@
-"""The benchmark measures what it says."""
+"""The benchmarks measure what they say."""
 
 import importlib.util
 import json
@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
-_PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "end_to_end.py"
-_SPEC = importlib.util.spec_from_file_location("end_to_end", _PATH)
-assert _SPEC is not None and _SPEC.loader is not None
-end_to_end = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(end_to_end)
+from packprep.corpus.engines.fast import FastEngine
+from tests.corpus import tokenizers_made
+
+
+def _load(name):
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+end_to_end, engine_exactness = _load("end_to_end"), _load("engine_exactness")
 
 
 def test_stages_add_up_to_the_whole_and_all_of_them_ran(tmp_path, capsys):
@@ -56,3 +65,23 @@ def test_a_generator_is_measured_step_by_step(monkeypatch):
     for _ in stages.wrapped("read", slow)():
         now[0] += 100.0
     assert stages.seconds["read"] == 3.0
+
+
+def test_exactness_tells_equal_refused_and_different_apart(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(engine_exactness, "CONTEXTS", ())  # code points are a matter of minutes
+    files = {
+        "gpt2": tokenizers_made.gpt2_like(),
+        "bert": tokenizers_made.bert_like(),
+        "hole": tokenizers_made.with_hole(),
+    }
+    paths = [str(tokenizers_made.write(tmp_path / name, made) / "tokenizer.json") for name, made in files.items()]
+    assert engine_exactness.main([*paths, "--texts", "50"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2][:20] for line in said] == [
+        "no difference in 50 ",
+        "refused, so that the",
+        "no tokenizer that pa",
+    ]
+    monkeypatch.setattr(FastEngine, "encode", lambda engine, texts: engine.reference.encode([t + "a" for t in texts]))
+    assert engine_exactness.main([paths[0], "--texts", "50"]) == 1
+    assert "it differs from the reference: the text" in capsys.readouterr().out

@@ -106,6 +106,25 @@ def test_ids_are_the_reference_s_on_any_text(folder, name, special_text):
     equal()
 
 
+def test_letters_that_fold_to_ascii_go_through_the_reference(folder, monkeypatch):
+    gpt4o = (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    vocabulary = vocabulary_of(folder, after(split(gpt4o)))
+    engine = FastEngine(vocabulary, "text")
+    texts = ["the dog", "the'\u017f'the dog", "", "\u017f", "\u212a'\u212ajumps", "the"]
+    asked = []
+    encode = engine.reference.encode
+    monkeypatch.setattr(engine.reference, "encode", lambda texts: asked.extend(texts) or encode(texts))
+    ids, offsets = engine.encode(texts)
+    assert asked == [texts[1], texts[3], texts[4]]
+    expected, expected_offsets = encode(texts)
+    assert ids.dtype == np.int32 and ids.tolist() == expected.tolist() and offsets.tolist() == expected_offsets.tolist()
+    prove_on_nasty_text(engine, "text", vocabulary)
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_where_tokens_begin_is_the_reference_s(folder, chat):
     engine = FastEngine(vocabulary_of(folder, TAKEN["llama3"]), "text")
