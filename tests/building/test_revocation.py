@@ -41,10 +41,8 @@ def table(**top_level):
 def use(monkeypatch, trap, breaks=False):
     """A wrong engine stands before the others."""
     kinds = {WRONG: wrong_kind(trap, breaks), **ENGINES}
-    for name in list(ENGINES):
-        monkeypatch.delitem(ENGINES, name)
-    for name, kind in kinds.items():
-        monkeypatch.setitem(ENGINES, name, kind)
+    for module in ("packprep.corpus.engines.registry", "packprep.building.plan"):
+        monkeypatch.setattr(f"{module}.ENGINES", kinds)
 
 
 def test_fast_and_reference_give_the_same_shards(folder):
