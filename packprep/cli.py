@@ -148,7 +148,7 @@ def plan(
     found = look_up(recipe, _moved(source))
     for note in found.vocabulary.notes:
         _say(note)
-    _print(forecast(make_plan(found), found), as_json, print_forecast)
+    _print(forecast(make_plan(found, _say), found), as_json, print_forecast)
 
 
 @app.command()

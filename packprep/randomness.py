@@ -38,6 +38,8 @@ REPLACEMENT = 18  # what a noised slot becomes
 STRATUM = 19  # a row's shift and order of levels
 CUT_POINTS = 20  # fill-in-the-middle's
 NOISE_LOW = 21  # the low words of NOISE
+PROOF = 22  # which documents an engine is compared with the reference on
+NASTY_TEXT = 23  # the choices that make a nasty text
 
 _MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)

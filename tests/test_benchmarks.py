@@ -8,7 +8,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from packprep.corpus.engines.fast import FastEngine
 from packprep.objectives.span_corruption import render_with_mask, span_counts
+from tests.corpus import tokenizers_made
 
 
 def script(name: str) -> ModuleType:
@@ -21,6 +23,7 @@ def script(name: str) -> ModuleType:
 
 
 end_to_end, packing, objectives, readers = map(script, ("end_to_end", "packing", "objectives", "readers"))
+engine_exactness = script("engine_exactness")
 
 
 def test_it_builds_all_of_the_text_and_leaves_nothing(tmp_path, capsys):
@@ -86,3 +89,23 @@ def test_the_collator_corrupts_spans_as_packprep_does(density, mean):
     # its targets mark the text between the spans; ours the spans
     assert targets[targets < 1000].tolist() == [t for t in slots[prefix:].tolist() if t < 1000]
     assert np.count_nonzero(targets >= 1000) == n_spans
+
+
+def test_exactness_tells_equal_refused_and_different_apart(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(engine_exactness, "CONTEXTS", ())  # code points are a matter of minutes
+    files = {
+        "gpt2": tokenizers_made.gpt2_like(),
+        "bert": tokenizers_made.bert_like(),
+        "hole": tokenizers_made.with_hole(),
+    }
+    paths = [str(tokenizers_made.write(tmp_path / name, made) / "tokenizer.json") for name, made in files.items()]
+    assert engine_exactness.main([*paths, "--texts", "50"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2][:20] for line in said] == [
+        "no difference in 50 ",
+        "refused, so that the",
+        "no tokenizer that pa",
+    ]
+    monkeypatch.setattr(FastEngine, "encode", lambda engine, texts: engine.reference.encode([t + "a" for t in texts]))
+    assert engine_exactness.main([paths[0], "--texts", "50"]) == 1
+    assert "it differs from the reference: the text" in capsys.readouterr().out

@@ -6,7 +6,7 @@ twice: ids, ratios, repeats, the engine and its version. A plan, its tokenizer a
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,10 @@ import numpy as np
 from packprep.corpus.calibration import Estimates, calibrate
 from packprep.corpus.chat_templates import find_template
 from packprep.corpus.conversations import MarkReader
+from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, check_special_text
+from packprep.corpus.engines.registry import ENGINES, candidates, engine_facts, load_engine, refused
 from packprep.corpus.planning import File, PlannedSource, find_files, step_bytes
-from packprep.corpus.tokenization import Engine, load_engine, resolve_engine
+from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenizer_json import continuing_tokens
 from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode
@@ -110,22 +112,13 @@ def mark_reader(recipe: Recipe, chat_template: str | None) -> MarkReader | None:
     return MarkReader(chat_template) if recipe.documents.loss_spans == "use" else None
 
 
-def make_plan(inputs: Inputs) -> dict[str, Any]:
-    """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no more."""
+def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None) -> dict[str, Any]:
+    """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no more.
+
+    say: is told of a fast engine that failed its proof, where engine = "auto" takes another one.
+    """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
-    engine_facts = resolve_engine(recipe.engine, vocabulary)
-    engine = load_engine(engine_facts, vocabulary, recipe.documents.special_text)
-    marks = mark_reader(recipe, inputs.chat_template)
-    estimates, sources = [], []
-    first = 0
-    for i, source in enumerate(recipe.sources):
-        unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
-        planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
-        first += len(inputs.files[i])
-        estimates.append(calibrate(planned, engine, vocabulary, recipe.documents.special_text, marks))
-        if estimates[-1].supervised:
-            check_supervised(recipe, i)
-        sources.append(planned)
+    engine, sources, estimates = _proven_and_calibrated(inputs, say)
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
     once = [int(s.weights.sum()) for s in sources]  # text bytes of one use of all documents
@@ -145,7 +138,7 @@ def make_plan(inputs: Inputs) -> dict[str, Any]:
         "law_version": LAW_VERSION,
         "fingerprint": fingerprint(parts),
         "recipe": normalised(recipe),
-        "engine": engine_facts,
+        "engine": engine_facts(engine),
         "made_with": made_with(),
         "tokenizer": {"file": "tokenizer.json", "digest": vocabulary.digest},
         "vocabulary": {
@@ -177,6 +170,47 @@ def make_plan(inputs: Inputs) -> dict[str, Any]:
         ],
         "files": [file._asdict() for files in inputs.files for file in files],
     }
+
+
+def _proven_and_calibrated(
+    inputs: Inputs, say: Callable[[str], None]
+) -> tuple[str, list[PlannedSource], list[Estimates]]:
+    """(the name of the engine, the sources, what a sample of each tells), the engine proven on nasty text and that sample.
+
+    RecipeError if an engine that is asked for by name fails its proof.
+    """
+    recipe, vocabulary, special_text = inputs.recipe, inputs.vocabulary, inputs.recipe.documents.special_text
+    check_special_text(special_text)
+    for name in candidates(recipe.engine, vocabulary):
+        try:
+            engine = ENGINES[name].load(vocabulary, special_text)
+            prove_on_nasty_text(engine, special_text, vocabulary)
+            sources, estimates = _calibrated(inputs, engine)
+            prove(engine, [text for estimate in estimates for text in estimate.texts], special_text, vocabulary)
+            return name, sources, estimates
+        except (EngineRefusal, EngineFault) as error:
+            if recipe.engine != "auto":
+                raise refused(name, str(error)) from error
+            say(f"engine {name} is not used: {error}")
+    raise AssertionError("the reference engine takes every tokenizer and needs no proof")
+
+
+def _calibrated(inputs: Inputs, engine: Engine) -> tuple[list[PlannedSource], list[Estimates]]:
+    """The sources, and what a sample of each tells."""
+    recipe = inputs.recipe
+    marks = mark_reader(recipe, inputs.chat_template)
+    estimates: list[Estimates] = []
+    sources: list[PlannedSource] = []
+    first = 0
+    for i, source in enumerate(recipe.sources):
+        unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
+        planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
+        first += len(inputs.files[i])
+        estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents.special_text, marks))
+        if estimates[-1].supervised:
+            check_supervised(recipe, i)
+        sources.append(planned)
+    return sources, estimates
 
 
 def made_with() -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 from packprep.building.commit import done_receipt, remove_all_temporaries, write_first
 from packprep.building.ledger import add_ledgers, check
 from packprep.building.plan import Job
+from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, shard_name
 from packprep.digests import digest_of
@@ -42,6 +43,7 @@ def publish(out: Path, job: Job) -> dict[str, Any] | None:
     data = encode(manifest)
     if not write_first(out / MANIFEST, data) and (out / MANIFEST).read_bytes() != data:
         raise BuildError(f"{out / MANIFEST} stands there and differs from this build's: begin anew in another folder")
+    remove_note(out)
     remove_all_temporaries(out)
     return manifest
 

@@ -13,18 +13,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from packprep.building.commit import commit_shard, remove_all_temporaries, write_first
+from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
 from packprep.building.forecast import forecast
 from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
 from packprep.building.processes import Do, Report, available_cpus, spread, start_server, stoppable
 from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
+from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
 from packprep.building.work import make_shard
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
 from packprep.digests import digest_of_file
-from packprep.errors import PlanError
+from packprep.errors import EngineRevoked, PlanError
 from packprep.recipe import Recipe
 
 LIST_AGAIN_S = 3.0
@@ -141,6 +142,10 @@ def build(
             if manifest is None and array[1] > 1:
                 time.sleep(LIST_AGAIN_S)  # listings may be cached
                 manifest = publish(out, job)
+        except EngineRevoked as error:
+            if read_plan(out) == job.plan:  # and not one that has been replaced in the meantime
+                leave_note(out, error)
+            raise
         finally:
             progress.end()
     if manifest is not None and not manifest["ledger"]["rows"]:
@@ -172,7 +177,7 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
             )
-        fresh = make_plan(inputs)
+        fresh = make_plan(inputs, progress.say)
         for warning in forecast(fresh, inputs)["warnings"]:
             progress.say(f"warning: {warning}")
         tokenizer = out / "tokenizer.json"
@@ -190,6 +195,15 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
             f"{out} was begun with something else: {'; '.join(changed)}. "
             "Go on with what it was begun with, or build into another folder"
         )
+    note = read_note(out)
+    if is_revoked(plan, note):
+        progress.say(
+            f"warning: {out / NOTE} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
+            "replaced by the same with the reference engine, and all shards are made anew"
+        )
+        write_whole(out / "plan.json", [encode(with_reference(plan))], out)
+    elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
+        progress.say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
     return open_job(out, inputs.prefixes)
 
 
@@ -203,6 +217,7 @@ def _setup(out: Path, prefixes: Sequence[str]) -> Do:
     def make(item: Shard, report: Report) -> dict[str, float]:
         with clock.stage("other"):
             made = make_shard(job, item.number, decoders, report, clock)
+            stop_if_revoked(out, job)
             with clock.stage("write"):
                 commit_shard(out, job, item.number, made)
         return clock.take()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.publication import MANIFEST, missing_shards
+from packprep.building.revocation import NOTE, is_revoked, read_note
 from packprep.building.run import read_plan, share_of
 from packprep.dataset.manifest import encode
 from packprep.digests import digest_of
@@ -11,7 +12,11 @@ from packprep.errors import PlanError
 
 
 def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
-    """{shards, done, missing (list), published, array (list of array indices that would make what is missing)}."""
+    """{shards, done, missing, published, revoked, array}.
+
+    missing: the shards that are not done. revoked: whether the plan's engine was caught in a difference. array: the array
+    indices that would make what is missing.
+    """
     plan = read_plan(out)
     if plan is None:
         raise PlanError(f"{out}: no plan.json: nothing was begun here; `packprep build … --out {out}` begins a build")
@@ -22,6 +27,7 @@ def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
         "done": plan["shards"] - len(missing),
         "missing": missing,
         "published": not missing and (out / MANIFEST).exists(),
+        "revoked": is_revoked(plan, read_note(out)),
     }
     if array_count is not None:
         lacking = set(missing)
@@ -48,6 +54,11 @@ def print_status(result: dict[str, Any]) -> None:
         print(f"missing: {ranges(result['missing'])}")
     if result.get("array"):
         print(f"--array={result['array']}")
+    if result["revoked"]:
+        print(
+            f"stopped: its engine gave other ids than the reference; see {Path(result['out']) / NOTE}; "
+            "run the build's command again, and it begins anew with the reference engine"
+        )
     if not result["missing"] and not result["published"]:
         print("complete, but without a manifest: run the build's command once more anywhere to publish it")
     elif result["published"]:

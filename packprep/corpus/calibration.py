@@ -10,15 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from packprep.corpus.conversations import Marked, MarkReader
+from packprep.corpus.engines.engine import Engine
 from packprep.corpus.planning import Extent, PlannedSource, format_name
 from packprep.corpus.readers import read
-from packprep.corpus.tokenization import Engine
 from packprep.corpus.training import tokenize_marked
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.randomness import CALIBRATION, bits64, permute, text_key
 
 PIECES = 6
 PIECE_TEXT_BYTES = 256 << 10
+FIRST_CHARACTERS = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Estimates:
     tokens_per_byte: float
     document_bytes: float
     supervised: bool  # whether a document had loss_spans or messages
+    texts: tuple[str, ...]  # the first that were read, cut to FIRST_CHARACTERS together
     relative_error: float  # standard error of the source's estimated tokens, as a part of them
 
 
@@ -39,6 +41,8 @@ def calibrate(
     ratios: dict[str, int] = {}
     tokens = text_bytes = documents = 0
     supervised = False
+    first: list[str] = []
+    room = FIRST_CHARACTERS
     rates: list[tuple[int, int]] = []  # (tokens, stored bytes) of each piece looked at
     kinds = [format_name(*f) for f in source.formats]
     of_piece = np.array([kinds.index(kinds[f]) for f in source.pieces.file], np.int64)
@@ -50,6 +54,10 @@ def calibrate(
             for i in permute(np.arange(min(PIECES, len(own))), len(own), key):
                 piece = int(own[i])
                 stored, texts, marked = _look_at(source, piece, marks)
+                for text in texts:
+                    if room > 0:
+                        first.append(text[:room])
+                        room -= len(text)
                 supervised |= any(mark is not None for mark in marked)
                 n_bytes = sum(len(text.encode()) for text in texts)
                 of_texts, _ = tokenize_marked(engine, texts, marked, special_text, vocabulary)
@@ -64,6 +72,7 @@ def calibrate(
         tokens / text_bytes if text_bytes else 1.0,
         text_bytes / documents if documents else 0.0,
         supervised,
+        tuple(first),
         _relative_error(rates),
     )
 

@@ -10,12 +10,13 @@ import xxhash
 
 from packprep.clock import Clock
 from packprep.corpus.conversations import MarkReader
+from packprep.corpus.engines.engine import Engine, EngineFault
 from packprep.corpus.planning import Extent, PlannedSource
+from packprep.corpus.proof import Difference, compared, difference, fault
 from packprep.corpus.readers import BAD_REASONS, Decoders, read
-from packprep.corpus.tokenization import Engine
 from packprep.corpus.training import Trained, Training, tokenize_marked, training_columns
 from packprep.corpus.vocabulary import Vocabulary
-from packprep.errors import SourceError
+from packprep.errors import EngineRevoked, SourceError
 from packprep.randomness import REPEAT, SAMPLE, bits64, segment_key, text_key
 from packprep.recipe import Recipe
 
@@ -167,8 +168,20 @@ def read_documents(
                     rejected.add(source, extent.use, reject.file, reject.position, reject.reason, reject.detail)
                 joined = "".join(batch.texts).encode()
                 digests[source.name].update(joined)
-                with clock.stage("tokenize"):
-                    tokens, marked = tokenize_marked(engine, batch.texts, batch.marks, special_text, vocabulary)
+                try:
+                    with clock.stage("tokenize"):
+                        tokens, marked = tokenize_marked(engine, batch.texts, batch.marks, special_text, vocabulary)
+                except EngineFault as error:
+                    place = source, part.file, extent.use, batch.positions[batch.texts.index(error.text)]
+                    raise _revoked(engine, *place, fault(engine, error)) from error
+                if engine.reference is not None:
+                    with clock.stage("compare"):
+                        for i in compared(file_keys[part.file], batch.positions, extent.use).tolist():
+                            text, mark = batch.texts[i], batch.marks[i]
+                            if mark is None and (
+                                found := difference(engine, text, tokens, i, special_text, vocabulary)
+                            ):
+                                raise _revoked(engine, source, part.file, extent.use, batch.positions[i], found)
                 for i, reason, detail in tokens.rejected:
                     rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
                 if recipe.documents.bad_documents == "fail":
@@ -216,6 +229,23 @@ def read_documents(
         dropped,
         {name: digest.hexdigest() for name, digest in digests.items()},
         text_bytes,
+    )
+
+
+def _revoked(
+    engine: Engine, source: PlannedSource, file: int, use: int, position: int, found: Difference
+) -> EngineRevoked:
+    """The error of a document of which an engine and the reference make different things."""
+    name = source.files[file - source.first_file].name
+    note = {
+        "engine": engine.name, "version": engine.version, "source": source.name, "file": name,
+        "position": int(position), "repeat": int(use), **found._asdict(),
+    }  # fmt: skip
+    return EngineRevoked(
+        f"engine {engine.name} {engine.version} differs from the reference in the document at {position} of {name!r} "
+        f"of source {source.name!r}: {found}. The build stops; run the same command again, and it begins anew with the "
+        "reference engine",
+        note,
     )
 
 

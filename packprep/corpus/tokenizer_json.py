@@ -6,7 +6,7 @@ Three sources: a file or folder, the Hugging Face Hub, and the built-in vocabula
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,14 +197,14 @@ def bytes_tokenizer_json() -> bytes:
                 "fuse_unk": False,
                 "byte_fallback": False,
                 "ignore_merges": False,
-                "vocab": {character: byte for byte, character in enumerate(_byte_characters())},
+                "vocab": {character: byte for byte, character in enumerate(byte_characters())},
                 "merges": [],
             },
         }
     )
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The character that stands for each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode` in encoder.py)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters, shifted = [], 0x100
@@ -312,7 +312,8 @@ def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], na
     return extended
 
 
-def plain_tokenizer_json(data: bytes, special_ids: Collection[int]) -> bytes:
+@functools.lru_cache(maxsize=2)
+def plain_tokenizer_json(data: bytes, special_ids: frozenset[int]) -> bytes:
     """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws."""
     parsed = parse_tokenizer_json(data, "tokenizer.json")
     for entry in parsed["added_tokens"]:
@@ -364,7 +365,7 @@ def continuing_tokens(data: bytes, vocab_size: int) -> np.ndarray:
     pairs = vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab))
     continues = np.zeros(vocab_size, np.uint8)
     if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
-        inside = {character for byte, character in enumerate(_byte_characters()) if byte & 0xC0 == 0x80}
+        inside = {character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80}
         which = [i for text, i in pairs if text[:1] in inside]
     else:
         inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}

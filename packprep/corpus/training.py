@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.corpus.conversations import Marked
-from packprep.corpus.tokenization import Engine, Tokens, tokenize
+from packprep.corpus.engines.engine import Engine
+from packprep.corpus.tokenization import Tokens, tokenize
 from packprep.corpus.vocabulary import Vocabulary
 
 

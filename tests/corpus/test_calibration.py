@@ -2,15 +2,15 @@ import pytest
 
 from packprep.building.plan import look_up
 from packprep.corpus.calibration import calibrate
+from packprep.corpus.engines.registry import candidates, engine_facts, load_engine
 from packprep.corpus.planning import PlannedSource
-from packprep.corpus.tokenization import load_engine, resolve_engine
 from packprep.recipe import read_recipe
 from tests import made
 
 
 def estimate(folder, pattern, seed=0):
     inputs = look_up(read_recipe(made.table(pattern, seed=seed), folder), {})
-    engine = load_engine(resolve_engine("auto", inputs.vocabulary), inputs.vocabulary, "text")
+    engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
     unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
     source = PlannedSource(inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, seed)
     return calibrate(source, engine, inputs.vocabulary, "text")

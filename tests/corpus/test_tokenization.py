@@ -7,10 +7,12 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from packprep.corpus.tokenization import BATCH_CHARACTERS, load_engine, resolve_engine, tokenize
+from packprep.corpus.engines.reference import BATCH_CHARACTERS
+from packprep.corpus.engines.registry import load_engine
+from packprep.corpus.tokenization import tokenize
 from packprep.corpus.tokenizer_json import BYTES_SPECIALS
 from packprep.corpus.vocabulary import resolve_vocabulary
-from packprep.errors import PlanError, RecipeError
+from packprep.errors import RecipeError
 from packprep.recipe import Specials
 from tests.corpus import tokenizers_made as made
 from tests.corpus.test_vocabulary import needs, resolve
@@ -74,7 +76,7 @@ def test_dropout_does_not_run(folder):
 def test_batches_do_not_show(llama, monkeypatch):
     whole = reference(llama, TEXTS * 5)
     assert BATCH_CHARACTERS > 1000
-    monkeypatch.setattr("packprep.corpus.tokenization.BATCH_CHARACTERS", 7)
+    monkeypatch.setattr("packprep.corpus.engines.reference.BATCH_CHARACTERS", 7)
     parts = reference(llama, TEXTS * 5)
     assert documents(parts) == documents(whole)
 
@@ -250,37 +252,6 @@ def test_in_a_chat_the_text_of_a_special_token_is_that_token(llama, special_text
     ]
     letter = load_engine(REFERENCE, llama, "text").encode_with_begins(["<|eot_id|>"], False)
     assert 325 not in letter[0]
-
-
-def test_auto_takes_the_bytes_engine_for_the_built_in_bytes_alone(folder, bytes_vocabulary, llama):
-    assert resolve_engine("auto", bytes_vocabulary) == BYTES
-    assert resolve_engine("reference", bytes_vocabulary) == REFERENCE
-    assert resolve_engine("auto", llama) == REFERENCE
-    with pytest.raises(RecipeError, match="'bytes' does not know this tokenizer; .* auto, reference"):
-        resolve_engine("bytes", llama)
-
-
-def test_an_unknown_engine_is_refused_with_the_known_ones(llama):
-    with pytest.raises(RecipeError, match="'quick' is not known; the engines are auto, bytes, reference"):
-        resolve_engine("quick", llama)
-
-
-def test_another_version_of_the_plan_s_engine_is_refused_with_both(llama):
-    with pytest.raises(
-        PlanError, match=rf"reference 0\.0\.1, and here it is reference {tokenizers.__version__}"
-    ) as caught:
-        load_engine({"name": "reference", "version": "0.0.1"}, llama, "text")
-    assert "pip install tokenizers==0.0.1" in str(caught.value)
-
-
-def test_an_engine_that_is_not_here_is_refused(llama):
-    with pytest.raises(PlanError, match="quick 3"):
-        load_engine({"name": "quick", "version": "3"}, llama, "text")
-
-
-def test_an_engine_is_not_used_for_another_tokenizer(llama):
-    with pytest.raises(PlanError, match="does not know"):
-        load_engine(BYTES, llama, "text")
 
 
 def test_an_id_that_only_the_ceiling_has_changes_no_token(folder, llama):

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.corpus.conversations import Marked, MarkReader
-from packprep.corpus.tokenization import load_engine, tokenize
+from packprep.corpus.engines.registry import load_engine
+from packprep.corpus.tokenization import tokenize
 from packprep.corpus.training import tokenize_marked, trained_tokens, training_columns
 from packprep.corpus.vocabulary import resolve_vocabulary
 from packprep.recipe import Specials

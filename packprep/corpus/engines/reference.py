@@ -1,0 +1,79 @@
+"""The reference engine: the `tokenizers` library, any tokenizer.json."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from packprep.corpus.engines.engine import offsets_of
+from packprep.corpus.tokenizer_json import plain_tokenizer_json
+from packprep.corpus.vocabulary import Vocabulary
+
+BATCH_CHARACTERS = 1 << 20
+
+
+class ReferenceEngine:
+    """`tokenizers`, without its post-processor, truncation, padding and dropout."""
+
+    name = "reference"
+    reference = None
+
+    def __init__(self, vocabulary: Vocabulary, special_text: str):
+        import tokenizers
+
+        as_special = special_text == "special"
+        special_ids: frozenset[int] = frozenset() if as_special else frozenset(vocabulary.special_ids)
+        plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
+        self.version = tokenizers.__version__
+        self._tokenizer = tokenizers.Tokenizer.from_buffer(plain)
+        self._tokenizer.encode_special_tokens = not as_special
+        self._plain, self._chat = plain, self._tokenizer if as_special else None
+
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, as far as it is text."""
+        return self._tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1]."""
+        parts, lengths = [], []
+        for batch in _batches(texts):
+            lists = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+            counts = [len(ids) for ids in lists]
+            parts.append(np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(counts)))
+            lengths += counts
+        ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+        return ids, offsets_of(np.array(lengths, dtype=np.int64))
+
+    def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1], begins: int64[total]."""
+        ids: list[int] = []
+        begins: list[int] = []
+        lengths: list[int] = []
+        tokenizer = self._for_chat() if chat else self._tokenizer
+        for batch in _batches(texts):
+            # not encode_batch_fast, which leaves the offsets out; Python's are counted in characters
+            for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
+                ids += encoding.ids
+                begins += [begin for begin, _ in encoding.offsets]
+                lengths.append(len(encoding))
+        return np.array(ids, np.int32), offsets_of(np.array(lengths, dtype=np.int64)), np.array(begins, np.int64)
+
+    def _for_chat(self) -> Any:
+        """The tokenizer that takes the text of a special token for that token."""
+        if self._chat is None:
+            import tokenizers
+
+            self._chat = tokenizers.Tokenizer.from_buffer(self._plain)
+            self._chat.encode_special_tokens = False
+        return self._chat
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Neighbouring texts of about BATCH_CHARACTERS: the library's encodings take many times the room of their ids."""
+    begin = characters = 0
+    for end, text in enumerate(texts, start=1):
+        characters += len(text)
+        if characters >= BATCH_CHARACTERS or end == len(texts):
+            yield texts[begin:end]
+            begin, characters = end, 0

@@ -1,0 +1,110 @@
+"""Which engines there are, the ones that a recipe's `engine` may mean, and the one of a plan."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from packprep.corpus.engines import fast
+from packprep.corpus.engines.byte_ids import BytesEngine
+from packprep.corpus.engines.engine import Engine, EngineRefusal, check_special_text
+from packprep.corpus.engines.reference import ReferenceEngine
+from packprep.corpus.tokenizer_json import bytes_tokenizer_json
+from packprep.corpus.vocabulary import Vocabulary
+from packprep.digests import digest_of
+from packprep.errors import PlanError, RecipeError
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """version: of this installation; None: not installed. load: raises EngineRefusal for a tokenizer that it does not take."""
+
+    package: str  # what to install
+    version: Callable[[], str | None]
+    refusal: Callable[
+        [Vocabulary], str | None
+    ]  # why it does not take a tokenizer, as far as can be told without loading
+    load: Callable[[Vocabulary, str], Engine]
+    proven: bool  # whether it has to be compared with the reference before it is trusted, and all through the build
+
+
+def _tokenizers_version() -> str:
+    import tokenizers
+
+    return tokenizers.__version__
+
+
+def _no_bytes(vocabulary: Vocabulary) -> str | None:
+    return None if vocabulary.digest == digest_of(bytes_tokenizer_json()) else 'it is not the built-in "bytes"'
+
+
+# In the order in which "auto" tries them; the reference takes every tokenizer.
+ENGINES: dict[str, EngineKind] = {
+    "bytes": EngineKind("packprep", lambda: BytesEngine.version, _no_bytes, BytesEngine, proven=False),
+    fast.NAME: EngineKind(fast.NAME, fast.installed_version, fast.refusal, fast.FastEngine, proven=True),
+    REFERENCE: EngineKind("tokenizers", _tokenizers_version, lambda vocabulary: None, ReferenceEngine, proven=False),
+}
+
+
+def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
+    """The names of the engines that the recipe's `engine` may mean here, best first: all that can be, for "auto".
+
+    RecipeError if an engine asked for by name is not known, not installed, or does not take this tokenizer.
+    """
+    if requested == "auto":
+        return [name for name in ENGINES if _why_not(name, vocabulary) is None]
+    if requested not in ENGINES:
+        raise RecipeError(f"engine = {requested!r} is not known; the engines are auto, {', '.join(ENGINES)}")
+    if why := _why_not(requested, vocabulary):
+        raise refused(requested, why)
+    return [requested]
+
+
+def refused(name: str, why: str) -> RecipeError:
+    """The error for an engine that was asked for by name and cannot be used."""
+    return RecipeError(f'engine = {name!r} cannot be used with this tokenizer: {why}. Use engine = "auto"')
+
+
+def _why_not(name: str, vocabulary: Vocabulary) -> str | None:
+    if ENGINES[name].version() is None:
+        return f"it is not installed here (pip install {ENGINES[name].package})"
+    return ENGINES[name].refusal(vocabulary)
+
+
+def engine_facts(name: str) -> dict[str, str]:
+    """What a plan says of its engine: {"name", "version"}, and the version of the "reference" that it is compared with."""
+    version = ENGINES[name].version()
+    assert version is not None
+    facts = {"name": name, "version": version}
+    return {**facts, "reference": _tokenizers_version()} if ENGINES[name].proven else facts
+
+
+def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text: str) -> Engine:
+    """The engine of a plan. PlanError if this installation has another version of it, or none, or it cannot be loaded."""
+    check_special_text(special_text)
+    name = engine["name"]
+    if name not in ENGINES:
+        raise PlanError(
+            f"the plan's engine is {name} {engine['version']}, which this packprep does not have "
+            f"(it has {', '.join(ENGINES)}). Use the packprep that wrote the plan, or build into a new folder"
+        )
+    kind = ENGINES[name]
+    versions = [(name, kind.package, engine["version"], kind.version())]
+    if "reference" in engine:
+        versions.append((REFERENCE, ENGINES[REFERENCE].package, engine["reference"], _tokenizers_version()))
+    for which, package, planned, here in versions:
+        if planned != here:
+            raise PlanError(
+                f"the plan's engine is {which} {planned}, and here it is {f'{which} {here}' if here else 'not installed'}: "
+                f"the same text may get other tokens. Install the plan's version: pip install {package}=={planned}, "
+                "or build into a new folder"
+            )
+    why = kind.refusal(vocabulary)
+    if why is None:
+        try:
+            return kind.load(vocabulary, special_text)
+        except EngineRefusal as error:
+            why = str(error)
+    raise PlanError(
+        f"the plan's engine {name} cannot be used with the plan's tokenizer: {why}; build into a new folder"
+    )
