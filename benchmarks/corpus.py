@@ -59,14 +59,14 @@ EOS = "<|endoftext|>"
 
 _DROPPED = re.compile(r"<(script|style|head|nav|svg)[\s>].*?</\1\s*>|<!--.*?-->", re.S | re.I)
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^>]*>|<[!?][^>]*>")
-_INLINE = frozenset("a abbr b bdi cite code em font i kbd mark q s samp small span strong sub sup tt u var wbr".split())
+_INLINE = re.compile("a|abbr|b|bdi|cite|code|em|font|i|kbd|mark|q|s|samp|small|span|strong|sub|sup|tt|u|var|wbr", re.I)
 _DIGITS = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")}
 
 
 def text_of_html(page: str) -> str:
     """What a reader sees of a page: a tag that is not inline ends a line; runs of blank lines become one."""
     page = _DROPPED.sub("", page)
-    page = _TAG.sub(lambda tag: "" if (tag[2] or "").lower() in _INLINE else "\n", page)
+    page = _TAG.sub(lambda tag: "" if _INLINE.fullmatch(tag[2] or "") else "\n", page)
     lines = [line.rstrip() for line in html.unescape(page).split("\n")]
     kept = [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
     return "\n".join(kept)
@@ -235,10 +235,13 @@ def _write_zst(lines: Path, path: Path) -> None:
 
 
 def _write_gz(lines: Path, path: Path) -> None:
-    with lines.open("rb") as source, path.open("wb") as target:
-        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=target, mtime=0) as packed:
-            while chunk := source.read(1 << 20):
-                packed.write(chunk)
+    with (
+        lines.open("rb") as source,
+        path.open("wb") as target,
+        gzip.GzipFile("", "wb", compresslevel=6, fileobj=target, mtime=0) as packed,
+    ):
+        while chunk := source.read(1 << 20):
+            packed.write(chunk)
 
 
 def _write_parquet(lines: Path, path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import corpus
 from peers.contender import Config
 
-
+SOURCES = ("jsonl", "zst", "gz", "parquet")
+"""Keys of a configuration: the same documents in each format."""
 
 
 def cut_lines(lines: Path, size: int, target: Path) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inputs import SOURCES
 from peers.contender import RESULT, Config, Contender, Work
 
 HERE = Path(__file__).resolve().parent
@@ -32,9 +33,7 @@ class Line:
     status: str = "measured"  # measured | not installed | failed
     why: str = ""
     seconds: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
     startup_s: list[float] = field(default_factory=list)
-    peak_mib: float = 0.0  # of the largest process
     work: Work = field(default_factory=Work)
     extras: dict[str, list[float]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -49,8 +48,6 @@ class Process:
     """A process that ended."""
 
     seconds: float
-    cpu_s: float  # its own and its children's
-    peak_mib: float
     status: int
     output: str
     began: float  # time.time()
@@ -61,14 +58,11 @@ def run_process(command: Sequence[str], environment: Mapping[str, str], folder: 
     with (folder / "output").open("w+b") as output:
         began, begin = time.time(), time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=HERE)
-        _, status, usage = os.wait4(process.pid, 0)
+        status = process.wait()
         seconds = time.perf_counter() - begin
-        process.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)
         text = output.read().decode("utf-8", "replace")
-    return Process(
-        seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, process.returncode, text, began
-    )  # fmt: skip
+    return Process(seconds, status, text, began)
 
 
 def result_of(output: str) -> dict[str, Any] | None:
@@ -79,7 +73,9 @@ def result_of(output: str) -> dict[str, Any] | None:
     return None
 
 
-def available(group: str, pythons: Sequence[str], environment: Mapping[str, str]) -> dict[str, tuple[str, dict[str, str]]]:
+def available(
+    group: str, pythons: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, tuple[str, dict[str, str]]]:
     """Contender → (the first interpreter that has its packages, their versions)."""
     found: dict[str, tuple[str, dict[str, str]]] = {}
     for python in pythons:
@@ -110,7 +106,7 @@ def read_once(paths: Sequence[str]) -> None:
 def measure(line: Line, contender: Contender, config: Config, python: str, parent: Path) -> None:
     """One run more of a line; its output is removed."""
     os.sync()  # what earlier runs wrote is not written during this one
-    read_once([config[key] for key in ("jsonl", "zst", "gz", "parquet") if key in config])
+    read_once([config[key] for key in SOURCES if key in config])
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
     try:
         out = folder / "out"
@@ -137,8 +133,6 @@ def measure(line: Line, contender: Contender, config: Config, python: str, paren
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     line.seconds.append(ended.seconds if line.work.seconds is None else line.work.seconds)
-    line.cpu_s.append(ended.cpu_s)
-    line.peak_mib = max(line.peak_mib, ended.peak_mib)
     if line.work.began_at is not None:
         line.startup_s.append(line.work.began_at - ended.began)
     for name, value in line.work.extra.items():

@@ -124,7 +124,7 @@ def cells(lines: Sequence[Line], group: str) -> list[list[str]]:
     unit = GROUPS[group][1]
     extras = list(dict.fromkeys(name for line in own for name in line.extras))
     head = ["contender", "what it does", "input MB", "documents", "tokens", "rows", "used %", "output MB"]
-    head += ["runs", "s (median)", "s (least–most)", "CPU s", "peak MiB", *extras, f"{unit}/s", "packprep's ×"]
+    head += ["runs", "s (median)", "s (least–most)", *extras, f"{unit}/s", "packprep's ×"]
     table = []
     for line in own:
         if line.status != "measured":
@@ -136,7 +136,6 @@ def cells(lines: Sequence[Line], group: str) -> list[list[str]]:
             row += [number(None if work.utilisation is None else 100 * work.utilisation, 2)]
             row += [number(None if work.output_bytes is None else work.output_bytes / 1e6, 1), str(len(line.seconds))]
             row += [number(line.median_s(), 3), f"{min(line.seconds):.3f}–{max(line.seconds):.3f}"]
-            row += [number(statistics.median(line.cpu_s), 1), number(line.peak_mib)]
             row += [number(statistics.median(line.extras[name]), 1) if name in line.extras else "–" for name in extras]
             row += [number(rate(line)), times(ratio(line, lines))]
         table.append(row)
@@ -149,7 +148,9 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     said = []
     for row in rows:
-        placed = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        placed = [
+            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         said.append("  ".join(placed).rstrip())
     return "\n".join(said)
 

@@ -74,9 +74,10 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 line.status, line.why = "not installed", absent(contender)
         if group == "builds":
             say("compiling kernels")
-            warm = [(Line(group, c.name, "", "", 0), c, {**config, **dict.fromkeys(("jsonl", "zst", "gz", "parquet"), config["one"])}, p)
-                    for _, c, _, p in runs if c.packages == ("packprep",)]  # fmt: skip
-            in_turn(warm, lambda contender: 1, folder, say)
+            warm = {**config, **dict.fromkeys(inputs.SOURCES, config["one"])}
+            own_runs = [(one, python) for _, one, _, python in runs if one.packages == ("packprep",)]
+            again = [(Line(group, one.name, "", "", 0), one, warm, python) for one, python in own_runs]
+            in_turn(again, lambda contender: 1, folder, say)
         in_turn(runs, repeats, folder, say)
     settings = {"size": size, "slow_size": slow_size, "repeats": arguments.repeats}
     settings |= {"slow_repeats": min(arguments.repeats, arguments.slow_repeats)}
@@ -89,8 +90,12 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, help="what benchmarks/corpus.py made")
-    parser.add_argument("--only", nargs="+", choices=list(results.GROUPS), default=list(results.GROUPS), metavar="GROUP")
-    parser.add_argument("--peers-python", type=Path, nargs="+", default=[], metavar="PYTHON", help="interpreters of peers")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(results.GROUPS), default=list(results.GROUPS), metavar="GROUP"
+    )
+    parser.add_argument(
+        "--peers-python", type=Path, nargs="+", default=[], metavar="PYTHON", help="interpreters of peers"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="runs of each line (default: 5)")
     parser.add_argument("--slow-repeats", type=int, default=3, help="runs of slow lines (default: 3)")
     parser.add_argument("--size", type=parse_size, help="bytes of JSON lines (default: the whole corpus)")

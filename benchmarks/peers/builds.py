@@ -89,7 +89,8 @@ def texts_of(path: str, begin: int, end: int, batch_bytes: int = 1 << 22) -> Ite
     with open(path, "rb") as file:
         file.seek(begin)
         while file.tell() < end:
-            lines = file.readlines(min(batch_bytes, end - file.tell()))
+            # one less than what is left: readlines stops where it exceeds its hint
+            lines = file.readlines(min(batch_bytes, end - file.tell() - 1))
             yield [decode(line).text for line in lines]
 
 
@@ -170,12 +171,14 @@ def megatron(config: Config) -> Work:
     prefix = running(config, "megatron")
     builder = IndexedDatasetBuilder(prefix + ".bin", dtype=DType.optimal_dtype(config["vocab_size"]))
     documents = tokens = 0
-    with multiprocessing.Pool(config["workers"], _load_tokenizer, (config["tokenizer"],)) as pool:
-        with open(config["jsonl"], encoding="utf-8") as lines:
-            for ids in pool.imap(_encode_line, lines, 32):
-                documents, tokens = documents + 1, tokens + len(ids)
-                ids.append(config["eos_id"])
-                builder.add_document(ids, [len(ids)])
+    with (
+        multiprocessing.Pool(config["workers"], _load_tokenizer, (config["tokenizer"],)) as pool,
+        open(config["jsonl"], encoding="utf-8") as lines,
+    ):
+        for ids in pool.imap(_encode_line, lines, 32):
+            documents, tokens = documents + 1, tokens + len(ids)
+            ids.append(config["eos_id"])
+            builder.add_document(ids, [len(ids)])
     builder.finalize(prefix + ".idx")
     return Work(documents, tokens, output_bytes=bytes_below(config["out"]), began_at=began)
 
@@ -192,7 +195,7 @@ def megatron_fast(config: Config) -> Work:
         tokenizer = gigatoken.Tokenizer.from_json(file.read())
     prefix = running(config, "megatron")
     builder = IndexedDatasetBuilder(prefix + ".bin", dtype=DType.optimal_dtype(config["vocab_size"]))
-    documents = tokenizer.encode_files(gigatoken.JsonlFileSource(config["jsonl"], "text"))
+    documents = tokenizer.encode_files(gigatoken.JsonlFileSource([config["jsonl"]], "text"))
     flat = np.asarray(ak.flatten(documents)).astype(builder.dtype)
     lengths = np.asarray(ak.num(documents, axis=1))
     flat = np.insert(flat, np.cumsum(lengths), config["eos_id"]).astype(builder.dtype, copy=False)
@@ -253,7 +256,12 @@ def stand_in_for_torchvision() -> None:
     except (ImportError, RuntimeError):
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
-        for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
+        for name in (
+            "torchvision",
+            "torchvision.datasets",
+            "torchvision.transforms",
+            "torchvision.transforms.functional",
+        ):
             module = types.ModuleType(name)
             module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
             module.__path__ = []
@@ -271,13 +279,15 @@ def _mds_part(arguments: tuple[Config, int, int, int]) -> tuple[int, int]:
 
     encode = Tokenizer.from_file(config["tokenizer"]).encode
     documents = tokens = 0
-    with MDSWriter(out=running(config, f"mds/{number}"), columns={"tokens": "ndarray:int32"}) as writer:
-        with open(config["jsonl"], "rb") as file:
-            file.seek(begin)
-            while file.tell() < end:
-                ids = encode(json.loads(file.readline())["text"], add_special_tokens=False).ids
-                documents, tokens = documents + 1, tokens + len(ids)
-                writer.write({"tokens": np.array([*ids, config["eos_id"]], np.int32)})
+    with (
+        MDSWriter(out=running(config, f"mds/{number}"), columns={"tokens": "ndarray:int32"}) as writer,
+        open(config["jsonl"], "rb") as file,
+    ):
+        file.seek(begin)
+        while file.tell() < end:
+            ids = encode(json.loads(file.readline())["text"], add_special_tokens=False).ids
+            documents, tokens = documents + 1, tokens + len(ids)
+            writer.write({"tokens": np.array([*ids, config["eos_id"]], np.int32)})
     return documents, tokens
 
 
@@ -319,7 +329,7 @@ def hugging_face(config: Config) -> Work:
         encode, batched=True, num_proc=config["workers"], remove_columns=lines.column_names, features=features
     )
     made.save_to_disk(running(config, "saved"))
-    tokens = sum(len(chunk.values) for chunk in made.data.column("input_ids").chunks)
+    tokens = sum(len(chunk.flatten()) for chunk in made.data.column("input_ids").chunks)
     return Work(len(made), tokens, output_bytes=bytes_below(running(config, "saved")), began_at=began)
 
 
@@ -355,7 +365,7 @@ CONTENDERS = [
     ),
     Contender(
         "MDS", "tokenize, MDSWriter, merge_index",
-        ("mosaicml-streaming", "tokenizers"), ("streaming.base", "tokenizers"), mds, **TOKENIZERS,
+        ("mosaicml-streaming", "tokenizers"), ("streaming", "tokenizers"), mds, **TOKENIZERS,
     ),
     Contender(
         "Hugging Face datasets", "load_dataset, map, save_to_disk",

@@ -102,7 +102,8 @@ def main(contenders: Iterable[Contender], argv: list[str]) -> None:
     """Run the contender argv[0] with the configuration in the file argv[1]; or say which ones can run here."""
     if argv == ["--available"]:
         print(
-            RESULT + json.dumps({one.name: versions(one.packages) for one in contenders if has(one.modules)}), flush=True
+            RESULT + json.dumps({one.name: versions(one.packages) for one in contenders if has(one.modules)}),
+            flush=True,
         )
         return
     (one,) = [one for one in contenders if one.name == argv[0]]
