@@ -29,9 +29,9 @@ def packprep(preset: str) -> Any:
         with open(path, "a", encoding="utf-8") as file:
             file.write('[output]\nshard_text_bytes = "100GB"\n')
         out = Path(running(config, "dataset"))
-        # a second process plans and builds, so that reading and tokenizing are not in this one's memory of work
-        build = [sys.executable, "-m", "packprep", "build", path, "--out", str(out)]
-        subprocess.run([*build, "--workers", str(config["workers"])], check=True, stdout=subprocess.DEVNULL)
+        # a task of an array without a shard of its own writes the plan and no more
+        plan = [sys.executable, "-m", "packprep", "build", path, "--out", str(out)]
+        subprocess.run([*plan, "--array-index", "1", "--array-count", "2"], check=True, stdout=subprocess.DEVNULL)
         job = open_job(out, [os.path.dirname(config["jsonl"])])
         documents = work.read_shard(job, 0).documents
         width = job.recipe.seq_length
