@@ -124,7 +124,7 @@ def cells(lines: Sequence[Line], group: str) -> list[list[str]]:
     unit = GROUPS[group][1]
     extras = list(dict.fromkeys(name for line in own for name in line.extras))
     head = ["contender", "what it does", "input MB", "documents", "tokens", "rows", "used %", "output MB"]
-    head += ["runs", "s (median)", "s (least–most)", *extras, f"{unit}/s", "packprep's ×"]
+    head += ["runs", "s (median)", "s (least–most)", "start s", *extras, f"{unit}/s", "packprep's ×"]
     table = []
     for line in own:
         if line.status != "measured":
@@ -136,6 +136,7 @@ def cells(lines: Sequence[Line], group: str) -> list[list[str]]:
             row += [number(None if work.utilisation is None else 100 * work.utilisation, 2)]
             row += [number(None if work.output_bytes is None else work.output_bytes / 1e6, 1), str(len(line.seconds))]
             row += [number(line.median_s(), 3), f"{min(line.seconds):.3f}–{max(line.seconds):.3f}"]
+            row += [number(statistics.median(line.startup_s) if line.startup_s else None, 2)]
             row += [number(statistics.median(line.extras[name]), 1) if name in line.extras else "–" for name in extras]
             row += [number(rate(line)), times(ratio(line, lines))]
         table.append(row)
