@@ -20,7 +20,7 @@ GROUPS = {
 
 
 class Promise(NamedTuple):
-    """A ratio of two rates that is to hold. A side is a line's name, or "kind:K": the fastest line of that kind."""
+    """A ratio of two rates of builds that is to hold. A side is a line's name, or "kind:K": the fastest of that kind."""
 
     what: str
     rate: str
@@ -59,7 +59,8 @@ def ratio(line: Line, lines: Iterable[Line]) -> float | None:
 def side(name: str, lines: Iterable[Line]) -> tuple[str, float] | None:
     """(line's name, rate) of one side of a promise."""
     kind = name.removeprefix("kind:") if name.startswith("kind:") else None
-    own = [(line.name, rate(line)) for line in lines if (line.name == name if kind is None else line.kind == kind)]
+    builds = [line for line in lines if line.group == "builds"]
+    own = [(line.name, rate(line)) for line in builds if (line.name == name if kind is None else line.kind == kind)]
     measured = [(name, value) for name, value in own if value is not None]
     return max(measured, key=lambda entry: entry[1], default=None)
 

@@ -49,6 +49,7 @@ def test_a_promise_takes_the_fastest_of_its_kind():
         line("a", [40.0], "tokenizers"),
         line("b", [20.0], "tokenizers"),
         line("bare loop", [], status="failed"),
+        Line("collators", "packprep ul2r", "another group's", "", 5000, seconds=[1e-6], work=Work(10, 1000)),
     ]
     judged = {entry["what"]: entry for entry in results.judged(lines)}
     first, bare = judged[results.PROMISES[0].what], judged["ul2r to the bare loop"]
