@@ -175,7 +175,7 @@ CONTENDERS = [
     Contender("T5, seqio", "denoise: spans of 3, 15 %", ("t5", "seqio", "tensorflow"), ("t5", "seqio"), t5, slow=True),
     Contender(
         "transformers, MLM", "15 % masked; batches of 32 full rows",
-        ("transformers", "torch"), ("transformers", "torch"), transformers_mlm,
+        ("transformers", "torch"), ("transformers", "torch"), transformers_mlm, slow=True,
     ),
     Contender("torch, masked diffusion", "batches of 32 full rows", ("torch",), ("torch",), torch_masking),
 ]  # fmt: skip
