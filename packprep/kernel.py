@@ -192,6 +192,12 @@ def bits64_of_keys(key, purpose, out):
 # Copies
 
 
+def warm_kernels() -> None:
+    """Load what the first kernel of a process brings along: half a second of numba."""
+    nothing = np.empty(0, np.uint64)
+    bits64_of_keys(nothing, np.uint64(SEGMENT_KEY), nothing)
+
+
 def _copy_bytes(typing_context, target, at, source, begin, n):
     """memcpy of n items of two contiguous arrays of one dtype."""
 

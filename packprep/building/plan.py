@@ -17,7 +17,7 @@ from packprep.corpus.calibration import Estimates, calibrate
 from packprep.corpus.chat_templates import find_template
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, check_special_text
-from packprep.corpus.engines.registry import ENGINES, candidates, engine_facts, load_engine, refused
+from packprep.corpus.engines.registry import candidates, engine_facts, load_engine, loaded, refused
 from packprep.corpus.planning import File, PlannedSource, find_files, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenizer_json import continuing_tokens
@@ -62,19 +62,27 @@ class Inputs:
         return fingerprint_parts(self.recipe, files, self.vocabulary.digest, self.chat_template)
 
 
-def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
-    """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix where its files lie now."""
-    recipe = complete(recipe)
+Found = list[tuple[str, list[File]]]
+
+
+def find_inputs(recipe: Recipe, moved: Mapping[str, str]) -> Found:
+    """Each source's prefix and files. `moved`: source name → prefix where its files lie now."""
     names = [source.name for source in recipe.sources]
     for name in moved:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the recipe has no source of that name; it has {', '.join(names)}")
-    needs = Needs(roles_used(recipe), mode_tokens_used(recipe), sentinels_used(recipe))
-    vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, needs)
-    resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
     found = [find_files(source, i, recipe.base, moved.get(source.name)) for i, source in enumerate(recipe.sources)]
     if not any(file.size for _, files in found for file in files):
         raise RecipeError("the inputs hold no bytes: every file that the sources name is empty")
+    return found
+
+
+def look_up(recipe: Recipe, moved: Mapping[str, str], found: Found | None = None) -> Inputs:
+    """Check the recipe against its tokenizer and find its files, unless they are `found` already; as `find_inputs`."""
+    recipe, found = complete(recipe), found or find_inputs(recipe, moved)
+    needs = Needs(roles_used(recipe), mode_tokens_used(recipe), sentinels_used(recipe))
+    vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, needs)
+    resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
     template = None
     if recipe.documents.loss_spans == "use":
         template = find_template(recipe.documents.chat_template, recipe.base, recipe.tokenizer)
@@ -183,7 +191,7 @@ def _proven_and_calibrated(
     check_special_text(special_text)
     for name in candidates(recipe.engine, vocabulary):
         try:
-            engine = ENGINES[name].load(vocabulary, special_text)
+            engine = loaded(name, vocabulary, special_text)
             prove_on_nasty_text(engine, special_text, vocabulary)
             sources, estimates = _calibrated(inputs, engine)
             prove(engine, [text for estimate in estimates for text in estimate.texts], special_text, vocabulary)

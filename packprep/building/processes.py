@@ -5,6 +5,7 @@ Processes are forked by a server that has imported packprep and done nothing: th
 library has started threads, which can hang.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -54,6 +55,42 @@ def stoppable() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
+class Workers:
+    """Processes that are there before their work is known. To be closed, or used as a context."""
+
+    def __init__(self, count: int, warm: Callable[..., None], arguments: Sequence[Any]) -> None:
+        """Start `count` processes, which call `warm(*arguments)` to load what will be needed; its errors are not told."""
+        start_server(warm.__module__)
+        context = multiprocessing.get_context("forkserver")
+        self.processes: dict[Connection, Any] = {}
+        try:
+            for _ in range(count):
+                here, there = context.Pipe()
+                process = context.Process(target=_worker, args=(there,), daemon=True)
+                process.start()
+                there.close()
+                self.processes[here] = process
+                here.send((warm, arguments))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self, clean: Callable[[int], None] = lambda pid: None) -> None:
+        """End all processes; clean(pid) removes what an ended one may have left behind."""
+        _end(self.processes, clean)
+        self.processes.clear()
+
+
+def no_warming() -> None:
+    """For workers that load what they need when they are told."""
+
+
 def spread(
     setup: Callable[..., Do],
     arguments: Sequence[Any],
@@ -62,34 +99,35 @@ def spread(
     report: Report,
     stop_asked: Callable[[], bool],
     clean: Callable[[int], None] = lambda pid: None,
+    started: Workers | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """(item, result) of each item, as they come; `setup(*arguments)` gives a process its function.
 
-    With one worker, or one item, all is done here. clean(pid) removes what an ended worker may have left behind.
+    With one worker, or one item, all is done here. started: processes to use, instead of `workers` new ones.
+    clean(pid) removes what an ended worker may have left behind.
     Raises what a worker raised, BuildError for one that was killed, Stopped once `stop_asked()`.
     """
     if workers == 1 or len(items) <= 1:
         yield from _here(setup, arguments, items, report, stop_asked)
         return
-    start_server(setup.__module__)
-    context = multiprocessing.get_context("forkserver")
+    if started is None:
+        started = Workers(min(workers, len(items)), no_warming, ())
     waiting = list(reversed(items))
-    processes: dict[Connection, Any] = {}
-    at_work: dict[Connection, Any] = {}
+    processes, at_work = started.processes, dict[Connection, Any]()
     try:
-        for _ in range(min(workers, len(items))):
-            here, there = context.Pipe()
-            process = context.Process(target=_worker, args=(there, setup, arguments), daemon=True)
-            process.start()
-            there.close()
-            processes[here] = process
-            at_work[here] = waiting.pop()
-            here.send(at_work[here])
+        for connection in processes:
+            if not waiting:
+                break
+            at_work[connection] = waiting.pop()
+            with contextlib.suppress(BrokenPipeError):  # it is gone already, which is seen below
+                connection.send((setup, arguments))
+                connection.send(at_work[connection])
         while at_work:
             if stop_asked():
                 raise Stopped(_STOPPED)
-            for connection in wait(list(at_work), timeout=0.2):
-                assert isinstance(connection, Connection)
+            for ready in wait(list(at_work), timeout=0.2):
+                assert isinstance(ready, Connection)
+                connection = ready
                 try:
                     kind, value = connection.recv()
                 except (EOFError, ConnectionResetError):
@@ -109,7 +147,7 @@ def spread(
                         f"{at_work[connection]}: a worker failed; this is a fault of packprep, report it:\n{value}"
                     )
     finally:
-        _end(processes, clean)
+        started.close(clean)
 
 
 def _here(
@@ -132,10 +170,14 @@ def _here(
         yield item, do(item, report_or_stop)
 
 
-def _worker(connection: Connection, setup: Callable[..., Do], arguments: Sequence[Any]) -> None:
+def _worker(connection: Connection) -> None:
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
     try:
+        warm, arguments = connection.recv()
+        with contextlib.suppress(Exception):  # what is wrong is found again, and told, when the work begins
+            warm(*arguments)
+        setup, arguments = connection.recv()
         do = setup(*arguments)
         while True:
             item = connection.recv()

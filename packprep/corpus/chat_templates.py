@@ -17,7 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from packprep.corpus.tokenizer_json import BYTES_ROLES, HINT_FILES, read_beside
+from packprep.corpus.tokenizer_files import HINT_FILES, read_beside
+from packprep.corpus.tokenizer_json import BYTES_ROLES
 from packprep.errors import RecipeError, VocabularyError
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.corpus.engines.engine import Engine, any_of, check_special_text, offsets_of
-from packprep.corpus.tokenizer_json import read_tokens, unknown_id
+from packprep.corpus.tokenizer_json import parse_tokenizer_json, texts_of_ids, unknown_id
 from packprep.corpus.vocabulary import Vocabulary
 
 
@@ -49,7 +49,9 @@ def tokenize(
     assert begins or chat is None
     check_special_text(special_text)
     rejected: dict[int, tuple[str, str]] = {}
-    plain = None if special_text == "special" else _plain_text(vocabulary.tokenizer_json, vocabulary.special_ids)
+    plain = None
+    if special_text != "special":
+        plain = _plain_text(vocabulary.tokenizer_json, vocabulary.special_ids, vocabulary.vocab_size)
     for i, text in enumerate(texts):
         if not text.isascii() and (place := _lone_surrogate(text)) is not None:
             detail = f"U+{ord(text[place]):04X} at character {place} is half of a surrogate pair and no character"
@@ -92,7 +94,7 @@ def _lone_surrogate(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class _PlainText:
-    """What plain text may not contain. forbidden: bool[greatest id + 1]; pattern: any special token's text.
+    """What plain text may not contain. forbidden: bool[vocab_size]; pattern: any special token's text.
 
     forbidden_in_chat: those of them that no template can mean, as they are pieces of the model's and no added tokens.
     """
@@ -112,16 +114,15 @@ class _PlainText:
 
 
 @lru_cache(maxsize=4)
-def _plain_text(tokenizer_json: bytes, special_ids: tuple[int, ...]) -> _PlainText:
-    tokens = read_tokens(tokenizer_json, "tokenizer.json")
-    texts = {id: tokens.texts[id] for id in special_ids if id in tokens.texts}
-    forbidden = np.zeros(tokens.n_ids, dtype=bool)
+def _plain_text(tokenizer_json: bytes, special_ids: tuple[int, ...], vocab_size: int) -> _PlainText:
+    texts = texts_of_ids(tokenizer_json, special_ids)
+    forbidden = np.zeros(vocab_size, dtype=bool)
     forbidden[list(texts)] = True
     unknown = unknown_id(tokenizer_json)
     if unknown is not None:
         forbidden[unknown] = False  # [UNK] is special, but any text may give it
     in_chat = forbidden.copy()
-    in_chat[[token.id for token in tokens.added.values()]] = False
+    in_chat[[token["id"] for token in parse_tokenizer_json(tokenizer_json, "tokenizer.json")["added_tokens"]]] = False
     edges = np.concatenate(([-1], np.flatnonzero(forbidden), [len(forbidden)]))
     longest = int(np.argmax(np.diff(edges)))
     ordinary = (int(edges[longest]) + 1, int(edges[longest + 1]))

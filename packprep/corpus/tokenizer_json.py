@@ -1,27 +1,15 @@
-"""A tokenizer.json: where it comes from, what it holds, and the same with tokens added.
-
-Three sources: a file or folder, the Hugging Face Hub, and the built-in vocabulary of bytes.
-"""
+"""What a tokenizer.json holds, the same with tokens added, and that of the built-in vocabulary of bytes."""
 
 import functools
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from packprep.errors import VocabularyError
-
-HINT_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-HINT_KEYS = {
-    "eos": ("eos_token", "sep_token"),
-    "bos": ("bos_token", "cls_token"),
-    "pad": ("pad_token",),
-    "mask": ("mask_token",),
-}
 
 BYTES_VOCAB_SIZE = 528
 BYTES_ROLES = {
@@ -59,116 +47,6 @@ class TokenTable:
     added: dict[str, Token]  # text → entry of added_tokens
     n_ids: int  # greatest id + 1
     notes: tuple[str, ...]  # what the file asks for and packprep does not do
-
-
-def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, dict[str, str]]:
-    """The bytes of the tokenizer.json that `name` means, and the role texts that the files beside it give.
-
-    name: "bytes"; a file, or a folder with a tokenizer.json, relative to base; or a name on the Hugging Face Hub.
-    The hints are role → token text, of eos, bos, pad, mask as far as tokenizer_config.json and special_tokens_map.json
-    have them, and all roles for "bytes". Raises VocabularyError when there is nothing to read.
-    """
-    if name == "bytes":
-        return bytes_tokenizer_json(), dict(BYTES_ROLES)
-    path = base / Path(name).expanduser()
-    if path.is_file():
-        return _read(path), _hints(lambda file: _read_if_there(path.with_name(file)))
-    if path.is_dir():
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
-            raise VocabularyError(
-                f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
-                "Write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-            )
-        return _read(file), _hints(lambda beside: _read_if_there(path / beside))
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or name.endswith(".json"):
-        raise VocabularyError(
-            f"tokenizer = {name!r}: {path} does not exist. Give a tokenizer.json, a folder with one, "
-            'a name on the Hugging Face Hub, or "bytes"; a path is relative to the recipe'
-        )
-    return _from_hub(name, path)
-
-
-def read_beside(name: str, base: Path, file: str) -> bytes | None:
-    """The bytes of a file that lies beside the tokenizer.json of `load_tokenizer_json`; None if there is none."""
-    if name == "bytes":
-        return None
-    path = base / Path(name).expanduser()
-    if path.exists():
-        return _read_if_there(path / file if path.is_dir() else path.with_name(file))
-    import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
-
-    try:
-        return _read(Path(huggingface_hub.hf_hub_download(name, file)))
-    except EntryNotFoundError:
-        return None
-    except VocabularyError:
-        raise
-    except Exception as error:  # see _from_hub
-        first_line = (str(error).strip().splitlines() or ["no message"])[0]
-        raise VocabularyError(
-            f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({type(error).__name__}: {first_line}). "
-            "Check the network, or download the tokenizer's files once and give their folder"
-        ) from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise VocabularyError(f"the tokenizer file {path} cannot be read: {error.strerror}") from error
-
-
-def _read_if_there(path: Path) -> bytes | None:
-    return _read(path) if path.is_file() else None
-
-
-def _from_hub(name: str, path: Path) -> tuple[bytes, dict[str, str]]:
-    """What `load_tokenizer_json` gives, from the Hub or its cache. path: where a file was looked for before."""
-    import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
-
-    def optional(file: str) -> bytes | None:
-        try:
-            return _read(Path(huggingface_hub.hf_hub_download(name, file)))
-        except EntryNotFoundError:
-            return None
-
-    try:
-        return _read(Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))), _hints(optional)
-    except VocabularyError:
-        raise
-    except Exception as error:  # the Hub's client raises errors of the HTTP library below it, which changes
-        first_line = (str(error).strip().splitlines() or ["no message"])[0]
-        raise VocabularyError(
-            f"tokenizer = {name!r}: no such file or folder ({path}), and the Hugging Face Hub gave no tokenizer.json "
-            f"for that name ({type(error).__name__}: {first_line}). Check the name and the network, "
-            "or download the file once and give its path"
-        ) from error
-
-
-def _hints(read: Callable[[str], bytes | None]) -> dict[str, str]:
-    """Role → token text from the files that transformers writes beside a tokenizer.json; the first file wins."""
-    hints: dict[str, str] = {}
-    for file in HINT_FILES:
-        data = read(file)
-        if data is None:
-            continue
-        try:
-            parsed = json.loads(data)
-        except ValueError as error:
-            raise VocabularyError(
-                f"the {file} beside the tokenizer is not JSON ({error}); mend it or move it away"
-            ) from error
-        for role, keys in HINT_KEYS.items():
-            for key in keys:
-                value = parsed.get(key) if isinstance(parsed, dict) else None
-                text = value.get("content") if isinstance(value, dict) else value
-                if isinstance(text, str) and text:
-                    hints.setdefault(role, text)
-    return hints
 
 
 def bytes_tokenizer_json() -> bytes:
@@ -217,18 +95,31 @@ def byte_characters() -> list[str]:
     return characters
 
 
-def parse_tokenizer_json(data: bytes, name: str) -> dict[str, Any]:
-    """The parsed tokenizer.json, with the shape that packprep touches checked. name is for messages."""
+def parse_tokenizer_json(data: bytes, name: str) -> Mapping[str, Any]:
+    """The parsed tokenizer.json, with the shape that packprep touches checked. Not to be changed: it is remembered.
+
+    Raises VocabularyError, in which `name` says which tokenizer it is.
+    """
+    try:
+        return _parse(data)
+    except _Unusable as error:
+        raise VocabularyError(f"tokenizer = {name!r}: {error}") from error
+
+
+class _Unusable(Exception):
+    """What is wrong with a tokenizer.json, whatever its name."""
+
+
+@functools.lru_cache(maxsize=2)  # some megabytes of JSON take a tenth of a second
+def _parse(data: bytes) -> Mapping[str, Any]:
     try:
         parsed = json.loads(data)
-    except ValueError as error:
-        raise VocabularyError(
-            f"tokenizer = {name!r}: not JSON ({error}). A tokenizer.json of the `tokenizers` library is wanted"
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise _Unusable(f"not JSON ({error}). A tokenizer.json of the `tokenizers` library is wanted") from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
-        raise VocabularyError(
-            f"tokenizer = {name!r}: JSON, but no tokenizer.json of the `tokenizers` library: "
-            'it has no "model". Give that file, not a vocabulary or a configuration'
+        raise _Unusable(
+            'JSON, but no tokenizer.json of the `tokenizers` library: it has no "model". '
+            "Give that file, not a vocabulary or a configuration"
         )
     added = parsed.get("added_tokens") or []
     sound = isinstance(added, list) and all(
@@ -236,7 +127,7 @@ def parse_tokenizer_json(data: bytes, name: str) -> dict[str, Any]:
         for entry in added
     )
     if not sound:
-        raise VocabularyError(f"tokenizer = {name!r}: an entry of added_tokens has no integer id or no content")
+        raise _Unusable("an entry of added_tokens has no integer id or no content")
     parsed["added_tokens"] = added
     return parsed
 
@@ -247,13 +138,21 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     `tokenizers` numbers added tokens itself, upward from the size of the vocabulary, and ignores their written ids:
     with a hole in the vocabulary it encodes <|endoftext|> as 100256 where the file, and the model, say 100257.
     """
+    try:
+        return _read_tokens(data)
+    except _Unusable as error:
+        raise VocabularyError(f"tokenizer = {name!r}: {error}") from error
+
+
+@functools.lru_cache(maxsize=4)
+def _read_tokens(data: bytes) -> TokenTable:
     from tokenizers import Tokenizer
 
-    parsed = parse_tokenizer_json(data, name)
+    parsed = _parse(data)
     try:
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # what the library raises for a bad file is a bare Exception
-        raise VocabularyError(f"tokenizer = {name!r}: `tokenizers` cannot load it ({error})") from error
+        raise _Unusable(f"`tokenizers` cannot load it ({error})") from error
     added = {
         entry["content"]: Token(entry["id"], entry["content"], bool(entry.get("special", False)))
         for entry in parsed["added_tokens"]
@@ -264,8 +163,8 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
         if tokenizer.token_to_id(entry["content"]) != entry["id"]
     ]
     if wrong:
-        raise VocabularyError(
-            f"tokenizer = {name!r}: the ids of {len(wrong)} added tokens are not those that `tokenizers` uses, so text "
+        raise _Unusable(
+            f"the ids of {len(wrong)} added tokens are not those that `tokenizers` uses, so text "
             f"would be encoded with other ids than the model was trained on: {_some(wrong)}. The vocabulary has a "
             "hole, or added_tokens is not in the order of its ids: fill the hole with unused tokens, or sort the list"
         )
@@ -277,10 +176,7 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
         if by_id.get(token.id, token.text) != token.text
     ]
     if shared:
-        raise VocabularyError(
-            f"tokenizer = {name!r}: an added token has the id of another token: {_some(shared)}. "
-            "Give the added token a free id"
-        )
+        raise _Unusable(f"an added token has the id of another token: {_some(shared)}. Give the added token a free id")
     ids = {**model_ids, **{token.text: token.id for token in added.values()}}
     listed = parsed["model"].get("vocab")
     return TokenTable(
@@ -293,7 +189,7 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     )
 
 
-def _unused_settings(parsed: dict[str, Any]) -> tuple[str, ...]:
+def _unused_settings(parsed: Mapping[str, Any]) -> tuple[str, ...]:
     notes = [f"the tokenizer's own {key} is off" for key in ("truncation", "padding") if parsed.get(key)]
     if parsed["model"].get("dropout"):
         notes.append(f"the tokenizer's dropout of {parsed['model']['dropout']} is off: equal text gives equal tokens")
@@ -306,8 +202,8 @@ def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], na
     Keys and entries keep their order, so equal input gives equal bytes with any version of any library.
     """
     parsed = parse_tokenizer_json(data, name)
-    parsed["added_tokens"] += [_entry(first_id + k, text) for k, text in enumerate(texts)]
-    extended = _dump(parsed)
+    added = [*parsed["added_tokens"], *(_entry(first_id + k, text) for k, text in enumerate(texts))]
+    extended = _dump({**parsed, "added_tokens": added})
     read_tokens(extended, name)
     return extended
 
@@ -316,12 +212,22 @@ def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], na
 def plain_tokenizer_json(data: bytes, special_ids: frozenset[int]) -> bytes:
     """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws."""
     parsed = parse_tokenizer_json(data, "tokenizer.json")
-    for entry in parsed["added_tokens"]:
-        entry["special"] = bool(entry.get("special")) or entry["id"] in special_ids
-    parsed.update(truncation=None, padding=None, post_processor=None)
-    if "dropout" in parsed["model"]:
-        parsed["model"]["dropout"] = None
-    return _dump(parsed)
+    added = [
+        {**entry, "special": bool(entry.get("special")) or entry["id"] in special_ids}
+        for entry in parsed["added_tokens"]
+    ]
+    model = {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
+    nothing = {"truncation": None, "padding": None, "post_processor": None}
+    return msgspec.json.encode({**parsed, **nothing, "added_tokens": added, "model": model})
+
+
+def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
+    """The texts of these ids, of those that are tokens; by the file, which `read_tokens` has compared with `tokenizers`."""
+    parsed, wanted = parse_tokenizer_json(data, "tokenizer.json"), set(ids)
+    vocabulary = parsed["model"].get("vocab") or {}
+    listed = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
+    texts = {id: text for text, id in listed if id in wanted}
+    return texts | {entry["id"]: entry["content"] for entry in parsed["added_tokens"] if entry["id"] in wanted}
 
 
 def unknown_id(data: bytes) -> int | None:
@@ -345,7 +251,7 @@ def _entry(id: int, text: str) -> dict[str, Any]:
     }
 
 
-def _dump(parsed: dict[str, Any]) -> bytes:
+def _dump(parsed: Mapping[str, Any]) -> bytes:
     return (json.dumps(parsed, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
 
 
@@ -359,7 +265,7 @@ def continuing_tokens(data: bytes, vocab_size: int) -> np.ndarray:
 
     Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
     """
-    parsed = json.loads(data)
+    parsed = _parse(data)
     model = parsed["model"]
     vocab = model["vocab"]
     pairs = vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab))

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from packprep.corpus.missing_roles import Missing, listed, looks_special, missing_message
+from packprep.corpus.tokenizer_files import load_tokenizer_json
 from packprep.corpus.tokenizer_json import (
     BYTES_VOCAB_SIZE,
     TokenTable,
     bytes_tokenizer_json,
     extended_tokenizer_json,
-    load_tokenizer_json,
     read_tokens,
 )
 from packprep.digests import digest_of
 from packprep.errors import VocabularyError
 from packprep.recipe import Specials
 
-__all__ = ["Needs", "Vocabulary", "bytes_tokenizer_json", "load_tokenizer_json", "resolve_vocabulary"]
+__all__ = ["Needs", "Vocabulary", "bytes_tokenizer_json", "resolve_vocabulary"]
 
 ROLES = ("eos", "bos", "pad", "mask", "fim_prefix", "fim_middle", "fim_suffix")
 

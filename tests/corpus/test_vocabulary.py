@@ -9,7 +9,8 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError
 from tokenizers import Tokenizer
 
-from packprep.corpus.vocabulary import Needs, bytes_tokenizer_json, load_tokenizer_json, resolve_vocabulary
+from packprep.corpus.tokenizer_files import load_tokenizer_json
+from packprep.corpus.vocabulary import Needs, bytes_tokenizer_json, resolve_vocabulary
 from packprep.digests import digest_of
 from packprep.errors import VocabularyError
 from packprep.recipe import Specials

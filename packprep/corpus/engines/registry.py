@@ -71,6 +71,21 @@ def _why_not(name: str, vocabulary: Vocabulary) -> str | None:
     return ENGINES[name].refusal(vocabulary)
 
 
+def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
+    """An engine; the one that was loaded last is remembered, for a large vocabulary takes a second. Raises EngineRefusal."""
+    key = (ENGINES[name], vocabulary.digest, vocabulary.special_ids, special_text)
+    if key not in _last:
+        if why := ENGINES[name].refusal(vocabulary):
+            raise EngineRefusal(why)
+        engine = ENGINES[name].load(vocabulary, special_text)
+        _last.clear()
+        _last[key] = engine
+    return _last[key]
+
+
+_last: dict[tuple[EngineKind, str, tuple[int, ...], str], Engine] = {}
+
+
 def engine_facts(name: str) -> dict[str, str]:
     """What a plan says of its engine: {"name", "version"}, and the version of the "reference" that it is compared with."""
     version = ENGINES[name].version()
@@ -99,12 +114,10 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
                 f"the same text may get other tokens. Install the plan's version: pip install {package}=={planned}, "
                 "or build into a new folder"
             )
-    why = kind.refusal(vocabulary)
-    if why is None:
-        try:
-            return kind.load(vocabulary, special_text)
-        except EngineRefusal as error:
-            why = str(error)
+    try:
+        return loaded(name, vocabulary, special_text)
+    except EngineRefusal as error:
+        why = str(error)
     raise PlanError(
         f"the plan's engine {name} cannot be used with the plan's tokenizer: {why}; build into a new folder"
     )
