@@ -66,7 +66,8 @@ def _by_draw(draws, first, order, spread, begins):
         own = order[first[r] : first[r + 1]]
         n = own.shape[0]
         if n > 24:
-            begins[: n + 1] = 0
+            for b in range(n + 1):
+                begins[b] = 0
             for i in range(n):
                 begins[_bucket(draws[own[i]], n) + 1] += 1
             for b in range(n):
@@ -75,7 +76,8 @@ def _by_draw(draws, first, order, spread, begins):
                 b = _bucket(draws[own[i]], n)
                 spread[begins[b]] = own[i]
                 begins[b] += 1
-            own[:] = spread[:n]
+            for i in range(n):
+                own[i] = spread[i]
         for i in range(1, n):
             segment, j = own[i], i
             while j > 0 and draws[own[j - 1]] > draws[segment]:

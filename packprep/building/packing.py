@@ -93,7 +93,7 @@ def _assign(counts, capacity, max_segments):
                 if moved == 0:
                     continue
                 if placed == placements.shape[0]:
-                    placements = _grow(placements)
+                    placements = _grow_rows(placements)
                 of_rows = placements[placed]
                 of_rows[0], of_rows[1], of_rows[2], of_rows[3], of_rows[4] = row_at, direction, moved, docs, fill
                 placed += 1
@@ -143,8 +143,20 @@ def _assign(counts, capacity, max_segments):
 
 @kernel(inline=True)
 def _grow(array):
-    grown = np.empty((2 * array.shape[0], *array.shape[1:]), array.dtype)
-    grown[: array.shape[0]] = array
+    """The int64 array in one of twice its length. A loop, as a slice's assignment takes seconds to compile."""
+    grown = np.empty(2 * array.shape[0], np.int64)
+    for i in range(array.shape[0]):
+        grown[i] = array[i]
+    return grown
+
+
+@kernel(inline=True)
+def _grow_rows(array):
+    """As `_grow`, for int64[n, k]."""
+    grown = np.empty((2 * array.shape[0], array.shape[1]), np.int64)
+    for i in range(array.shape[0]):
+        for j in range(array.shape[1]):
+            grown[i, j] = array[i, j]
     return grown
 
 
