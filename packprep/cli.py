@@ -100,7 +100,7 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build a dataset, or go on with a build that stopped: run the same command again."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _one_thread()
     from packprep.building.array import array_position
     from packprep.building.profile import describe_profile, print_profile
     from packprep.building.run import build as run_build
@@ -140,7 +140,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Say what a build would make: shards, tokens, bytes, memory, shares, spans. Reads almost nothing."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _one_thread()
     from packprep.building.forecast import forecast, print_forecast
     from packprep.building.plan import look_up, make_plan
 
@@ -176,7 +176,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Recompute every promise of a dataset; exit status 1 and a line for each fault if one does not hold."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _one_thread()
     from packprep.building.array import array_position
     from packprep.building.processes import available_cpus
     from packprep.verification import print_report, verify_dataset
@@ -219,6 +219,7 @@ class Bar:
     def begin(self, text_bytes: int, shards: int, missing: int) -> None:
         from tqdm import tqdm
 
+        tqdm.monitor_interval = 0  # its thread would keep workers from being forked
         self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, disable=None, file=sys.stderr, dynamic_ncols=True)
 
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
@@ -301,6 +302,12 @@ def _replay(text: str | None) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise RecipeError(f"--replay {text}: expected a number of segments, or all")
     return int(text)
+
+
+def _one_thread() -> None:
+    """No threads of libraries, before they are imported: processes scale, and only a process of one thread may be forked."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _print(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:

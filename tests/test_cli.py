@@ -391,7 +391,8 @@ def test_status_of_a_build_that_is_not_finished(dataset, tmp_path):
     assert said.out.splitlines() == [f"{out}: 2 of 5 shards done", "missing: 1-2,4", "--array=1-2,4"]
     result = packprep("status", out, "--json", "--array-count", 2).json
     assert result == {
-        "out": str(out), "shards": 5, "done": 2, "missing": [1, 2, 4], "published": False, "array": "0-1"
+        "out": str(out), "shards": 5, "done": 2, "missing": [1, 2, 4], "published": False, "revoked": False,
+        "array": "0-1",
     }  # fmt: skip
 
 

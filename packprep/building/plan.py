@@ -62,11 +62,9 @@ class Inputs:
         return fingerprint_parts(self.recipe, files, self.vocabulary.digest, self.chat_template)
 
 
-Found = list[tuple[str, list[File]]]
-
-
-def find_inputs(recipe: Recipe, moved: Mapping[str, str]) -> Found:
-    """Each source's prefix and files. `moved`: source name → prefix where its files lie now."""
+def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
+    """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix where its files lie now."""
+    recipe = complete(recipe)
     names = [source.name for source in recipe.sources]
     for name in moved:
         if name not in names:
@@ -74,12 +72,6 @@ def find_inputs(recipe: Recipe, moved: Mapping[str, str]) -> Found:
     found = [find_files(source, i, recipe.base, moved.get(source.name)) for i, source in enumerate(recipe.sources)]
     if not any(file.size for _, files in found for file in files):
         raise RecipeError("the inputs hold no bytes: every file that the sources name is empty")
-    return found
-
-
-def look_up(recipe: Recipe, moved: Mapping[str, str], found: Found | None = None) -> Inputs:
-    """Check the recipe against its tokenizer and find its files, unless they are `found` already; as `find_inputs`."""
-    recipe, found = complete(recipe), found or find_inputs(recipe, moved)
     needs = Needs(roles_used(recipe), mode_tokens_used(recipe), sentinels_used(recipe))
     vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, needs)
     resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)

@@ -1,18 +1,15 @@
 """Work spread over processes: items in, results out. The only file that forks.
 
 A worker is handed one item at a time. Whoever is killed leaves temporaries at most; the parent notices and says so.
-Processes are forked by a server that has imported packprep and done nothing: they start at once, and no fork comes after a
-library has started threads, which can hang.
+Workers are forked from this process, with all that it has loaded, as long as it has one thread; else by a server without any.
 """
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -33,11 +30,16 @@ def available_cpus() -> int:
     return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))
 
 
-def start_server(module: str) -> None:
-    """Start the process that forks workers, which imports `module` meanwhile; does nothing if it runs."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    multiprocessing.set_forkserver_preload([module])
-    forkserver.ensure_running()
+def _context() -> Any:
+    """How processes begin: by a fork, so that they have what this process has loaded; by a server where threads run here.
+
+    A fork copies one thread: a lock that another holds is never released in the copy.
+    """
+    try:
+        alone = len(os.listdir("/proc/self/task")) == 1
+    except OSError:  # no Linux
+        alone = False
+    return multiprocessing.get_context("fork" if alone else "forkserver")
 
 
 @contextmanager
@@ -55,42 +57,6 @@ def stoppable() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-class Workers:
-    """Processes that are there before their work is known. To be closed, or used as a context."""
-
-    def __init__(self, count: int, warm: Callable[..., None], arguments: Sequence[Any]) -> None:
-        """Start `count` processes, which call `warm(*arguments)` to load what will be needed; its errors are not told."""
-        start_server(warm.__module__)
-        context = multiprocessing.get_context("forkserver")
-        self.processes: dict[Connection, Any] = {}
-        try:
-            for _ in range(count):
-                here, there = context.Pipe()
-                process = context.Process(target=_worker, args=(there,), daemon=True)
-                process.start()
-                there.close()
-                self.processes[here] = process
-                here.send((warm, arguments))
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self, clean: Callable[[int], None] = lambda pid: None) -> None:
-        """End all processes; clean(pid) removes what an ended one may have left behind."""
-        _end(self.processes, clean)
-        self.processes.clear()
-
-
-def no_warming() -> None:
-    """For workers that load what they need when they are told."""
-
-
 def spread(
     setup: Callable[..., Do],
     arguments: Sequence[Any],
@@ -99,29 +65,30 @@ def spread(
     report: Report,
     stop_asked: Callable[[], bool],
     clean: Callable[[int], None] = lambda pid: None,
-    started: Workers | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """(item, result) of each item, as they come; `setup(*arguments)` gives a process its function.
 
-    With one worker, or one item, all is done here. started: processes to use, instead of `workers` new ones.
-    clean(pid) removes what an ended worker may have left behind.
+    With one worker, or one item, all is done here. clean(pid) removes what an ended worker may have left behind.
     Raises what a worker raised, BuildError for one that was killed, Stopped once `stop_asked()`.
     """
     if workers == 1 or len(items) <= 1:
         yield from _here(setup, arguments, items, report, stop_asked)
         return
-    if started is None:
-        started = Workers(min(workers, len(items)), no_warming, ())
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    context = _context()
     waiting = list(reversed(items))
-    processes, at_work = started.processes, dict[Connection, Any]()
+    processes: dict[Connection, Any] = {}
+    at_work: dict[Connection, Any] = {}
     try:
-        for connection in processes:
-            if not waiting:
-                break
-            at_work[connection] = waiting.pop()
-            with contextlib.suppress(BrokenPipeError):  # it is gone already, which is seen below
-                connection.send((setup, arguments))
-                connection.send(at_work[connection])
+        for _ in range(min(workers, len(items))):
+            here, there = context.Pipe()
+            ours = [here, *processes] if context.get_start_method() == "fork" else []
+            process = context.Process(target=_worker, args=(there, ours, setup, arguments), daemon=True)
+            process.start()
+            there.close()
+            processes[here] = process
+            at_work[here] = waiting.pop()
+            here.send(at_work[here])
         while at_work:
             if stop_asked():
                 raise Stopped(_STOPPED)
@@ -147,7 +114,7 @@ def spread(
                         f"{at_work[connection]}: a worker failed; this is a fault of packprep, report it:\n{value}"
                     )
     finally:
-        started.close(clean)
+        _end(processes, clean)
 
 
 def _here(
@@ -170,14 +137,15 @@ def _here(
         yield item, do(item, report_or_stop)
 
 
-def _worker(connection: Connection) -> None:
+def _worker(
+    connection: Connection, inherited: Sequence[Connection], setup: Callable[..., Do], arguments: Sequence[Any]
+) -> None:
+    """inherited: the parent's ends of pipes, of which a fork leaves copies: they would hide that the parent is gone."""
+    for copy in inherited:
+        copy.close()
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
     try:
-        warm, arguments = connection.recv()
-        with contextlib.suppress(Exception):  # what is wrong is found again, and told, when the work begins
-            warm(*arguments)
-        setup, arguments = connection.recv()
         do = setup(*arguments)
         while True:
             item = connection.recv()

@@ -4,7 +4,6 @@ Every process makes whole shards and commits them; the parent hands out shard nu
 killed leaves nothing but temporaries, and the same command makes what is missing.
 """
 
-import contextlib
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -16,16 +15,14 @@ import numpy as np
 
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
 from packprep.building.forecast import forecast
-from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, find_inputs, look_up, make_plan
-from packprep.building.processes import Do, Report, Workers, available_cpus, spread, start_server, stoppable
+from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
+from packprep.building.processes import Do, Report, available_cpus, spread, stoppable
 from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
 from packprep.building.work import make_shard
 from packprep.clock import Clock
-from packprep.corpus.engines.registry import candidates, loaded
 from packprep.corpus.readers import Decoders
-from packprep.corpus.vocabulary import Vocabulary
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
 from packprep.digests import digest_of_file
 from packprep.errors import EngineRevoked, PlanError
@@ -113,24 +110,20 @@ def build(
     """
     clock, begin = Clock(), time.perf_counter()
     with clock.stage("plan"):
-        found = find_inputs(recipe, moved or {})
-        workers = workers or _workers_for(sum(file.size for _, files in found for file in files))
-        spread_out = workers > 1 and not (out / MANIFEST).exists()
-        if spread_out:
-            start_server(__name__)  # it imports packprep while this process reads the tokenizer
-        inputs = look_up(recipe, moved or {}, found)
+        inputs = look_up(recipe, moved or {})
     for note in inputs.vocabulary.notes:
         progress.say(note)
-    # Workers load the engine while this process plans.
-    warmth = (recipe.engine, inputs.vocabulary, recipe.documents.special_text)
-    started = Workers(workers, _warm, warmth) if spread_out else None
-    with stoppable() as stop_asked, started or contextlib.nullcontext():
+    with stoppable() as stop_asked:
         with clock.stage("plan"):
             job = _planned(inputs, out, progress)
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)
         to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
-        workers = min(workers, max(1, len(missing)))
+        workers = min(workers or _workers_for(to_do), max(1, len(missing)))
+        if workers > 1:
+            with clock.stage("start-up"):
+                job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
+                warm_kernels()
         if len(missing) < job.shards:
             progress.say(_to_do(len(share), len(missing), job.shards))
         progress.begin(to_do, job.shards, len(missing))
@@ -144,7 +137,7 @@ def build(
             if missing:
                 items = [Shard(b) for b in missing]
                 clean = functools.partial(remove_all_temporaries, out)
-                made = spread(_setup, (out, inputs.prefixes), items, workers, report, stop_asked, clean, started)
+                made = spread(_setup, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
                 for _, seconds in made:
                     clock.add(seconds)
             with clock.stage("publish"):
@@ -215,12 +208,6 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         progress.say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
     return open_job(out, inputs.prefixes)
-
-
-def _warm(requested: str, vocabulary: Vocabulary, special_text: str) -> None:
-    """Load the engine that the plan will most likely name, and what all kernels need."""
-    warm_kernels()
-    loaded(candidates(requested, vocabulary)[0], vocabulary, special_text)
 
 
 def _setup(out: Path, prefixes: Sequence[str]) -> Do:

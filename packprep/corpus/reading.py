@@ -166,8 +166,6 @@ def read_documents(
                 before = len(rejected.records)
                 for reject in batch.rejects:
                     rejected.add(source, extent.use, reject.file, reject.position, reject.reason, reject.detail)
-                joined = "".join(batch.texts).encode()
-                digests[source.name].update(joined)
                 try:
                     with clock.stage("tokenize"):
                         tokens, marked = tokenize_marked(engine, batch.texts, batch.marks, special_text, vocabulary)
@@ -182,6 +180,9 @@ def read_documents(
                                 found := difference(engine, text, tokens, i, special_text, vocabulary)
                             ):
                                 raise _revoked(engine, source, part.file, extent.use, batch.positions[i], found)
+                # After the engine, which leaves the UTF-8 of a text with the text.
+                joined = b"".join([text.encode() for text in batch.texts])
+                digests[source.name].update(joined)
                 for i, reason, detail in tokens.rejected:
                     rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
                 if recipe.documents.bad_documents == "fail":

@@ -144,13 +144,19 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
         raise VocabularyError(f"tokenizer = {name!r}: {error}") from error
 
 
-@functools.lru_cache(maxsize=4)
-def _read_tokens(data: bytes) -> TokenTable:
+@functools.lru_cache(maxsize=1)
+def library_tokenizer(data: bytes) -> Any:
+    """The `tokenizers` library's tokenizer. Not to be changed: the last one is remembered."""
     from tokenizers import Tokenizer
 
+    return Tokenizer.from_buffer(data)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_tokens(data: bytes) -> TokenTable:
     parsed = _parse(data)
     try:
-        tokenizer = Tokenizer.from_buffer(data)
+        tokenizer = library_tokenizer(data)
     except Exception as error:  # what the library raises for a bad file is a bare Exception
         raise _Unusable(f"`tokenizers` cannot load it ({error})") from error
     added = {

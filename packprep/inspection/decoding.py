@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from packprep.corpus.tokenizer_json import bytes_tokenizer_json, parse_tokenizer_json
+from packprep.corpus.tokenizer_json import bytes_tokenizer_json, library_tokenizer, parse_tokenizer_json
 
 TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 
@@ -30,10 +30,8 @@ class TokenTexts:
     """The text of every token of a tokenizer.json, without a segment's first space being lost or one being added."""
 
     def __init__(self, tokenizer_json: bytes, special_ids: Iterable[int] = ()):
-        from tokenizers import Tokenizer
-
         parsed = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
-        self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        self._tokenizer = library_tokenizer(tokenizer_json)
         self._added = {entry["id"]: entry["content"] for entry in parsed["added_tokens"]}
         self._special = {entry["id"] for entry in parsed["added_tokens"] if entry.get("special")} | set(special_ids)
         self._steps = list(_steps(parsed.get("decoder")))

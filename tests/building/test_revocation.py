@@ -41,8 +41,7 @@ def table(**top_level):
 def use(monkeypatch, trap, breaks=False):
     """A wrong engine stands before the others."""
     kinds = {WRONG: wrong_kind(trap, breaks), **ENGINES}
-    for module in ("packprep.corpus.engines.registry", "packprep.building.plan"):
-        monkeypatch.setattr(f"{module}.ENGINES", kinds)
+    monkeypatch.setattr("packprep.corpus.engines.registry.ENGINES", kinds)
 
 
 def test_fast_and_reference_give_the_same_shards(folder):
