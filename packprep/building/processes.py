@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from packprep.errors import BuildError, PackprepError, Stopped
@@ -35,11 +36,16 @@ def _context() -> Any:
 
     A fork copies one thread: a lock that another holds is never released in the copy.
     """
+    return multiprocessing.get_context("fork" if _may_be_forked() else "forkserver")
+
+
+def _may_be_forked() -> bool:
+    """Whether this process has no threads but such as are prepared for a fork: pyarrow's allocator stops its own."""
     try:
-        alone = len(os.listdir("/proc/self/task")) == 1
-    except OSError:  # no Linux
-        alone = False
-    return multiprocessing.get_context("fork" if alone else "forkserver")
+        names = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
+    except OSError:  # no Linux, or a thread that ended meanwhile
+        return False
+    return len(names) - names.count("jemalloc_bg_thd") == 1
 
 
 @contextmanager

@@ -152,17 +152,13 @@ def library_tokenizer(data: bytes) -> Any:
     return Tokenizer.from_buffer(data)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=2)
 def _read_tokens(data: bytes) -> TokenTable:
     parsed = _parse(data)
     try:
         tokenizer = library_tokenizer(data)
     except Exception as error:  # what the library raises for a bad file is a bare Exception
         raise _Unusable(f"`tokenizers` cannot load it ({error})") from error
-    added = {
-        entry["content"]: Token(entry["id"], entry["content"], bool(entry.get("special", False)))
-        for entry in parsed["added_tokens"]
-    }
     wrong = [
         f"{entry['content']} is {entry['id']} in the file and {tokenizer.token_to_id(entry['content'])} in `tokenizers`"
         for entry in parsed["added_tokens"]
@@ -174,15 +170,32 @@ def _read_tokens(data: bytes) -> TokenTable:
             f"would be encoded with other ids than the model was trained on: {_some(wrong)}. The vocabulary has a "
             "hole, or added_tokens is not in the order of its ids: fill the hole with unused tokens, or sort the list"
         )
-    model_ids = tokenizer.get_vocab(with_added_tokens=False)
-    by_id = {id: text for text, id in model_ids.items()}
+    table = _table(parsed, tokenizer.get_vocab(with_added_tokens=False))
+    by_id = {id: text for text, id in table.ids.items() if text not in table.added}
     shared = [
         f"{token.text} and {by_id[token.id]} are both {token.id}"
-        for token in added.values()
+        for token in table.added.values()
         if by_id.get(token.id, token.text) != token.text
     ]
     if shared:
         raise _Unusable(f"an added token has the id of another token: {_some(shared)}. Give the added token a free id")
+    return table
+
+
+def tokens_in_file(data: bytes, name: str) -> TokenTable:
+    """As `read_tokens`, by the file alone, so without its checks, and at once."""
+    parsed = parse_tokenizer_json(data, name)
+    vocabulary = parsed["model"].get("vocab") or {}
+    if not isinstance(vocabulary, dict):
+        vocabulary = {entry[0]: id for id, entry in enumerate(vocabulary)}
+    return _table(parsed, vocabulary)
+
+
+def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTable:
+    added = {
+        entry["content"]: Token(entry["id"], entry["content"], bool(entry.get("special", False)))
+        for entry in parsed["added_tokens"]
+    }
     ids = {**model_ids, **{token.text: token.id for token in added.values()}}
     listed = parsed["model"].get("vocab")
     return TokenTable(
@@ -203,15 +216,13 @@ def _unused_settings(parsed: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], name: str) -> bytes:
-    """The tokenizer.json with `texts` as special added tokens, ids from first_id upward; checked to load so.
+    """The tokenizer.json with `texts` as special added tokens, ids from first_id upward.
 
     Keys and entries keep their order, so equal input gives equal bytes with any version of any library.
     """
     parsed = parse_tokenizer_json(data, name)
     added = [*parsed["added_tokens"], *(_entry(first_id + k, text) for k, text in enumerate(texts))]
-    extended = _dump({**parsed, "added_tokens": added})
-    read_tokens(extended, name)
-    return extended
+    return _dump({**parsed, "added_tokens": added})
 
 
 @functools.lru_cache(maxsize=2)

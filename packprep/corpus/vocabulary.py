@@ -17,6 +17,7 @@ from packprep.corpus.tokenizer_json import (
     bytes_tokenizer_json,
     extended_tokenizer_json,
     read_tokens,
+    tokens_in_file,
 )
 from packprep.digests import digest_of
 from packprep.errors import VocabularyError
@@ -122,7 +123,7 @@ def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Ne
     """
     data, hints = load_tokenizer_json(tokenizer, base)
     is_bytes = data == bytes_tokenizer_json()
-    tokens = read_tokens(data, tokenizer)
+    tokens = tokens_in_file(data, tokenizer)
     if 0 < specials.vocab_size < tokens.n_ids:
         raise VocabularyError(
             f"[specials] vocab_size = {specials.vocab_size}, but tokenizer = {tokenizer!r} has ids up to "
@@ -135,9 +136,9 @@ def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Ne
     if parts.missing:
         texts = _texts_to_add(tokenizer, tokens, specials, parts)
         data = extended_tokenizer_json(data, first_added, texts, tokenizer)
-        tokens = read_tokens(data, tokenizer)
-        parts = _parts(tokens, specials, needs, hints)
-        assert not parts.missing, parts.missing
+    tokens = read_tokens(data, tokenizer)
+    parts = _parts(tokens, specials, needs, hints)
+    assert not parts.missing, parts.missing
     _refuse_two_parts(parts, tokens)
     smallest = max(tokens.n_ids, BYTES_VOCAB_SIZE if is_bytes else 0)
     vocab_size = specials.vocab_size or smallest

@@ -7,7 +7,7 @@ import contextlib
 import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -54,22 +54,23 @@ class FastEngine:
         special_ids: frozenset[int] = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
         plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
         self.version = installed_version() or ""
-        self._vocabulary, self._special_text = vocabulary, special_text
         self._split = special_text != "special"
         self._folded = _FOLDED if b"(?i" in plain else ()
-        try:
+
+        def load() -> Any:
             with _panics_as_errors():
-                self._tokenizer: Any = Tokenizer.from_json_str(plain.decode())
-        except Exception as error:
-            raise EngineRefusal(f"it cannot load it ({error})") from error
-        for entry in parse_tokenizer_json(plain, "tokenizer.json")["added_tokens"]:
+                return Tokenizer.from_json_str(plain.decode())
+
+        with ThreadPoolExecutor(1) as other:  # it loads without the lock of Python
+            loading = other.submit(load)
+            self.reference = ReferenceEngine(vocabulary, special_text)
+            try:
+                self._tokenizer = loading.result()
+            except Exception as error:
+                raise EngineRefusal(f"it cannot load it ({error})") from error
+        for entry in parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")["added_tokens"]:
             if (here := self._tokenizer.token_to_id(entry["content"])) != entry["id"]:
                 raise EngineRefusal(f"it gives {entry['content']!r} the id {here} and the file {entry['id']}")
-
-    @cached_property
-    def reference(self) -> ReferenceEngine:
-        """The engine whose ids this one gives, loaded when it is first asked."""
-        return ReferenceEngine(self._vocabulary, self._special_text)
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]. Raises EngineFault at a text at which the library breaks down."""
