@@ -91,9 +91,9 @@ class _Form:
         self.has_blocks = any(task["attention"] == "block_diffusion" for task in dataset.tasks)
         self.by_row = self.has_blocks and "prefix_ends" in wanted
         # The layout and the sums are made from these two; labels need the mask where an ignore_index goes into them.
-        needed = ("segment_ids",) if layout == "thd" else ()
-        if ignore_index is not None or "loss_mask" in wanted or "loss_weights" in wanted:
-            needed += ("loss_mask",)
+        needed = ["segment_ids"] if layout == "thd" or self.by_row else []
+        if ignore_index is not None or "loss_weights" in wanted:
+            needed.append("loss_mask")
         self.columns = tuple(
             dict.fromkeys([name for name in (*wanted, *needed) if not (self.by_row and name == "prefix_ends")])
         )

@@ -131,14 +131,19 @@ def flex_block_mask(batch: Mapping[str, Any], block_size: int = 128, prefix_bidi
     for begin, end in pairs:
         touched |= _counts(begin // block_size, torch.where(end > begin, -(-end // block_size), 0), block_size, n) > 0
         whole |= _counts(-(-begin // block_size), end // block_size, block_size, n) == block_size
-    part = touched & ~whole
-    tables = []
-    for which in (part, whole):
-        counts = which.sum(-1, dtype=torch.int32)
-        tables += [counts[:, None], which.int().argsort(-1, descending=True, stable=True).int()[:, None].contiguous()]
     return BlockMask.from_kv_blocks(
-        *tables, BLOCK_SIZE=block_size, mask_mod=_mask_mod(ranges), seq_lengths=(length, length)
+        *_table(touched & ~whole),
+        *_table(whole),
+        BLOCK_SIZE=block_size,
+        mask_mod=_mask_mod(ranges),
+        seq_lengths=(length, length),
     )
+
+
+def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(how many int32[B, 1, n], which int32[B, 1, n, n]) key blocks of each query block, those that are set first."""
+    which = blocks.int().sort(dim=-1, descending=True, stable=True).indices
+    return blocks.sum(-1, dtype=torch.int32)[:, None], which.int()[:, None].contiguous()
 
 
 def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> torch.Tensor:
@@ -158,11 +163,13 @@ def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> 
 def varlen_causal(dataset: Dataset, prefix_bidirectional: bool = True) -> bool:
     """Whether a varlen kernel takes this dataset with causal=True (False: both ways); else refused by the tasks' names.
 
-    Ask it once, before training. What a task never draws counts too, but for the implicit task too_short.
+    Ask it once, before training. A task without a segment does not count; the implicit task too_short, which is causal,
+    counts where the ledger has segments of it.
     """
     rules: dict[str, list[str]] = {}
+    drawn = dataset.manifest["ledger"].get("tasks", {})
     for task in dataset.tasks:
-        if task["name"] != "too_short" or task["weight"] > 0:
+        if drawn.get(task["name"], {}).get("segments", 1):
             rules.setdefault(task["attention"], []).append(task["name"])
     if "block_diffusion" in rules:
         raise ArgumentError(

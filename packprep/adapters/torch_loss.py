@@ -21,7 +21,8 @@ def masked_loss(logits: torch.Tensor, batch: Mapping[str, Any], denominator: Any
     mask = torch.as_tensor(batch["loss_mask"], device=logits.device).bool()
     labels = torch.as_tensor(batch["labels"], device=logits.device)[mask].long()
     chosen = logits[mask] if logits.ndim == 3 else logits
-    losses = functional.cross_entropy(chosen.float(), labels, reduction="none")
+    chosen = chosen.to(torch.promote_types(chosen.dtype, torch.float32))
+    losses = functional.cross_entropy(chosen, labels, reduction="none")
     if "loss_weights" in batch:
         losses = losses * torch.as_tensor(batch["loss_weights"], device=logits.device)[mask]
     return losses.sum() / (max(1, len(labels)) if denominator is None else denominator)
