@@ -71,9 +71,7 @@ def assert_equal(model, batch, rows, attend, grad=True, form=lambda values: valu
     if grad:
         # Padding's outputs are whatever a kernel left there: nothing of them may reach loss or gradient.
         poisoned = torch.where(real[..., None], packed, NAN)
-        for mine, theirs in zip(
-            gradients(model, masked_loss(poisoned, batch)), gradients(model, loss), strict=True
-        ):
+        for mine, theirs in zip(gradients(model, masked_loss(poisoned, batch)), gradients(model, loss), strict=True):
             assert torch.isfinite(mine).all()
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
