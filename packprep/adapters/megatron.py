@@ -77,9 +77,13 @@ class GPTRows(TorchDataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
+        """One row; None gives row 0 without loss, which Megatron's samplers ask for to fill a batch."""
+        if index is None:
+            row = self[0]
+            return {**row, "loss_mask": torch.zeros_like(row["loss_mask"])}
         columns = ("tokens", "labels", "position_ids", "loss_weights")
-        row = self.dataset.batch([index], columns=columns, dtype=DTYPES)
+        arrays = self.dataset.batch([index], columns=columns, dtype=DTYPES)
         view = self.dataset.row(index)
         physical = view.cu_seqlens if view.cu_seqlens_padded is None else view.cu_seqlens_padded
         try:
@@ -87,8 +91,8 @@ class GPTRows(TorchDataset):
         except ArgumentError as error:
             raise ArgumentError(f"row {index}: {error}; raise max_segments = {self.max_segments}") from error
         return {
-            **{name: torch.from_numpy(row[name][0]) for name in columns[:3]},
-            "loss_mask": torch.from_numpy(row["loss_weights"][0]),
+            **{name: torch.from_numpy(arrays[name][0]) for name in columns[:3]},
+            "loss_mask": torch.from_numpy(arrays["loss_weights"][0]),
             "cu_seqlens": torch.from_numpy(cu_seqlens),
             "max_seqlen": torch.tensor(int(np.diff(cu_seqlens).max(initial=0)), dtype=torch.int32),
         }

@@ -57,6 +57,8 @@ def test_rows_have_gptdataset_s_keys(tmp_path, pad_to):
         assert item["max_seqlen"] == np.diff(cu_seqlens).max()
         if pad_to > 1:
             assert (physical % pad_to == 0).all()
+    filler = rows[None]
+    assert torch.equal(filler["tokens"], rows[0]["tokens"]) and not filler["loss_mask"].any()
     batch = next(iter(DataLoader(rows, batch_size=3)))
     assert batch["cu_seqlens"].shape == (3, 22) and batch["max_seqlen"].shape == (3,)
 

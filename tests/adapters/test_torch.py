@@ -13,6 +13,7 @@ from packprep.adapters.torch import BatchSampler, Rows, iterable, loader
 from packprep.adapters.torch_attention import flash_varlen, sdpa_mask
 from packprep.dataset import attention
 from packprep.errors import ArgumentError, StateError
+from tests import made
 from tests.dataset import synthetic
 
 N_ROWS, STEPS = 23, 200
@@ -139,11 +140,6 @@ def test_arguments_that_cannot_be_used_are_refused_at_once(directory, options, w
         loader(directory, 2, **options)
 
 
-def test_pinned_memory():
-    if not torch.accelerator.is_available():
-        pytest.skip("no accelerator: torch can pin no memory on this machine")
-
-
 def test_pinned_memory_without_an_accelerator_is_refused(directory):
     if torch.accelerator.is_available():
         pytest.skip("this machine has an accelerator")
@@ -166,12 +162,18 @@ def test_the_order_is_the_loader_s_with_any_number_of_workers(directory, rows_of
             assert next(batches, None) is None and batches.state_dict()["rows"] == 2 * N_ROWS
 
 
-def test_redraw_is_the_loader_s(in_place, tmp_path):
-    # The synthetic dataset has no law to noise by: what is passed on is seen by the refusal.
-    with pytest.raises(Exception) as theirs:
-        open_dataset(in_place).batches(2, redraw=True)
-    with pytest.raises(type(theirs.value), match=str(theirs.value)[:20]):
-        loader(in_place, 2, redraw=True)
+def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(60))
+    made.build(made.table("a.jsonl", tasks=[{"preset": "llada"}], seq_length=256), tmp_path, tmp_path / "d")
+    dataset = open_dataset(tmp_path / "d")
+    n = len(dataset)
+    plain = dataset.batches(n, epochs=2, redraw=True, dtype=np.int64)
+    expected = [next(plain)["tokens"] for _ in range(2)]
+    stored = next(dataset.batches(n, epochs=1, dtype=np.int64))["tokens"]
+    assert np.array_equal(expected[0], stored) and not np.array_equal(np.sort(expected[1]), np.sort(stored))
+    for workers in (0, 2):
+        batches = loader(tmp_path / "d", n, epochs=2, redraw=True, num_workers=workers)
+        assert all(np.array_equal(next(batches)["tokens"].numpy(), tokens) for tokens in expected)
 
 
 def test_kill_and_resume_at_every_step_of_200_over_world_sizes_1_4_2(directory, rows_of):
