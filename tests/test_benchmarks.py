@@ -56,3 +56,16 @@ def test_a_generator_is_measured_step_by_step(monkeypatch):
     for _ in stages.wrapped("read", slow)():
         now[0] += 100.0
     assert stages.seconds["read"] == 3.0
+
+
+def test_torch_workers_measures_all_that_it_names(tmp_path, capsys):
+    pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
+    import runpy
+
+    from tests.dataset import synthetic
+
+    synthetic.make_dataset(tmp_path, (9,))
+    main = runpy.run_path(str(_PATH.with_name("torch_workers.py")))["main"]
+    figures = main([str(tmp_path), "--batch-size", "4", "--batches", "2", "--repeats", "1"])
+    assert len(figures) == 7 and all(value > 0 for value in figures.values())
+    assert capsys.readouterr().out.count("rows/s") == 7
