@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from packprep.adapters.torch import opened
 from packprep.adapters.torch_attention import flex_block_mask, sdpa_mask, transformers_kwargs
@@ -72,8 +73,18 @@ class Collator:
             )
 
     def __call__(self, rows: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
-        """The model's inputs from rows of adapters.torch.Rows."""
-        return self.inputs({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+        """The model's inputs from rows of adapters.torch.Rows.
+
+        For FlexAttention they lie on the accelerator at once, if there is one: a BlockMask works where it was made, and
+        cannot be sent from a worker process either. Give the Trainer dataloader_pin_memory=False and no workers then.
+        """
+        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        if self.attention == "flex_attention":
+            if get_worker_info() is not None:
+                raise ArgumentError("a BlockMask cannot be sent from a worker process; use dataloader_num_workers=0")
+            if torch.accelerator.is_available():
+                batch = {name: values.to(torch.accelerator.current_accelerator()) for name, values in batch.items()}
+        return self.inputs(batch)
 
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """input_ids, position_ids, labels, shift_labels int64[B, T], and what the attention takes.

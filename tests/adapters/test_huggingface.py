@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader
 
 from packprep import open_dataset
 from packprep.adapters.huggingface import Collator, model_inputs
-from packprep.adapters.torch import Rows, loader, tensors
+from packprep.adapters.torch import Rows, loader
+from packprep.adapters.torch_batch import tensors
 from packprep.errors import ArgumentError
 from tests.adapters import rows_made
 from tests.adapters.rows_made import VOCAB, Segment
@@ -207,3 +208,10 @@ def test_the_collator_takes_rows_from_dataloader(next_token):
     expected = np.where(row.loss_mask > 0, row.labels.astype(np.int64), -100)
     assert np.array_equal(inputs["shift_labels"][1].numpy(), expected)
     assert inputs["attention_mask"].shape == (3, 1, 64, 64)
+
+
+def test_a_block_mask_is_not_sent_from_a_worker(next_token):
+    collator = Collator(next_token, attention="flex_attention")
+    with pytest.raises(ArgumentError, match="cannot be sent from a worker process"):
+        next(iter(DataLoader(Rows(next_token), batch_size=2, collate_fn=collator, num_workers=1)))
+    next(iter(DataLoader(Rows(next_token), batch_size=2, collate_fn=collator)))

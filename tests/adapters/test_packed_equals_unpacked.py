@@ -8,7 +8,7 @@ import numpy as np
 from torch.nn.functional import scaled_dot_product_attention
 
 from packprep.adapters import torch_attention
-from packprep.adapters.torch import tensors
+from packprep.adapters.torch_batch import tensors
 from packprep.adapters.torch_loss import masked_loss
 from packprep.dataset import attention
 from tests.adapters import rows_made

@@ -231,6 +231,13 @@ def test_loader_states_and_packprep_s_own_are_the_same(directory, rows_of):
         loader(directory, 4, seed=2).load_state_dict(own.state_dict())
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_s_own_chance_is_left_alone(directory, workers):
+    before = torch.get_rng_state()
+    next(loader(directory, 4, num_workers=workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # DataLoader and StatefulDataLoader
 
 

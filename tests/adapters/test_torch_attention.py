@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from packprep import open_dataset
 from packprep.adapters import torch_attention
-from packprep.adapters.torch import loader, tensors
+from packprep.adapters.torch import loader
+from packprep.adapters.torch_batch import tensors
 from packprep.dataset import attention
 from packprep.errors import ArgumentError
 from tests.adapters import rows_made
@@ -60,7 +61,12 @@ def test_masks_are_each_document_s_own_rule(segments, block_size):
     tiles = padded.unflatten(2, (n, block_size)).unflatten(1, (n, block_size)).permute(0, 1, 3, 2, 4).flatten(3)
     dense = blocks.to_dense()[:, 0].bool()
     assert torch.equal(dense, tiles.any(-1))
-    assert torch.equal(blocks.full_kv_num_blocks[:, 0].long(), tiles.all(-1).sum(-1))
+    for row in range(len(segments)):
+        for q in range(n):
+            whole = blocks.full_kv_indices[row, 0, q, : blocks.full_kv_num_blocks[row, 0, q]].tolist()
+            assert whole == tiles[row, q].all(-1).nonzero()[:, 0].tolist()
+            part = blocks.kv_indices[row, 0, q, : blocks.kv_num_blocks[row, 0, q]].tolist()
+            assert part == (tiles[row, q].any(-1) & ~tiles[row, q].all(-1)).nonzero()[:, 0].tolist()
 
 
 def test_the_block_mask_is_that_of_create_block_mask():
