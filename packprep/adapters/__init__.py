@@ -2,7 +2,7 @@
 
 ```
 torch.py ──────────── loader, iterable, Rows, BatchSampler        batches as tensors, with and without worker processes
-torch_batch.py ────── Form                                      how rows become a batch: columns, types, layout
+torch_batch.py ────── Form                                        how rows become a batch: columns, types, layout
 torch_attention.py ── SDPA, FlexAttention, varlen                 masks and keyword arguments from a batch
 torch_loss.py ─────── masked_loss                                 the loss that packprep's labels are made for
 huggingface.py ────── Collator, model_inputs                      Transformers models and their Trainer

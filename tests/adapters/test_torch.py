@@ -74,6 +74,19 @@ def plain_columns():
     return COLUMNS
 
 
+def test_fault_14_k_step_labels_of_a_batch_never_cross_a_segment(directory):
+    batch = {name: np.asarray(values) for name, values in next(loader(directory, 8)).items()}
+    ids, mask = batch["segment_ids"], batch["loss_mask"]
+    for k in (1, 2, 3):
+        labels = attention.next_token_labels(batch["tokens"], ids, mask, k)
+        trained = 0
+        for r, t in np.argwhere(labels != -100):
+            assert labels[r, t] == batch["tokens"][r, t + k] and ids[r, t] == ids[r, t + k] > 0
+            assert mask[r, t + k - 1]
+            trained += 1
+        assert trained > 50 and (k > 1 or trained == batch["trained"])
+
+
 def test_weights_come_where_a_task_predicts_in_place(in_place):
     batch = next(loader(in_place, 4))
     assert batch["loss_weights"].dtype == torch.float32
