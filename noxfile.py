@@ -1,4 +1,4 @@
-"""Sessions: tests, lint, types, docs, minimums, numpy_only. `nox` runs all; `nox -s lint` one."""
+"""Sessions: tests, trainers, lint, types, docs, minimums, numpy_only. `nox` runs all; `nox -s lint` one."""
 
 import nox
 
@@ -11,6 +11,13 @@ def tests(session: nox.Session) -> None:
     """The whole suite."""
     session.install(".[test]")
     session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
+
+
+@nox.session
+def trainers(session: nox.Session) -> None:
+    """What trainers type, with the libraries that they use; without these the same tests skip."""
+    session.install(".[test,trainers]")
+    session.run("python", "-m", "pytest", "-n", "auto", "tests/adapters", "tests/examples", "tests/docs")
 
 
 @nox.session

@@ -109,3 +109,13 @@ def test_exactness_tells_equal_refused_and_different_apart(tmp_path, capsys, mon
     monkeypatch.setattr(FastEngine, "encode", lambda engine, texts: engine.reference.encode([t + "a" for t in texts]))
     assert engine_exactness.main([paths[0], "--texts", "50"]) == 1
     assert "it differs from the reference: the text" in capsys.readouterr().out
+
+
+def test_torch_workers_measures_all_that_it_names(tmp_path, capsys):
+    pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
+    from tests.dataset import synthetic
+
+    synthetic.make_dataset(tmp_path, (9,))
+    figures = script("torch_workers").main([str(tmp_path), "--batch-size", "4", "--batches", "2", "--repeats", "1"])
+    assert len(figures) == 7 and all(value > 0 for value in figures.values())
+    assert capsys.readouterr().out.count("rows/s") == 7

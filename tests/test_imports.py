@@ -22,10 +22,15 @@ def imported_by(code: str) -> set[str]:
         "import packprep; packprep.open_dataset",
         "from packprep import open_dataset",
         "import packprep.dataset.attention",
+        "import packprep.adapters",
     ],
 )
 def test_a_trainer_imports_nothing_heavy(code):
     assert imported_by(code) & HEAVY == set()
+
+
+def test_the_command_line_imports_no_trainer_s_library():
+    assert imported_by("import packprep.cli, packprep.building.run") & {"torch", "jax", "transformers"} == set()
 
 
 def test_import_packprep_does_not_even_bring_numpy():

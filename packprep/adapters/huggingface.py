@@ -1,0 +1,139 @@
+"""Batches as Transformers models and their Trainer take them: labels that are shifted once, masks that they understand.
+
+    Trainer(model, train_dataset=Rows(dir), data_collator=Collator(dir, attention="sdpa"), …)   Rows of adapters.torch
+    model(**model_inputs(batch, dir))                                                           a batch of torch.loader
+
+A causal model of Transformers shifts `labels` by itself. packprep's labels stand at the predicting slot already, so
+they go into `shift_labels`, which such a model takes as it is:
+
+    tokens                  a   b   c | d   e   f          two segments
+    shift_labels            b   c   . | e   f   .          . is -100
+    labels                  .   b   c | .   e   f          the same targets where the model's own shift finds them
+
+Both are given. `labels` has to be there for a model to compute a loss at all; where a task predicts in place, which a
+shift cannot say, it is -100 throughout.
+"""
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from packprep.adapters.torch import opened
+from packprep.adapters.torch_attention import flex_block_mask, sdpa_mask, transformers_kwargs
+from packprep.dataset.loader import Dataset
+from packprep.errors import ArgumentError
+
+IGNORE_INDEX = -100
+ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
+LABELS = ("shift_labels", "shifted_by_model")
+
+
+class Collator:
+    """A Trainer's data_collator, and the inputs of a model from a batch; checked once against the dataset's tasks.
+
+    attention: the model's attn_implementation. labels: "shift_labels", or "shifted_by_model" for a model whose loss
+    does not know shift_labels; tasks that predict in place are refused there by name. loss_weights: Transformers' loss
+    has none, so a dataset whose tasks weight theirs is refused by name, unless "ignore" says that they should not count.
+    prefix_bidirectional: False reads prefixes causally, which flash attention needs.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike | Dataset,
+        attention: str = "sdpa",
+        labels: str = "shift_labels",
+        loss_weights: str = "refuse",
+        prefix_bidirectional: bool = True,
+    ):
+        dataset = opened(directory)
+        for name, value, known in (
+            ("attention", attention, ATTENTIONS),
+            ("labels", labels, LABELS),
+            ("loss_weights", loss_weights, ("refuse", "ignore")),
+        ):
+            if value not in known:
+                raise ArgumentError(f"{name} is {value!r} and should be one of {', '.join(map(repr, known))}")
+        self.attention, self.labels, self.prefix_bidirectional = attention, labels, prefix_bidirectional
+        in_place = [task for task in dataset.tasks if task["label_alignment"] == "same_slot"]
+        self.predicts_in_place = bool(in_place)
+        if in_place and labels == "shifted_by_model":
+            raise ArgumentError(
+                f"task {_names(in_place)} predicts in place, and a model that shifts its labels would train it on the "
+                "next slot; use labels='shift_labels' with a model whose loss takes them, or another loss"
+            )
+        weighted = [task for task in in_place if task["parameters"].get("weighting") != "none"]
+        if weighted and loss_weights == "refuse":
+            raise ArgumentError(
+                f"task {_names(weighted)} weights its loss, which Transformers' loss cannot; use masked_loss of "
+                "packprep.adapters.torch_loss, build with weighting = 'none', or say loss_weights='ignore'"
+            )
+
+    def __call__(self, rows: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
+        """The model's inputs from rows of adapters.torch.Rows.
+
+        For FlexAttention they lie on the accelerator at once, if there is one: a BlockMask works where it was made, and
+        cannot be sent from a worker process either. Give the Trainer dataloader_pin_memory=False and no workers then.
+        """
+        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        if self.attention == "flex_attention":
+            if get_worker_info() is not None:
+                raise ArgumentError("a BlockMask cannot be sent from a worker process; use dataloader_num_workers=0")
+            if torch.accelerator.is_available():
+                batch = {name: values.to(torch.accelerator.current_accelerator()) for name, values in batch.items()}
+        return self.inputs(batch)
+
+    def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """input_ids, position_ids, labels, shift_labels int64[B, T], and what the attention takes.
+
+        sdpa, eager and flex_attention take attention_mask, which a model uses as it is: bool[B, 1, T, T], the same in
+        float32 with its least number where nothing is seen, or a BlockMask. Flash attention takes FlashAttentionKwargs,
+        and all rows as one [1, B · T].
+        """
+        inputs = {"input_ids": batch["tokens"], "position_ids": batch["position_ids"], **self._labels(batch)}
+        if self.attention == "flex_attention":
+            inputs["attention_mask"] = flex_block_mask(batch, prefix_bidirectional=self.prefix_bidirectional)
+        elif self.attention in ("sdpa", "eager"):
+            seen = sdpa_mask(batch, self.prefix_bidirectional)
+            least = torch.finfo(torch.float32).min
+            inputs["attention_mask"] = seen if self.attention == "sdpa" else torch.where(seen, 0.0, least)
+        else:
+            inputs = {name: values.reshape(1, -1) for name, values in inputs.items()}
+            inputs |= transformers_kwargs(batch, self.prefix_bidirectional)
+        return inputs
+
+    def _labels(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        trained = batch["loss_mask"].bool()
+        at_prediction = torch.where(trained, batch["labels"].long(), IGNORE_INDEX)
+        at_target = torch.full_like(at_prediction, IGNORE_INDEX)
+        if not self.predicts_in_place:
+            at_target[..., 1:] = at_prediction[..., :-1]
+        if self.labels == "shifted_by_model":
+            return {"labels": at_target}
+        return {"labels": at_target, "shift_labels": at_prediction}
+
+    def check_model(self, model: Any) -> None:
+        """Refuse a model that would not hand shift_labels to its loss, or whose attention is another than was named."""
+        if self.labels == "shift_labels":
+            parameters = inspect.signature(model.forward).parameters.values()
+            if not any(p.kind is p.VAR_KEYWORD or p.name == "shift_labels" for p in parameters):
+                raise ArgumentError(
+                    f"{type(model).__name__}.forward does not take shift_labels; use labels='shifted_by_model'"
+                )
+        own = getattr(getattr(model, "config", None), "_attn_implementation", self.attention)
+        if own != self.attention:
+            raise ArgumentError(
+                f"the model's attn_implementation is {own!r}, and inputs are made for {self.attention!r}; name the same"
+            )
+
+
+def _names(tasks: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(task["name"] for task in tasks)
+
+
+def model_inputs(batch: Mapping[str, Any], directory: str | os.PathLike | Dataset, **options: Any) -> dict[str, Any]:
+    """One batch of adapters.torch.loader as a model's keywords; options as of Collator, which is cheaper to keep."""
+    return Collator(directory, **options).inputs(batch)

@@ -1,0 +1,161 @@
+"""Rows as Megatron-LM and torchtitan take them.
+
+    GPTRows(dir) ────────── a map-style dataset with GPTDataset's keys, and the boundaries of its segments
+    packed_seq_params(…) ── what PackedSeqParams is made of, from a batch of such rows
+    alignment_factor(…) ─── the pad_seq_to_mult that a parallel layout needs
+    torchtitan(dir, …) ──── ({input, positions}, labels) with -100 where nothing is trained
+
+Both train on labels and a mask at the predicting slot, as packprep has them: nothing is shifted. Both attend causally
+inside boundaries, so a dataset with other rules is refused by the tasks' names unless it is read causally.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
+from packprep.adapters.torch import loader, opened
+from packprep.adapters.torch_attention import varlen_causal
+from packprep.adapters.torch_batch import DTYPES
+from packprep.dataset import attention
+from packprep.dataset.loader import COLUMNS, Dataset
+from packprep.errors import ArgumentError
+
+_MXFP8, _FP8 = 32, 16
+
+
+def alignment_factor(
+    tp_size: int = 1, cp_size: int = 1, sequence_parallel: bool = False, fp8: str | None = None
+) -> int:
+    """The least length that a segment's physical slots should be a multiple of; give it to pad_seq_to_mult.
+
+    The least common multiple of what each part needs: context parallelism 2 · cp_size, with sequence parallelism
+    2 · cp_size · tp_size (tp_size alone without the former), fp8 16 ("mxfp8": 32).
+    """
+    if fp8 not in (None, "fp8", "mxfp8"):
+        raise ArgumentError(f"fp8 is {fp8!r} and should be None, 'fp8' or 'mxfp8'")
+    if tp_size < 1 or cp_size < 1:
+        raise ArgumentError(f"tp_size {tp_size} and cp_size {cp_size} should be at least 1")
+    chunks = 2 * cp_size if cp_size > 1 else 1
+    return math.lcm(chunks * (tp_size if sequence_parallel else 1), {None: 1, "fp8": _FP8, "mxfp8": _MXFP8}[fp8])
+
+
+def _causal(dataset: Dataset, prefix_bidirectional: bool) -> None:
+    if not varlen_causal(dataset, prefix_bidirectional):
+        raise ArgumentError(
+            "every task of this dataset sees its segments both ways, and this trainer's attention is causal; use "
+            "prefix_bidirectional=False for the causal reading"
+        )
+
+
+class GPTRows(TorchDataset):
+    """A map-style dataset of rows with the keys of Megatron-core's GPTDataset, for its data loaders.
+
+        tokens labels position_ids   int64[T]     loss_mask    float32[T], at the predicting slot; loss_weights inside
+        cu_seqlens   int32[max_segments + 2]      max_seqlen   int32[]
+
+    cu_seqlens are physical: a gap of pad_seq_to_mult counts as its segment's last slots, which nothing real sees under
+    causal attention, and the padding tail is one more segment, so that no slot is left unwritten. It has one width,
+    filled up with its last value. max_segments: what that width is for; by default the recipe's max_segments_per_row,
+    or else T, the most that there can be.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike | Dataset,
+        max_segments: int | None = None,
+        prefix_bidirectional: bool = True,
+    ):
+        self.dataset = opened(directory)
+        _causal(self.dataset, prefix_bidirectional)
+        packing = self.dataset.manifest["recipe"].get("packing", {})
+        self.max_segments = max_segments or packing.get("max_segments_per_row") or self.dataset.seq_length
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
+        """One row; None gives row 0 without loss, which Megatron's samplers ask for to fill a batch."""
+        if index is None:
+            row = self[0]
+            return {**row, "loss_mask": torch.zeros_like(row["loss_mask"])}
+        columns = ("tokens", "labels", "position_ids", "loss_weights")
+        arrays = self.dataset.batch([index], columns=columns, dtype=DTYPES)
+        view = self.dataset.row(index)
+        physical = view.cu_seqlens if view.cu_seqlens_padded is None else view.cu_seqlens_padded
+        try:
+            cu_seqlens = attention.pad_cu_seqlens(physical, self.max_segments + 2, self.dataset.seq_length, "segment")
+        except ArgumentError as error:
+            raise ArgumentError(f"row {index}: {error}; raise max_segments = {self.max_segments}") from error
+        return {
+            **{name: torch.from_numpy(arrays[name][0]) for name in columns[:3]},
+            "loss_mask": torch.from_numpy(arrays["loss_weights"][0]),
+            "cu_seqlens": torch.from_numpy(cu_seqlens),
+            "max_seqlen": torch.tensor(int(np.diff(cu_seqlens).max(initial=0)), dtype=torch.int32),
+        }
+
+
+def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
+    """PackedSeqParams of a batch of GPTRows, [B, …] or one row; a dict of its fields where megatron is not installed.
+
+    B rows count as one THD row of B · T slots, tokens as `tokens.view(1, -1)`: boundaries of later rows are moved
+    behind those of earlier ones.
+    """
+    length = batch["tokens"].shape[-1]
+    rows = torch.atleast_2d(batch["cu_seqlens"])
+    moved = rows[:, 1:] + length * torch.arange(len(rows), device=rows.device)[:, None]
+    cu_seqlens = torch.cat((rows.new_zeros(1), moved.flatten())).int()
+    longest = int(batch["max_seqlen"].max())
+    fields = {
+        "qkv_format": "thd",
+        **{f"cu_seqlens_{name}": cu_seqlens for name in ("q", "kv", "q_padded", "kv_padded")},
+        **{f"max_seqlen_{name}": longest for name in ("q", "kv")},
+    }
+    try:
+        from megatron.core.packed_seq_params import PackedSeqParams
+    except ImportError:
+        return fields
+    return PackedSeqParams(**fields)
+
+
+def torchtitan(
+    directory: str | os.PathLike | Dataset,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    prefix_bidirectional: bool = True,
+    **options: Any,
+) -> "TitanBatches":
+    """({"input", "positions"}, labels) int64[B, T] each, as torchtitan's dataloaders yield; labels are -100 where
+    nothing is trained. Positions begin again at each segment, which is what its document masks are made from.
+
+    options: as of adapters.torch.loader, but for layout, columns and ignore_index.
+    """
+    dataset = opened(directory)
+    _causal(dataset, prefix_bidirectional)
+    return TitanBatches(loader(dataset, batch_size, rank, world_size, columns=COLUMNS, ignore_index=-100, **options))
+
+
+class TitanBatches:
+    """What torchtitan gives: an iterator with the state of the loader under it."""
+
+    def __init__(self, batches: Any):
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        batch = next(self._batches)
+        return {"input": batch["tokens"], "positions": batch["position_ids"]}, batch["labels"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._batches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._batches.load_state_dict(state)

@@ -1,0 +1,303 @@
+"""A dataset as torch reads it: batches of tensors, in this process or through DataLoader's workers.
+
+    loader(dir, batch_size, …) ── iterator of batches with an exact state; num_workers = 0 is the fast default
+    iterable(dir, …) ──────────── IterableDataset of the same batches, for DataLoader(…, batch_size=None)
+    Rows(dir) ─────────────────── map-style dataset of rows, for DataLoader with a sampler
+    BatchSampler(rows, …) ─────── packprep's order over ranks for such a DataLoader
+
+The step s of rank r is made by worker s mod W, and DataLoader takes its workers in turn, so the order is that of
+packprep.dataset.order whatever W is. Sending a batch from a worker costs more than making it: processes help only where
+files are slow.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import Dataset as TorchDataset
+
+from packprep.adapters.torch_batch import DTYPES, Form, block_columns, tensors
+from packprep.dataset import order
+from packprep.dataset.loader import Dataset, open_dataset
+from packprep.errors import ArgumentError, StateError
+
+
+def opened(directory: str | os.PathLike | Dataset) -> Dataset:
+    """The dataset itself, or the one in the directory."""
+    return open_dataset(directory) if isinstance(directory, str | os.PathLike) else directory
+
+
+class _Steps:
+    """The steps of one rank that one worker makes, as an iterator with a state; StatefulDataLoader finds the latter."""
+
+    def __init__(self, batches: "RankBatches", worker: int, n_workers: int):
+        self._of, self._worker, self._n_workers = batches, worker, n_workers
+        self._goto(batches.start["rows"], 0)
+
+    def _goto(self, rows: int, steps: int) -> None:
+        """Stand after `steps` own steps of a run that began after `rows` rows."""
+        of = self._of
+        stride = of.batch_size * of.world_size * self._n_workers
+        self._rows, self._steps = rows, steps
+        # Worker w of W with its rank r of R is rank w·R + r of W·R: the same samples, by the same index arithmetic.
+        self._batches = of.dataset.batches(
+            of.batch_size,
+            of.start["seed"],
+            self._worker * of.world_size + of.rank,
+            self._n_workers * of.world_size,
+            of.start["shuffle"],
+            of.epochs,
+            of.form.columns,
+            DTYPES,
+            redraw=of.redraw,
+        )
+        self._batches.load_state_dict({**of.start, "rows": rows + steps * stride})
+
+    def __iter__(self) -> "_Steps":
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        of = self._of
+        step = self._steps * self._n_workers + self._worker
+        if of.epochs is not None and step >= of.n_steps(self._rows):
+            raise StopIteration
+        batch = next(self._batches)
+        if of.form.by_row:
+            begin = self._rows + (step * of.world_size + of.rank) * of.batch_size
+            samples = np.arange(begin, begin + len(batch["segment_ids"]))
+            rows = order.rows_of_samples(samples, len(of.dataset), of.start["seed"], of.start["shuffle"])
+            batch["prefix_ends"], batch["block_lengths"] = block_columns(of.dataset, rows)
+        self._steps += 1
+        return tensors(of.form.arrays(batch))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._of.start, "rows": self._rows, "steps": self._steps, "workers": self._n_workers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        mine = self.state_dict()
+        for key in ("fingerprint", "seed", "shuffle", "workers"):
+            if state.get(key) != mine[key]:
+                raise StateError(
+                    f"the state's {key} is {state.get(key)!r}, here it is {mine[key]!r}: going on would repeat and skip "
+                    "rows; with another number of workers use packprep.adapters.torch.loader and its own state"
+                )
+        self._goto(int(state["rows"]), int(state["steps"]))
+
+
+class RankBatches(IterableDataset):
+    """One rank's batches as an IterableDataset, for `DataLoader(batches, batch_size=None, num_workers=W)`; see iterable.
+
+    start: the loader state from which every iteration begins; `load_state_dict` sets it.
+    """
+
+    def __init__(self, dataset: Dataset, form: Form, batch_size: int, options: Mapping[str, Any]):
+        super().__init__()
+        self.dataset, self.form, self.batch_size = dataset, form, batch_size
+        self.rank, self.world_size = options["rank"], options["world_size"]
+        self.epochs, self.redraw = options["epochs"], options["redraw"]
+        # Arguments are checked here, in the main process, by the loader itself.
+        self._position = dataset.batches(
+            batch_size,
+            options["seed"],
+            self.rank,
+            self.world_size,
+            options["shuffle"],
+            self.epochs,
+            form.columns,
+            redraw=self.redraw,
+        )
+        self.start = self._position.state_dict()
+
+    def __iter__(self) -> _Steps:
+        worker = get_worker_info()
+        return _Steps(self, 0, 1) if worker is None else _Steps(self, worker.id, worker.num_workers)
+
+    def n_steps(self, rows: int) -> int:
+        """The steps that every rank makes after `rows` rows until the epochs are over."""
+        assert self.epochs is not None
+        return order.n_steps(rows, len(self.dataset), self.epochs, self.batch_size, self.world_size)
+
+    def state_after(self, steps: int) -> dict[str, Any]:
+        """The loader state after `steps` batches have been taken from an iteration that began at `start`."""
+        rows = self.start["rows"] + steps * self.batch_size * self.world_size
+        if self.epochs is not None:
+            rows = max(self.start["rows"], min(rows, self.epochs * len(self.dataset)))
+        return {**self.start, "rows": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next iteration where `state` ends; StateError if it is another dataset's, seed's or order's."""
+        self._position.load_state_dict(state)
+        self.start = self._position.state_dict()
+
+
+class Loader:
+    """An iterator over one rank's batches; made by `loader`. Its state is that of packprep's own loader.
+
+    {fingerprint, seed, shuffle, rows}: batches delivered, not batches that workers have made ahead, so it goes on
+    exactly with any number of workers, ranks and rows in a batch.
+    """
+
+    def __init__(self, batches: RankBatches, num_workers: int, pin_memory: bool):
+        self.batches, self._num_workers, self._pin_memory = batches, num_workers, pin_memory
+        self._steps = 0
+        self._source: Iterator[dict[str, Any]] | None = None
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.batches.dataset
+
+    def __iter__(self) -> "Loader":
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self._source is None:
+            self._source = iter(self.batches)
+            if self._num_workers:
+                # A generator of its own: else DataLoader draws from torch's, and a model's dropout would notice workers.
+                own = torch.Generator()
+                made = DataLoader(self.batches, batch_size=None, num_workers=self._num_workers, generator=own)
+                self._source = iter(made)
+        batch = next(self._source)
+        self._steps += 1
+        if self._pin_memory:
+            batch = {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.batches.state_after(self._steps)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.batches.load_state_dict(state)
+        self._steps, self._source = 0, None
+
+
+def iterable(
+    directory: str | os.PathLike | Dataset,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    layout: str = "bshd",
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+    epochs: int | None = None,
+    columns: Sequence[str] | None = None,
+    redraw: bool = False,
+    ignore_index: int | None = None,
+    tail: str = "segment",
+) -> RankBatches:
+    """What `loader` gives, as an IterableDataset for DataLoader and StatefulDataLoader with batch_size=None.
+
+    A StatefulDataLoader's state goes on with as many workers as it was taken with, which torchdata demands; `loader`'s
+    goes on with any.
+    """
+    dataset = opened(directory)
+    form = Form(dataset, layout, columns, ignore_index, tail)
+    given = {"seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": epochs}
+    return RankBatches(dataset, form, batch_size, {**given, "redraw": redraw})
+
+
+def loader(
+    directory: str | os.PathLike | Dataset,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    layout: str = "bshd",
+    *,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+    **options: Any,
+) -> Loader:
+    """An iterator over one rank's batches, dicts of tensors, with state_dict and load_state_dict.
+
+    layout "bshd": [batch_size, T] each
+
+        tokens labels position_ids   int64     loss_mask      bool: cross_entropy(logits[t], labels[t]) where it is True
+        segment_ids prefix_ends      int32     loss_weights   float32, where a task predicts in place
+        trained, loss_weight         int, float: the sums that a loss over all ranks is divided by
+
+    layout "thd": the same as one row, [1, slots], and cu_seqlens int32[segments + 1], max_seqlen int. tail "segment":
+    each run of padding is a segment of its own, so that no kernel leaves a slot unwritten; "drop": padding is left out.
+
+    Where the dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
+
+    options: seed, shuffle, epochs, columns, redraw as of `Dataset.batches`; tail; ignore_index: goes into labels where
+    loss_mask is False. pin_memory: batches lie in page-locked memory, from torch's own cache of it. num_workers:
+    processes; 0, the fast default, makes batches here.
+    """
+    if num_workers < 0:
+        raise ArgumentError(f"num_workers is {num_workers} and should be at least 0")
+    if pin_memory and not torch.accelerator.is_available():
+        raise ArgumentError("pin_memory=True needs an accelerator, and torch sees none; leave it out on a CPU")
+    return Loader(iterable(directory, batch_size, rank, world_size, layout, **options), num_workers, pin_memory)
+
+
+class Rows(TorchDataset):
+    """A dataset as a map-style dataset of rows: dicts of [T] tensors in the dtypes of `loader`.
+
+    The dataset that open_dataset gives works under DataLoader too, with tokens in their stored dtype: torch can hold
+    uint16, but can neither add it nor look it up in an embedding.
+    """
+
+    def __init__(self, directory: str | os.PathLike | Dataset, columns: Sequence[str] | None = None):
+        self.dataset = opened(directory)
+        self._form = Form(self.dataset, "bshd", columns, None, "segment")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Rows by one gather; DataLoader asks for a batch at once."""
+        rows = np.asarray(indices, np.int64)
+        batch = self.dataset.batch(rows, columns=self._form.columns, dtype=DTYPES)
+        if self._form.by_row:
+            batch["prefix_ends"], batch["block_lengths"] = block_columns(self.dataset, rows)
+        return [{name: torch.from_numpy(values[i]) for name, values in batch.items()} for i in range(len(rows))]
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.__getitems__([index])[0]
+
+
+class BatchSampler:
+    """Lists of row numbers of one rank in packprep's order, for `DataLoader(rows, batch_sampler=…)`.
+
+    The state is a loader's. Under StatefulDataLoader it is exact; a plain DataLoader with workers draws lists ahead.
+    """
+
+    def __init__(
+        self,
+        rows: "Rows | Dataset",
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        epochs: int | None = 1,
+    ):
+        self._dataset = rows.dataset if isinstance(rows, Rows) else rows
+        self._batch_size, self._rank, self._world_size, self._epochs = batch_size, rank, world_size, epochs
+        self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs)
+        self._state = self._position.state_dict()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        n = len(self._dataset)
+        while True:
+            state, end = self._state, None if self._epochs is None else self._epochs * n
+            if end is not None and state["rows"] >= end:
+                return
+            samples = np.array(order.samples_of_step(state["rows"], 0, self._batch_size, self._rank, self._world_size))
+            samples = samples if end is None else samples[samples < end]
+            rows = state["rows"] + self._batch_size * self._world_size
+            self._state = {**state, "rows": rows if end is None else min(rows, end)}
+            yield order.rows_of_samples(samples, n, state["seed"], state["shuffle"]).tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._position.load_state_dict(state)
+        self._state = self._position.state_dict()

@@ -1,0 +1,28 @@
+"""The loss that packprep's labels are made for: the prediction at slot t is scored against labels[t], nothing is shifted."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+
+def masked_loss(logits: torch.Tensor, batch: Mapping[str, Any], denominator: Any = None) -> torch.Tensor:
+    """Σ cross_entropy(logits[t], labels[t]) · loss_weights[t] over the trained slots, divided by `denominator`.
+
+    logits: float[B, T, vocab], or [n, vocab] of the n trained slots alone, in order (what a head that is applied to
+    `hidden[loss_mask]` gives, which saves its work on the rest). loss_weights: 1 where the batch has none.
+    denominator: by default the trained slots of this batch, at least 1. Over ranks and accumulated batches give the sum
+    of all their `trained`; then add the losses up.
+
+    Slots that are not trained are left out before the cross entropy: 0 · NaN is NaN, and kernels may leave anything in
+    a slot outside every segment. Their gradient is exactly 0.
+    """
+    mask = torch.as_tensor(batch["loss_mask"], device=logits.device).bool()
+    labels = torch.as_tensor(batch["labels"], device=logits.device)[mask].long()
+    chosen = logits[mask] if logits.ndim == 3 else logits
+    chosen = chosen.to(torch.promote_types(chosen.dtype, torch.float32))
+    losses = functional.cross_entropy(chosen, labels, reduction="none")
+    if "loss_weights" in batch:
+        losses = losses * torch.as_tensor(batch["loss_weights"], device=logits.device)[mask]
+    return losses.sum() / (max(1, len(labels)) if denominator is None else denominator)

@@ -1,0 +1,1 @@
+"""What trainers type. These tests skip where their library is not installed: `pip install '.[trainers]'` brings all."""

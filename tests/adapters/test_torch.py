@@ -1,0 +1,362 @@
+import inspect
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
+
+from torch.utils.data import DataLoader
+
+from packprep import open_dataset
+from packprep.adapters.torch import BatchSampler, Rows, iterable, loader
+from packprep.adapters.torch_attention import flash_varlen, sdpa_mask
+from packprep.dataset import attention
+from packprep.errors import ArgumentError, StateError
+from tests import made
+from tests.dataset import synthetic
+
+N_ROWS, STEPS = 23, 200
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """23 rows of 64 slots in three shards; each row's tokens are its own."""
+    directory = tmp_path_factory.mktemp("torch") / "d"
+    synthetic.make_dataset(directory, (9, 0, 14))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def in_place(tmp_path_factory):
+    """Rows of all rules, block diffusion among them."""
+    directory = tmp_path_factory.mktemp("torch") / "b"
+    synthetic.make_dataset(directory, (12,), in_place=True, blocks=True)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def rows_of(directory):
+    """batch → the numbers of its rows."""
+    dataset = open_dataset(directory)
+    known = {dataset.row(i).tokens.astype(np.int64).tobytes(): i for i in range(len(dataset))}
+    assert len(known) == N_ROWS
+    return lambda batch: [known[row.numpy().tobytes()] for row in batch["tokens"]]
+
+
+def expected_rows(directory, batch_size, rank, world_size, steps, **options):
+    """The rows of packprep's own loader."""
+    dataset = open_dataset(directory)
+    known = {dataset.row(i).tokens.tobytes(): i for i in range(len(dataset))}
+    batches = dataset.batches(batch_size, rank=rank, world_size=world_size, **options)
+    return [[known[row.tobytes()] for row in next(batches)["tokens"]] for _ in range(steps)]
+
+
+# What a batch is
+
+
+def test_a_batch_has_the_loader_s_values_in_torch_s_types(directory):
+    batch = next(loader(directory, 5, seed=3))
+    plain = next(open_dataset(directory).batches(5, seed=3, columns=[*list(plain_columns()), "prefix_ends"]))
+    wanted = {"tokens": torch.int64, "labels": torch.int64, "position_ids": torch.int64, "segment_ids": torch.int32}
+    wanted |= {"prefix_ends": torch.int32, "loss_mask": torch.bool}
+    assert {name: batch[name].dtype for name in wanted} == wanted
+    assert set(batch) == {*wanted, "trained", "loss_weight"}
+    for name in wanted:
+        assert np.array_equal(batch[name].numpy(), plain[name]), name
+    assert batch["trained"] == plain["loss_mask"].sum() == batch["loss_weight"]
+    torch.nn.Embedding(528, 4)(batch["tokens"] + 1)
+
+
+def plain_columns():
+    from packprep.dataset.loader import COLUMNS
+
+    return COLUMNS
+
+
+def test_fault_14_k_step_labels_of_a_batch_never_cross_a_segment(directory):
+    batch = {name: np.asarray(values) for name, values in next(loader(directory, 8)).items()}
+    ids, mask = batch["segment_ids"], batch["loss_mask"]
+    for k in (1, 2, 3):
+        labels = attention.next_token_labels(batch["tokens"], ids, mask, k)
+        trained = 0
+        for r, t in np.argwhere(labels != -100):
+            assert labels[r, t] == batch["tokens"][r, t + k] and ids[r, t] == ids[r, t + k] > 0
+            assert mask[r, t + k - 1]
+            trained += 1
+        assert trained > 50 and (k > 1 or trained == batch["trained"])
+
+
+def test_weights_come_where_a_task_predicts_in_place(in_place):
+    batch = next(loader(in_place, 4))
+    assert batch["loss_weights"].dtype == torch.float32
+    assert batch["loss_weight"] == pytest.approx(float(batch["loss_weights"].sum())) != batch["trained"]
+    assert (batch["loss_weights"][~batch["loss_mask"]] == 0).all()
+
+
+def test_columns_and_ignore_index(directory):
+    batch = next(loader(directory, 4, columns=["tokens", "labels"], ignore_index=-100))
+    assert set(batch) == {"tokens", "labels", "loss_mask", "trained", "loss_weight"}
+    assert torch.equal(batch["labels"] == -100, ~batch["loss_mask"])
+    assert set(next(loader(directory, 4, columns=["tokens"]))) == {"tokens"}
+
+
+@pytest.mark.parametrize("tail", ["segment", "drop"])
+def test_thd_is_one_row_with_boundaries(directory, tail):
+    wide, flat = next(loader(directory, 4)), next(loader(directory, 4, layout="thd", tail=tail))
+    kept = wide["segment_ids"] > 0 if tail == "drop" else torch.ones(4, 64, dtype=torch.bool)
+    for name in ("tokens", "labels", "position_ids", "loss_mask"):
+        assert torch.equal(flat[name][0], wide[name][kept])
+    cu_seqlens = flat["cu_seqlens"]
+    assert cu_seqlens.dtype == torch.int32 and cu_seqlens[0] == 0 and cu_seqlens[-1] == kept.sum()
+    assert flat["max_seqlen"] == int(cu_seqlens.diff().max()) and flat["trained"] == wide["trained"]
+
+
+def test_block_diffusion_says_its_rule_in_both_layouts(in_place):
+    dataset = open_dataset(in_place)
+    wide = next(loader(in_place, 12, shuffle=False))
+    flat = next(loader(in_place, 12, layout="thd", shuffle=False))
+    assert (wide["block_lengths"] == 4).any() and torch.equal(wide["prefix_ends"] == -1, wide["block_lengths"] > 0)
+    mask, one = sdpa_mask(wide)[:, 0].numpy(), sdpa_mask(flat)[0, 0].numpy()
+    for i in range(12):
+        assert np.array_equal(one[i * 64 : (i + 1) * 64, i * 64 : (i + 1) * 64][real(wide, i)], mask[i][real(wide, i)])
+        row = dataset.row(i)
+        for begin, end, prefix in zip(*(row.segments[name] for name in ("begin", "end", "prefix")), strict=True):
+            n = int(end - begin)
+            if prefix < 0:
+                half = np.arange(n) // (n // 2)
+                own = attention.block_mask(np.ones(n), row.position_ids[begin:end], half, 4)
+            else:
+                own = attention.dense_mask(np.ones(n), np.full(n, prefix))
+            assert np.array_equal(mask[i, begin:end, begin:end], own)
+            assert mask[i, begin:end].sum() == own.sum()
+    with pytest.raises(ArgumentError, match="block diffusion"):
+        flash_varlen(flat)
+
+
+def real(batch, i):
+    return (batch["segment_ids"][i] > 0).numpy()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"layout": "bhsd"}, "layout is 'bhsd'"),
+        ({"tail": "fold"}, "tail is 'fold'"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"rank": 2, "world_size": 2}, "rank"),
+        ({"columns": ["token"]}, "no column is called 'token'"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused_at_once(directory, options, words):
+    with pytest.raises(ArgumentError, match=words):
+        loader(directory, 2, **options)
+
+
+def test_pinned_memory_without_an_accelerator_is_refused(directory):
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(ArgumentError, match="needs an accelerator"):
+        loader(directory, 2, pin_memory=True)
+
+
+# Order and state
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("epochs", [None, 2])
+def test_the_order_is_the_loader_s_with_any_number_of_workers(directory, rows_of, workers, epochs):
+    for rank in range(2):
+        batches = loader(directory, 4, rank, 2, seed=7, epochs=epochs, num_workers=workers)
+        steps = -(-2 * N_ROWS // 8) if epochs else 20
+        got = [rows_of(next(batches)) for _ in range(steps)]
+        assert got == expected_rows(directory, 4, rank, 2, steps, seed=7, epochs=epochs)
+        if epochs:
+            assert next(batches, None) is None and batches.state_dict()["rows"] == 2 * N_ROWS
+
+
+def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(60))
+    made.build(made.table("a.jsonl", tasks=[{"preset": "llada"}], seq_length=256), tmp_path, tmp_path / "d")
+    dataset = open_dataset(tmp_path / "d")
+    n = len(dataset)
+    plain = dataset.batches(n, epochs=2, redraw=True, dtype=np.int64)
+    expected = [next(plain)["tokens"] for _ in range(2)]
+    stored = next(dataset.batches(n, epochs=1, dtype=np.int64))["tokens"]
+    assert np.array_equal(expected[0], stored) and not np.array_equal(np.sort(expected[1]), np.sort(stored))
+    for workers in (0, 2):
+        batches = loader(tmp_path / "d", n, epochs=2, redraw=True, num_workers=workers)
+        assert all(np.array_equal(next(batches)["tokens"].numpy(), tokens) for tokens in expected)
+
+
+def test_kill_and_resume_at_every_step_of_200_over_world_sizes_1_4_2(directory, rows_of):
+    """After any step of one rank, four go on; after three steps of these, two: the rows are those of one order."""
+    order = [row for rows in expected_rows(directory, 4, 0, 1, STEPS + 40, seed=5) for row in rows]
+    batches = loader(directory, 4, seed=5)
+    for step in range(STEPS):
+        state = json.loads(json.dumps(batches.state_dict()))
+        assert set(state) == {"fingerprint", "seed", "shuffle", "rows"} and state["rows"] == 4 * step
+        got = []
+        for world_size, batch_size, steps in ((4, 2, 3), (2, 3, 2)):
+            ranks = [loader(directory, batch_size, r, world_size, seed=5) for r in range(world_size)]
+            for rank in ranks:
+                rank.load_state_dict(state)
+            got += [row for _ in range(steps) for rank in ranks for row in rows_of(next(rank))]
+            states = [rank.state_dict() for rank in ranks]
+            assert all(s == states[0] for s in states)
+            state = states[-1]
+        assert got == order[4 * step : 4 * step + len(got)]
+        assert rows_of(next(batches)) == order[4 * step : 4 * step + 4]
+
+
+def test_kill_and_resume_at_every_step_of_200_from_0_to_3_workers_and_back(directory, rows_of):
+    """Workers run ahead; the state does not. It is taken at every step of a run with 3 workers."""
+    order = expected_rows(directory, 4, 0, 1, STEPS + 4, seed=6)
+    ahead = loader(directory, 4, seed=6, num_workers=3)
+    for step in range(STEPS):
+        again = loader(directory, 4, seed=6)
+        again.load_state_dict(ahead.state_dict())
+        assert [rows_of(next(again)) for _ in range(2)] == order[step : step + 2]
+        if step % 50 == 7:
+            more = loader(directory, 4, seed=6, num_workers=3)
+            more.load_state_dict(loader_state(directory, step))
+            assert [rows_of(next(more)) for _ in range(4)] == order[step : step + 4]
+        assert rows_of(next(ahead)) == order[step]
+
+
+def loader_state(directory, steps):
+    """The state of a loader without workers after some steps."""
+    batches = loader(directory, 4, seed=6)
+    for _ in range(steps):
+        next(batches)
+    return batches.state_dict()
+
+
+def test_loader_states_and_packprep_s_own_are_the_same(directory, rows_of):
+    own = open_dataset(directory).batches(4, seed=1)
+    next(own)
+    batches = loader(directory, 4, seed=1)
+    batches.load_state_dict(own.state_dict())
+    assert rows_of(next(batches)) == expected_rows(directory, 4, 0, 1, 2, seed=1)[1]
+    own.load_state_dict(batches.state_dict())
+    assert own.state_dict()["rows"] == 8
+    with pytest.raises(StateError, match="seed is 1"):
+        loader(directory, 4, seed=2).load_state_dict(own.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_s_own_chance_is_left_alone(directory, workers):
+    before = torch.get_rng_state()
+    next(loader(directory, 4, num_workers=workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# DataLoader and StatefulDataLoader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_open_dataset_and_rows_work_under_dataloader(directory, workers):
+    dataset = open_dataset(directory)
+    for batch in (
+        next(iter(DataLoader(Rows(directory), batch_size=3, num_workers=workers))),
+        next(iter(DataLoader(dataset, batch_size=3, num_workers=workers))),
+    ):
+        for name in ("tokens", "labels", "loss_mask"):
+            assert np.array_equal(batch[name].numpy(), [getattr(dataset.row(i), name) for i in range(3)])
+    assert Rows(directory)[-1]["tokens"].dtype == torch.int64 and len(Rows(directory)) == N_ROWS
+
+
+def test_rows_say_block_diffusion_s_rule(in_place):
+    row, batch = Rows(in_place)[5], next(loader(in_place, 12, shuffle=False))
+    assert torch.equal(row["prefix_ends"], batch["prefix_ends"][5])
+    assert torch.equal(row["block_lengths"], batch["block_lengths"][5])
+
+
+@pytest.mark.parametrize("epochs", [1, None])
+def test_a_batch_sampler_has_the_loader_s_order(directory, rows_of, epochs):
+    for rank in range(2):
+        sampler = BatchSampler(Rows(directory), 4, rank, 2, seed=9, epochs=epochs)
+        batches = iter(DataLoader(Rows(directory), batch_sampler=sampler))
+        expected = expected_rows(directory, 4, rank, 2, 3, seed=9, epochs=epochs)
+        assert [rows_of(next(batches)) for _ in expected] == expected
+        if epochs:
+            assert next(batches, None) is None
+            assert sampler.state_dict()["rows"] == N_ROWS
+
+
+def stateful(dataset, **options):
+    module = pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="torchdata is not installed: pip install '.[trainers]'"
+    )
+    return module.StatefulDataLoader(dataset, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_dataloader_goes_on_exactly_with_batches(directory, rows_of, workers):
+    def fresh():
+        return stateful(iterable(directory, 4, 1, 2, seed=2), batch_size=None, num_workers=workers)
+
+    order = expected_rows(directory, 4, 1, 2, 20, seed=2)
+    running, run = fresh(), None
+    run = iter(running)
+    for step in range(10):
+        assert rows_of(next(run)) == order[step]
+        if step % 3 == 0:
+            again = fresh()
+            again.load_state_dict(running.state_dict())
+            later = iter(again)
+            assert [rows_of(next(later)) for _ in range(4)] == order[step + 1 : step + 5]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_dataloader_goes_on_exactly_with_rows_and_a_sampler(directory, rows_of, workers):
+    def fresh():
+        rows = Rows(directory)
+        sampler = BatchSampler(rows, 4, seed=2, epochs=None)
+        return stateful(rows, batch_sampler=sampler, num_workers=workers)
+
+    order = expected_rows(directory, 4, 0, 1, 20, seed=2)
+    running = fresh()
+    run = iter(running)
+    for step in range(8):
+        assert rows_of(next(run)) == order[step]
+        if step % 3 == 0:
+            again = fresh()
+            again.load_state_dict(running.state_dict())
+            later = iter(again)
+            assert [rows_of(next(later)) for _ in range(4)] == order[step + 1 : step + 5]
+
+
+def test_another_number_of_workers_takes_the_loader_s_state(directory, rows_of):
+    """torchdata refuses its own state with another number of workers; rows delivered are counted all the same."""
+    batches = iterable(directory, 4, seed=2)
+    run = iter(stateful(batches, batch_size=None, num_workers=0))
+    order = [rows_of(next(run)) for _ in range(5)]
+    assert order == expected_rows(directory, 4, 0, 1, 5, seed=2)
+    again = iterable(directory, 4, seed=2)
+    again.load_state_dict(batches.state_after(5))
+    run = iter(stateful(again, batch_size=None, num_workers=3))
+    assert [rows_of(next(run)) for _ in range(4)] == expected_rows(directory, 4, 0, 1, 9, seed=2)[5:]
+
+
+def test_a_worker_s_state_of_other_workers_is_refused(directory):
+    steps = iter(iterable(directory, 4))
+    with pytest.raises(StateError, match="workers is 3, here it is 1"):
+        steps.load_state_dict({**steps.state_dict(), "workers": 3})
+
+
+def test_iterable_and_loader_take_the_same_options():
+    given, options = (inspect.signature(function).parameters for function in (loader, iterable))
+    assert list(given)[:5] == list(options)[:5]
+
+
+def test_everyone_s_last_steps_may_be_short_and_are_as_many(tmp_path):
+    synthetic.make_dataset(tmp_path, (5,))
+    for workers in (0, 3):
+        sizes = [
+            [len(batch["tokens"]) for batch in loader(tmp_path, 2, r, 4, epochs=1, num_workers=workers)]
+            for r in range(4)
+        ]
+        assert sizes == [[2], [2], [1], [0]]
+    (batch,) = loader(tmp_path, 2, 3, 4, layout="thd", epochs=1)
+    assert batch["cu_seqlens"].tolist() == [0] and batch["max_seqlen"] == 0 and batch["trained"] == 0
