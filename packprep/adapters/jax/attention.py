@@ -12,6 +12,7 @@ Block diffusion follows another rule, which dense_mask can do and splash attenti
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +116,7 @@ def splash_kernel(
     masks = block_masks(segment_ids, prefix_ends, block)
     needed = masks != _EMPTY
     n_blocks = len(masks)
-    reach = _reach(segment_ids, prefix_ends)
+    reach: Any = _reach(segment_ids, prefix_ends)  # MaskInfo is declared to take numpy arrays, but JAX makes such too
     by_query = MaskInfo(
         data_next=_next_to_load(needed, n_blocks)[None],
         mask_next=None,
@@ -186,7 +187,8 @@ def splash_attention(
     def of_row(query, key, value, ids, ends):
         kernel = splash_kernel(ids, ends, block=block, interpret=interpret)
         heads_first = (jnp.swapaxes(array, 0, 1) for array in (query, key, value))
-        output = jnp.swapaxes(kernel(*heads_first, splash_segment_ids(ids)), 0, 1)
+        output: Any = kernel(*heads_first, splash_segment_ids(ids))
+        output = jnp.swapaxes(output, 0, 1)
         return output if ends is None else jnp.where(ends[:, None, None] < 0, jnp.nan, output)
 
     if prefix_ends is None:

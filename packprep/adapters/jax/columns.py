@@ -13,10 +13,7 @@ LAYOUT_COLUMNS = ("cu_seqlens", "cu_seqlens_padded", "seqlens", "offsets")
 TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
 
 _ALIGNMENT = 64  # bytes: an array that begins elsewhere is copied
-_DTYPES = {
-    "loss_mask": np.dtype(bool),
-    "loss_weights": np.dtype(np.float32),
-}  # all others int32: JAX has no uint16 maths
+_DTYPES = {"loss_mask": np.dtype(bool), "loss_weights": np.dtype(np.float32)}  # all others are int32
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -43,7 +40,7 @@ def read(
     epochs: as of `Dataset.batch`.
     """
     shape = (n_rows, dataset.seq_length)
-    by_header = "block_lengths" in columns or not prefix_bidirectional
+    by_header = "block_lengths" in columns or ("prefix_ends" in columns and not prefix_bidirectional)
     stored = {name for name in COLUMNS + MORE_COLUMNS if name in columns} | {"segment_ids"}
     if TRAINED_SEGMENT_IDS in columns:
         stored.add("loss_mask")
