@@ -75,12 +75,13 @@ def decoder(weights: dict, batch: dict, attention: str) -> jax.Array:
 
 @partial(jax.jit, static_argnames=("attention", "learning_rate"), donate_argnums=0)
 def train_step(state: dict, batch: dict, attention: str, learning_rate: float) -> tuple[dict, jax.Array]:
-    """One step of Adam; the loss is the mean over trained slots, of all devices' rows together."""
+    """One step of Adam; the loss is the weighted mean over trained slots, of all devices' rows together."""
 
     def loss(weights: dict) -> jax.Array:
         logits = decoder(weights, batch, attention)
-        total, trained = masked_loss(logits, batch["labels"], batch["loss_mask"], batch.get("loss_weights"))
-        return total / jnp.maximum(trained, 1)
+        slot_weights = batch.get("loss_weights", batch["loss_mask"])  # 0 where nothing is trained
+        total, _ = masked_loss(logits, batch["labels"], batch["loss_mask"], slot_weights)
+        return total / jnp.maximum(slot_weights.sum(), 1)
 
     value, gradients = jax.value_and_grad(loss)(state["weights"])
     step = state["step"] + 1

@@ -22,6 +22,7 @@ def imported_by(code: str) -> set[str]:
         "import packprep; packprep.open_dataset",
         "from packprep import open_dataset",
         "import packprep.dataset.attention",
+        "import packprep.adapters",
     ],
 )
 def test_a_trainer_imports_nothing_heavy(code):

@@ -445,3 +445,8 @@ def test_two_processes_read_their_own_halves_and_make_one_array(plain):
     finally:
         for process in running:
             process.kill()
+
+
+def test_without_jax_the_extra_to_install_is_named():
+    done = made.run_python("import sys; sys.modules['jax'] = None; import packprep.adapters.jax")
+    assert done.returncode == 1 and "pip install 'packprep[jax]'" in done.stderr
