@@ -16,6 +16,9 @@ from packprep.dataset.loader import COLUMNS, Dataset, open_dataset
 from packprep.errors import ArgumentError
 
 
+_STEPS_AHEAD = 64
+
+
 class _Form(NamedTuple):
     """What a batch holds."""
 
@@ -36,6 +39,7 @@ class Loader:
         self._position = dataset.batches(batch_size, **options)
         self._seed, self._shuffle, self._epochs = options["seed"], options["shuffle"], options["epochs"]
         self._redraw, self._form = options["redraw"], form
+        self._ahead: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.dataset, self.sharding, self.batch_size = dataset, sharding, batch_size
         self.rank, self.world_size = data_rank(sharding, (batch_size, dataset.seq_length))
 
@@ -49,17 +53,27 @@ class Loader:
             end = min(end, self._epochs * n_rows)
         if end <= state["rows"]:
             raise StopIteration
-        size = self.batch_size // self.world_size
-        samples = np.array(order.samples_of_step(state["rows"], 0, size, self.rank, self.world_size))
-        samples = samples[samples < end]
-        rows = order.rows_of_samples(samples, n_rows, self._seed, self._shuffle)
-        epochs = samples // n_rows if self._redraw else None
+        if state["rows"] not in self._ahead:
+            self._ahead = self._drawn(state["rows"])
+        samples, rows = self._ahead[state["rows"]]
+        rows = rows[samples < end]
+        epochs = samples[samples < end] // n_rows if self._redraw else None
         names, max_segments, prefix_bidirectional = self._form
         columns = set(names.values())
-        batch = read(self.dataset, rows, epochs, size, columns, max_segments, prefix_bidirectional)
+        batch = read(self.dataset, rows, epochs, len(samples), columns, max_segments, prefix_bidirectional)
         arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
         self._position.load_state_dict({**state, "rows": end})  # last: a batch that could not be read is not delivered
         return {name: arrays[column] for name, column in names.items()}
+
+    def _drawn(self, begin: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Rows delivered before a step → (global samples, rows) of this process' share, for that after `begin` and some
+        more, since the order costs as much for many samples as for a few."""
+        n_rows, size = len(self.dataset), self.batch_size // self.world_size
+        n_steps = max(1, min(_STEPS_AHEAD, n_rows // self.batch_size))  # each epoch in them costs once more
+        steps = [order.samples_of_step(begin, k, size, self.rank, self.world_size) for k in range(n_steps)]
+        samples = np.array(steps, np.int64)
+        rows = order.rows_of_samples(samples, n_rows, self._seed, self._shuffle)
+        return {begin + k * self.batch_size: (samples[k], rows[k]) for k in range(n_steps)}
 
     def state_dict(self) -> dict[str, Any]:
         """{fingerprint, seed, shuffle, rows}, for json: any process' state serves all."""
