@@ -11,8 +11,7 @@ from packprep.dataset import attention
 from packprep.errors import ArgumentError
 from tests.adapters.jax_made import KINDS, alone, batch, decoder, jax, jnp, packed, parameters
 
-dense_mask = pytest.importorskip("packprep.adapters.jax").dense_mask
-from packprep.adapters.jax import block_masks, splash_attention  # noqa: E402
+from packprep.adapters.jax import block_masks, dense_mask, splash_attention  # isort: skip
 
 
 @st.composite

@@ -16,9 +16,7 @@ from tests import made
 from tests.adapters.jax_made import jax, jnp
 from tests.dataset import synthetic
 
-adapter = pytest.importorskip("packprep.adapters.jax")
-columns = pytest.importorskip("packprep.adapters.jax.columns")
-loader = adapter.loader
+from packprep.adapters.jax import columns, data_rank, dense_mask, loader  # isort: skip
 
 LENGTH = 64
 
@@ -188,7 +186,7 @@ def test_dense_mask_of_a_batch_is_the_one_of_its_rows_headers(mixed):
     dataset = packprep.open_dataset(mixed)
     batch = next(loader(mixed, batch_size=12, shuffle=False, attention="dense"))
     names = ("segment_ids", "prefix_ends", "position_ids", "block_lengths")
-    mask = np.asarray(adapter.dense_mask(*(batch[name] for name in names)))[:, 0]
+    mask = np.asarray(dense_mask(*(batch[name] for name in names)))[:, 0]
     for i in range(12):
         row = dataset.row(i)
         expected = np.zeros((LENGTH, LENGTH), bool)
@@ -321,7 +319,7 @@ def test_data_rank_is_the_share_of_rows_that_this_process_holds():
         ((s(12, 16), s(8, 12), s(8, 12)), (1, 2)),
         ((s(4, 8), s(4, 8)), (1, 4)),
     ]:
-        assert adapter.data_rank(sharding_of(*held), (16, 8)) == expected
+        assert data_rank(sharding_of(*held), (16, 8)) == expected
     for held, words in [
         ((s(0, 4), s(8, 12)), r"rows 0 … 3 and then row 8 of 16: order the mesh"),
         ((s(4, 8), s(8, 12)), r"rows \[4, 12\) of 16, no equal share"),
@@ -329,7 +327,7 @@ def test_data_rank_is_the_share_of_rows_that_this_process_holds():
         ((), "no device of this process"),
     ]:
         with pytest.raises(ArgumentError, match=words):
-            adapter.data_rank(sharding_of(*held), (16, 8))
+            data_rank(sharding_of(*held), (16, 8))
 
 
 MESHES = """

@@ -5,7 +5,7 @@ import pytest
 
 from tests.adapters.jax_made import batch, decoder, jax, jnp, packed, parameters
 
-adapter = pytest.importorskip("packprep.adapters.jax")
+from packprep.adapters.jax import dense_mask, masked_loss  # isort: skip
 
 
 def made_slots():
@@ -22,22 +22,22 @@ def test_it_is_the_sum_of_the_trained_slots_cross_entropies():
         row = logits[b, t].astype(np.float64)
         loss = np.log(np.exp(row).sum()) - row[labels[b, t]]
         total, weighted = total + loss, weighted + loss * weights[b, t]
-    got, trained = adapter.masked_loss(logits, labels, mask)
+    got, trained = masked_loss(logits, labels, mask)
     assert got.dtype == np.float32 and np.isclose(got, total, rtol=1e-6) and trained == mask.sum()
-    assert np.isclose(adapter.masked_loss(logits, labels, mask.astype(np.uint8), weights)[0], weighted, rtol=1e-6)
-    assert adapter.masked_loss(logits.astype(jnp.bfloat16), labels, mask)[0].dtype == np.float32
+    assert np.isclose(masked_loss(logits, labels, mask.astype(np.uint8), weights)[0], weighted, rtol=1e-6)
+    assert masked_loss(logits.astype(jnp.bfloat16), labels, mask)[0].dtype == np.float32
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_fault_29_nan_where_nothing_is_trained_reaches_neither_the_loss_nor_its_gradient(value):
     logits, labels, mask, weights = made_slots()
-    loss = jax.value_and_grad(lambda logits: adapter.masked_loss(logits, labels, mask, weights)[0])
+    loss = jax.value_and_grad(lambda logits: masked_loss(logits, labels, mask, weights)[0])
     expected, expected_gradient = loss(logits)
     logits[~mask] = value
     got, gradient = loss(logits)
     assert got == expected and np.array_equal(gradient, expected_gradient)
     assert not np.asarray(gradient)[~mask].any()
-    nothing, trained = adapter.masked_loss(np.full_like(logits, value), labels, np.zeros_like(mask))
+    nothing, trained = masked_loss(np.full_like(logits, value), labels, np.zeros_like(mask))
     assert nothing == 0 and trained == 0
 
 
@@ -48,11 +48,11 @@ def test_fault_29_a_model_whose_outputs_at_padding_are_nan_has_a_finite_loss_and
 
     def loss(weights, padding):
         def attend(query, key, value):
-            mask = adapter.dense_mask(columns["segment_ids"], columns["prefix_ends"])
+            mask = dense_mask(columns["segment_ids"], columns["prefix_ends"])
             return jax.nn.dot_product_attention(query, key, value, mask=mask)
 
         logits = jnp.where(real[..., None], decoder(weights, columns, attend), padding)
-        return adapter.masked_loss(logits, columns["labels"], columns["loss_mask"])[0]
+        return masked_loss(logits, columns["labels"], columns["loss_mask"])[0]
 
     got, gradients = jax.value_and_grad(loss)(weights, np.nan)
     expected, expected_gradients = jax.value_and_grad(loss)(weights, 0.0)

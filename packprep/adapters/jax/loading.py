@@ -15,7 +15,6 @@ from packprep.dataset import order
 from packprep.dataset.loader import COLUMNS, Dataset, open_dataset
 from packprep.errors import ArgumentError
 
-
 _STEPS_AHEAD = 64
 
 
