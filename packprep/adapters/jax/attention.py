@@ -93,12 +93,16 @@ def _runs(segment_ids: jax.Array) -> jax.Array:
 
 
 def _next_to_load(needed: jax.Array, width: int) -> jax.Array:
-    """int32, shaped as `needed` (bool, in the order of the grid): the place, modulo `width`, of the next block that is
-    needed, so that it is on its way while empty ones are passed over; after the last one the first."""
+    """Shaped as `needed` (bool, in the order of the grid): the place, modulo `width`, of the next block that is needed,
+    so that it is on its way while empty ones are passed over; after the last one the first. As narrow as can be: it
+    lies in a TPU's scalar memory, of which there is little."""
     flat = needed.ravel()
     places = jnp.where(flat, jnp.arange(flat.size, dtype=jnp.int32), flat.size)
     following = jax.lax.cummin(places, reverse=True)
-    return (jnp.where(following < flat.size, following, following[0]) % width).reshape(needed.shape)
+    following = jnp.where(following < flat.size, following, following[0]) % width
+    return following.astype(jnp.int8 if width <= 128 else jnp.int16 if width <= 32768 else jnp.int32).reshape(
+        needed.shape
+    )
 
 
 def _below_reach(reach, key):

@@ -58,7 +58,7 @@ class Loader:
         rows = rows[samples < end]
         epochs = samples[samples < end] // n_rows if self._redraw else None
         names, max_segments, prefix_bidirectional = self._form
-        columns = set(names.values())
+        columns = tuple(dict.fromkeys(names.values()))
         batch = read(self.dataset, rows, epochs, len(samples), columns, max_segments, prefix_bidirectional)
         arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
         self._position.load_state_dict({**state, "rows": end})  # last: a batch that could not be read is not delivered
