@@ -1,0 +1,30 @@
+"""A dataset in JAX: global arrays of fixed shapes, and attention that keeps packed segments apart.
+
+```
+loader ──► Loader ──► batch: name → jax.Array [B, T] ──► dense_mask or splash_attention ──► masked_loss
+sharding.py loading.py       names.py                    attention.py                        loss.py
+```
+grain_source.py gives the same rows as a Grain dataset; it is imported by itself, since it needs Grain.
+"""
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise ImportError("packprep.adapters.jax needs JAX, which is not installed: pip install 'packprep[jax]'") from error
+
+from packprep.adapters.jax.attention import block_masks, dense_mask, splash_attention, splash_kernel, splash_segment_ids
+from packprep.adapters.jax.loading import Loader, loader
+from packprep.adapters.jax.loss import masked_loss
+from packprep.adapters.jax.sharding import data_rank
+
+__all__ = [
+    "Loader",
+    "block_masks",
+    "data_rank",
+    "dense_mask",
+    "loader",
+    "masked_loss",
+    "splash_attention",
+    "splash_kernel",
+    "splash_segment_ids",
+]

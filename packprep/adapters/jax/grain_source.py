@@ -1,0 +1,52 @@
+"""packprep's batches as a Grain dataset, with their exact state in Grain's checkpoints.
+
+Grain takes the dataset that open_dataset gives as a random-access source too; order and state are Grain's own then.
+"""
+
+import os
+from typing import Any
+
+from packprep.dataset.loader import Dataset, open_dataset
+
+try:
+    import grain
+except ImportError as error:
+    raise ImportError(
+        "packprep.adapters.jax.grain_source needs Grain, which is not installed: pip install grain"
+    ) from error
+
+
+class _Batches(grain.IterDataset):
+    def __init__(self, dataset: Dataset, batch_size: int, options: dict[str, Any]):
+        super().__init__()
+        self._dataset, self._batch_size, self._options = dataset, batch_size, options
+        iter(self)  # refuses arguments here, where they are given
+
+    def __iter__(self) -> "_Iterator":
+        return _Iterator(self._dataset.batches(self._batch_size, **self._options))
+
+
+class _Iterator(grain.DatasetIterator):
+    def __init__(self, batches: Any):
+        super().__init__()
+        self._batches = batches
+
+    def __next__(self) -> dict[str, Any]:
+        self._assert_not_closed()
+        return next(self._batches)
+
+    def get_state(self) -> dict[str, Any]:
+        return self._batches.state_dict()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._batches.load_state_dict(state)
+
+
+def grain_batches(directory: str | os.PathLike | Dataset, batch_size: int, **options: Any) -> grain.IterDataset:
+    """A grain.IterDataset over one rank's batches, dicts of numpy arrays [batch_size, T]; options as of `Dataset.batches`.
+
+    The state of its iterators is packprep's {fingerprint, seed, shuffle, rows}: one rank's serves all, and set_state
+    goes on exactly, at any batch size and world size. Raises what `Dataset.batches` raises.
+    """
+    dataset = open_dataset(directory) if isinstance(directory, str | os.PathLike) else directory
+    return _Batches(dataset, batch_size, options)

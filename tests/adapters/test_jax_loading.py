@@ -1,0 +1,450 @@
+"""Global batches in JAX: what they hold, on which meshes, from which state; and what is refused by name."""
+
+import json
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import packprep
+from packprep.dataset import attention
+from packprep.errors import ArgumentError, StateError
+from tests import made
+from tests.adapters.jax_made import jax, jnp
+from tests.dataset import synthetic
+
+from packprep.adapters.jax import columns, data_rank, dense_mask, loader  # isort: skip
+
+LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """23 rows of causal and prefix segments."""
+    folder = tmp_path_factory.mktemp("plain")
+    synthetic.make_dataset(folder, (5, 0, 18))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """12 rows of causal, prefix, bidirectional and block-diffusion segments on multiples of 4 slots."""
+    folder = tmp_path_factory.mktemp("mixed")
+    synthetic.make_dataset(folder, (12,), pad_to=4, in_place=True, blocks=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def in_place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("in_place")
+    synthetic.make_dataset(folder, (12,), in_place=True)
+    return folder
+
+
+def padded(batch, size, pad_id):
+    """A short batch of packprep's loader, filled up."""
+    filled = {}
+    for name, values in batch.items():
+        fill = pad_id if name in ("tokens", "labels") else 0
+        filled[name] = np.concatenate((values, np.full((size - len(values), LENGTH), fill, values.dtype)))
+    return filled
+
+
+# What a batch holds
+
+
+def test_batches_are_those_of_packpreps_loader_and_the_last_is_filled_up(plain):
+    dataset = packprep.open_dataset(plain)
+    names = ["tokens", "labels", "segment_ids", "position_ids", "loss_mask", "prefix_ends"]
+    expected = list(dataset.batches(8, seed=3, epochs=2, columns=names))
+    got = list(loader(plain, batch_size=8, seed=3, epochs=2))
+    assert len(got) == len(expected) == 6 and len(expected[-1]["tokens"]) == 6
+    for a, b in zip(got, expected, strict=True):
+        assert list(a) == names
+        for name, values in padded(b, 8, dataset.pad_id).items():
+            assert isinstance(a[name], jax.Array) and a[name].shape == (8, LENGTH)
+            assert a[name].dtype == (bool if name == "loss_mask" else np.int32)
+            assert np.array_equal(a[name], values), name
+    assert not np.asarray(got[-1]["loss_mask"])[6:].any()
+
+
+def test_one_compilation_serves_every_batch(plain):
+    traces = []
+
+    @jax.jit
+    def step(batch):
+        traces.append(1)
+        return sum(values.sum() for values in batch.values())
+
+    for batch in loader(plain, batch_size=8, epochs=1, max_segments=12):
+        step(batch)
+    assert traces == [1]
+
+
+def test_chosen_columns_and_the_weights_of_what_predicts_in_place(in_place):
+    dataset = packprep.open_dataset(in_place)
+    [batch] = loader(dataset, batch_size=12, epochs=1, shuffle=False)
+    [expected] = dataset.batches(12, epochs=1, shuffle=False, columns=["loss_weights"])
+    assert np.array_equal(batch["loss_weights"], expected["loss_weights"])
+    assert batch["loss_weights"].dtype == np.float32
+    assert list(next(loader(dataset, batch_size=4, columns=["tokens", "loss_weights"]))) == ["tokens", "loss_weights"]
+    with pytest.raises(ArgumentError, match="no column is called 'token'"):
+        next(loader(dataset, batch_size=4, columns=["token"]))
+
+
+def test_redraw_noises_later_epochs_anew(built_in_place):
+    dataset = packprep.open_dataset(built_in_place)
+    size = len(dataset)
+    batches = loader(dataset, batch_size=size, epochs=2, shuffle=False, redraw=True, columns=["tokens", "labels"])
+    expected = dataset.batches(size, epochs=2, shuffle=False, redraw=True, columns=["tokens", "labels"])
+    first, second = batches
+    for got, values in zip((first, second), expected, strict=True):
+        assert np.array_equal(got["tokens"], values["tokens"])
+    assert np.array_equal(first["labels"], second["labels"]) and not np.array_equal(first["tokens"], second["tokens"])
+
+
+@pytest.fixture(scope="module")
+def built_in_place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llada")
+    made.write_lines(folder / "a.jsonl", made.texts(40))
+    table = made.table("a.jsonl", seq_length=256, tasks=[{"preset": "llada"}])
+    made.build(table, folder, folder / "out")
+    return folder / "out"
+
+
+def test_task_params_go_into_jit(plain):
+    dataset = packprep.open_dataset(plain)
+    assert dataset.task_params.dtype == np.float32
+    density = jax.jit(lambda table, task: table[task, 1])(jnp.asarray(dataset.task_params), 1)
+    assert density == np.float32(0.15)
+
+
+# Attention
+
+
+def test_layouts_have_one_shape_and_leave_no_slot_out(mixed):
+    batch = next(loader(mixed, batch_size=6, shuffle=False, attention="dense", max_segments=9))
+    dataset = packprep.open_dataset(mixed)
+    ids = np.asarray(batch["segment_ids"])
+    seqlens, offsets = attention.thd(ids, 9)
+    assert np.array_equal(batch["seqlens"], seqlens) and np.array_equal(batch["offsets"], offsets)
+    for i in range(6):
+        row = dataset.row(i)
+        n = row.n_segments
+        real, physical = (np.asarray(batch[name])[i] for name in ("cu_seqlens", "cu_seqlens_padded"))
+        assert real.shape == physical.shape == (10,) and real.dtype == physical.dtype == np.int32
+        assert real[: n + 1].tolist() == row.cu_seqlens.tolist()
+        assert physical[:n].tolist() == row.segments["begin"].tolist()
+        assert physical[-1] == LENGTH and (np.diff(real) <= np.diff(physical)).all()
+        assert real[-1] == real[n] + LENGTH - row.segments["end"][-1] if n else real[-1] == LENGTH
+        if row.cu_seqlens_padded is None:
+            assert np.array_equal(real, physical)
+
+
+def test_a_row_of_more_segments_than_max_segments_is_refused_by_its_number(plain):
+    dataset = packprep.open_dataset(plain)
+    counts = np.array([dataset.row(i).n_segments for i in range(len(dataset))])
+    behind = np.array([(dataset.row(i).segment_ids[-1] == 0) for i in range(len(dataset))])
+    need = counts + behind
+    most = int(need.max()) - 1
+    first = int(np.argmax(need > most))
+    batches = loader(plain, batch_size=1, shuffle=False, max_segments=most)
+    for _ in range(first):
+        next(batches)
+    with pytest.raises(ArgumentError, match=f"row {first} does not fit max_segments={most}"):
+        next(batches)
+    assert batches.state_dict()["rows"] == first  # not delivered
+
+
+def test_prefixes_can_be_read_causally_while_what_predicts_in_place_sees_both_ways(mixed):
+    dataset = packprep.open_dataset(mixed)
+    both, causal = (
+        next(loader(mixed, batch_size=12, shuffle=False, attention="dense", prefix_bidirectional=value))
+        for value in (True, False)
+    )
+    for i in range(12):
+        row, seen = dataset.row(i), set()
+        for k, (begin, end) in enumerate(zip(row.segments["begin"], row.segments["end"], strict=True)):
+            task = dataset.tasks[int(row.segments["task"][k])]
+            prefix = begin + row.segments["prefix"][k]
+            rule = task["attention"]
+            seen.add(rule)
+            expected = {"block_diffusion": (-1, -1), "prefix": (prefix, begin)}.get(rule, (prefix, prefix))
+            for batch, value in zip((both, causal), expected, strict=True):
+                assert (np.asarray(batch["prefix_ends"])[i, begin:end] == value).all(), rule
+                blocks = 4 if rule == "block_diffusion" else 0
+                assert (np.asarray(batch["block_lengths"])[i, begin:end] == blocks).all()
+        gaps = row.segment_ids == 0
+        assert not np.asarray(both["prefix_ends"])[i, gaps].any()
+    assert len(seen) > 1
+
+
+def test_dense_mask_of_a_batch_is_the_one_of_its_rows_headers(mixed):
+    dataset = packprep.open_dataset(mixed)
+    batch = next(loader(mixed, batch_size=12, shuffle=False, attention="dense"))
+    names = ("segment_ids", "prefix_ends", "position_ids", "block_lengths")
+    mask = np.asarray(dense_mask(*(batch[name] for name in names)))[:, 0]
+    for i in range(12):
+        row = dataset.row(i)
+        expected = np.zeros((LENGTH, LENGTH), bool)
+        for k, (begin, end) in enumerate(zip(row.segments["begin"], row.segments["end"], strict=True)):
+            n, prefix = end - begin, int(row.segments["prefix"][k])
+            ones = np.ones(n, int)
+            if prefix < 0:
+                half = np.repeat([0, 1], n // 2)
+                own = attention.block_mask(ones, row.position_ids[begin:end], half, 4)
+            else:
+                own = attention.dense_mask(ones, attention.prefix_ends([0, n], [prefix], n))
+            expected[begin:end, begin:end] = own
+        real = row.segment_ids != 0
+        assert np.array_equal(mask[i][real], expected[real])
+
+
+def test_attention_paths_refuse_by_name_what_they_cannot_do(plain, in_place, mixed):
+    for folder, options, words in [
+        (
+            mixed,
+            {},
+            "splash attention cannot do task 'bd3', whose attention rule is block_diffusion; use attention='dense'",
+        ),
+        (plain, {"attention": "causal"}, "causal attention cannot do task 'x'.*prefix_bidirectional=False"),
+        (plain, {"names": "maxtext"}, "causal attention cannot do task 'x'"),
+        (in_place, {"attention": "causal", "prefix_bidirectional": False}, "cannot do task 'masked'.*'splash'"),
+        (in_place, {"names": "levanter", "attention": "splash"}, "Levanter.*task 'masked' predicts in place"),
+        (plain, {"attention": "flash"}, "attention is 'flash' and should be one of 'causal', 'splash', 'dense'"),
+        (plain, {"names": "t5x"}, "names is 't5x' and should be 'packprep', 'maxtext', 'levanter'"),
+        (plain, {"names": "levanter", "columns": ["tokens"], "attention": "splash"}, "leave columns out"),
+        (plain, {"max_segments": 0}, "max_segments is 0"),
+    ]:
+        with pytest.raises(ArgumentError, match=words):
+            loader(folder, batch_size=4, **options)
+    assert "prefix_ends" not in next(loader(plain, batch_size=4, attention="causal", prefix_bidirectional=False))
+
+
+# Names
+
+
+def test_maxtext_and_levanter_get_their_own_names(plain):
+    options = {"batch_size": 4, "shuffle": False, "prefix_bidirectional": False}
+    own = next(packprep.open_dataset(plain).batches(4, shuffle=False))
+    batch = next(loader(plain, names="maxtext", **options))
+    assert {name: values.dtype for name, values in batch.items()} == dict.fromkeys(
+        [f"{side}{what}" for side in ("inputs", "targets") for what in ("", "_position", "_segmentation")],
+        np.dtype(np.int32),
+    )
+    assert np.array_equal(batch["inputs"], own["tokens"]) and np.array_equal(batch["targets"], own["labels"])
+    for side in ("inputs", "targets"):
+        assert np.array_equal(batch[f"{side}_position"], own["position_ids"])
+    assert np.array_equal(batch["inputs_segmentation"], own["segment_ids"])
+    assert np.array_equal(batch["targets_segmentation"], own["segment_ids"] * own["loss_mask"])
+
+    batch = next(loader(plain, names="levanter", max_segments=20, **options))
+    layouts = ["cu_seqlens", "cu_seqlens_padded", "seqlens", "offsets"]
+    assert list(batch) == ["tokens", "loss_weight", "segment_ids", "position_ids", *layouts]
+    # Its target is the next slot's token.
+    rolled = np.roll(own["tokens"], -1, axis=1)
+    weight = np.asarray(batch["loss_weight"])
+    assert (weight > 0).any() and np.array_equal(weight > 0, own["loss_mask"] == 1)
+    assert np.array_equal(rolled[weight > 0], own["labels"][weight > 0])
+    assert {"prefix_ends"} <= set(next(loader(plain, names="maxtext", attention="splash", batch_size=4)))
+
+
+# State
+
+
+def test_a_state_goes_on_exactly_at_another_batch_size(plain):
+    expected = [row for batch in loader(plain, batch_size=1, seed=5, epochs=3) for row in np.asarray(batch["tokens"])]
+    got, batches = [], loader(plain, batch_size=4, seed=5, epochs=3)
+    for size in (4, 8, 1, 16):
+        state = json.loads(json.dumps(batches.state_dict()))
+        batches = loader(plain, batch_size=size, seed=5, epochs=3)
+        batches.load_state_dict(state)
+        got += [row for _ in range(2) for row in np.asarray(next(batches)["tokens"])]
+    assert batches.state_dict()["rows"] == len(got) == 58
+    assert np.array_equal(got, expected[:58])
+    rest = [np.asarray(batch["tokens"]) for batch in batches]
+    assert len(rest) == 1 and batches.state_dict()["rows"] == 69
+    assert np.array_equal(rest[0][:11], expected[58:])
+    plain_loader = packprep.open_dataset(plain).batches(3, seed=5)
+    plain_loader.load_state_dict(batches.state_dict())  # one state for all loaders
+    with pytest.raises(StateError, match="seed"):
+        loader(plain, batch_size=4, seed=6).load_state_dict(state)
+
+
+# Devices
+
+
+def test_arrays_lie_where_the_rows_were_read(plain, monkeypatch):
+    """On one CPU device nothing is copied, and no two batches share memory."""
+    where, own = [], columns.aligned
+
+    def noted(shape, dtype):
+        array = own(shape, dtype)
+        where.append(array.ctypes.data)
+        assert array.ctypes.data % 64 == 0
+        return array
+
+    monkeypatch.setattr(columns, "aligned", noted)
+    kept = [next_batch for next_batch in loader(plain, batch_size=4, epochs=1, max_segments=12)]
+    lie = [array.addressable_data(0).unsafe_buffer_pointer() for batch in kept for array in batch.values()]
+    assert set(lie) <= set(where) and len(set(lie)) == len(lie)
+
+
+def test_what_was_delivered_does_not_change_later(plain):
+    batches = loader(plain, batch_size=4)
+    kept = [next(batches) for _ in range(12)]
+    copies = [{name: np.array(values) for name, values in batch.items()} for batch in kept]
+    for _ in range(24):
+        next(batches)
+    for batch, copy in zip(kept, copies, strict=True):
+        for name, values in batch.items():
+            assert np.array_equal(values, copy[name])
+
+
+def sharding_of(*held):
+    """As much of a sharding as data_rank asks for: the rows of this process' devices."""
+    return SimpleNamespace(
+        addressable_devices_indices_map=lambda _: {i: (rows, slice(None)) for i, rows in enumerate(held)}
+    )
+
+
+def test_data_rank_is_the_share_of_rows_that_this_process_holds():
+    s = slice
+    for held, expected in [
+        ((s(None),), (0, 1)),
+        ((s(0, 4), s(4, 8)), (0, 2)),
+        ((s(12, 16), s(8, 12), s(8, 12)), (1, 2)),
+        ((s(4, 8), s(4, 8)), (1, 4)),
+    ]:
+        assert data_rank(sharding_of(*held), (16, 8)) == expected
+    for held, words in [
+        ((s(0, 4), s(8, 12)), r"rows 0 … 3 and then row 8 of 16: order the mesh"),
+        ((s(4, 8), s(8, 12)), r"rows \[4, 12\) of 16, no equal share"),
+        ((s(0, 10),), r"rows \[0, 10\) of 16, no equal share"),
+        ((), "no device of this process"),
+    ]:
+        with pytest.raises(ArgumentError, match=words):
+            data_rank(sharding_of(*held), (16, 8))
+
+
+MESHES = """
+import sys
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P, Mesh
+import packprep
+from packprep.adapters.jax import loader
+from packprep.errors import ArgumentError
+folder = sys.argv[1]
+devices = np.array(jax.devices())
+assert len(devices) == 8
+own = [next(packprep.open_dataset(folder).batches(16, seed=1))]
+for shape, axes, spec in [
+    ((8,), ("data",), P("data")),
+    ((8,), ("data",), P("data", None)),
+    ((4, 2), ("data", "tensor"), P("data")),
+    ((2, 2, 2), ("data", "fsdp", "tensor"), P(("data", "fsdp"))),
+    ((2, 2, 2), ("data", "fsdp", "sequence"), P(("data", "fsdp"), "sequence")),
+    ((8,), ("data",), P()),
+    ((2, 4), ("data", "tensor"), P("tensor")),
+]:
+    sharding = NamedSharding(Mesh(devices.reshape(shape), axes), spec)
+    batches = loader(folder, sharding, batch_size=16, seed=1, max_segments=12)
+    assert (batches.rank, batches.world_size) == (0, 1)
+    batch = next(batches)
+    for name, values in own[0].items():
+        assert np.array_equal(batch[name], values), (name, spec)
+        assert batch[name].sharding.is_equivalent_to(sharding, 2)
+    assert batch["cu_seqlens"].shape == (16, 13)
+    assert jax.jit(lambda b: b["tokens"].sum())(batch) == own[0]["tokens"].sum()
+sharding = NamedSharding(Mesh(devices, ("data",)), P("data"))
+try:
+    loader(folder, sharding, batch_size=12)
+except ArgumentError as error:
+    assert "does not fit a batch of [12, 64]" in str(error)
+    print("good")
+"""
+
+
+def test_meshes_of_eight_devices_get_the_rows_of_packpreps_loader(plain):
+    environment = made.environment(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    done = subprocess.run(
+        [sys.executable, "-c", MESHES, str(plain)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "good\n", done.stderr
+
+
+PROCESSES = """
+import sys
+import jax, numpy as np
+folder, port, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
+from jax.sharding import NamedSharding, PartitionSpec as P, Mesh
+import packprep
+from packprep.adapters.jax import loader
+from packprep.errors import ArgumentError
+devices = np.array(jax.devices())
+assert len(devices) == 4 and jax.process_count() == 2
+dataset = packprep.open_dataset(folder)
+own = list(dataset.batches(8, seed=2, epochs=1))
+for shape, spec, expected in [
+    ((4, 1), P("data"), (index, 2)),           # rows over all devices
+    ((2, 2), P("data"), (index, 2)),           # each process a replica group of its own rows
+    ((2, 2), P("tensor"), (0, 1)),             # rows inside a process: the processes are replicas
+    ((2, 2), P("data", "tensor"), (index, 2)), # slots cut too
+]:
+    sharding = NamedSharding(Mesh(devices.reshape(shape), ("data", "tensor")), spec)
+    batches = loader(dataset, sharding, batch_size=8, seed=2, epochs=1, max_segments=12)
+    assert (batches.rank, batches.world_size) == expected
+    n = 0
+    for batch, values in zip(batches, own, strict=True):
+        short = len(values["tokens"])
+        for shard in batch["tokens"].addressable_shards:
+            rows = np.full((8, 64), dataset.pad_id)
+            rows[:short] = values["tokens"]
+            assert np.array_equal(shard.data, rows[shard.index])
+        assert batch["tokens"].shape == (8, 64) and batch["cu_seqlens"].shape == (8, 13)
+        n += 1
+    assert n == 3 and batches.state_dict()["rows"] == 23
+apart = NamedSharding(Mesh(devices[[0, 2, 1, 3]], ("data",)), P("data"))
+try:
+    loader(dataset, apart, batch_size=8)
+except ArgumentError as error:
+    assert "order the mesh" in str(error)
+try:
+    loader(dataset, batch_size=8)
+except ArgumentError as error:
+    assert "2 processes need a sharding" in str(error)
+    print("good")
+"""
+
+
+def test_two_processes_read_their_own_halves_and_make_one_array(plain):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = made.environment(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESSES, str(plain), port, str(i)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    try:
+        for process in running:
+            out, errors = process.communicate(timeout=120)
+            assert out == "good\n", errors
+    finally:
+        for process in running:
+            process.kill()
+
+
+def test_without_jax_the_extra_to_install_is_named():
+    done = made.run_python("import sys; sys.modules['jax'] = None; import packprep.adapters.jax")
+    assert done.returncode == 1 and "pip install 'packprep[jax]'" in done.stderr
