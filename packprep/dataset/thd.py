@@ -3,9 +3,15 @@
 `packprep.dataset.attention` gives these two with the other layouts.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 
 from packprep.errors import ArgumentError
+
+_SLOTS_AT_ONCE = 1 << 14
+_BEYOND = 1 << 62  # farther than any position
 
 
 def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
@@ -60,77 +66,100 @@ def thd_pair(
     if causal not in (None, "top_left", "bottom_right"):
         raise ArgumentError(f"causal is {causal!r} and should be None, 'top_left' or 'bottom_right'")
     one_row = np.ndim(segment_ids_q) == 1
-    q_ids, kv_ids, q_at, kv_at = (
-        np.atleast_2d(np.asarray(a)).astype(np.int64)
-        for a in (segment_ids_q, segment_ids_kv, position_ids_q, position_ids_kv)
+    q_ids, kv_ids, q_positions, kv_positions = (
+        np.atleast_2d(np.asarray(a)) for a in (segment_ids_q, segment_ids_kv, position_ids_q, position_ids_kv)
     )
-    n_rows = len(q_ids)
     for name, ids in (("segment_ids_q", q_ids), ("segment_ids_kv", kv_ids)):
         wrong = (ids < 0) | (ids > max_segments)
         if wrong.any():
             row, slot = (int(i[0]) for i in np.nonzero(wrong))
             raise ArgumentError(f"{name}: row {row}, slot {slot}: id {ids[row, slot]} is not in 0 … {max_segments}")
-    # One group for each (row, segment); group row · (max_segments + 1) is the row's padding.
-    width = max_segments + 1
-    base = np.arange(n_rows)[:, None] * width
-    q_group, kv_group = base + q_ids, base + kv_ids
-    n_groups = n_rows * width
+    q = _Side(q_ids, q_positions, max_segments + 1, None)
+    kv = _Side(kv_ids, kv_positions, max_segments + 1, None)
     if causal == "bottom_right":
-        q_at = q_at - _extreme(np.maximum, q_group, q_at, n_groups)[q_group]
-        kv_at = kv_at - _extreme(np.maximum, kv_group, kv_at, n_groups)[kv_group]
-
+        q = q._replace(origins=_extreme(np.maximum, q))
+        kv = kv._replace(origins=_extreme(np.maximum, kv))
     left, right = (-1, -1) if window is None else window
     if causal:
         right = 0 if right < 0 else min(right, 0)
     if left < 0:
-        # The nearest allowed key of a query is its segment's first; the farthest query that a key meets, the last.
-        first_kv = _extreme(np.minimum, kv_group, kv_at, n_groups)
-        last_q = _extreme(np.maximum, q_group, q_at, n_groups)
-        q_counts, kv_counts = _exists(q_group, kv_group, n_groups), _exists(kv_group, q_group, n_groups)
-        if right >= 0:
-            q_counts &= first_kv[q_group] <= q_at + right
-            kv_counts &= kv_at <= last_q[kv_group] + right
+        q_counts, kv_counts = _reached(q, kv, right)
     else:
-        far = int(max(np.ptp(np.concatenate((q_at.ravel(), kv_at.ravel(), [0]))), 0)) + 1
-        left = min(left, far)
-        right = far if right < 0 else min(right, far)
-        q_counts = _meets(q_group, q_at - left, q_at + right, kv_group, kv_at)
-        kv_counts = _meets(kv_group, kv_at - right, kv_at + left, q_group, q_at)
-    q_seqlens, q_offsets = _counted(q_ids, q_counts & (q_ids != 0), max_segments)
-    kv_seqlens, kv_offsets = _counted(kv_ids, kv_counts & (kv_ids != 0), max_segments)
+        far = int(max(q_positions.max(initial=0), kv_positions.max(initial=0))) + 1
+        far -= int(min(q_positions.min(initial=0), kv_positions.min(initial=0)))
+        left, right = min(left, far), far if right < 0 else min(right, far)
+        q_counts, kv_counts = _meets(q, kv, left, right), _meets(kv, q, right, left)
+    q_seqlens, q_offsets = _counted(q_ids, q_counts, max_segments)
+    kv_seqlens, kv_offsets = _counted(kv_ids, kv_counts, max_segments)
     if one_row:
         return q_seqlens[0], kv_seqlens[0], q_offsets[0], kv_offsets[0]
     return q_seqlens, kv_seqlens, q_offsets, kv_offsets
 
 
-def _extreme(ufunc, group, values, n_groups) -> np.ndarray:
-    """int64[n_groups]: the least or greatest value of each group; an end of int32's range where a group is empty."""
-    empty = np.iinfo(np.int32).max if ufunc is np.minimum else np.iinfo(np.int32).min
-    result = np.full(n_groups, empty, np.int64)
-    ufunc.at(result, group, values)
+class _Side(NamedTuple):
+    """Queries or keys. Each (row, segment) is a group; group row · width is the row's padding."""
+
+    ids: np.ndarray  # [B, T], as given
+    positions: np.ndarray  # [B, T], as given
+    width: int
+    origins: np.ndarray | None  # int64[B · width]: what positions count from; None: 0
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.ids) * self.width
+
+    def parts(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """(slots, their groups, their positions), int64, some at a time: a long row is never there in int64."""
+        ids, positions, length = self.ids.ravel(), self.positions.ravel(), self.ids.shape[1]
+        for begin in range(0, ids.size, _SLOTS_AT_ONCE):
+            part = slice(begin, min(begin + _SLOTS_AT_ONCE, ids.size))
+            group = np.arange(part.start, part.stop) // length * self.width + ids[part]
+            at = positions[part].astype(np.int64)
+            yield part, group, at if self.origins is None else at - self.origins[group]
+
+
+def _extreme(ufunc, side: _Side) -> np.ndarray:
+    """int64[n_groups]: the least or greatest position of each group; beyond all positions where a group is empty."""
+    result = np.full(side.n_groups, _BEYOND if ufunc is np.minimum else -_BEYOND, np.int64)
+    for _, group, at in side.parts():
+        ufunc.at(result, group, at)
     return result
 
 
-def _exists(group, other_group, n_groups) -> np.ndarray:
-    exists = np.zeros(n_groups, bool)
-    exists[other_group] = True
-    return exists[group]
+def _reached(q: _Side, kv: _Side, right: int) -> tuple[np.ndarray, np.ndarray]:
+    """(bool of q, bool of kv), [B, T]: the slots with a partner in their segment, and no key more than `right` ahead of
+    its query; −1 is no limit."""
+    # The nearest allowed key of a query is its segment's first; the farthest query that a key meets, the last.
+    first_kv, last_q = _extreme(np.minimum, kv), _extreme(np.maximum, q)
+    right = min(right, _BEYOND // 2) if right >= 0 else _BEYOND // 2
+    q_counts, kv_counts = np.empty(q.ids.size, bool), np.empty(kv.ids.size, bool)
+    for part, group, at in q.parts():
+        q_counts[part] = first_kv[group] <= at + right
+    for part, group, at in kv.parts():
+        kv_counts[part] = last_q[group] >= at - right
+    return q_counts.reshape(q.ids.shape), kv_counts.reshape(kv.ids.shape)
 
 
-def _meets(group, least, greatest, other_group, other_at) -> np.ndarray:
-    """bool, shaped as group: does the group have a member of the other side at least … greatest."""
-    low = int(min(least.min(initial=0), other_at.min(initial=0)))
-    span = int(max(greatest.max(initial=0), other_at.max(initial=0))) - low + 1
-    keys = np.sort((other_group * span + (other_at - low)).ravel(), kind="stable")
-    begin = np.searchsorted(keys, group * span + (least - low), side="left")
-    end = np.searchsorted(keys, group * span + (greatest - low), side="right")
-    return end > begin
+def _meets(side: _Side, other: _Side, back: int, ahead: int) -> np.ndarray:
+    """bool [B, T], of `side`: has the other side a slot of the group from `back` positions before to `ahead` after?"""
+    places = [at for s in (side, other) for _, _, part in s.parts() if part.size for at in (part.min(), part.max())]
+    low = int(min(places, default=0)) - back
+    span = int(max(places, default=0)) + ahead - low + 1
+    keys = np.empty(other.ids.size, np.int64)
+    for part, group, at in other.parts():
+        keys[part] = group * span + (at - low)
+    keys.sort()
+    found = np.empty(side.ids.size, bool)
+    for part, group, at in side.parts():
+        begin = np.searchsorted(keys, group * span + (at - back - low), side="left")
+        found[part] = np.searchsorted(keys, group * span + (at + ahead - low), side="right") > begin
+    return found.reshape(side.ids.shape)
 
 
 def _counted(ids, counts, max_segments) -> tuple[np.ndarray, np.ndarray]:
     """(seqlens by id, offsets by occurrence) of the slots that count."""
     n_rows = len(ids)
-    kept = np.where(counts, ids, 0)
+    kept = np.where(counts & (ids != 0), ids, 0)
     width = max_segments + 1
     seqlens = np.bincount((np.arange(n_rows)[:, None] * width + kept).ravel(), minlength=n_rows * width)
     starts = kept != 0

@@ -101,7 +101,9 @@ def test_thd_pair(causal):
     """Queries and keys are each some slots of the whole row, as ranks of context parallelism hold them."""
     compared = 0
     for x in LAYOUTS:
-        window = x.chance.choice([None, (x.chance.randint(-1, 5), x.chance.randint(-1, 5))])
+        window = x.chance.choice(
+            [None, (x.chance.randint(-1, 5), x.chance.randint(-1, 5)), (-1, 1 << 40), (1 << 40, 2)]
+        )
         sides = [[i for i in range(x.total) if x.chance.random() < 0.7] for _ in range(2)]
         room = 8
         q, k = ([(x.segment[i], x.place[i]) for i in side] for side in sides)
@@ -381,3 +383,12 @@ def long_row():
 def test_thd_of_131072_slots_takes_under_64_bytes_a_slot(dtype):
     ids, _, n = long_row()
     assert peak_bytes(lambda: attention.thd(ids.astype(dtype), n)) < 64 * len(ids)
+
+
+@pytest.mark.parametrize("window", [None, (-1, 3), (5, 3)])
+@pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
+def test_thd_pair_of_131072_slots_takes_under_64_bytes_a_slot(causal, window):
+    ids, positions, n = long_row()
+    for dtype in (np.uint16, np.int64):
+        arguments = [array.astype(dtype) for array in (ids, ids, positions, positions)]
+        assert peak_bytes(lambda given=arguments: attention.thd_pair(*given, n, causal, window)) < 64 * len(ids)
