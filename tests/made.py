@@ -198,7 +198,7 @@ def start_build(
 
 def environment(**changes: str) -> dict[str, str]:
     """The environment in which another Python finds packprep and its tests."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), **changes}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **changes}
 
 
 def run_python(code: str, cwd: Path = ROOT, **changes: str) -> subprocess.CompletedProcess:

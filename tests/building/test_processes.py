@@ -1,12 +1,17 @@
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from packprep.building.processes import spread, stoppable
 from packprep.errors import BuildError, SourceError, Stopped
+from tests.made import ROOT
 
 
 def nothing(*_):
@@ -145,6 +150,67 @@ def test_who_stops_taking_results_leaves_no_process():
     assert multiprocessing.active_children()
     results.close()
     assert multiprocessing.active_children() == []
+
+
+# Where processes come from. These run in a process of their own, whose threads are known.
+
+ALONE = """
+import os, sys, threading, time
+from packprep.building import processes
+from tests.building.test_processes import never, nothing, where, waits
+"""
+
+
+def alone(code, *arguments):
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ALONE + code, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def where():
+    def do(item, report):
+        time.sleep(0.05)
+        return os.getpid(), os.getppid()
+
+    return do
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_workers_are_forked_from_here_unless_threads_run_here(threads):
+    said, _ = alone(f"""
+for _ in range({threads}):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+results = [result for _, result in processes.spread(where, (), list(range(6)), 2, nothing, never)]
+print(all(pid != os.getpid() for pid, _ in results), {{parent == os.getpid() for _, parent in results}})
+""").communicate(timeout=60)
+    assert said.split() == ["True", "{True}" if not threads else "{False}"]
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_workers_end_when_their_parent_is_killed(threads):
+    process = alone(f"""
+for _ in range({threads}):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+def told(*counts):
+    print(*processes.multiprocessing.active_children(), flush=True)
+list(processes.spread(waits, (), list(range(3)), 3, told, never))
+""")
+    workers = [int(pid) for pid in re.findall(r"pid=(\d+)", process.stdout.readline())]
+    assert len(workers) == 3
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() and "Z" not in state_of(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def state_of(pid):
+    """The state's letter; "Z" for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
