@@ -312,7 +312,7 @@ def test_a_missing_shard_or_list_of_directories_is_a_clear_error(tmp_path):
     assert ds[0]
     with pytest.raises(DatasetError, match="000002"):
         ds[11]
-    with pytest.raises(ArgumentError, match="mixtures"):
+    with pytest.raises(ArgumentError, match="a list of 2 directories needs shares"):
         packprep.open_dataset([tmp_path, tmp_path])
     with pytest.raises(DatasetError, match="packprep status"):
         packprep.open_dataset(tmp_path / "none")
