@@ -73,8 +73,8 @@ class File:
         except OSError as error:
             self._open = None
             raise DatasetError(
-                f"{self.path}: row {row}: array {name!r}: cannot be read: {error} (errno {error.errno}); once the file "
-                "can be read again, ask again: a batch that failed does not count as delivered"
+                f"{self.path}: row {row}: array {name!r}: cannot be read: {error}; once the file can be read "
+                "again, ask again: a batch that failed does not count as delivered"
             ) from error
 
     def will_need(self, at: int, size: int) -> None:
