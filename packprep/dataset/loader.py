@@ -34,7 +34,7 @@ from packprep.dataset.gathering import (
     stored_for,
 )
 from packprep.dataset.manifest import Manifest, Task, is_compact, read_manifest
-from packprep.dataset.mixture import Mixture
+from packprep.dataset.mixture import Mixture, split_bound
 from packprep.dataset.reading import CAN_PREAD, FileArray
 from packprep.dataset.redraw import Laws, laws_of
 from packprep.dataset.row import Row, read_only
@@ -305,15 +305,14 @@ class Dataset:
     def will_need(self, indices: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None) -> None:
         """Ask the system to begin reading the rows' stored slots; nothing waits for it, and no error comes of it."""
         names = self._columns if columns is None else checked_columns(columns)
-        wanted = sorted(stored_for(names))
-        for index in checked_rows(indices, self._n_rows):
-            try:
-                [(shard, row)] = self._locate(index[None])
+        wanted, rows = sorted(stored_for(names)), checked_rows(indices, self._n_rows)
+        try:
+            for shard, row in self._locate(rows):
                 for name in wanted:
                     if name in shard.layout:
                         shard.will_need(name, row)
-            except (DatasetError, OSError):
-                continue  # the read that comes says what is wrong
+        except (DatasetError, OSError):
+            pass  # the read that comes says what is wrong
 
     def with_loss_on(
         self, source: str | Iterable[str] | None = None, task: str | Iterable[str] | None = None
@@ -390,5 +389,6 @@ def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
             f"there are {0 if shares is None else len(shares)}"
         )
     counts = counts_of(shares)
-    each = max(1, limit // len(directories))
-    return Mixture([Dataset(Path(one), read_manifest(one), each, io) for one in directories], counts)
+    manifests = [read_manifest(one) for one in directories]
+    bounds = split_bound(limit, [len(manifest["shards"]) for manifest in manifests])
+    return Mixture([Dataset(Path(d), m, b, io) for d, m, b in zip(directories, manifests, bounds, strict=True)], counts)

@@ -222,6 +222,18 @@ def _remade(datasets: Sequence["Dataset"], counts: np.ndarray, columns: tuple[st
     return mixture
 
 
+def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
+    """How many shards each dataset may hold open, at least one: small datasets all of theirs, others the same of the rest.
+
+    10, [2, 9, 30] → [2, 4, 4]
+    """
+    bounds, left = [1] * len(shards), max_open
+    for done, d in enumerate(sorted(range(len(shards)), key=shards.__getitem__)):
+        bounds[d] = max(1, min(shards[d], left // (len(shards) - done)))
+        left -= bounds[d]
+    return bounds
+
+
 def _listed(names: str | Iterable[str] | None) -> list[str] | None:
     if names is None:
         return None

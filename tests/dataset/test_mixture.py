@@ -285,6 +285,8 @@ def test_the_bound_on_open_shards_is_of_all_datasets_together(three):
     mixed = packprep.open_dataset(three, shares=SHARES, max_open=6)
     assert [dataset.max_open for dataset in mixed.datasets] == [2, 2, 2]
     assert [dataset._open for dataset in mixed.datasets] == [{}, {}, {}]
+    for limit, shards, bounds in [(10, [2, 9, 30], [2, 4, 4]), (2, [5, 5, 5], [1, 1, 1]), (99, [30, 9], [30, 9])]:
+        assert mixture.split_bound(limit, shards) == bounds
 
 
 def test_a_shard_that_is_missing_is_an_error_of_its_file(three):
