@@ -58,29 +58,9 @@ def make_rows(chance: np.random.Generator, rows: int, seq_length: int, token_dty
     return {name: np.array(values.get(name, np.zeros(shape)), dtype) for name, (dtype, shape) in layout.items()}
 
 
-def make_dataset(
-    directory: Path, shards: int, rows: int, seq_length: int, token_dtype: str, compact: bool = False
-) -> None:
-    """Write a dataset of `shards` shards of `rows` rows each, in the format's own encoding."""
-    chance, entries, nothing = np.random.default_rng(0), [], "0" * 32
-    for b in range(shards):
-        arrays = make_rows(chance, rows, seq_length, token_dtype)
-        path = directory / manifest.shard_name(b)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        buffers = shard.encode(shard.compacted(arrays) if compact else arrays)
-        with open(path, "wb") as file:
-            file.writelines(buffers)
-        entries.append(
-            {
-                "file": manifest.shard_name(b),
-                "rows": rows,
-                "segments": len(arrays["segment_key"]),
-                "tokens": int(arrays["segment_tokens"].sum()),
-                "bytes": path.stat().st_size,
-                "digest": nothing,
-                "receipt_digest": nothing,
-            }
-        )
+def write_manifest(directory: Path, entries: Sequence[dict], seq_length: int, token_dtype: str, compact: bool) -> None:
+    """The manifest of shards with these entries."""
+    nothing = "0" * 32
     task = {
         "name": "causal",
         "objective": "causal",
@@ -113,6 +93,32 @@ def make_dataset(
         "digest": nothing,
     }
     (directory / manifest.MANIFEST_NAME).write_bytes(manifest.encode(value))
+
+
+def make_dataset(
+    directory: Path, shards: int, rows: int, seq_length: int, token_dtype: str, compact: bool = False
+) -> None:
+    """Write a dataset of `shards` shards of `rows` rows each, in the format's own encoding."""
+    chance, entries, nothing = np.random.default_rng(0), [], "0" * 32
+    for b in range(shards):
+        arrays = make_rows(chance, rows, seq_length, token_dtype)
+        path = directory / manifest.shard_name(b)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        buffers = shard.encode(shard.compacted(arrays) if compact else arrays)
+        with open(path, "wb") as file:
+            file.writelines(buffers)
+        entries.append(
+            {
+                "file": manifest.shard_name(b),
+                "rows": rows,
+                "segments": len(arrays["segment_key"]),
+                "tokens": int(arrays["segment_tokens"].sum()),
+                "bytes": path.stat().st_size,
+                "digest": nothing,
+                "receipt_digest": nothing,
+            }
+        )
+    write_manifest(directory, entries, seq_length, token_dtype, compact)
 
 
 def measured(ways: Mapping[str, Callable[[], object]], calls: int, rounds: int = 15) -> dict[str, float]:
@@ -180,6 +186,40 @@ def first_batch(directory: Path, rounds: int = 9) -> tuple[float, float]:
     ]
     opened, all_of_it = zip(*(map(float, line.split()) for line in lines), strict=True)
     return statistics.median(opened), statistics.median(all_of_it)
+
+
+FAR_BATCH = """
+import sys, time, numpy, packprep
+from packprep import open_dataset
+begin = time.thread_time()
+dataset = open_dataset(sys.argv[1])
+opened = time.thread_time()
+dataset.batch = lambda rows, **given: rows
+batches = dataset.batches(8, world_size=16)
+batches.load_state_dict({**batches.state_dict(), "rows": 999_999 * 8 * 16})
+next(batches)
+drawn = time.thread_time()
+[peak] = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(opened - begin, drawn - begin, int(peak.split()[1]) * 1024)
+"""
+
+
+def far_batch(directory: Path, rounds: int = 9) -> tuple[float, float, float]:
+    """(seconds to open, seconds until the rows of the millionth batch are known, bytes of the process at most), of
+    50 000 shards and 4 · 10⁹ rows that a manifest claims, in a fresh process each, after import."""
+    directory.mkdir()
+    sizes = {"rows": 80_000, "segments": 900_000, "tokens": 327_000_000, "bytes": 10**9}
+    entries = [
+        {"file": manifest.shard_name(b), **sizes, "digest": f"{b:032x}", "receipt_digest": f"{b:032x}"}
+        for b in range(50_000)
+    ]
+    write_manifest(directory, entries, 4096, "uint16", False)
+    lines = [
+        subprocess.run([sys.executable, "-c", FAR_BATCH, directory], capture_output=True, text=True, check=True).stdout
+        for _ in range(rounds)
+    ]
+    opened, all_of_it, peak = zip(*(map(float, line.split()) for line in lines), strict=True)
+    return statistics.median(opened), statistics.median(all_of_it), max(peak)
 
 
 def bare_rows(directory: Path, shards: int) -> list[np.ndarray]:
@@ -252,6 +292,22 @@ def measure_batches(full: Path, compact: Path, batch_size: int = 8) -> dict[str,
     return measured(ways, 20)
 
 
+def measure_ways(full: Path, batch_size: int = 8) -> dict[str, float]:
+    """Seconds a random batch of tokens and loss_mask: mapped, read, hinted, and of a mixture."""
+    columns = ["tokens", "loss_mask"]
+    mixed = open_dataset([full, full], shares=[0.5, 0.5], max_open=10_000)
+    mapped, read = (open_dataset(full, io=io) for io in ("mmap", "pread"))
+    iterators = {
+        "mmap": mapped.batches(batch_size, columns=columns),
+        "mmap, read_ahead=4": mapped.batches(batch_size, columns=columns, read_ahead=4),
+        "pread": read.batches(batch_size, columns=columns),
+        "pread, read_ahead=4": read.batches(batch_size, columns=columns, read_ahead=4),
+        "mmap, half and half of two datasets": mixed.batches(batch_size, columns=columns),
+        "mmap, with n_trained": mapped.batches(batch_size, columns=[*columns, "n_trained"]),
+    }
+    return measured({name: lambda it=it: next(it) for name, it in iterators.items()}, 200)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seq-length", type=int, default=4096)
@@ -280,6 +336,14 @@ def main() -> None:
         print(f"batches of 8 random rows, {given.shards} shards")
         for name, seconds in measure_batches(full, compact).items():
             print(f"  {name:42}{seconds * 1e6:10.1f} µs")
+        print(f"next(batches) of 8 rows, tokens and loss_mask, {given.shards} shards")
+        for name, seconds in measure_ways(full).items():
+            print(f"  {name:42}{seconds * 1e6:10.1f} µs")
+        opened, drawn, peak = far_batch(Path(folder) / "far")
+        print("50 000 shards, 4 · 10⁹ rows, of which no file is there")
+        print(f"  {'open_dataset':42}{opened * 1e3:10.1f} ms")
+        print(f"  {'and the rows of the millionth batch':42}{drawn * 1e3:10.1f} ms")
+        print(f"  {'memory of the process':42}{peak / 2**20:10.1f} MiB")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ CUT_POINTS = 20  # fill-in-the-middle's
 NOISE_LOW = 21  # the low words of NOISE
 PROOF = 22  # which documents an engine is compared with the reference on
 NASTY_TEXT = 23  # the choices that make a nasty text
+MIXTURE_CYCLE = 24  # which dataset each sample of a mixture's cycle is of
+MIXTURE_SEED = 25  # the seed of each dataset of a mixture but the first
 
 _MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -157,7 +159,7 @@ _POWERS_OF_4 = np.array([4**k for k in range(1, 32)], np.uint64)
 def permute(index, size, key):
     """int64: where a keyed permutation of range(size) takes `index` (array, 0 … size − 1), in O(1) memory.
 
-    size, key: one permutation, or one for each index, shaped as it.
+    size, key: one permutation, or arrays of as many dimensions as index, which broadcast to it.
     A balanced Feistel network over the least 4ᵏ ≥ size, walked until it lands inside (Black and Rogaway,
     "Ciphers with Arbitrary Finite Domains", 2002): fewer than 4 steps on average. Round keys are `bits64(key, 0, round)`.
     """
@@ -176,7 +178,7 @@ def permute(index, size, key):
     result = step(index, half, round_keys)
     outside = result >= size
     while outside.any():
-        some = [x[outside] if x.ndim else x for x in (half, *round_keys)]
+        some = [np.broadcast_to(x, outside.shape)[outside] if x.ndim else x for x in (half, *round_keys)]
         result[outside] = step(result[outside], some[0], some[1:])
         outside = result >= size
     return result.astype(np.int64)

@@ -37,7 +37,7 @@ def test_philox_gives_the_known_answers(counter, key, result):
 def test_purposes_are_distinct_and_those_of_the_twin():
     numbers = {name: value for name, value in vars(randomness).items() if name.isupper() and isinstance(value, int)}
     numbers = {name: value for name, value in numbers.items() if name[0] != "_" and name != "PERMUTATION_ROUNDS"}
-    assert len(set(numbers.values())) == len(numbers) == 23
+    assert len(set(numbers.values())) == len(numbers) == 25
     assert 0 not in numbers.values()  # purpose 0 under a permutation's key is its round keys
     twins = [name for name in vars(chance) if name in numbers]
     assert len(twins) == 8
@@ -187,10 +187,23 @@ def test_segment_key_of_columns_agrees_with_the_twin():
     assert found.tolist() == expected
 
 
-def test_permute_is_a_bijection_for_every_size_to_2000():
-    for size in range(1, 2001):
-        found = randomness.permute(np.arange(size), size, 1234567 + size)
-        assert (np.bincount(found, minlength=size) == 1).all() and len(found) == size
+def test_permute_is_a_bijection_for_every_size_to_5000():
+    for first in range(1, 5001, 25):  # many sizes in one call, one after the other
+        sizes = np.arange(first, first + 25)
+        size, begin = np.repeat(sizes, sizes), np.repeat(np.cumsum(sizes) - sizes, sizes)
+        found = randomness.permute(np.arange(len(size)) - begin, size, 1234567 + first)
+        assert ((found >= 0) & (found < size)).all()
+        assert (np.bincount(found + begin, minlength=len(size)) == 1).all()
+
+
+@given(st.integers(1, 300), st.lists(keys, min_size=1, max_size=5))
+@many
+def test_permutations_with_a_key_each_broadcast(size, some_keys):
+    found = randomness.permute(
+        np.broadcast_to(np.arange(size), (len(some_keys), size)), size, np.array(some_keys, "u8")[:, None]
+    )
+    for order, key in zip(found, some_keys, strict=True):
+        assert order.tolist() == randomness.permute(np.arange(size), size, key).tolist()
 
 
 @given(st.one_of(st.integers(1, 70), st.sampled_from([4**5, 4**5 + 1, 4 * 10**9, 2**40 + 1])), keys, st.data())

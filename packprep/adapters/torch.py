@@ -118,7 +118,7 @@ class RankBatches(IterableDataset):
     def n_steps(self, rows: int) -> int:
         """The steps that every rank makes after `rows` rows until the epochs are over."""
         assert self.epochs is not None
-        return order.n_steps(rows, len(self.dataset), self.epochs, self.batch_size, self.world_size)
+        return order.n_steps(rows, self.epochs * len(self.dataset), self.batch_size, self.world_size)
 
     def state_after(self, steps: int) -> dict[str, Any]:
         """The loader state after `steps` batches have been taken from an iteration that began at `start`."""

@@ -320,7 +320,8 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
 
     batch: name → [B, T, …], with segment_ids. tail "segment": every run of padding is a segment too, so that
     cu_seqlens[-1] = B · T; "drop": padding slots are left out of all columns. In the flat columns segment_ids count on
-    through the rows (int32, padding 0), and prefix_ends, if there, are slots of the flat row.
+    through the rows (int32, padding 0), and prefix_ends, if there, are slots of the flat row. What has one number a row,
+    [B], stays as it is.
     """
     if tail not in ("segment", "drop"):
         raise ArgumentError(f"tail is {tail!r} and should be 'segment' or 'drop'")
@@ -332,6 +333,8 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
     flat_kept = kept.ravel()
     columns = {
         name: np.asarray(values).reshape(n_rows * length, *np.shape(values)[2:])[flat_kept]
+        if np.ndim(values) > 1
+        else values
         for name, values in batch.items()
     }
     real_starts = starts & (ids != 0)

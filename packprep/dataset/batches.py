@@ -1,7 +1,8 @@
-"""Iteration over a dataset's batches that can be stopped and taken up exactly, at any number of ranks."""
+"""Iteration over batches that can be stopped and taken up exactly, at any number of ranks."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -9,96 +10,130 @@ from packprep.dataset import order
 from packprep.dataset.gathering import checked_columns
 from packprep.errors import ArgumentError, StateError
 
-if TYPE_CHECKING:
-    from packprep.dataset.loader import Dataset
-
 _FIRST_AHEAD, _SAMPLES_AHEAD = 64, 4096  # the order is drawn for about so many samples at once: at first, and then
 _MOST_ROWS = 1 << 62  # what a state may count
 
 
+class Rows(Protocol):
+    """What is iterated over: a Dataset or a Mixture."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What determines its rows and their order, but for seed and shuffle."""
+
+    def __len__(self) -> int:
+        """Its rows."""
+
+    def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, epoch of each), int64, shaped as `samples`: global samples g ≥ 0."""
+
+    def samples_of_epochs(self, epochs: int) -> int:
+        """The samples of so many epochs; ArgumentError where it has no epochs."""
+
+    def check_redraw(self) -> None:
+        """ArgumentError if a task cannot be noised anew."""
+
+    def batch(self, indices, out=None, columns=None, dtype=None, epochs=None) -> dict[str, np.ndarray]:
+        """Rows `indices` as arrays."""
+
+    def will_need(self, indices: np.ndarray, columns: Sequence[str] | None) -> None:
+        """Ask the system to begin reading what `batch` will need of these rows."""
+
+
 class Batches:
-    """Batches of one rank, without end or for `epochs`; its state goes on at any world size and batch size."""
+    """Batches of one rank, without end or until `epochs` or `samples`; its state goes on at any world size and batch
+    size."""
 
     def __init__(
         self,
-        dataset: "Dataset",
+        dataset: Rows,
         batch_size: int,
         seed: int,
         rank: int,
         world_size: int,
         shuffle: bool,
         epochs: int | None,
+        samples: int | None,
         columns: Sequence[str] | None,
         dtype: Any,
-        redraw: bool = False,
+        redraw: bool,
+        read_ahead: int,
     ):
-        batch_size = integer("batch_size", batch_size, 1, 1 << 31)
-        world_size = integer("world_size", world_size, 1, 1 << 31)
-        rank = integer("rank", rank, 0, world_size)
+        self._batch_size = integer("batch_size", batch_size, 1, 1 << 31)
+        self._world_size = integer("world_size", world_size, 1, 1 << 31)
+        self._rank = integer("rank", rank, 0, world_size)
+        if epochs is not None and samples is not None:
+            raise ArgumentError(
+                f"epochs = {epochs!r} and samples = {samples!r} both say where to end: give one of them"
+            )
+        self._end: int | None = None  # the first global sample that is not delivered
         if epochs is not None:
-            epochs = integer("epochs", epochs, 0, 1 << 31)
-        elif len(dataset) == 0:
-            raise ArgumentError(f"{dataset.directory} has no rows: batches without `epochs` would never come")
+            self._end = dataset.samples_of_epochs(integer("epochs", epochs, 0, 1 << 31))
+        elif samples is not None:
+            self._end = integer("samples", samples, 0, _MOST_ROWS)
+        if len(dataset) == 0 and self._end != 0:
+            raise ArgumentError(f"{dataset!r} has no rows: no batch would ever come")
         if columns is not None:
-            checked_columns(columns)
+            columns = checked_columns(columns)
         self.dataset = dataset
         self._seed = integer("seed", seed, 0, 1 << 64)
         self._shuffle = bool(shuffle)
-        self._batch_size, self._rank, self._world_size, self._epochs = batch_size, rank, world_size, epochs
         self._columns, self._dtype = columns, dtype
         self._redraw = bool(redraw)
         if self._redraw:
-            _ = dataset._laws  # refuses a task without one now, not after an epoch
-        self._rows = 0  # delivered over all ranks before `_step` 0
+            dataset.check_redraw()  # now, not after an epoch
+        self._read_ahead = integer("read_ahead", read_ahead, 0, 1 << 31)
+        self._restart(0)
+
+    def _restart(self, rows: int) -> None:
+        self._rows = rows  # delivered over all ranks before `_step` 0
         self._step = 0
-        self._ahead: list[tuple[np.ndarray, np.ndarray]] = []  # rows and epochs of the next steps, the next one last
+        self._ahead: deque[tuple[np.ndarray, np.ndarray]] = deque()  # rows and epochs of the next steps
+        self._hinted = 0  # of them, from the next one on
         self._next_ahead = _FIRST_AHEAD
 
     def __iter__(self) -> "Batches":
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
+        if len(self._ahead) <= self._read_ahead:
+            self._draw(self._read_ahead + 1)
         if not self._ahead:
-            self._ahead = self._draw()
-            if not self._ahead:
-                raise StopIteration
-        rows, epochs = self._ahead[-1]
+            raise StopIteration
+        rows, epochs = self._ahead[0]
+        while self._hinted < min(len(self._ahead), self._read_ahead + 1):
+            if self._hinted:  # the batch that is read at once needs no hint
+                self.dataset.will_need(self._ahead[self._hinted][0], self._columns)
+            self._hinted += 1
         anew = epochs if self._redraw else None
         batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, epochs=anew)
-        self._ahead.pop()  # only now: a batch that could not be read is not delivered
+        self._ahead.popleft()  # only now: a batch that could not be read is not delivered
+        self._hinted -= self._hinted > 0
         self._step += 1
         return batch
 
-    def _draw(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Rows and epochs of the next steps, the next one last; empty at the end."""
-        n, size, world = len(self.dataset), self._batch_size, self._world_size
-        steps = max(
-            1, min(self._next_ahead // size, n // (size * world))
-        )  # no more epochs at once than one and its end
+    def _draw(self, least: int) -> None:
+        """Rows and epochs of further steps, until there are at least so many ahead, or the end is."""
+        size, world = self._batch_size, self._world_size
+        first = self._step + len(self._ahead)
+        steps = max(1, least - len(self._ahead), self._next_ahead // size)
         self._next_ahead = _SAMPLES_AHEAD
-        if self._epochs is not None:
-            all_steps = order.n_steps(self._rows, n, self._epochs, size, world)
-            steps = min(steps, all_steps - self._step)
-            if steps <= 0:
-                return []
-        at = [order.samples_of_step(self._rows, self._step + k, size, self._rank, world) for k in range(steps)]
+        if self._end is not None:
+            steps = min(steps, order.n_steps(self._rows, self._end, size, world) - first)
+        if steps <= 0:
+            return
+        at = [order.samples_of_step(self._rows, first + k, size, self._rank, world) for k in range(steps)]
         samples = np.array(at, np.int64)
-        rows = order.rows_of_samples(samples, n, self._seed, self._shuffle)
-        end = np.iinfo(np.int64).max if self._epochs is None else self._epochs * n
-        kept = samples < end
-        return [(r[k], g[k] // n) for r, g, k in zip(rows, samples, kept, strict=True)][::-1]
+        rows, epochs = self.dataset.rows_of_samples(samples, self._seed, self._shuffle)
+        kept = samples < (np.iinfo(np.int64).max if self._end is None else self._end)
+        self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """{fingerprint, seed, shuffle, rows}, for json: where all ranks stand after the steps made so far."""
         rows = self._rows + self._step * self._batch_size * self._world_size
-        if self._epochs is not None:
-            rows = max(self._rows, min(rows, self._epochs * len(self.dataset)))
-        return {
-            "fingerprint": self.dataset.manifest["fingerprint"],
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "rows": rows,
-        }
+        if self._end is not None:
+            rows = max(self._rows, min(rows, self._end))
+        return {"fingerprint": self.dataset.fingerprint, "seed": self._seed, "shuffle": self._shuffle, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the rows that `state` has delivered; StateError if it is another dataset's, seed's or order's."""
@@ -115,7 +150,7 @@ class Batches:
         rows = state["rows"]
         if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
-        self._rows, self._step, self._ahead = rows, 0, []
+        self._restart(rows)
 
 
 def integer(name: str, value: Any, least: int, below: int) -> int:

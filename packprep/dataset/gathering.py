@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from packprep.dataset.loader import Dataset
 
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
-MORE_COLUMNS = ("loss_weights", "prefix_ends")  # given on request
+SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}  # one number a row, [B], and what it sums
+MORE_COLUMNS = ("loss_weights", "prefix_ends", *SUMS)  # given on request
 _CAST_BY_ONE_DTYPE = ("tokens", "labels", "segment_ids", "position_ids", "prefix_ends")
 _OWN_DTYPES: dict[str, np.dtype] = {
     "segment_ids": np.dtype("u2"),
@@ -22,6 +23,8 @@ _OWN_DTYPES: dict[str, np.dtype] = {
     "loss_weights": np.dtype("f4"),
     "position_ids": np.dtype("i4"),
     "prefix_ends": np.dtype("i4"),
+    "n_trained": np.dtype("i4"),
+    "loss_weight_sum": np.dtype("f4"),
 }
 
 
@@ -34,9 +37,29 @@ def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def checked_rows(indices: Any, n_rows: int) -> np.ndarray:
+    """int64[B]: row indices in 0 … n_rows − 1, of those given, which may count from the end; IndexError beyond."""
+    given = np.asarray(indices, None if len(indices) else np.int64)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise ArgumentError(f"row indices should be a list of integers, not {given.dtype}{list(given.shape)}")
+    outside = (given < -n_rows) | (given >= n_rows)
+    if outside.any():
+        raise IndexError(f"row {given[outside][0]} of a dataset of {n_rows} rows")
+    rows = given.astype(np.int64)
+    rows[rows < 0] += n_rows
+    return rows
+
+
 def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
     """The dtype that a column has where none is asked for."""
     return _OWN_DTYPES.get(name, token_dtype)
+
+
+def stored_for(names: Iterable[str]) -> set[str]:
+    """The arrays of slots that columns are read from, where a shard has them; boundaries are read besides."""
+    wanted = {SUMS.get(name, name) for name in names}
+    of = {"labels": ("labels", "tokens"), "loss_weights": ("loss_mask",), "position_ids": (), "prefix_ends": ()}
+    return {stored for name in wanted for stored in of.get(name, (name,))}
 
 
 def dtype_of(name: str, token_dtype: np.dtype, dtype: Any) -> np.dtype:
@@ -48,10 +71,65 @@ def dtype_of(name: str, token_dtype: np.dtype, dtype: Any) -> np.dtype:
     return own_dtype(name, token_dtype) if dtype is None else np.dtype(dtype)
 
 
+def allocated(
+    names: Sequence[str],
+    rows: int,
+    seq_length: int,
+    token_dtype: np.dtype,
+    dtype: Any,
+    out: Mapping[str, np.ndarray] | None,
+) -> dict[str, np.ndarray]:
+    """The arrays of a batch of so many rows: those of `out`, whose shapes are checked, or else new ones."""
+    batch = {}
+    for name in names:
+        shape = (rows,) if name in SUMS else (rows, seq_length)
+        if out is None:
+            batch[name] = np.empty(shape, dtype_of(name, token_dtype, dtype))
+            continue
+        if name not in out:
+            raise ArgumentError(f"out has no array for column {name!r}")
+        if out[name].shape != shape:
+            raise ArgumentError(f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}")
+        batch[name] = out[name]
+    return batch
+
+
+def items_of(batch: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """The rows of a batch one by one, views of it."""
+    if len(batch) == 1:
+        [(name, rows)] = batch.items()
+        return [{name: values} for values in rows]
+    return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+
+
 def gather(dataset: "Dataset", places: Sequence[Place], batch: dict[str, np.ndarray], anew: Mapping[int, int]) -> None:
     """Fill the arrays of `batch`, column → [B, T] of any dtype; `anew`: place in it → epoch, of rows noised anew."""
     if not places:
         return
+    sums = {name: batch[name] for name in SUMS if name in batch}
+    if not sums:
+        _gather_slots(dataset, places, batch, anew)
+        return
+    slots = {name: values for name, values in batch.items() if name not in SUMS}
+    for name in sums:
+        column, own = SUMS[name], _OWN_DTYPES[SUMS[name]]
+        if column not in slots or slots[column].dtype != own:  # what it is cast to may lose something
+            slots[column] = np.empty((len(places), dataset.seq_length), own)
+    _gather_slots(dataset, places, slots, anew)
+    for name, values in sums.items():
+        summed = slots[SUMS[name]]
+        if name == "n_trained":
+            values[...] = [np.count_nonzero(row) for row in summed]
+        else:
+            np.copyto(values, summed.sum(axis=1, dtype=np.float64), casting="unsafe")
+        if SUMS[name] in batch and batch[SUMS[name]] is not summed:
+            np.copyto(batch[SUMS[name]], summed, casting="unsafe")
+
+
+def _gather_slots(
+    dataset: "Dataset", places: Sequence[Place], batch: dict[str, np.ndarray], anew: Mapping[int, int]
+) -> None:
+    """The same of the columns that have a value for each slot."""
     segments: Segments | None = None
     for name, values in batch.items():
         if name in MORE_COLUMNS:
@@ -74,6 +152,12 @@ def gather(dataset: "Dataset", places: Sequence[Place], batch: dict[str, np.ndar
 
 def _copy_stored(name: str, values: np.ndarray, places: Sequence[Place]) -> list[int]:
     """Copy a column's rows from the shards that have it; gives the places of the rows whose shards have not."""
+    if places[0][0].io == "pread":
+        lacking = [i for i, (shard, _) in enumerate(places) if name not in shard.layout]
+        for target, (shard, row) in zip(values, places, strict=True):
+            if name in shard.layout:
+                shard.read_arrays[name].read_row(row, target)
+        return lacking
     if name == "tokens":
         for target, (shard, row) in zip(values, places, strict=True):
             target[...] = shard.tokens[row]
@@ -92,7 +176,7 @@ def _derive(dataset: "Dataset", name: str, values: np.ndarray, segments: Segment
     """Derive a column that the header determines, for the rows at `lacking` places."""
     if name == "labels":  # all shards have them, or none
         for target, (shard, row) in zip(values, segments.places, strict=True):
-            target[:-1] = shard.tokens[row, 1:]
+            target[:-1] = shard.tokens[row][1:]
         rows, slots = np.divmod(segments.without_next(), values.shape[1])
         values[rows, slots] = dataset.pad_id
         return

@@ -4,8 +4,9 @@
                           │     ├── ds.row(i) ────── Row, a view of the mapped shard
                           │     └── ds.batch([…]) ── dict of [B, T] arrays
                           └── ds.batches(…) ──────── Batches, an iterator with a state
+    open_dataset([dir, dir], shares=[…]) ─► Mixture, with the same face
 
-Opening reads the manifest alone. A shard is checked and mapped at its first use, and at most `max_open` stay mapped.
+Opening reads the manifest alone. A shard is checked and opened at its first use, and at most `max_open` stay open.
 """
 
 import operator
@@ -15,17 +16,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
+from packprep.dataset import order
 from packprep.dataset.batches import Batches, integer
-from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS, checked_columns, dtype_of, gather
+from packprep.dataset.gathering import (
+    COLUMNS,
+    MORE_COLUMNS,
+    allocated,
+    checked_columns,
+    checked_rows,
+    dtype_of,
+    gather,
+    items_of,
+    stored_for,
+)
 from packprep.dataset.manifest import Manifest, Task, is_compact, read_manifest
+from packprep.dataset.mixture import Mixture, split_bound
+from packprep.dataset.reading import CAN_PREAD, FileArray
 from packprep.dataset.redraw import Laws, laws_of
 from packprep.dataset.row import Row, read_only
 from packprep.dataset.segments import Place, Segments
-from packprep.dataset.shard import Shard, open_shard
+from packprep.dataset.shard import IO, Shard, open_shard
+from packprep.dataset.shares import counts_of
 from packprep.errors import ArgumentError, DatasetError
 
 try:
@@ -62,14 +77,15 @@ class Dataset:
     """The rows of a dataset on disk, in shard order; made by open_dataset.
 
     manifest: dataset.json as a dict. tasks: its task table. seq_length: slots of a row. vocab_size: rows that an
-    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. It may be pickled (workers open it
-    again), forked, and read by several threads.
+    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. io: "mmap" or "pread". It may be pickled
+    (workers open it again), forked, and read by several threads.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, max_open: int):
+    def __init__(self, directory: Path, manifest: Manifest, max_open: int, io: IO = "mmap"):
         self.directory = directory
         self.manifest = manifest
         self.max_open = max_open
+        self.io = io
         self.seq_length, self.vocab_size, self.pad_id = (manifest[k] for k in ("seq_length", "vocab_size", "pad_id"))
         self.token_dtype = np.dtype(manifest["token_dtype"])
         self._first_row = [0, *accumulate(entry["rows"] for entry in manifest["shards"])]  # of each shard, and the end
@@ -82,19 +98,32 @@ class Dataset:
         self._loss_on: tuple[np.ndarray, np.ndarray] | None = None
         self._columns: tuple[str, ...] = COLUMNS
         self._dtype: Any = None
-        self._open: dict[int, tuple[np.ndarray, Shard, int]] = {}  # tokens, shard, its first row
+        self._open: dict[int, tuple[np.ndarray | FileArray, Shard, int]] = {}  # tokens, shard, its first row
         self._forgets = (
             len(manifest["shards"]) > max_open
         )  # whether shards are closed again, those longest unused first
 
     def __reduce__(self):
-        return _reopen, (self.directory, self.manifest, self.max_open, self._loss_on, self._columns, self._dtype)
+        return _remade, (
+            self.directory,
+            self.manifest,
+            self.max_open,
+            self.io,
+            self._loss_on,
+            self._columns,
+            self._dtype,
+        )
 
     def __repr__(self) -> str:
         return f"Dataset({str(self.directory)!r}: {len(self)} rows of {self.seq_length} slots)"
 
     def __len__(self) -> int:
         return self._n_rows
+
+    @property
+    def fingerprint(self) -> str:
+        """The manifest's: of what determines the rows."""
+        return self.manifest["fingerprint"]
 
     @property
     def tasks(self) -> list[Task]:
@@ -115,10 +144,10 @@ class Dataset:
     def _laws(self) -> Laws:
         return laws_of(self.manifest)
 
-    def _mapped(self, number: int) -> tuple[np.ndarray, Shard, int]:
-        """(tokens, shard, its first row) of shard `number`, which is checked and mapped at its first use."""
+    def _at_hand(self, number: int) -> tuple[np.ndarray | FileArray, Shard, int]:
+        """(tokens, shard, its first row) of shard `number`, which is checked and opened at its first use."""
         # No lock, which a fork could leave held: single dict operations are atomic, and two threads that miss at once
-        # only map a shard twice.
+        # only open a shard twice.
         known = self._open.pop(number, None) if self._forgets else self._open.get(number)
         if known is None:
             shard = self._opened(number)
@@ -138,32 +167,25 @@ class Dataset:
             rows=entry["rows"],
             segments=entry["segments"],
             compact=self._is_compact,
+            io=self.io,
         )
         if self._predicts_in_place and "labels" not in shard.layout:
             raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
         return shard
 
-    def _locate(self, indices: np.ndarray) -> list[Place]:
-        """(shard, row in it) of each index, which may count from the end; IndexError beyond."""
-        if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
-            raise ArgumentError(f"row indices should be a list of integers, not {indices.dtype}{list(indices.shape)}")
-        n = self._n_rows
-        outside = (indices < -n) | (indices >= n)
-        if outside.any():
-            raise IndexError(f"row {indices[outside][0]} of a dataset of {n} rows")
-        rows = indices.astype(np.int64)
-        rows[rows < 0] += n
+    def _locate(self, rows: np.ndarray) -> list[Place]:
+        """(shard, row in it) of each row, 0 … n − 1."""
         numbers = (np.searchsorted(self._row_bounds, rows, side="right") - 1).tolist()
-        if self._forgets:  # a batch may need more shards than stay mapped
-            mapped = {number: self._mapped(number) for number in dict.fromkeys(numbers)}
+        if self._forgets:  # a batch may need more shards than stay open
+            at_hand = {number: self._at_hand(number) for number in dict.fromkeys(numbers)}
         else:
-            mapped = self._open
+            at_hand = self._open
             for number in numbers:
-                if number not in mapped:
-                    self._mapped(number)
+                if number not in at_hand:
+                    self._at_hand(number)
         places = []
         for number, row in zip(numbers, rows.tolist(), strict=True):
-            _, shard, first_row = mapped[number]
+            _, shard, first_row = at_hand[number]
             places.append((shard, row - first_row))
         return places
 
@@ -173,11 +195,11 @@ class Dataset:
             index = self._index(index)
         number = bisect_right(self._first_row, index) - 1
         # This is called once a row, where copying the row costs about a microsecond, of which a call is a tenth: so a
-        # shard that is mapped is not noted as used, and a Row is made without its __init__.
+        # shard that is open is not noted as used, and a Row is made without its __init__.
         try:
             tokens, shard, first_row = self._open[number]
         except KeyError:
-            tokens, shard, first_row = self._mapped(number)
+            tokens, shard, first_row = self._at_hand(number)
         row = _new(Row)
         row.dataset, row.index, row._shard = self, index, shard
         row._row = place = index - first_row
@@ -198,11 +220,7 @@ class Dataset:
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """A list of what ds[i] gives, views of one gathered batch; torch's DataLoader calls it."""
-        batch = self.batch(indices)
-        if len(batch) == 1:
-            [(name, rows)] = batch.items()
-            return [{name: values} for values in rows]
-        return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+        return items_of(self.batch(indices))
 
     def batch(
         self,
@@ -212,7 +230,7 @@ class Dataset:
         dtype: Any = None,
         epochs: Sequence[int] | np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
-        """Rows `indices` as a dict of [B, T] arrays.
+        """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss) and loss_weight_sum are [B].
 
         columns: names of COLUMNS (all, the default) and of MORE_COLUMNS. dtype: of tokens, labels, segment_ids,
         position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to write into, whose dtypes
@@ -222,21 +240,10 @@ class Dataset:
             names = checked_columns(columns)
         else:
             names = self._columns if out is None else checked_columns(out)
-        places = self._locate(np.asarray(indices, None if len(indices) else np.int64))
+        places = self._locate(checked_rows(indices, self._n_rows))
         anew = self._anew(epochs, len(places))
-        shape = (len(places), self.seq_length)
-        if out is None:
-            dtype = self._dtype if dtype is None else dtype
-            batch = {name: np.empty(shape, dtype_of(name, self.token_dtype, dtype)) for name in names}
-        else:
-            for name in names:
-                if name not in out:
-                    raise ArgumentError(f"out has no array for column {name!r}")
-                if out[name].shape != shape:
-                    raise ArgumentError(
-                        f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}"
-                    )
-            batch = {name: out[name] for name in names}
+        dtype = self._dtype if dtype is None else dtype
+        batch = allocated(names, len(places), self.seq_length, self.token_dtype, dtype, out)
         gather(self, places, batch, anew)
         return batch
 
@@ -270,12 +277,42 @@ class Dataset:
         columns: Sequence[str] | None = None,
         dtype: Any = None,
         redraw: bool = False,
-    ) -> "Batches":
+        samples: int | None = None,
+        read_ahead: int = 0,
+    ) -> Batches:
         """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
 
-        redraw: epoch 0 is the stored rows, in later ones the in-place segments are noised anew, by the same law.
+        samples: an end in place of `epochs`, after so many rows over all ranks. redraw: epoch 0 is the stored rows, in
+        later ones the in-place segments are noised anew, by the same law. read_ahead: for so many batches beyond the one
+        that is read, the system is asked to begin reading their rows; it changes nothing that is delivered.
         """
-        return Batches(self, batch_size, seed, rank, world_size, shuffle, epochs, columns, dtype, redraw)
+        return Batches(
+            self, batch_size, seed, rank, world_size, shuffle, epochs, samples, columns, dtype, redraw, read_ahead
+        )
+
+    def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0."""
+        return order.rows_of_samples(samples, len(self), seed, shuffle), np.asarray(samples) // len(self)
+
+    def samples_of_epochs(self, epochs: int) -> int:
+        """The samples of so many epochs."""
+        return epochs * len(self)
+
+    def check_redraw(self) -> None:
+        """ArgumentError if a task cannot be noised anew."""
+        _ = self._laws
+
+    def will_need(self, indices: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None) -> None:
+        """Ask the system to begin reading the rows' stored slots; nothing waits for it, and no error comes of it."""
+        names = self._columns if columns is None else checked_columns(columns)
+        wanted, rows = sorted(stored_for(names)), checked_rows(indices, self._n_rows)
+        try:
+            for shard, row in self._locate(rows):
+                for name in wanted:
+                    if name in shard.layout:
+                        shard.will_need(name, row)
+        except (DatasetError, OSError):
+            pass  # the read that comes says what is wrong
 
     def with_loss_on(
         self, source: str | Iterable[str] | None = None, task: str | Iterable[str] | None = None
@@ -284,7 +321,7 @@ class Dataset:
         sources, tasks = _names("source", source, self.manifest["sources"]), _names("task", task, self.tasks)
         if self._loss_on is not None:
             sources, tasks = sources & self._loss_on[0], tasks & self._loss_on[1]
-        return _reopen(self.directory, self.manifest, self.max_open, (sources, tasks), self._columns, self._dtype)
+        return self._with(_loss_on=(sources, tasks))
 
     def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> "Dataset":
         """The same rows, of which ds[i], ds.__getitems__, batch and batches give these columns in this dtype, unless they
@@ -294,29 +331,64 @@ class Dataset:
         """
         names = checked_columns(columns)
         chosen = {name: dtype_of(name, self.token_dtype, dtype) for name in COLUMNS + MORE_COLUMNS}
-        return _reopen(self.directory, self.manifest, self.max_open, self._loss_on, names, chosen)
+        return self._with(_columns=names, _dtype=chosen)
+
+    def _with(self, **changes: Any) -> "Dataset":
+        """Another Dataset over the same files, with these attributes changed."""
+        remade, arguments = self.__reduce__()
+        dataset = remade(*arguments)
+        vars(dataset).update(changes)
+        return dataset
 
 
-def _reopen(
+def _remade(
     directory: Path,
     manifest: Manifest,
     max_open: int,
+    io: IO,
     loss_on: tuple[np.ndarray, np.ndarray] | None,
     columns: tuple[str, ...],
     dtype: Any,
 ) -> Dataset:
-    dataset = Dataset(directory, manifest, max_open)
+    dataset = Dataset(directory, manifest, max_open, io)
     dataset._loss_on, dataset._columns, dataset._dtype = loss_on, columns, dtype
     return dataset
 
 
-def open_dataset(directory: str | os.PathLike, *, max_open: int | None = None) -> Dataset:
-    """The dataset in `directory`, by its manifest alone; shards are checked and mapped at first use.
+@overload
+def open_dataset(
+    directory: str | os.PathLike, *, shares: None = None, io: IO = "mmap", max_open: int | None = None
+) -> Dataset: ...
+@overload
+def open_dataset(
+    directory: Sequence[str | os.PathLike], *, shares: Sequence[float], io: IO = "mmap", max_open: int | None = None
+) -> Mixture: ...
+def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
+    """The dataset in `directory`, by its manifest alone; shards are checked and opened at first use.
 
-    max_open: how many shards stay mapped at most (default: 1024, or half of the files that may be open). A map that a
-    Row still uses stays until that Row goes. Raises DatasetError if there is no manifest or it cannot be used.
+    directory: one, or a list of several, which are read as a Mixture, by `shares`: a number above 0 for each.
+    io: "mmap", where rows are views of mapped files; or "pread", where they are read, so that a file server that is lost
+    is a DatasetError with file and row, not the end of the process by SIGBUS. max_open: how many shards stay open at most
+    (default: 1024, or half of the files that may be open), over all directories; a shard that a Row still uses stays
+    until that Row goes. Raises DatasetError if there is no manifest or it cannot be used, ArgumentError if datasets
+    cannot be mixed.
     """
-    if not isinstance(directory, str | os.PathLike):
-        raise ArgumentError(f"open_dataset takes one directory; mixtures of several are not supported: {directory!r}")
+    if io not in ("mmap", "pread"):
+        raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
+    if io == "pread" and not CAN_PREAD:
+        raise ArgumentError("io = 'pread' needs preadv, which this system does not have; use 'mmap'")
     limit = _default_max_open() if max_open is None else integer("max_open", max_open, 1, 1 << 31)
-    return Dataset(Path(directory), read_manifest(directory), limit)
+    if isinstance(directory, str | os.PathLike):
+        if shares is not None:
+            raise ArgumentError(f"shares = {shares!r} is for a list of directories, and {str(directory)!r} is one")
+        return Dataset(Path(directory), read_manifest(directory), limit, io)
+    directories = list(directory)
+    if shares is None or len(shares) != len(directories) or not directories:
+        raise ArgumentError(
+            f"a list of {len(directories)} directories needs shares = […], one for each and at least one; "
+            f"there are {0 if shares is None else len(shares)}"
+        )
+    counts = counts_of(shares)
+    manifests = [read_manifest(one) for one in directories]
+    bounds = split_bound(limit, [len(manifest["shards"]) for manifest in manifests])
+    return Mixture([Dataset(Path(d), m, b, io) for d, m, b in zip(directories, manifests, bounds, strict=True)], counts)

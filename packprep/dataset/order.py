@@ -13,8 +13,8 @@ import numpy as np
 from packprep import randomness
 
 
-def permutation(seed: int, epoch: int, n_rows: int, index: np.ndarray) -> np.ndarray:
-    """int64: the rows at the places `index` (0 … n_rows − 1) of an epoch.
+def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarray) -> np.ndarray:
+    """int64: the rows at the places `index` (0 … n_rows − 1) of an epoch, or of one for each, shaped as `index`.
 
     seed: 0 … 2⁶⁴ − 1. epoch: chance repeats after 2³² of them.
     """
@@ -27,11 +27,8 @@ def rows_of_samples(samples: np.ndarray, n_rows: int, seed: int, shuffle: bool) 
     epochs, places = np.divmod(np.asarray(samples, np.int64), n_rows)
     if not shuffle:
         return places
-    rows = np.empty_like(places)
-    for epoch in sorted(set(epochs.ravel().tolist())):  # few; np.unique would import numpy.ma, for 10 ms
-        here = epochs == epoch
-        rows[here] = permutation(seed, epoch, n_rows, places[here])
-    return rows
+    one = epochs.size and epochs.min() == epochs.max()  # then one key does for all
+    return permutation(seed, int(epochs.flat[0]) if one else epochs, n_rows, places)
 
 
 def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size: int) -> range:
@@ -40,6 +37,6 @@ def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size
     return range(begin, begin + batch_size)
 
 
-def n_steps(rows: int, n_rows: int, epochs: int, batch_size: int, world_size: int) -> int:
-    """ceil((E·n − rows) / (B·W)): the steps that every rank makes until `epochs` are over; the last may be short."""
-    return max(0, -(-(epochs * n_rows - rows) // (batch_size * world_size)))
+def n_steps(rows: int, end: int, batch_size: int, world_size: int) -> int:
+    """ceil((end − rows) / (B·W)): the steps that every rank makes until sample `end`, E·n; the last may be short."""
+    return max(0, -(-(end - rows) // (batch_size * world_size)))

@@ -111,17 +111,17 @@ def redrawn(
         )
     in_place = laws.in_place[segments.task]
     out = out or {}
-    tokens = out["tokens"] if "tokens" in out else np.empty(shape, places[0][0].arrays["tokens"].dtype)
+    tokens = out["tokens"] if "tokens" in out else np.empty(shape, places[0][0].layout["tokens"][0])
     loss_mask = out["loss_mask"] if "loss_mask" in out else np.empty(shape, np.uint8)
     if in_place.all():  # padding is the same in both
         for i, (shard, row) in enumerate(places):
-            tokens[i] = shard.arrays["labels"][row]
+            tokens[i] = shard.row("labels", row)
         loss_mask[...] = 0
     else:
         labels = np.empty_like(tokens)
         for i, (shard, row) in enumerate(places):
-            labels[i], tokens[i] = shard.arrays["labels"][row], shard.arrays["tokens"][row]
-            loss_mask[i] = shard.arrays["loss_mask"][row]
+            labels[i], tokens[i] = shard.row("labels", row), shard.row("tokens", row)
+            loss_mask[i] = shard.row("loss_mask", row)
         anew = segments.at_slots(in_place, False, tokens.size).reshape(shape)
         np.copyto(tokens, labels, where=anew)
         np.copyto(loss_mask, 0, where=anew)
@@ -155,7 +155,7 @@ def _segments(places: Sequence[Place], seq_length: int) -> _Segments:
 
 def _may(places: Sequence[Place], segments: _Segments, size: int) -> np.ndarray | None:
     """uint8[size]: the slots inside trained ranges; None where shards have none."""
-    with_ranges = ["trained_ranges" in shard.arrays for shard, _ in places]
+    with_ranges = ["trained_ranges" in shard.layout for shard, _ in places]
     if not any(with_ranges):
         return None
     many, ranges = [], []
@@ -163,14 +163,14 @@ def _may(places: Sequence[Place], segments: _Segments, size: int) -> np.ndarray 
         if not has:
             raise DatasetError(f"{shard.path}: it has no trained_ranges, though other shards have")
         begin, end = shard.segment_range(row)
-        offsets = shard.arrays["trained_offsets"][begin : end + 1]
-        all_ranges = shard.arrays["trained_ranges"]
-        if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > len(all_ranges):
+        offsets = shard.part("trained_offsets", row, begin, end + 1)
+        n_ranges = shard.layout["trained_ranges"][1][0]
+        if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > n_ranges:
             raise DatasetError(
                 f"{shard.path}: row {row}: trained_offsets do not ascend; `packprep verify` says where else"
             )
         many.append(np.diff(offsets))
-        ranges.append(all_ranges[offsets[0] : offsets[-1]])
+        ranges.append(shard.part("trained_ranges", row, int(offsets[0]), int(offsets[-1])))
     of_segment = np.repeat(np.arange(len(segments.at)), np.concatenate(many))
     found = np.concatenate(ranges).astype(np.int64)
     begins, ends = found[:, 0], found[:, 1]

@@ -1,4 +1,4 @@
-"""One row as a view of its mapped shard; what is not stored is derived from it at first use."""
+"""One row as a view of its mapped shard, or read from it; what is not stored is derived from it at first use."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 class Row:
-    """Row `index` of a dataset: views of the mapped shard, or what is derived from them at first use; read-only.
+    """Row `index` of a dataset: views of the mapped shard, or read from it or derived at first use; read-only.
 
         tokens        token_dtype[T]    loss_mask     uint8[T]
         labels        token_dtype[T]    loss_weights  float32[T]
@@ -68,18 +68,24 @@ class Row:
     def _segments(self) -> Segments:
         return Segments([(self._shard, self._row)], self.dataset.seq_length)
 
+    def _part(self, name: str, begin: int, end: int) -> np.ndarray:
+        return self._shard.part(name, self._row, begin, end)
+
+    def _stored(self, name: str) -> np.ndarray | None:
+        return self._shard.row(name, self._row) if name in self._shard.layout else None
+
     def _offsets(self, name: str) -> np.ndarray:
         begin, end = self._range
-        offsets = self._shard.arrays[name][begin + self._row : end + self._row + 1]
+        offsets = self._part(name, begin + self._row, end + self._row + 1)
         if offsets[0] != 0 or offsets[-1] > self.dataset.seq_length or (offsets[1:] <= offsets[:-1]).any():
             raise self._fault(f"{name} does not ascend from 0 to at most {self.dataset.seq_length}")
         return offsets
 
     @cached_property
     def labels(self) -> np.ndarray:
-        stored = self._shard.arrays.get("labels")
+        stored = self._stored("labels")
         if stored is not None:
-            return stored[self._row]
+            return stored
         labels = np.empty_like(self.tokens)
         labels[:-1] = self.tokens[1:]
         labels[self._segments.without_next()] = self.dataset.pad_id
@@ -87,13 +93,13 @@ class Row:
 
     @cached_property
     def segment_ids(self) -> np.ndarray:
-        stored = self._shard.arrays.get("segment_ids")
-        return read_only(self._segments.segment_ids()) if stored is None else stored[self._row]
+        stored = self._stored("segment_ids")
+        return read_only(self._segments.segment_ids()) if stored is None else stored
 
     @cached_property
     def loss_mask(self) -> np.ndarray:
-        stored = self._shard.arrays.get("loss_mask")
-        mask = read_only(self._segments.next_token_loss_mask()) if stored is None else stored[self._row]
+        stored = self._stored("loss_mask")
+        mask = read_only(self._segments.next_token_loss_mask()) if stored is None else stored
         return mask if self.dataset._loss_on is None else read_only(mask * self.dataset._loss_is_on(self._segments))
 
     @cached_property
@@ -102,7 +108,7 @@ class Row:
 
     @cached_property
     def cu_seqlens_padded(self) -> np.ndarray | None:
-        if "cu_seqlens_padded" not in self._shard.arrays:
+        if "cu_seqlens_padded" not in self._shard.layout:
             return None
         padded = self._offsets("cu_seqlens_padded")
         if (np.diff(padded) < np.diff(self.cu_seqlens)).any():
@@ -127,7 +133,7 @@ class Row:
     @cached_property
     def segments(self) -> dict[str, np.ndarray]:
         begin, end = self._range
-        columns = {name: self._shard.arrays[f"segment_{name}"][begin:end] for name in _SEGMENT_COLUMNS}
+        columns = {name: self._part(f"segment_{name}", begin, end) for name in _SEGMENT_COLUMNS}
         physical = self.cu_seqlens if self.cu_seqlens_padded is None else self.cu_seqlens_padded
         columns["begin"] = physical[:-1]
         columns["end"] = read_only(physical[:-1] + np.diff(self.cu_seqlens))
@@ -153,21 +159,22 @@ class Row:
     def loss_weights(self) -> np.ndarray:
         """float32[T]: loss_mask times the weight of the slot's segment, or of its block in block diffusion."""
         weights = self._segments.at_slots(self.segments["loss_weight"], 0)
-        if "block_offsets" in self._shard.arrays:
+        if "block_offsets" in self._shard.layout:
             in_halves = self.dataset._is_in_halves(self._segments)
             for i in np.flatnonzero(in_halves) if in_halves is not None else ():
                 self._put_block_weights(weights, int(i))
         return read_only(weights * self.loss_mask)
 
     def _put_block_weights(self, weights: np.ndarray, i: int) -> None:
-        first, last = (int(n) for n in self._shard.arrays["block_offsets"][self._range[0] + i :][:2])
-        block_weights = self._shard.arrays["block_loss_weight"]
+        at = self._range[0] + i
+        first, last = self._part("block_offsets", at, at + 2).tolist()
+        stored_blocks = self._shard.layout["block_loss_weight"][1][0]
         begin, end = int(self.segments["begin"][i]), int(self.segments["end"][i])
         length = (end - begin) // 2
         block_length = self.dataset.tasks[int(self.segments["task"][i])]["parameters"].get("block_length")
         if type(block_length) is not int or block_length < 1:
             raise self._fault(f"segment {i}: its task has no block_length in the manifest")
         n_blocks = -(-length // block_length)
-        if not 0 <= first <= last <= len(block_weights) or last - first != n_blocks:
+        if not 0 <= first <= last <= stored_blocks or last - first != n_blocks:
             raise self._fault(f"segment {i}: block_offsets {first}, {last} should give {n_blocks} blocks")
-        weights[begin : begin + length] = np.repeat(block_weights[first:last], block_length)[:length]
+        weights[begin : begin + length] = np.repeat(self._part("block_loss_weight", first, last), block_length)[:length]

@@ -57,7 +57,7 @@ class Segments:
     def _offsets(self, name: str) -> np.ndarray:
         return np.concatenate(
             [
-                shard.arrays[name][begin + row : end + row + 1]
+                shard.part(name, row, begin + row, end + row + 1)
                 for (shard, row), (begin, end) in zip(self.places, self._ranges, strict=True)
             ],
             dtype=np.int64,
@@ -75,7 +75,8 @@ class Segments:
         """The header column segment_`name`."""
         key = f"segment_{name}"
         parts = [
-            shard.arrays[key][begin:end] for (shard, _), (begin, end) in zip(self.places, self._ranges, strict=True)
+            shard.part(key, row, begin, end)
+            for (shard, row), (begin, end) in zip(self.places, self._ranges, strict=True)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

@@ -18,10 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from packprep.dataset.manifest import FORMAT, VERSION, no_duplicates
+from packprep.dataset.reading import File, FileArray
 from packprep.errors import DatasetError
 
 METADATA = {
@@ -31,6 +33,7 @@ METADATA = {
     "segment_id_base": "1",
 }
 DATA_ALIGNMENT = 4096
+_CAN_ADVISE = hasattr(mmap.mmap, "madvise")  # not on Windows
 MAX_HEADER_BYTES = 1 << 20
 
 # safetensors' names of the dtypes that a shard may have; all little-endian.
@@ -46,6 +49,7 @@ DTYPES: dict[str, np.dtype] = {
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
+IO = Literal["mmap", "pread"]
 
 
 def layout(
@@ -205,7 +209,8 @@ def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
 class Shard:
     """An open shard whose header is known to be good.
 
-    layout: as `layout`. data_begin: bytes before the first array. size: bytes of the file.
+    layout: as `layout`. data_begin: bytes before the first array. size: bytes of the file. io: whether its rows and
+    parts are views of a map, or read.
     """
 
     path: Path
@@ -215,32 +220,69 @@ class Shard:
     layout: Layout = field(repr=False)
     data_begin: int = field(repr=False)
     size: int = field(repr=False)
+    io: IO = "mmap"
 
     @cached_property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """name → read-only array, all of them views of one map of the file that is made at first use."""
+    def _map(self) -> mmap.mmap:
         try:
             with open(self.path, "rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_size != self.size:
                     raise DatasetError(f"{self.path}: its size changed since it was opened ({self.size} bytes then)")
-                data = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+                return mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
         except OSError as error:
             raise DatasetError(f"{self.path}: cannot be mapped: {error}") from error
-        arrays, begin = {}, self.data_begin
-        for name, (dtype, shape) in self.layout.items():
-            arrays[name] = np.ndarray(shape, dtype, data, begin)
-            begin += _n_bytes(dtype, shape)
-        return arrays
 
     @cached_property
-    def tokens(self) -> np.ndarray:
-        """arrays["tokens"], at hand: every row that is read asks for it."""
-        return self.arrays["tokens"]
+    def arrays(self) -> dict[str, np.ndarray]:
+        """name → read-only array, all of them views of one map of the file that is made at first use."""
+        return {
+            name: np.ndarray(self.layout[name][1], self.layout[name][0], self._map, begin)
+            for name, begin in self.begins.items()
+        }
+
+    @cached_property
+    def begins(self) -> dict[str, int]:
+        """name → the byte of the file at which the array begins."""
+        begins, begin = {}, self.data_begin
+        for name, (dtype, shape) in self.layout.items():
+            begins[name] = begin
+            begin += _n_bytes(dtype, shape)
+        return begins
+
+    @cached_property
+    def read_arrays(self) -> dict[str, FileArray]:
+        """name → the array as it is read with io "pread"; the file is opened at first use."""
+        file = File(self.path, self.size)
+        file.open()
+        return {name: FileArray(file, name, *self.layout[name], begin) for name, begin in self.begins.items()}
+
+    @cached_property
+    def tokens(self) -> np.ndarray | FileArray:
+        """What gives a row's tokens as tokens[row], at hand: every row that is read asks for it."""
+        return self.arrays["tokens"] if self.io == "mmap" else self.read_arrays["tokens"]
+
+    def row(self, name: str, row: int) -> np.ndarray:
+        """[seq_length], read-only: the row of an array of slots."""
+        return self.arrays[name][row] if self.io == "mmap" else self.read_arrays[name][row]
+
+    def part(self, name: str, row: int, begin: int, end: int) -> np.ndarray:
+        """Entries begin … end − 1 of an array, read-only; `row` is what they are read for, which an error names."""
+        return self.arrays[name][begin:end] if self.io == "mmap" else self.read_arrays[name].part(row, begin, end)
+
+    def will_need(self, name: str, row: int) -> None:
+        """Ask the system to begin reading the row of an array of slots; nothing waits for it, and it may as well not."""
+        dtype, (_, length) = self.layout[name]
+        size = dtype.itemsize * length
+        begin = self.begins[name] + row * size
+        if self.io == "pread":
+            self.read_arrays[name].file.will_need(begin, size)
+        elif _CAN_ADVISE:
+            page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, page, begin + size - page)
 
     def segment_range(self, row: int) -> tuple[int, int]:
         """The half-open range of `row`'s segments (0 ≤ row < rows); DatasetError if it is not inside the columns."""
-        offsets = self.arrays["row_offsets"]
-        begin, end = offsets[row : row + 2].tolist()
+        begin, end = self.part("row_offsets", row, row, row + 2).tolist()
         if not 0 <= begin <= end <= self.segments:
             raise DatasetError(
                 f"{self.path}: row {row}: row_offsets {begin}, {end} do not lie in 0 … {self.segments} ascending; "
@@ -290,10 +332,11 @@ def open_shard(
     rows: int | None = None,
     segments: int | None = None,
     compact: bool | None = None,
+    io: IO = "mmap",
 ) -> Shard:
     """The shard at `path`, its header checked before anything is allocated from its numbers, its arrays not yet mapped.
 
-    seq_length, token_dtype: the manifest's; rows, segments, compact: the manifest's too, where known.
+    seq_length, token_dtype: the manifest's; rows, segments, compact: the manifest's too, where known. io: as in Shard.
     Raises DatasetError, naming file, array and values, at whatever does not agree.
     """
     path = Path(path)
@@ -332,7 +375,7 @@ def open_shard(
     if data_begin + begin != size:
         raise DatasetError(f"{path}: the arrays end at byte {data_begin + begin}, the file at {size}")
 
-    shard = Shard(path, shapes["tokens"][0], shapes["segment_key"][0], seq_length, expected, data_begin, size)
+    shard = Shard(path, shapes["tokens"][0], shapes["segment_key"][0], seq_length, expected, data_begin, size, io)
     for what, here, manifest in (("rows", shard.rows, rows), ("segments", shard.segments, segments)):
         if manifest is not None and here != manifest:
             raise DatasetError(f"{path}: it has {here} {what}, the manifest says {manifest}")

@@ -567,3 +567,10 @@ def test_flatten_of_a_full_batch():
     assert offsets.tolist() == [0, 2, 3, 7]
     with pytest.raises(ArgumentError):
         attention.flatten({"segment_ids": ids}, "keep")
+
+
+def test_flatten_leaves_what_has_one_number_a_row():
+    ids = np.array([[1, 1, 0], [1, 2, 2]], np.uint16)
+    for tail in ("segment", "drop"):
+        columns, _, _ = attention.flatten({"segment_ids": ids, "n_trained": np.array([1, 2], np.int32)}, tail)
+        assert columns["n_trained"].tolist() == [1, 2]

@@ -1,5 +1,7 @@
 import json
 import pickle
+import subprocess
+import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -262,6 +264,29 @@ def test_prefix_ends_are_a_column_on_request(tmp_path):
     assert got.tolist() == [row["prefix_ends"] for row in expected_rows(shards, {"pad_to": 4})]
 
 
+def test_sums_of_a_row_are_those_of_its_slots_whatever_is_asked_for_besides(made):
+    ds, shards, options = made
+    rows = expected_rows(shards, options)
+    trained = [sum(row["loss_mask"]) for row in rows]
+    weights = [np.float32(sum(row["loss_weights"])) for row in rows]
+    sums = ["n_trained", "loss_weight_sum"]
+    for columns in (sums, ["loss_weight_sum", "tokens", "n_trained"], [*sums, "loss_mask", "loss_weights"]):
+        batch = ds.batch(range(12), columns=columns, dtype={"loss_mask": bool, "loss_weights": "f2"})
+        assert list(batch) == columns and batch["n_trained"].dtype == np.int32
+        assert batch["n_trained"].tolist() == trained
+        assert batch["loss_weight_sum"].dtype == np.float32
+        np.testing.assert_allclose(batch["loss_weight_sum"], weights, rtol=1e-6)
+    assert batch["loss_mask"].dtype == bool and batch["loss_weights"].dtype == np.float16
+    assert batch["loss_mask"].tolist() == [row["loss_mask"] for row in rows]
+    some = ds.with_loss_on(task="x").with_columns(["n_trained", "loss_mask"])
+    assert some[3]["n_trained"] == some[3]["loss_mask"].sum() and np.shape(some[3]["n_trained"]) == ()
+    assert [item["n_trained"] for item in some.__getitems__(range(12))] == some.batch(range(12))["n_trained"].tolist()
+    out = {"n_trained": np.empty(12, np.int64)}
+    assert ds.batch(range(12), out=out)["n_trained"] is out["n_trained"] and out["n_trained"].tolist() == trained
+    with pytest.raises(ArgumentError, match="out\\['n_trained'\\] has shape"):
+        ds.batch([0], out=out)
+
+
 def test_loss_is_kept_on_the_named_sources_and_tasks_alone(made):
     ds, shards, options = made
     for source, task in [("web", None), (None, "x"), (["web", "code"], ["x", "causal"]), ([], None)]:
@@ -312,7 +337,7 @@ def test_a_missing_shard_or_list_of_directories_is_a_clear_error(tmp_path):
     assert ds[0]
     with pytest.raises(DatasetError, match="000002"):
         ds[11]
-    with pytest.raises(ArgumentError, match="mixtures"):
+    with pytest.raises(ArgumentError, match="a list of 2 directories needs shares"):
         packprep.open_dataset([tmp_path, tmp_path])
     with pytest.raises(DatasetError, match="packprep status"):
         packprep.open_dataset(tmp_path / "none")
@@ -406,6 +431,35 @@ def test_a_manifest_that_claims_a_huge_dataset_costs_no_memory(tmp_path):
     tracemalloc.stop()
 
 
+SCALE = """
+import sys
+import numpy as np, packprep
+ds = packprep.open_dataset(sys.argv[1])
+assert len(ds) == 4 * 10**9
+ds.batch = lambda rows, **given: rows
+size, world = 8, 16
+it = ds.batches(size, seed=5, rank=3, world_size=world)
+it.load_state_dict({**it.state_dict(), "rows": 999_999 * size * world})
+rows = next(it)
+from packprep.dataset import order
+g = 999_999 * size * world + 3 * size + np.arange(size)
+assert rows.tolist() == order.permutation(5, 0, 4 * 10**9, g).tolist()
+[peak] = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(int(peak.split()[1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_four_billion_rows_in_50000_shards_take_no_array_of_their_size(tmp_path):
+    make_dataset(tmp_path)
+    [entry, *_] = packprep.open_dataset(tmp_path).manifest["shards"]
+    entries = [{**entry, "file": manifest.shard_name(b), "rows": 80_000} for b in range(50_000)]
+    replace_in_manifest(tmp_path, shards=entries)
+    done = subprocess.run([sys.executable, "-c", SCALE, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 300  # MiB; one bit for each row would be 477
+
+
 # Iteration
 
 
@@ -459,6 +513,26 @@ def test_every_row_comes_exactly_once_in_each_epoch_over_ranks_restarts_and_chan
         assert sorted(delivered[e * n : (e + 1) * n]) == list(range(n))
     one_rank = Numbered(n).batches(1, seed, shuffle=shuffle)
     assert [next(one_rank)["tokens"][0] for _ in delivered] == delivered
+
+
+def test_killed_at_every_step_of_a_run_and_taken_up_by_other_world_sizes_the_rows_are_the_same():
+    ds, size, steps = Numbered(313), 4, 200
+    one_rank = ds.batches(size, seed=6)
+    expected = [row for _ in range(steps + 18) for row in next(one_rank)["tokens"].tolist()]
+    uncut = ds.batches(size, seed=6)
+    for killed in range(steps):
+        state, delivered = json.loads(json.dumps(uncut.state_dict())), killed * size
+        for world in (4, 2):  # each goes on for a while, 4 until it is killed too
+            ranks = [ds.batches(size, 6, rank, world) for rank in range(world)]
+            for it in ranks:
+                it.load_state_dict(state)
+            for _ in range(3):
+                got = [row for it in ranks for row in next(it)["tokens"].tolist()]
+                assert got == expected[delivered : delivered + len(got)]
+                delivered += len(got)
+            state = ranks[killed % world].state_dict()
+            assert state["rows"] == delivered
+        next(uncut)
 
 
 def test_a_step_is_the_same_however_many_were_drawn_ahead(monkeypatch):

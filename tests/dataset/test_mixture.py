@@ -1,0 +1,303 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import packprep
+from packprep.dataset import loader, manifest, mixture, shares
+from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS
+from packprep.errors import ArgumentError, DatasetError, StateError
+from tests.dataset.synthetic import make_dataset, replace_in_manifest
+from tests.dataset.test_loader import Numbered
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Directories of three datasets: 12 rows with blocks, 7 in place, 3 that predict the next token, of int32."""
+    options = [
+        {"seed": 1, "in_place": True, "blocks": True, "trained": True, "pad_to": 4},
+        {"seed": 2, "in_place": True, "rows_per_shard": (3, 4)},
+        {"seed": 3, "token_dtype": "int32", "rows_per_shard": (1, 2)},
+    ]
+    for i, own in enumerate(options):
+        make_dataset(tmp_path / str(i), **own)
+    return [tmp_path / str(i) for i in range(3)]
+
+
+SHARES = [0.5, 0.3, 0.2]
+SUMMED = [*COLUMNS, "loss_weights", "n_trained", "loss_weight_sum"]
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_rows_items_and_batches_are_those_of_the_datasets_one_after_the_other(three, io):
+    parts = [packprep.open_dataset(directory) for directory in three]
+    mixed = packprep.open_dataset(three, shares=SHARES, io=io)
+    assert len(mixed) == 22 and mixed.token_dtype == np.int32 and mixed.shares.tolist() == SHARES
+    assert (mixed.seq_length, mixed.vocab_size, mixed.pad_id) == (64, 528, 1)
+    where = [(d, i) for d, part in enumerate(parts) for i in range(len(part))]
+    order = np.random.default_rng(0).permutation(22)
+    batch = mixed.batch(order, columns=SUMMED)
+    assert list(batch) == SUMMED and batch["tokens"].dtype == batch["labels"].dtype == np.int32
+    for at, index in enumerate(order.tolist()):
+        d, i = where[index]
+        expected = parts[d].batch([i], columns=SUMMED)
+        row, again = mixed.row(index), mixed.row(index - 22)
+        assert row.index == again.index == i and row.dataset is mixed.datasets[d]
+        assert np.array_equal(row.tokens, expected["tokens"][0]) and np.array_equal(row.labels, again.labels)
+        item = mixed[np.int64(index)]
+        assert list(item) == list(COLUMNS)
+        for name in SUMMED:
+            assert np.array_equal(batch[name][at], expected[name][0]), name
+            assert name not in item or np.array_equal(item[name], expected[name][0])
+    out = {"tokens": np.empty((3, 64), np.int64), "n_trained": np.empty(3, np.int64)}
+    assert mixed.batch([0, 21, 13], out=out)["tokens"] is out["tokens"]
+    assert np.array_equal(out["tokens"], mixed.batch([0, 21, 13])["tokens"])
+    items = mixed.__getitems__([21, 0])
+    assert np.array_equal(items[0]["labels"], mixed[21]["labels"]) and len(items) == 2
+    assert mixed.batch([])["tokens"].shape == (0, 64)
+    for index in (22, -23):
+        for read in (mixed.row, mixed.__getitem__, lambda i: mixed.batch([i])):
+            with pytest.raises(IndexError, match=f"{index} of a (mixture|dataset) of 22 rows"):
+                read(index)
+    with pytest.raises(ArgumentError, match="2 epochs are given for 1 rows"):
+        mixed.batch([0], epochs=[1, 2])
+
+
+def test_each_dataset_comes_in_the_order_that_its_seed_gives_it_with_its_own_epochs(three):
+    mixed = packprep.open_dataset(three, shares=SHARES)
+    samples = np.arange(500)
+    rows, epochs = mixed.rows_of_samples(samples, 9, True)
+    first = 0
+    for d, dataset in enumerate(mixed.datasets):
+        here = (rows >= first) & (rows < first + len(dataset))
+        assert here.sum() == [250, 150, 100][d]
+        alone, own_epochs = dataset.rows_of_samples(np.arange(here.sum()), shares.seed_of(9, d), True)
+        assert rows[here].tolist() == (first + alone).tolist() and epochs[here].tolist() == own_epochs.tolist()
+        first += len(dataset)
+    in_order, _ = mixed.rows_of_samples(np.arange(20), 9, False)
+    assert in_order.tolist() == [0, 12, 19, 1, 2, 13, 3, 20, 14, 4, 5, 15, 21, 6, 7, 16, 8, 19, 17, 9]
+
+
+def test_a_mixture_of_one_dataset_has_its_order(three):
+    alone = packprep.open_dataset(three[0]).batches(5, seed=7, epochs=2)
+    mixed = packprep.open_dataset(three[:1], shares=[1.0]).batches(5, seed=7, samples=24)
+    for a, b in zip(alone, mixed, strict=True):
+        assert all(np.array_equal(a[name], b[name]) for name in COLUMNS)
+
+
+def test_datasets_of_one_size_have_orders_of_their_own():
+    mixed = numbered([1000, 1000, 1000], [1, 1, 1])
+    rows, _ = mixed.rows_of_samples(np.arange(3000), 4, True)
+    a, b, c = (rows[(rows >= begin) & (rows < begin + 1000)] - begin for begin in (0, 1000, 2000))
+    for one, other in ((a, b), (b, c), (a, c)):
+        assert sorted(one.tolist()) == list(range(1000)) and (one == other).mean() < 0.02
+
+
+def numbered(sizes, given, fingerprint="f"):
+    """A mixture of datasets without files, whose row i, of all rows, has tokens i."""
+    datasets = []
+    for d, n in enumerate(sizes):
+        dataset = Numbered(n, fingerprint + str(d))
+        dataset.seq_length, dataset.vocab_size, dataset.pad_id, dataset.token_dtype = 8, 9, 0, np.dtype("u2")
+        dataset.manifest |= {"tokenizer": {"digest": "t"}, "law_version": 1}
+        datasets.append(dataset)
+
+    class NumberedMixture(mixture.Mixture):
+        def batch(self, indices, out=None, columns=None, dtype=None, epochs=None):
+            return {"tokens": np.asarray(indices, np.int64)}
+
+    return NumberedMixture(datasets, shares.counts_of(given))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_shares_and_epochs_hold_over_ranks_restarts_and_changed_sizes(data):
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4), "sizes")
+    given_shares = data.draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)), "shares")
+    seed, shuffle = data.draw(st.integers(0, 2**64 - 1), "seed"), data.draw(st.booleans(), "shuffle")
+    samples = data.draw(st.integers(0, 200), "samples")
+    mixed, delivered, state = numbered(sizes, given_shares), [], None
+    for _ in range(data.draw(st.integers(1, 5), "restarts")):
+        size, world = data.draw(st.integers(1, 9), "B"), data.draw(st.integers(1, 5), "W")
+        ahead = data.draw(st.integers(0, 3), "read_ahead")
+        ranks = [mixed.batches(size, seed, r, world, shuffle, samples=samples, read_ahead=ahead) for r in range(world)]
+        for it in ranks:
+            it.dataset.will_need = lambda rows, columns: None
+            if state is not None:
+                it.load_state_dict(state)
+        for _ in range(data.draw(st.integers(0, 9), "steps")):
+            batches = [next(it, None) for it in ranks]
+            if batches[0] is None:
+                assert batches == [None] * world
+                break
+            for batch in batches:
+                delivered += batch["tokens"].tolist()
+        states = [json.loads(json.dumps(it.state_dict())) for it in ranks]
+        assert all(s == states[0] for s in states) and states[0]["rows"] == len(delivered) <= samples
+        state = states[0]
+        assert mixed.delivered(state) == by_dataset(delivered, sizes, shuffle)
+    one_rank = mixed.batches(1, seed, shuffle=shuffle)
+    assert [next(one_rank)["tokens"][0] for _ in delivered] == delivered
+
+
+def by_dataset(delivered, sizes, shuffle):
+    """How many rows of each dataset were delivered; each epoch of each holds every row of it once."""
+    counts, first = [], 0
+    for n in sizes:
+        own = [row - first for row in delivered if first <= row < first + n]
+        for begin in range(0, len(own), n):
+            epoch = own[begin : begin + n]
+            assert len(set(epoch)) == len(epoch)
+            assert shuffle or epoch == list(range(len(epoch)))
+        counts.append(len(own))
+        first += n
+    return counts
+
+
+def test_rows_are_noised_anew_by_the_epochs_of_their_own_dataset(three):
+    mixed = packprep.open_dataset(three[1:], shares=[1, 1])
+    for directory in three[1:]:
+        changed = {"mask": 499, "pad": 1, "special_ids": [1, 499, 500, 501]}
+        replace_in_manifest(directory, specials=changed)
+    mixed = packprep.open_dataset(three[1:], shares=[1, 1])
+    for task in mixed.datasets[0].tasks:
+        if task["label_alignment"] == "same_slot":
+            task["parameters"] |= {"noise": [0.3, 0.3], "replace": {"mask": 1.0}}
+    epochs = mixed.rows_of_samples(np.arange(40), 3, True)[1]
+    assert sorted(set(epochs.tolist())) == [0, 1, 2, 3, 4, 5, 6]
+    asked = []
+    for dataset in mixed.datasets:
+        dataset.batch = lambda rows, epochs=None, dataset=dataset, **given: (
+            asked.append((dataset.directory, epochs)) or loader.Dataset.batch(dataset, rows, **given)
+        )
+    for _ in mixed.batches(40, seed=3, redraw=True, samples=40):
+        pass
+    assert [len(epochs) for _, epochs in asked] == [20, 20]
+    assert max(asked[0][1]) == 2 and max(asked[1][1]) == 6
+
+
+def test_a_state_of_other_datasets_or_shares_is_refused_and_json_keeps_it(three):
+    it = packprep.open_dataset(three, shares=SHARES).batches(4, seed=1)
+    next(it)
+    state = json.loads(json.dumps(it.state_dict()))
+    assert state == {"fingerprint": it.dataset.fingerprint, "seed": 1, "shuffle": True, "rows": 4}
+    others = [
+        packprep.open_dataset(three, shares=[0.5, 0.2, 0.3]),
+        packprep.open_dataset([three[1], three[0], three[2]], shares=SHARES),
+        packprep.open_dataset(three[:2], shares=[0.5, 0.5]),
+        packprep.open_dataset(three[0]),
+    ]
+    for other in others:
+        with pytest.raises(StateError, match="fingerprint"):
+            other.batches(4, seed=1).load_state_dict(state)
+    again = packprep.open_dataset(three, shares=[5, 3, 2]).batches(2, rank=1, world_size=2, seed=1)
+    again.load_state_dict(state)
+    assert np.array_equal(next(again)["tokens"], next(it)["tokens"][2:])
+
+
+def test_pickles_and_columns_are_those_of_a_dataset(three):
+    mixed = packprep.open_dataset(three, shares=SHARES)
+    some = mixed.with_columns(["tokens", "n_trained"], dtype=np.int64)
+    for reader in (some, pickle.loads(pickle.dumps(some)), some.with_loss_on()):
+        assert reader.fingerprint == mixed.fingerprint and reader.counts.tolist() == [5, 3, 2]
+        for got in (reader.batch([20, 3]), next(reader.batches(2, seed=1))):
+            assert list(got) == ["tokens", "n_trained"] and got["tokens"].dtype == np.int64
+        assert np.array_equal(reader[20]["tokens"], mixed[20]["tokens"])
+    assert mixed.with_columns("labels").batch([0, 20])["labels"].dtype == np.int32
+    with pytest.raises(ArgumentError, match="'colour'"):
+        mixed.with_columns(["colour"])
+
+
+def test_loss_is_kept_on_the_named_sources_tasks_and_datasets(three):
+    mixed = packprep.open_dataset(three, shares=SHARES)
+    parts = [packprep.open_dataset(directory) for directory in three]
+
+    def masks(reader):
+        return reader.batch(range(22), columns=["loss_mask"])["loss_mask"]
+
+    def of_parts(*restricted):
+        return np.concatenate([part.batch(range(len(part)), columns=["loss_mask"])["loss_mask"] for part in restricted])
+
+    assert np.array_equal(
+        masks(mixed.with_loss_on(task="x")), of_parts(*(part.with_loss_on(task="x") for part in parts))
+    )
+    assert np.array_equal(
+        masks(mixed.with_loss_on(task=["masked", "x"], source="web")),
+        of_parts(*(part.with_loss_on("web", ["masked", "x"]) for part in parts[:2]), parts[2].with_loss_on("web", "x")),
+    )
+    none = [part.with_loss_on(source=[]) for part in parts]
+    assert np.array_equal(masks(mixed.with_loss_on(dataset=1)), of_parts(none[0], parts[1], none[2]))
+    assert np.array_equal(masks(mixed.with_loss_on(dataset=[2, 0])), of_parts(parts[0], none[1], parts[2]))
+    assert np.array_equal(masks(mixed.with_loss_on(task="bd3")), of_parts(parts[0].with_loss_on(task="bd3"), *none[1:]))
+    both = mixed.with_loss_on(dataset=1).with_loss_on(task="x")
+    assert np.array_equal(masks(both), masks(mixed.with_loss_on(task="x", dataset=1)))
+    with pytest.raises(ArgumentError, match="no task of any dataset is called 'y'; there are 'causal', 'x'"):
+        mixed.with_loss_on(task="y")
+    with pytest.raises(ArgumentError, match=r"dataset is 3 .* 0 … 2"):
+        mixed.with_loss_on(dataset=3)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"pad_id": 2}, "pad_id of .*/1 is 2, of .*/0 1"),
+        ({"vocab_size": 600}, "vocab_size"),
+        ({"tokenizer": {"file": "tokenizer.json", "digest": "0" * 32}}, "the tokenizer's digest"),
+        ({"law_version": 2}, "law_version"),
+        ({"shards": []}, "has no rows"),
+    ],
+)
+def test_datasets_that_one_model_cannot_read_are_refused_by_what_differs(three, changes, words):
+    replace_in_manifest(three[1], **changes)
+    with pytest.raises(ArgumentError, match=words):
+        packprep.open_dataset(three, shares=SHARES)
+
+
+def test_rows_of_another_length_are_refused(three, tmp_path):
+    make_dataset(tmp_path / "long", seq_length=128)
+    with pytest.raises(ArgumentError, match=r"seq_length of .*long is 128, of .*0 64"):
+        packprep.open_dataset([three[0], tmp_path / "long"], shares=[1, 1])
+
+
+def test_arguments_that_make_no_mixture_are_clear_errors(three, tmp_path):
+    for some, there in ((None, 0), ([1, 1], 2)):
+        with pytest.raises(ArgumentError, match=rf"3 directories needs shares .* there are {there}"):
+            packprep.open_dataset(three, shares=some)
+    with pytest.raises(ArgumentError, match="0 directories"):
+        packprep.open_dataset([], shares=[])
+    with pytest.raises(ArgumentError, match="for a list of directories"):
+        packprep.open_dataset(three[0], shares=[1])
+    with pytest.raises(DatasetError, match="does not exist"):
+        packprep.open_dataset([three[0], tmp_path / "none"], shares=[1, 1])
+    mixed = packprep.open_dataset(three, shares=SHARES)
+    with pytest.raises(ArgumentError, match="epochs = 2: a mixture has none.*samples = N"):
+        mixed.batches(4, epochs=2)
+    with pytest.raises(ArgumentError, match="give one of them"):
+        mixed.batches(4, epochs=2, samples=9)
+    with pytest.raises(ArgumentError, match="samples is -1"):
+        mixed.batches(4, samples=-1)
+
+
+def test_the_bound_on_open_shards_is_of_all_datasets_together(three):
+    mixed = packprep.open_dataset(three, shares=SHARES, max_open=6)
+    assert [dataset.max_open for dataset in mixed.datasets] == [2, 2, 2]
+    assert [dataset._open for dataset in mixed.datasets] == [{}, {}, {}]
+    for limit, shards, bounds in [(10, [2, 9, 30], [2, 4, 4]), (2, [5, 5, 5], [1, 1, 1]), (99, [30, 9], [30, 9])]:
+        assert mixture.split_bound(limit, shards) == bounds
+
+
+def test_a_shard_that_is_missing_is_an_error_of_its_file(three):
+    (three[1] / manifest.shard_name(0)).unlink()
+    mixed = packprep.open_dataset(three, shares=SHARES)
+    mixed.will_need(range(22))
+    with pytest.raises(DatasetError, match=r"1/shards/000/000000\.safetensors"):
+        mixed.batch([0, 12])
+
+
+def test_prefix_ends_are_given_where_no_dataset_has_blocks(three):
+    mixed = packprep.open_dataset(three[1:], shares=[1, 1])
+    got = mixed.batch([9, 0], columns=MORE_COLUMNS[1:2])["prefix_ends"]
+    assert np.array_equal(got[1], mixed.datasets[0].row(0).prefix_ends)
