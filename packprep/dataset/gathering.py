@@ -132,8 +132,12 @@ def _gather_slots(
     """The same of the columns that have a value for each slot."""
     segments: Segments | None = None
     for name, values in batch.items():
+        if name == "loss_weights" and dataset._has_block_diffusion:
+            _copy_weights(dataset, values, places, anew)
+            continue
         if name in MORE_COLUMNS:
-            _copy_rows(dataset, name, values, places, anew)
+            segments = segments or Segments(places, dataset.seq_length)
+            values[...] = _derived_for_all(dataset, name, segments).reshape(values.shape)
             continue
         lacking = _copy_stored(name, values, places)
         restricted = name == "loss_mask" and dataset._loss_on is not None
@@ -193,13 +197,20 @@ def _derive(dataset: "Dataset", name: str, values: np.ndarray, segments: Segment
         values[lacking] = derived[lacking]
 
 
-def _copy_rows(
-    dataset: "Dataset", name: str, values: np.ndarray, places: Sequence[Place], anew: Mapping[int, int]
-) -> None:
-    """Copy what a Row derives, row by row."""
+def _derived_for_all(dataset: "Dataset", name: str, segments: Segments) -> np.ndarray:
+    """prefix_ends, or loss_weights of rows without block diffusion, one after the other."""
+    if name == "prefix_ends":
+        return segments.prefix_ends()
+    loss_mask = np.empty((len(segments.places), dataset.seq_length), np.uint8)
+    _gather_slots(dataset, segments.places, {"loss_mask": loss_mask}, {})
+    return segments.at_slots(segments.column("loss_weight"), 0) * loss_mask.reshape(-1)
+
+
+def _copy_weights(dataset: "Dataset", values: np.ndarray, places: Sequence[Place], anew: Mapping[int, int]) -> None:
+    """loss_weights of rows in which a block may have its own, row by row."""
     for i, (shard, row) in enumerate(places):
-        if name != "loss_weights" or i not in anew:
-            values[i] = getattr(Row(dataset, -1, shard, row), name)
+        if i not in anew:
+            values[i] = Row(dataset, -1, shard, row).loss_weights
 
 
 def _redraw(dataset: "Dataset", batch: dict[str, np.ndarray], places: Sequence[Place], anew: Mapping[int, int]) -> None:

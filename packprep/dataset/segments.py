@@ -122,6 +122,20 @@ class Segments:
         positions[self.gaps] = 0
         return positions
 
+    def prefix_ends(self) -> np.ndarray:
+        """int32[size]: the slot of the row at which the prefix of each slot's segment ends; padding 0.
+
+        Raises DatasetError where a prefix is longer than its segment, or −1: another rule of attention.
+        """
+        prefix = self.column("prefix").astype(np.int64)
+        wrong = (prefix < 0) | (prefix > self.slots)
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            why = "another attention rule" if prefix[i] == -1 else f"a prefix of {prefix[i]} of {self.slots[i]} slots"
+            raise self.fault(int(self.row[i]), f"prefix_ends cannot be given: a segment has {why}")
+        in_row = self.at - self.row * (self.size // len(self.places))
+        return self.at_slots((in_row + prefix).astype(np.int32), 0)
+
     def next_token_loss_mask(self) -> np.ndarray:
         """uint8[size], as next_token_loss_mask."""
         return next_token_loss_mask(self.at, self.slots, self.column("prefix"), self.size)

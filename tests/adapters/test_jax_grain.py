@@ -11,7 +11,7 @@ from tests.adapters import jax_made  # noqa: F401
 from tests.dataset import synthetic
 
 grain = pytest.importorskip("grain", reason="Grain is not installed: pip install 'packprep[trainers]'")
-from packprep.adapters.jax.grain_source import grain_batches  # noqa: E402
+from packprep.adapters.jax.grain_source import grain_batches
 
 
 @pytest.fixture(scope="module")
