@@ -3,21 +3,18 @@
 What is compared is all that tokenization makes of a text, ids and rejection alike.
 """
 
-import contextlib
 import platform
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, Reference
 from packprep.corpus.nasty_text import nasty_texts
+from packprep.corpus.remembered import remembered
 from packprep.corpus.tokenization import Tokens, tokenize
 from packprep.corpus.tokenizer_json import read_tokens
 from packprep.corpus.vocabulary import Vocabulary
-from packprep.digests import digest_of
-from packprep.kernel import cache_folder
 from packprep.randomness import PROOF, philox
 
 RATE = 2000  # one document of so many is compared during a build
@@ -63,21 +60,19 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> None:
     """`prove` on the same texts for every build with this tokenizer. EngineRefusal.
 
-    It takes a second, so a proof is remembered in the folder of compiled kernels, for this machine, these versions and
-    these sources of packprep.
+    A proof is remembered, for this machine and these versions.
     """
-    if engine.reference is None:
+    reference = engine.reference
+    if reference is None:
         return
-    facts = (engine.name, engine.version, engine.reference.version, vocabulary.digest, special_text, platform.node())
-    folder = cache_folder()
-    proven = folder and Path(folder) / f"proven-{digest_of(repr((facts, vocabulary.special_ids)).encode())}"
-    if proven and proven.exists():
-        return
-    added, pieces = texts_of_tokens(engine.reference, vocabulary)
-    prove(engine, nasty_texts(0, 0, NASTY_TEXTS, added, pieces), special_text, vocabulary)
-    if proven:
-        with contextlib.suppress(OSError):  # it is proven again the next time
-            proven.touch()
+
+    def find() -> bool:
+        added, pieces = texts_of_tokens(reference, vocabulary)
+        prove(engine, nasty_texts(0, 0, NASTY_TEXTS, added, pieces), special_text, vocabulary)
+        return True
+
+    versions = (engine.name, engine.version, reference.version, platform.node())
+    remembered("proof", (*versions, vocabulary.digest, vocabulary.special_ids, special_text), bool, find)
 
 
 def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:

@@ -144,6 +144,13 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
         raise VocabularyError(f"tokenizer = {name!r}: {error}") from error
 
 
+def library_version() -> str:
+    """Of `tokenizers`."""
+    import tokenizers
+
+    return tokenizers.__version__
+
+
 @functools.lru_cache(maxsize=1)
 def library_tokenizer(data: bytes) -> Any:
     """The `tokenizers` library's tokenizer. Not to be changed: the last one is remembered."""
@@ -183,12 +190,12 @@ def _read_tokens(data: bytes) -> TokenTable:
 
 
 def tokens_in_file(data: bytes, name: str) -> TokenTable:
-    """As `read_tokens`, by the file alone, so without its checks, and at once."""
+    """As `read_tokens`, but by the file alone where that tells, without the checks, and at once."""
     parsed = parse_tokenizer_json(data, name)
-    vocabulary = parsed["model"].get("vocab") or {}
-    if not isinstance(vocabulary, dict):
-        vocabulary = {entry[0]: id for id, entry in enumerate(vocabulary)}
-    return _table(parsed, vocabulary)
+    vocabulary = parsed["model"].get("vocab")
+    if isinstance(vocabulary, dict):
+        return _table(parsed, vocabulary)
+    return read_tokens(data, name)  # a Unigram's, or none
 
 
 def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTable:

@@ -5,17 +5,19 @@ What is given comes first; what is found never takes a token that something else
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from packprep.corpus.missing_roles import Missing, listed, looks_special, missing_message
+from packprep.corpus.remembered import remembered
 from packprep.corpus.tokenizer_files import load_tokenizer_json
 from packprep.corpus.tokenizer_json import (
     BYTES_VOCAB_SIZE,
     TokenTable,
     bytes_tokenizer_json,
     extended_tokenizer_json,
+    library_version,
     read_tokens,
     tokens_in_file,
 )
@@ -122,6 +124,13 @@ def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Ne
     give them one), a token with two roles, or an id that reaches specials.vocab_size.
     """
     data, hints = load_tokenizer_json(tokenizer, base)
+    needed = (sorted(needs.roles), needs.mode_tokens, needs.sentinels)
+    depends_on = (digest_of(data), hints, asdict(specials), needed, library_version())
+    return remembered("vocabulary", depends_on, Vocabulary, lambda: _resolve(data, hints, tokenizer, specials, needs))
+
+
+def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Specials, needs: Needs) -> Vocabulary:
+    """tokenizer: its name, for messages."""
     is_bytes = data == bytes_tokenizer_json()
     tokens = tokens_in_file(data, tokenizer)
     if 0 < specials.vocab_size < tokens.n_ids:

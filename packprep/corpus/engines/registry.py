@@ -7,7 +7,7 @@ from packprep.corpus.engines import fast
 from packprep.corpus.engines.byte_ids import BytesEngine
 from packprep.corpus.engines.engine import Engine, EngineRefusal, check_special_text
 from packprep.corpus.engines.reference import ReferenceEngine
-from packprep.corpus.tokenizer_json import bytes_tokenizer_json
+from packprep.corpus.tokenizer_json import bytes_tokenizer_json, library_version
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.digests import digest_of
 from packprep.errors import PlanError, RecipeError
@@ -28,12 +28,6 @@ class EngineKind:
     proven: bool  # whether it has to be compared with the reference before it is trusted, and all through the build
 
 
-def _tokenizers_version() -> str:
-    import tokenizers
-
-    return tokenizers.__version__
-
-
 def _no_bytes(vocabulary: Vocabulary) -> str | None:
     return None if vocabulary.digest == digest_of(bytes_tokenizer_json()) else 'it is not the built-in "bytes"'
 
@@ -42,7 +36,7 @@ def _no_bytes(vocabulary: Vocabulary) -> str | None:
 ENGINES: dict[str, EngineKind] = {
     "bytes": EngineKind("packprep", lambda: BytesEngine.version, _no_bytes, BytesEngine, proven=False),
     fast.NAME: EngineKind(fast.NAME, fast.installed_version, fast.refusal, fast.FastEngine, proven=True),
-    REFERENCE: EngineKind("tokenizers", _tokenizers_version, lambda vocabulary: None, ReferenceEngine, proven=False),
+    REFERENCE: EngineKind("tokenizers", library_version, lambda vocabulary: None, ReferenceEngine, proven=False),
 }
 
 
@@ -91,7 +85,7 @@ def engine_facts(name: str) -> dict[str, str]:
     version = ENGINES[name].version()
     assert version is not None
     facts = {"name": name, "version": version}
-    return {**facts, "reference": _tokenizers_version()} if ENGINES[name].proven else facts
+    return {**facts, "reference": library_version()} if ENGINES[name].proven else facts
 
 
 def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text: str) -> Engine:
@@ -106,7 +100,7 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
     kind = ENGINES[name]
     versions = [(name, kind.package, engine["version"], kind.version())]
     if "reference" in engine:
-        versions.append((REFERENCE, ENGINES[REFERENCE].package, engine["reference"], _tokenizers_version()))
+        versions.append((REFERENCE, ENGINES[REFERENCE].package, engine["reference"], library_version()))
     for which, package, planned, here in versions:
         if planned != here:
             raise PlanError(
