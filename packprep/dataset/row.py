@@ -1,5 +1,6 @@
 """One row as a view of its mapped shard, or read from it; what is not stored is derived from it at first use."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -154,6 +155,20 @@ class Row:
         except ArgumentError as error:
             raise self._fault(f"prefix_ends cannot be given: {error}") from error
         return read_only(ends)
+
+    def micro_sequences(self, size: int) -> Iterator[tuple[slice, attention.MicroSequence]]:
+        """The row in windows of at most `size` slots, in order: (slots of the queries, their layout).
+
+        Windows end where attention.cut_points allows it: not inside of a two-way prefix, and a longer one is refused.
+        The keys of a window are the slots from its first_document_begin to its end.
+        """
+        begin = 0
+        for end in attention.cut_points(self, size).tolist():
+            layout = attention.micro_sequence(
+                self.cu_seqlens, begin, end, self.segments["prefix"], self.cu_seqlens_padded
+            )
+            yield slice(begin, end), layout
+            begin = end
 
     @cached_property
     def loss_weights(self) -> np.ndarray:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
+from packprep.dataset import attention, loader, manifest, shard
 from packprep.dataset import batches as iteration
-from packprep.dataset import loader, manifest, shard
 from packprep.errors import ArgumentError, DatasetError, StateError
 from tests.dataset.synthetic import PAD, SOURCES, make_dataset, make_shard, replace_in_manifest, tasks
 
@@ -262,6 +262,29 @@ def test_prefix_ends_are_a_column_on_request(tmp_path):
     ds = packprep.open_dataset(tmp_path)
     got = ds.batch(range(12), columns=["prefix_ends"])["prefix_ends"]
     assert got.tolist() == [row["prefix_ends"] for row in expected_rows(shards, {"pad_to": 4})]
+
+
+@pytest.mark.parametrize("pad_to", [1, 8])
+@pytest.mark.parametrize("size", [17, 32, 64])
+def test_micro_sequences_are_windows_over_all_of_a_row(tmp_path, pad_to, size):
+    make_dataset(tmp_path, (12,), pad_to=pad_to)
+    for row in map(packprep.open_dataset(tmp_path).row, range(12)):
+        longest = int(row.segments["prefix"].max(initial=0))
+        if longest > size:
+            with pytest.raises(ArgumentError, match=f"which no window of {size} slots holds"):
+                list(row.micro_sequences(size))
+            continue
+        windows = list(row.micro_sequences(size))
+        assert [w.start for w, _ in windows] == [0, *(w.stop for w, _ in windows[:-1])]
+        assert windows[-1][0].stop == 64 and all(0 < w.stop - w.start <= size for w, _ in windows)
+        dense = attention.dense_mask(row.segment_ids, row.prefix_ends)
+        for window, layout in windows:
+            real = row.segment_ids[window] > 0
+            seen = dense[window][real]
+            assert not seen[:, : layout.first_document_begin].any() and not seen[:, window.stop :].any()
+            assert layout.cu_seqlens_q[-1] == window.stop - window.start and layout.cu_seqlens_k[0] == 0
+            assert layout.cu_seqlens_k[-1] == window.stop - layout.first_document_begin
+            assert layout.position_ids[real].tolist() == row.position_ids[window][real].tolist()
 
 
 def test_sums_of_a_row_are_those_of_its_slots_whatever_is_asked_for_besides(made):
