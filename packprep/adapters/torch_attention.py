@@ -165,8 +165,8 @@ def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> 
 def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True) -> bool:
     """Whether a varlen kernel takes this dataset with causal=True (False: both ways); else refused by the tasks' names.
 
-    Ask it once, before training; a mixture is asked for the tasks of all of its datasets. A task without a segment does not count; the implicit task too_short, which is causal,
-    counts where the ledger has segments of it.
+    Ask it once, before training; a mixture is asked for the tasks of all of its datasets. A task without a segment does
+    not count; the implicit task too_short, which is causal, counts where the ledger has segments of it.
     """
     rules: dict[str, dict[str, None]] = {}  # attention rule → names of tasks, in order
     for each in datasets_of(dataset):

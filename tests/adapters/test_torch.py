@@ -257,15 +257,17 @@ def test_a_mixture_has_the_columns_of_all_tasks_and_each_dataset_s_values(mixtur
     batches = loader(mixture, 10, seed=3, samples=35)
     plain = mixture.batches(10, seed=3, samples=35, columns=batches.batches.form.columns)
     wanted = {*plain_columns(), "loss_weights", "prefix_ends", "block_lengths", "trained", "loss_weight"}
+    in_blocks = 0
     for expected in plain:
         batch = next(batches)
         assert set(batch) == wanted and batch["trained"] == expected["loss_mask"].sum()
         for name, values in expected.items():
             assert np.array_equal(batch[name].numpy(), values), name
-        assert (batch["block_lengths"] > 0).any()
         assert torch.equal(batch["prefix_ends"] == -1, batch["block_lengths"] > 0)
-    assert next(batches, None) is None and batches.state_dict()["rows"] == 35
-    flat = next(loader(mixture, 10, seed=3, layout="thd"))
+        in_blocks += int((batch["block_lengths"] > 0).sum())
+    assert in_blocks and next(batches, None) is None and batches.state_dict()["rows"] == 35
+    flat = next(loader(mixture, 35, seed=3, layout="thd"))
+    assert (flat["block_lengths"] > 0).sum() == in_blocks
     assert torch.equal(flat["prefix_ends"] == -1, flat["block_lengths"] > 0)
     rows = Rows(mixture)
     assert len(rows) == len(mixture) and np.array_equal(rows[25]["tokens"].numpy(), mixture[25]["tokens"])
