@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from packprep.adapters.torch import opened
+from packprep.adapters.opening import opened, tasks_of
 from packprep.adapters.torch_attention import flex_block_mask, sdpa_mask, transformers_kwargs
 from packprep.dataset.loader import Dataset
+from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
 IGNORE_INDEX = -100
@@ -33,7 +34,8 @@ LABELS = ("shift_labels", "shifted_by_model")
 
 
 class Collator:
-    """A Trainer's data_collator, and the inputs of a model from a batch; checked once against the dataset's tasks.
+    """A Trainer's data_collator, and the inputs of a model from a batch; checked once against the dataset's tasks, or
+    against those of all datasets of a mixture.
 
     attention: the model's attn_implementation. labels: "shift_labels", or "shifted_by_model" for a model whose loss
     does not know shift_labels; tasks that predict in place are refused there by name. loss_weights: Transformers' loss
@@ -43,13 +45,13 @@ class Collator:
 
     def __init__(
         self,
-        directory: str | os.PathLike | Dataset,
+        directory: str | os.PathLike | Dataset | Mixture,
         attention: str = "sdpa",
         labels: str = "shift_labels",
         loss_weights: str = "refuse",
         prefix_bidirectional: bool = True,
     ):
-        dataset = opened(directory)
+        tasks = tasks_of(opened(directory))
         for name, value, known in (
             ("attention", attention, ATTENTIONS),
             ("labels", labels, LABELS),
@@ -58,7 +60,7 @@ class Collator:
             if value not in known:
                 raise ArgumentError(f"{name} is {value!r} and should be one of {', '.join(map(repr, known))}")
         self.attention, self.labels, self.prefix_bidirectional = attention, labels, prefix_bidirectional
-        in_place = [task for task in dataset.tasks if task["label_alignment"] == "same_slot"]
+        in_place = [task for task in tasks if task["label_alignment"] == "same_slot"]
         self.predicts_in_place = bool(in_place)
         if in_place and labels == "shifted_by_model":
             raise ArgumentError(
@@ -131,9 +133,11 @@ class Collator:
 
 
 def _names(tasks: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(task["name"] for task in tasks)
+    return ", ".join(dict.fromkeys(task["name"] for task in tasks))
 
 
-def model_inputs(batch: Mapping[str, Any], directory: str | os.PathLike | Dataset, **options: Any) -> dict[str, Any]:
+def model_inputs(
+    batch: Mapping[str, Any], directory: str | os.PathLike | Dataset | Mixture, **options: Any
+) -> dict[str, Any]:
     """One batch of adapters.torch.loader as a model's keywords; options as of Collator, which is cheaper to keep."""
     return Collator(directory, **options).inputs(batch)

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from packprep.adapters.torch import loader, opened
+from packprep.adapters.opening import opened, opened_alone
+from packprep.adapters.torch import loader
 from packprep.adapters.torch_attention import varlen_causal
 from packprep.adapters.torch_batch import DTYPES
 from packprep.dataset import attention
 from packprep.dataset.loader import COLUMNS, Dataset
+from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
 _MXFP8, _FP8 = 32, 16
@@ -44,7 +46,7 @@ def alignment_factor(
     return math.lcm(chunks * (tp_size if sequence_parallel else 1), {None: 1, "fp8": _FP8, "mxfp8": _MXFP8}[fp8])
 
 
-def _causal(dataset: Dataset, prefix_bidirectional: bool) -> None:
+def _causal(dataset: Dataset | Mixture, prefix_bidirectional: bool) -> None:
     if not varlen_causal(dataset, prefix_bidirectional):
         raise ArgumentError(
             "every task of this dataset sees its segments both ways, and this trainer's attention is causal; use "
@@ -61,7 +63,7 @@ class GPTRows(TorchDataset):
     cu_seqlens are physical: a gap of pad_seq_to_mult counts as its segment's last slots, which nothing real sees under
     causal attention, and the padding tail is one more segment, so that no slot is left unwritten. It has one width,
     filled up with its last value. max_segments: what that width is for; by default the recipe's max_segments_per_row,
-    or else T, the most that there can be.
+    or else T, the most that there can be. A mixture is refused, since Megatron draws rows by number.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class GPTRows(TorchDataset):
         max_segments: int | None = None,
         prefix_bidirectional: bool = True,
     ):
-        self.dataset = opened(directory)
+        self.dataset = opened_alone(
+            directory, "make GPTRows of each dataset, and give their weights to Megatron's own blending"
+        )
         _causal(self.dataset, prefix_bidirectional)
         packing = self.dataset.manifest["recipe"].get("packing", {})
         self.max_segments = max_segments or packing.get("max_segments_per_row") or self.dataset.seq_length
@@ -123,7 +127,7 @@ def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
 
 
 def torchtitan(
-    directory: str | os.PathLike | Dataset,
+    directory: str | os.PathLike | Dataset | Mixture,
     batch_size: int,
     rank: int = 0,
     world_size: int = 1,

@@ -19,15 +19,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
-from packprep.adapters.torch_batch import DTYPES, Form, block_columns, tensors
+from packprep.adapters.opening import opened
+from packprep.adapters.torch_batch import DTYPES, Form, tensors
 from packprep.dataset import order
-from packprep.dataset.loader import Dataset, open_dataset
+from packprep.dataset.loader import Dataset
+from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError, StateError
-
-
-def opened(directory: str | os.PathLike | Dataset) -> Dataset:
-    """The dataset itself, or the one in the directory."""
-    return open_dataset(directory) if isinstance(directory, str | os.PathLike) else directory
 
 
 class _Steps:
@@ -53,6 +50,7 @@ class _Steps:
             of.form.columns,
             DTYPES,
             redraw=of.redraw,
+            samples=of.samples,
         )
         self._batches.load_state_dict({**of.start, "rows": rows + steps * stride})
 
@@ -62,14 +60,9 @@ class _Steps:
     def __next__(self) -> dict[str, Any]:
         of = self._of
         step = self._steps * self._n_workers + self._worker
-        if of.epochs is not None and step >= of.n_steps(self._rows):
+        if of.end is not None and step >= order.n_steps(self._rows, of.end, of.batch_size, of.world_size):
             raise StopIteration
         batch = next(self._batches)
-        if of.form.by_row:
-            begin = self._rows + (step * of.world_size + of.rank) * of.batch_size
-            samples = np.arange(begin, begin + len(batch["segment_ids"]))
-            rows = order.rows_of_samples(samples, len(of.dataset), of.start["seed"], of.start["shuffle"])
-            batch["prefix_ends"], batch["block_lengths"] = block_columns(of.dataset, rows)
         self._steps += 1
         return tensors(of.form.arrays(batch))
 
@@ -93,11 +86,11 @@ class RankBatches(IterableDataset):
     start: the loader state from which every iteration begins; `load_state_dict` sets it.
     """
 
-    def __init__(self, dataset: Dataset, form: Form, batch_size: int, options: Mapping[str, Any]):
+    def __init__(self, dataset: Dataset | Mixture, form: Form, batch_size: int, options: Mapping[str, Any]):
         super().__init__()
         self.dataset, self.form, self.batch_size = dataset, form, batch_size
         self.rank, self.world_size = options["rank"], options["world_size"]
-        self.epochs, self.redraw = options["epochs"], options["redraw"]
+        self.epochs, self.samples, self.redraw = options["epochs"], options["samples"], options["redraw"]
         # Arguments are checked here, in the main process, by the loader itself.
         self._position = dataset.batches(
             batch_size,
@@ -108,23 +101,20 @@ class RankBatches(IterableDataset):
             self.epochs,
             form.columns,
             redraw=self.redraw,
+            samples=self.samples,
         )
+        self.end = self._position.end
         self.start = self._position.state_dict()
 
     def __iter__(self) -> _Steps:
         worker = get_worker_info()
         return _Steps(self, 0, 1) if worker is None else _Steps(self, worker.id, worker.num_workers)
 
-    def n_steps(self, rows: int) -> int:
-        """The steps that every rank makes after `rows` rows until the epochs are over."""
-        assert self.epochs is not None
-        return order.n_steps(rows, self.epochs * len(self.dataset), self.batch_size, self.world_size)
-
     def state_after(self, steps: int) -> dict[str, Any]:
         """The loader state after `steps` batches have been taken from an iteration that began at `start`."""
         rows = self.start["rows"] + steps * self.batch_size * self.world_size
-        if self.epochs is not None:
-            rows = max(self.start["rows"], min(rows, self.epochs * len(self.dataset)))
+        if self.end is not None:
+            rows = max(self.start["rows"], min(rows, self.end))
         return {**self.start, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -146,7 +136,7 @@ class Loader:
         self._source: Iterator[dict[str, Any]] | None = None
 
     @property
-    def dataset(self) -> Dataset:
+    def dataset(self) -> Dataset | Mixture:
         return self.batches.dataset
 
     def __iter__(self) -> "Loader":
@@ -175,7 +165,7 @@ class Loader:
 
 
 def iterable(
-    directory: str | os.PathLike | Dataset,
+    directory: str | os.PathLike | Dataset | Mixture,
     batch_size: int,
     rank: int = 0,
     world_size: int = 1,
@@ -184,6 +174,7 @@ def iterable(
     seed: int = 0,
     shuffle: bool = True,
     epochs: int | None = None,
+    samples: int | None = None,
     columns: Sequence[str] | None = None,
     redraw: bool = False,
     ignore_index: int | None = None,
@@ -197,11 +188,11 @@ def iterable(
     dataset = opened(directory)
     form = Form(dataset, layout, columns, ignore_index, tail)
     given = {"seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": epochs}
-    return RankBatches(dataset, form, batch_size, {**given, "redraw": redraw})
+    return RankBatches(dataset, form, batch_size, {**given, "samples": samples, "redraw": redraw})
 
 
 def loader(
-    directory: str | os.PathLike | Dataset,
+    directory: str | os.PathLike | Dataset | Mixture,
     batch_size: int,
     rank: int = 0,
     world_size: int = 1,
@@ -213,6 +204,8 @@ def loader(
 ) -> Loader:
     """An iterator over one rank's batches, dicts of tensors, with state_dict and load_state_dict.
 
+    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of its datasets need.
+
     layout "bshd": [batch_size, T] each
 
         tokens labels position_ids   int64     loss_mask      bool: cross_entropy(logits[t], labels[t]) where it is True
@@ -222,9 +215,9 @@ def loader(
     layout "thd": the same as one row, [1, slots], and cu_seqlens int32[segments + 1], max_seqlen int. tail "segment":
     each run of padding is a segment of its own, so that no kernel leaves a slot unwritten; "drop": padding is left out.
 
-    Where the dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
+    Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
 
-    options: seed, shuffle, epochs, columns, redraw as of `Dataset.batches`; tail; ignore_index: goes into labels where
+    options: seed, shuffle, epochs, samples, columns, redraw as of `Dataset.batches`; tail; ignore_index: goes into labels where
     loss_mask is False. pin_memory: batches lie in page-locked memory, from torch's own cache of it. num_workers:
     processes; 0, the fast default, makes batches here.
     """
@@ -239,10 +232,11 @@ class Rows(TorchDataset):
     """A dataset as a map-style dataset of rows: dicts of [T] tensors in the dtypes of `loader`.
 
     The dataset that open_dataset gives works under DataLoader too, with tokens in their stored dtype: torch can hold
-    uint16, but can neither add it nor look it up in an embedding.
+    uint16, but can neither add it nor look it up in an embedding. A mixture's rows are those of its datasets one after
+    the other: it is BatchSampler that draws them by their shares, and another sampler does not.
     """
 
-    def __init__(self, directory: str | os.PathLike | Dataset, columns: Sequence[str] | None = None):
+    def __init__(self, directory: str | os.PathLike | Dataset | Mixture, columns: Sequence[str] | None = None):
         self.dataset = opened(directory)
         self._form = Form(self.dataset, "bshd", columns, None, "segment")
 
@@ -253,8 +247,6 @@ class Rows(TorchDataset):
         """Rows by one gather; DataLoader asks for a batch at once."""
         rows = np.asarray(indices, np.int64)
         batch = self.dataset.batch(rows, columns=self._form.columns, dtype=DTYPES)
-        if self._form.by_row:
-            batch["prefix_ends"], batch["block_lengths"] = block_columns(self.dataset, rows)
         return [{name: torch.from_numpy(values[i]) for name, values in batch.items()} for i in range(len(rows))]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
@@ -265,11 +257,12 @@ class BatchSampler:
     """Lists of row numbers of one rank in packprep's order, for `DataLoader(rows, batch_sampler=…)`.
 
     The state is a loader's. Under StatefulDataLoader it is exact; a plain DataLoader with workers draws lists ahead.
+    samples: an end in place of the one epoch; a mixture needs it, or epochs=None.
     """
 
     def __init__(
         self,
-        rows: "Rows | Dataset",
+        rows: Rows | Dataset | Mixture,
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
@@ -277,23 +270,25 @@ class BatchSampler:
         seed: int = 0,
         shuffle: bool = True,
         epochs: int | None = 1,
+        samples: int | None = None,
     ):
         self._dataset = rows.dataset if isinstance(rows, Rows) else rows
-        self._batch_size, self._rank, self._world_size, self._epochs = batch_size, rank, world_size, epochs
-        self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs)
+        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+        epochs = None if samples is not None and epochs == 1 else epochs
+        self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs, samples=samples)
         self._state = self._position.state_dict()
 
     def __iter__(self) -> Iterator[list[int]]:
-        n = len(self._dataset)
+        end = self._position.end
         while True:
-            state, end = self._state, None if self._epochs is None else self._epochs * n
+            state = self._state
             if end is not None and state["rows"] >= end:
                 return
             samples = np.array(order.samples_of_step(state["rows"], 0, self._batch_size, self._rank, self._world_size))
             samples = samples if end is None else samples[samples < end]
             rows = state["rows"] + self._batch_size * self._world_size
             self._state = {**state, "rows": rows if end is None else min(rows, end)}
-            yield order.rows_of_samples(samples, n, state["seed"], state["shuffle"]).tolist()
+            yield self._dataset.rows_of_samples(samples, state["seed"], state["shuffle"])[0].tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._state)

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from packprep.adapters.opening import datasets_of
 from packprep.dataset.loader import Dataset
+from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
 
@@ -160,17 +162,18 @@ def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> 
 # Varlen kernels: segments one after another, causal in all or in none
 
 
-def varlen_causal(dataset: Dataset, prefix_bidirectional: bool = True) -> bool:
+def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True) -> bool:
     """Whether a varlen kernel takes this dataset with causal=True (False: both ways); else refused by the tasks' names.
 
-    Ask it once, before training. A task without a segment does not count; the implicit task too_short, which is causal,
-    counts where the ledger has segments of it.
+    Ask it once, before training; a mixture is asked for the tasks of all of its datasets. A task without a segment does
+    not count; the implicit task too_short, which is causal, counts where the ledger has segments of it.
     """
-    rules: dict[str, list[str]] = {}
-    drawn = dataset.manifest["ledger"].get("tasks", {})
-    for task in dataset.tasks:
-        if drawn.get(task["name"], {}).get("segments", 1):
-            rules.setdefault(task["attention"], []).append(task["name"])
+    rules: dict[str, dict[str, None]] = {}  # attention rule → names of tasks, in order
+    for each in datasets_of(dataset):
+        drawn = each.manifest["ledger"].get("tasks", {})
+        for task in each.tasks:
+            if drawn.get(task["name"], {}).get("segments", 1):
+                rules.setdefault(task["attention"], {})[task["name"]] = None
     if "block_diffusion" in rules:
         raise ArgumentError(
             f"task {', '.join(rules['block_diffusion'])} has block diffusion's rule, which no varlen kernel has; use "
@@ -180,7 +183,7 @@ def varlen_causal(dataset: Dataset, prefix_bidirectional: bool = True) -> bool:
         return True
     if set(rules) == {"bidirectional"}:
         return False
-    names = [name for rule, tasks in rules.items() if rule != "causal" for name in tasks]
+    names = dict.fromkeys(name for rule, tasks in rules.items() if rule != "causal" for name in tasks)
     raise ArgumentError(
         f"task {', '.join(names)} sees ahead in part of a row, and a varlen kernel is causal in all of it or in none; "
         "use flex_block_mask or sdpa_mask, or prefix_bidirectional=False for the causal reading"

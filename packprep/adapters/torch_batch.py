@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from packprep.adapters.opening import tasks_of
 from packprep.dataset import attention
 from packprep.dataset.loader import COLUMNS, Dataset
+from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
 LAYOUTS = ("bshd", "thd")
@@ -18,15 +20,16 @@ DTYPES = {
     "position_ids": np.dtype(np.int64),
     "segment_ids": np.dtype(np.int32),
     "prefix_ends": np.dtype(np.int32),
+    "block_lengths": np.dtype(np.int32),
     "loss_mask": np.dtype(bool),
     "loss_weights": np.dtype(np.float32),
 }
 
 
-def default_columns(dataset: Dataset) -> tuple[str, ...]:
-    """All that a trainer needs: loss_weights where a task has some, prefix_ends where a task sees ahead."""
+def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
+    """All that a trainer needs for the tasks of every dataset: loss_weights where a task has some, and prefix_ends."""
     names = list(COLUMNS)
-    if any(task["label_alignment"] == "same_slot" for task in dataset.tasks):
+    if any(task["label_alignment"] == "same_slot" for task in tasks_of(dataset)):
         names.append("loss_weights")
     return (*names, "prefix_ends")
 
@@ -38,31 +41,16 @@ def batch_sums(batch: Mapping[str, np.ndarray]) -> dict[str, int | float]:
     return {"trained": trained, "loss_weight": float(trained if weights is None else weights.sum(dtype=np.float64))}
 
 
-def block_columns(dataset: Dataset, rows: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(prefix_ends, block_lengths) int32[B, T] of rows in which block diffusion may stand beside other rules.
-
-    Its slots have prefix_ends −1 and their task's block length; all others have block length 0.
-    """
-    ends = np.zeros((len(rows), dataset.seq_length), np.int32)
-    blocks = np.zeros_like(ends)
-    for i, number in enumerate(rows):
-        row = dataset.row(int(number))
-        prefix = row.segments["prefix"].astype(np.int64)
-        other = prefix == -1
-        own = attention.prefix_ends(
-            row.cu_seqlens, np.where(other, 0, prefix), dataset.seq_length, row.cu_seqlens_padded
-        )
-        lengths = [dataset.tasks[int(task)]["parameters"].get("block_length", 0) for task in row.segments["task"]]
-        blocks[i] = np.append(0, np.where(other, lengths, 0))[row.segment_ids]
-        ends[i] = np.where(blocks[i] > 0, -1, own)
-    return ends, blocks
-
-
 class Form:
     """How a batch of the loader becomes a batch of tensors; a picklable record, since workers make batches too."""
 
     def __init__(
-        self, dataset: Dataset, layout: str, columns: Sequence[str] | None, ignore_index: int | None, tail: str
+        self,
+        dataset: Dataset | Mixture,
+        layout: str,
+        columns: Sequence[str] | None,
+        ignore_index: int | None,
+        tail: str,
     ):
         if layout not in LAYOUTS:
             raise ArgumentError(f"layout is {layout!r} and should be 'bshd' or 'thd'")
@@ -70,15 +58,13 @@ class Form:
             raise ArgumentError(f"tail is {tail!r} and should be 'segment' or 'drop'")
         self.layout, self.ignore_index, self.tail = layout, ignore_index, tail
         wanted = default_columns(dataset) if columns is None else tuple(columns)
-        self.has_blocks = any(task["attention"] == "block_diffusion" for task in dataset.tasks)
-        self.by_row = self.has_blocks and "prefix_ends" in wanted
         # The layout and the sums are made from these two; labels need the mask where an ignore_index goes into them.
-        needed = ["segment_ids"] if layout == "thd" or self.by_row else []
+        needed = ["segment_ids"] if layout == "thd" else []
+        if "prefix_ends" in wanted and any(task["attention"] == "block_diffusion" for task in tasks_of(dataset)):
+            needed.append("block_lengths")
         if ignore_index is not None or "loss_weights" in wanted:
             needed.append("loss_mask")
-        self.columns = tuple(
-            dict.fromkeys([name for name in (*wanted, *needed) if not (self.by_row and name == "prefix_ends")])
-        )
+        self.columns = tuple(dict.fromkeys((*wanted, *needed)))
 
     def arrays(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         """A batch of numpy arrays, in the layout and with its sums."""

@@ -42,7 +42,10 @@ class Rows(Protocol):
 
 class Batches:
     """Batches of one rank, without end or until `epochs` or `samples`; its state goes on at any world size and batch
-    size."""
+    size.
+
+    end: the first global sample that is not delivered; None: it never ends.
+    """
 
     def __init__(
         self,
@@ -66,12 +69,12 @@ class Batches:
             raise ArgumentError(
                 f"epochs = {epochs!r} and samples = {samples!r} both say where to end: give one of them"
             )
-        self._end: int | None = None  # the first global sample that is not delivered
+        self.end: int | None = None
         if epochs is not None:
-            self._end = dataset.samples_of_epochs(integer("epochs", epochs, 0, 1 << 31))
+            self.end = dataset.samples_of_epochs(integer("epochs", epochs, 0, 1 << 31))
         elif samples is not None:
-            self._end = integer("samples", samples, 0, _MOST_ROWS)
-        if len(dataset) == 0 and self._end != 0:
+            self.end = integer("samples", samples, 0, _MOST_ROWS)
+        if len(dataset) == 0 and self.end != 0:
             raise ArgumentError(f"{dataset!r} has no rows: no batch would ever come")
         if columns is not None:
             columns = checked_columns(columns)
@@ -118,21 +121,21 @@ class Batches:
         first = self._step + len(self._ahead)
         steps = max(1, least - len(self._ahead), self._next_ahead // size)
         self._next_ahead = _SAMPLES_AHEAD
-        if self._end is not None:
-            steps = min(steps, order.n_steps(self._rows, self._end, size, world) - first)
+        if self.end is not None:
+            steps = min(steps, order.n_steps(self._rows, self.end, size, world) - first)
         if steps <= 0:
             return
         at = [order.samples_of_step(self._rows, first + k, size, self._rank, world) for k in range(steps)]
         samples = np.array(at, np.int64)
         rows, epochs = self.dataset.rows_of_samples(samples, self._seed, self._shuffle)
-        kept = samples < (np.iinfo(np.int64).max if self._end is None else self._end)
+        kept = samples < (np.iinfo(np.int64).max if self.end is None else self.end)
         self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """{fingerprint, seed, shuffle, rows}, for json: where all ranks stand after the steps made so far."""
         rows = self._rows + self._step * self._batch_size * self._world_size
-        if self._end is not None:
-            rows = max(self._rows, min(rows, self._end))
+        if self.end is not None:
+            rows = max(self._rows, min(rows, self.end))
         return {"fingerprint": self.dataset.fingerprint, "seed": self._seed, "shuffle": self._shuffle, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -8,14 +8,14 @@ import numpy as np
 from packprep.dataset.redraw import redrawn
 from packprep.dataset.row import Row
 from packprep.dataset.segments import Place, Segments
-from packprep.errors import ArgumentError
+from packprep.errors import ArgumentError, DatasetError
 
 if TYPE_CHECKING:
     from packprep.dataset.loader import Dataset
 
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
 SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}  # one number a row, [B], and what it sums
-MORE_COLUMNS = ("loss_weights", "prefix_ends", *SUMS)  # given on request
+MORE_COLUMNS = ("loss_weights", "prefix_ends", "block_lengths", *SUMS)  # given on request
 _CAST_BY_ONE_DTYPE = ("tokens", "labels", "segment_ids", "position_ids", "prefix_ends")
 _OWN_DTYPES: dict[str, np.dtype] = {
     "segment_ids": np.dtype("u2"),
@@ -23,6 +23,7 @@ _OWN_DTYPES: dict[str, np.dtype] = {
     "loss_weights": np.dtype("f4"),
     "position_ids": np.dtype("i4"),
     "prefix_ends": np.dtype("i4"),
+    "block_lengths": np.dtype("i4"),
     "n_trained": np.dtype("i4"),
     "loss_weight_sum": np.dtype("f4"),
 }
@@ -58,7 +59,8 @@ def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
 def stored_for(names: Iterable[str]) -> set[str]:
     """The arrays of slots that columns are read from, where a shard has them; boundaries are read besides."""
     wanted = {SUMS.get(name, name) for name in names}
-    of = {"labels": ("labels", "tokens"), "loss_weights": ("loss_mask",), "position_ids": (), "prefix_ends": ()}
+    of: dict[str, tuple[str, ...]] = {"labels": ("labels", "tokens"), "loss_weights": ("loss_mask",)}
+    of |= {name: () for name in ("position_ids", "prefix_ends", "block_lengths")}
     return {stored for name in wanted for stored in of.get(name, (name,))}
 
 
@@ -137,7 +139,8 @@ def _gather_slots(
             continue
         if name in MORE_COLUMNS:
             segments = segments or Segments(places, dataset.seq_length)
-            values[...] = _derived_for_all(dataset, name, segments).reshape(values.shape)
+            derived = _derived_for_all(dataset, name, segments, "block_lengths" in batch)
+            values[...] = derived.reshape(values.shape)
             continue
         lacking = _copy_stored(name, values, places)
         restricted = name == "loss_mask" and dataset._loss_on is not None
@@ -197,13 +200,29 @@ def _derive(dataset: "Dataset", name: str, values: np.ndarray, segments: Segment
         values[lacking] = derived[lacking]
 
 
-def _derived_for_all(dataset: "Dataset", name: str, segments: Segments) -> np.ndarray:
-    """prefix_ends, or loss_weights of rows without block diffusion, one after the other."""
-    if name == "prefix_ends":
-        return segments.prefix_ends()
+def _derived_for_all(dataset: "Dataset", name: str, segments: Segments, with_blocks: bool) -> np.ndarray:
+    """block_lengths, prefix_ends (−1 in block diffusion with_blocks), or loss_weights of rows without block diffusion,
+    one row after the other."""
+    if name in ("block_lengths", "prefix_ends"):
+        of_segments = _block_lengths(dataset, segments) if with_blocks and dataset._has_block_diffusion else None
+        if name == "prefix_ends":
+            return segments.prefix_ends(None if of_segments is None else of_segments > 0)
+        return np.zeros(segments.size, np.int32) if of_segments is None else segments.at_slots(of_segments, 0)
     loss_mask = np.empty((len(segments.places), dataset.seq_length), np.uint8)
     _gather_slots(dataset, segments.places, {"loss_mask": loss_mask}, {})
     return segments.at_slots(segments.column("loss_weight"), 0) * loss_mask.reshape(-1)
+
+
+def _block_lengths(dataset: "Dataset", segments: Segments) -> np.ndarray:
+    """int32[m]: each segment's block length, 0 without block diffusion; DatasetError if the manifest has none."""
+    table = np.zeros(len(dataset.tasks), np.int32)
+    for i in np.flatnonzero(dataset._is_block_diffusion).tolist():
+        length = dataset.tasks[i]["parameters"].get("block_length")
+        if type(length) is not int or not 1 <= length < 1 << 31:
+            name = dataset.tasks[i]["name"]
+            raise DatasetError(f"{dataset.directory}: task {name} has no block_length in the manifest; build it again")
+        table[i] = length
+    return segments.looked_up("task", table)
 
 
 def _copy_weights(dataset: "Dataset", values: np.ndarray, places: Sequence[Place], anew: Mapping[int, int]) -> None:

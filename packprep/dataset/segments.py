@@ -122,19 +122,23 @@ class Segments:
         positions[self.gaps] = 0
         return positions
 
-    def prefix_ends(self) -> np.ndarray:
+    def prefix_ends(self, in_blocks: np.ndarray | None = None) -> np.ndarray:
         """int32[size]: the slot of the row at which the prefix of each slot's segment ends; padding 0.
 
-        Raises DatasetError where a prefix is longer than its segment, or −1: another rule of attention.
+        in_blocks: bool[m], the segments of block diffusion, which have −1. Raises DatasetError where a prefix is longer
+        than its segment, or, outside of these, −1: another rule of attention.
         """
         prefix = self.column("prefix").astype(np.int64)
         wrong = (prefix < 0) | (prefix > self.slots)
+        if in_blocks is not None:
+            wrong &= ~in_blocks
         if wrong.any():
             i = int(np.argmax(wrong))
             why = "another attention rule" if prefix[i] == -1 else f"a prefix of {prefix[i]} of {self.slots[i]} slots"
             raise self.fault(int(self.row[i]), f"prefix_ends cannot be given: a segment has {why}")
         in_row = self.at - self.row * (self.size // len(self.places))
-        return self.at_slots((in_row + prefix).astype(np.int32), 0)
+        ends = (in_row + prefix).astype(np.int32)
+        return self.at_slots(ends if in_blocks is None else np.where(in_blocks, np.int32(-1), ends), 0)
 
     def next_token_loss_mask(self) -> np.ndarray:
         """uint8[size], as next_token_loss_mask."""

@@ -215,3 +215,12 @@ def test_a_block_mask_is_not_sent_from_a_worker(next_token):
     with pytest.raises(ArgumentError, match="cannot be sent from a worker process"):
         next(iter(DataLoader(Rows(next_token), batch_size=2, collate_fn=collator, num_workers=1)))
     next(iter(DataLoader(Rows(next_token), batch_size=2, collate_fn=collator)))
+
+
+def test_the_collator_knows_the_tasks_of_every_dataset_of_a_mixture(next_token, tmp_path):
+    synthetic.make_dataset(tmp_path, (6,), in_place=True)
+    mixture = open_dataset([next_token, tmp_path], shares=[3, 1])
+    with pytest.raises(ArgumentError, match="predicts in place"):
+        Collator(mixture, labels="shifted_by_model")
+    alone = Collator(open_dataset([next_token], shares=[1]), labels="shifted_by_model")
+    assert not alone.predicts_in_place and Collator(mixture, loss_weights="ignore").predicts_in_place

@@ -94,3 +94,10 @@ def test_arguments_are_refused_where_they_are_given(directory):
         grain_batches(directory, 0)
     with pytest.raises(ArgumentError, match="rank"):
         grain_batches(directory, 4, rank=2, world_size=2)
+
+
+def test_a_mixture_s_batches_come_by_its_shares(directory):
+    mixture = packprep.open_dataset([directory, directory], shares=[2, 1])
+    got = list(grain_batches(mixture, 4, seed=2, samples=10))
+    assert len(got) == 3
+    assert all(same(a, b) for a, b in zip(got, mixture.batches(4, seed=2, samples=10), strict=True))

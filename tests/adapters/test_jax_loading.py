@@ -122,6 +122,52 @@ def test_task_params_go_into_jit(plain):
     assert density == np.float32(0.15)
 
 
+# Mixtures
+
+
+def test_a_mixture_s_batches_are_those_of_packpreps_loader_and_its_state_goes_on(plain, mixed, built_in_place):
+    mixture = packprep.open_dataset([plain, mixed], shares=[0.75, 0.25])
+    options = {"seed": 3, "samples": 43}
+    names = [
+        "tokens",
+        "labels",
+        "segment_ids",
+        "position_ids",
+        "loss_mask",
+        "loss_weights",
+        "prefix_ends",
+        "block_lengths",
+    ]
+    expected = list(mixture.batches(8, columns=names, **options))
+    batches = loader(mixture, batch_size=8, attention="dense", **options)
+    for values in expected[:3]:
+        got = next(batches)
+        assert list(got) == names and all(np.array_equal(got[name], values[name]) for name in names)
+    assert any((values["block_lengths"] > 0).any() for values in expected[:3])
+    again = loader(mixture, batch_size=6, attention="dense", **options)
+    again.load_state_dict(json.loads(json.dumps(batches.state_dict())))
+    tokens = np.concatenate([batch["tokens"] for batch in again])
+    assert np.array_equal(tokens[:19], np.concatenate([v["tokens"] for v in expected[3:]])) and len(tokens) == 24
+    assert (tokens[19:] == mixture.pad_id).all() and again.state_dict()["rows"] == 43
+    causal = next(loader(mixture, batch_size=8, attention="dense", prefix_bidirectional=False, **options))
+    rows, _ = mixture.rows_of_samples(np.arange(8), 3, True)
+    for i, number in enumerate(rows.tolist()):
+        of = (row := mixture.row(number)).segments
+        for begin, end, prefix, task in zip(of["begin"], of["end"], of["prefix"], of["task"], strict=True):
+            value = {"block_diffusion": -1, "prefix": begin}.get(row.dataset.tasks[task]["attention"], begin + prefix)
+            assert (np.asarray(causal["prefix_ends"])[i, begin:end] == value).all()
+    with pytest.raises(ArgumentError, match="splash attention cannot do task"):
+        loader(mixture, batch_size=8)
+    with pytest.raises(ArgumentError, match="give samples = N"):
+        loader(mixture, batch_size=8, attention="dense", epochs=1)
+    # Each dataset's own epochs are what redraw counts.
+    anew = packprep.open_dataset([built_in_place], shares=[1])
+    n = 2 * len(anew)
+    own = np.concatenate([b["tokens"] for b in anew.batches(n // 2, samples=n, redraw=True)])
+    got = [b["tokens"] for b in loader(anew, batch_size=n // 2, samples=n, redraw=True, columns=["tokens"])]
+    assert np.array_equal(np.concatenate(got), own)
+
+
 # Attention
 
 

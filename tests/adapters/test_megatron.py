@@ -128,3 +128,15 @@ def test_torchtitan_gets_positions_and_labels_of_minus_100(tmp_path):
     again = megatron.torchtitan(tmp_path, 2, rank=1, world_size=2, seed=4)
     again.load_state_dict(plain.state_dict())
     assert torch.equal(next(again)[1], next(batches)[1])
+
+
+def test_a_mixture_is_read_by_torchtitan_and_refused_where_rows_are_drawn_by_number(tmp_path):
+    for name in ("a", "b"):
+        make(tmp_path / name)
+    mixture = open_dataset([tmp_path / "a", tmp_path / "b"], shares=[1, 2])
+    with pytest.raises(ArgumentError, match="Mixture.*is a mixture.*make GPTRows of each dataset"):
+        megatron.GPTRows(mixture)
+    inputs, labels = next(megatron.torchtitan(mixture, 6, seed=1))
+    expected = next(mixture.batches(6, seed=1))
+    assert np.array_equal(inputs["input"].numpy(), expected["tokens"])
+    assert np.array_equal((labels != -100).numpy(), expected["loss_mask"] > 0)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from packprep import open_dataset
 from packprep.adapters.torch import BatchSampler, Rows, iterable, loader
-from packprep.adapters.torch_attention import flash_varlen, sdpa_mask
+from packprep.adapters.torch_attention import flash_varlen, sdpa_mask, varlen_causal
 from packprep.dataset import attention
 from packprep.errors import ArgumentError, StateError
 from tests import made
@@ -240,6 +240,74 @@ def test_torch_s_own_chance_is_left_alone(directory, workers):
     before = torch.get_rng_state()
     next(loader(directory, 4, num_workers=workers))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# Mixtures
+
+
+@pytest.fixture(scope="module")
+def mixture(directory, in_place, tmp_path_factory):
+    """Rows of three datasets that predict the next token, in place, and in blocks; most are of the second."""
+    second = tmp_path_factory.mktemp("torch") / "c"
+    synthetic.make_dataset(second, (3, 4), seed=5, in_place=True)
+    return open_dataset([directory, second, in_place], shares=[0.3, 0.5, 0.2])
+
+
+def test_a_mixture_has_the_columns_of_all_tasks_and_each_dataset_s_values(mixture):
+    batches = loader(mixture, 10, seed=3, samples=35)
+    plain = mixture.batches(10, seed=3, samples=35, columns=batches.batches.form.columns)
+    wanted = {*plain_columns(), "loss_weights", "prefix_ends", "block_lengths", "trained", "loss_weight"}
+    in_blocks = 0
+    for expected in plain:
+        batch = next(batches)
+        assert set(batch) == wanted and batch["trained"] == expected["loss_mask"].sum()
+        for name, values in expected.items():
+            assert np.array_equal(batch[name].numpy(), values), name
+        assert torch.equal(batch["prefix_ends"] == -1, batch["block_lengths"] > 0)
+        in_blocks += int((batch["block_lengths"] > 0).sum())
+    assert in_blocks and next(batches, None) is None and batches.state_dict()["rows"] == 35
+    flat = next(loader(mixture, 35, seed=3, layout="thd"))
+    assert (flat["block_lengths"] > 0).sum() == in_blocks
+    assert torch.equal(flat["prefix_ends"] == -1, flat["block_lengths"] > 0)
+    rows = Rows(mixture)
+    assert len(rows) == len(mixture) and np.array_equal(rows[25]["tokens"].numpy(), mixture[25]["tokens"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mixture_goes_on_at_other_ranks_and_workers(mixture, workers):
+    order = np.concatenate([batch["tokens"] for batch in mixture.batches(1, seed=6, samples=61)])
+    first = loader(mixture, 4, seed=6, samples=61, num_workers=2 - workers, columns=["tokens"])
+    got = [next(first)["tokens"] for _ in range(3)]
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["rows"] == 12
+    ranks = [loader(mixture, 3, r, 2, seed=6, samples=61, num_workers=workers, columns=["tokens"]) for r in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    for batches in zip(*ranks, strict=True):
+        got += [batch["tokens"] for batch in batches]
+    assert np.array_equal(torch.cat(got).numpy(), order)
+    assert [rank.state_dict()["rows"] for rank in ranks] == [61, 61]
+    [*made_ahead] = DataLoader(iterable(mixture, 4, seed=6, samples=61), batch_size=None, num_workers=workers)
+    assert np.array_equal(torch.cat([batch["tokens"] for batch in made_ahead]).numpy(), order)
+
+
+def test_a_batch_sampler_draws_a_mixture_by_its_shares(mixture):
+    rows = Rows(mixture, columns=["tokens"])
+    sampler = BatchSampler(rows, 4, seed=6, samples=30)
+    got = np.concatenate([batch["tokens"] for batch in DataLoader(rows, batch_sampler=sampler)])
+    assert np.array_equal(got, np.concatenate([b["tokens"] for b in mixture.batches(4, seed=6, samples=30)]))
+    assert sampler.state_dict()["rows"] == 30
+    with pytest.raises(ArgumentError, match="give samples = N"):
+        BatchSampler(rows, 4)
+
+
+def test_a_mixture_s_epochs_and_a_list_of_directories_are_refused_with_what_to_do(mixture, directory):
+    with pytest.raises(ArgumentError, match="give samples = N"):
+        loader(mixture, 4, epochs=1)
+    with pytest.raises(ArgumentError, match="open the mixture first"):
+        loader([directory, directory], 4)
+    with pytest.raises(ArgumentError, match="which no varlen kernel has"):
+        varlen_causal(mixture)
 
 
 # DataLoader and StatefulDataLoader

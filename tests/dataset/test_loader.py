@@ -262,6 +262,37 @@ def test_prefix_ends_are_a_column_on_request(tmp_path):
     ds = packprep.open_dataset(tmp_path)
     got = ds.batch(range(12), columns=["prefix_ends"])["prefix_ends"]
     assert got.tolist() == [row["prefix_ends"] for row in expected_rows(shards, {"pad_to": 4})]
+    got = ds.batch(range(12), columns=["block_lengths", "prefix_ends"])
+    assert not got["block_lengths"].any() and got["block_lengths"].dtype == np.int32
+    assert got["prefix_ends"].tolist() == [row["prefix_ends"] for row in expected_rows(shards, {"pad_to": 4})]
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_block_lengths_say_where_prefix_ends_do_not_hold(tmp_path, io):
+    make_dataset(tmp_path, pad_to=4, in_place=True, blocks=True)
+    ds = packprep.open_dataset(tmp_path, io=io)
+    got = ds.batch(range(12), columns=["prefix_ends", "block_lengths", "n_trained"])
+    lengths, ends = np.zeros((12, 64), int), np.zeros((12, 64), int)
+    for i in range(12):
+        of = ds.row(i).segments
+        for begin, end, prefix, task in zip(of["begin"], of["end"], of["prefix"], of["task"], strict=True):
+            in_blocks = ds.tasks[task]["attention"] == "block_diffusion"
+            lengths[i, begin:end] = 4 if in_blocks else 0
+            ends[i, begin:end] = -1 if in_blocks else begin + prefix
+    assert lengths.any() and (lengths == 0).any()
+    assert np.array_equal(got["block_lengths"], lengths) and np.array_equal(got["prefix_ends"], ends)
+    assert np.array_equal(ds.batch(range(12), columns=["block_lengths"])["block_lengths"], lengths)
+    with pytest.raises(DatasetError, match="another attention rule"):
+        ds.batch(range(12), columns=["prefix_ends"])
+
+
+def test_a_block_length_that_the_manifest_lacks_is_said_by_the_task(tmp_path):
+    make_dataset(tmp_path, in_place=True, blocks=True)
+    ds = packprep.open_dataset(tmp_path)
+    [task] = [task for task in ds.tasks if task["attention"] == "block_diffusion"]
+    del task["parameters"]["block_length"]
+    with pytest.raises(DatasetError, match=f"task {task['name']} has no block_length"):
+        ds.batch([0], columns=["block_lengths"])
 
 
 @pytest.mark.parametrize("pad_to", [1, 8])

@@ -5,10 +5,12 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from packprep.dataset import attention
-from packprep.dataset.loader import COLUMNS, MORE_COLUMNS, Dataset
+from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS, SUMS
+from packprep.dataset.loader import Dataset
+from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
-ROW_COLUMNS = (*COLUMNS, *MORE_COLUMNS, "block_lengths")
+ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in SUMS)
 LAYOUT_COLUMNS = ("cu_seqlens", "cu_seqlens_padded", "seqlens", "offsets")
 TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
 
@@ -26,7 +28,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def read(
-    dataset: Dataset,
+    dataset: Dataset | Mixture,
     rows: np.ndarray,
     epochs: np.ndarray | None,
     n_rows: int,
@@ -40,18 +42,15 @@ def read(
     epochs: as of `Dataset.batch`.
     """
     shape = (n_rows, dataset.seq_length)
-    by_header = "block_lengths" in columns or ("prefix_ends" in columns and not prefix_bidirectional)
-    stored = {name for name in COLUMNS + MORE_COLUMNS if name in columns} | {"segment_ids"}
+    stored = {name for name in ROW_COLUMNS if name in columns} | {"segment_ids"}
     if TRAINED_SEGMENT_IDS in columns:
         stored.add("loss_mask")
-    if by_header:
-        stored.discard("prefix_ends")
     batch = {name: aligned(shape, _DTYPES.get(name, np.dtype(np.int32))) for name in sorted(stored)}
     dataset.batch(rows, out={name: values[: len(rows)] for name, values in batch.items()}, epochs=epochs)
     for name, values in batch.items():
         values[len(rows) :] = dataset.pad_id if name in ("tokens", "labels") else 0
-    if by_header:
-        batch |= _from_headers(dataset, rows, shape, prefix_bidirectional)
+    if "prefix_ends" in batch and not prefix_bidirectional:
+        _read_prefixes_causally(dataset, rows, batch["prefix_ends"])
     if TRAINED_SEGMENT_IDS in columns:
         trained = aligned(shape, np.dtype(np.int32))
         batch[TRAINED_SEGMENT_IDS] = np.multiply(batch["segment_ids"], batch["loss_mask"], out=trained)
@@ -60,29 +59,13 @@ def read(
     return batch
 
 
-def _from_headers(
-    dataset: Dataset, rows: np.ndarray, shape: tuple[int, int], prefix_bidirectional: bool
-) -> dict[str, np.ndarray]:
-    """prefix_ends, −1 in block diffusion, and block_lengths, 0 outside of it; int32."""
-    ends, blocks = (aligned(shape, np.dtype(np.int32)) for _ in range(2))
-    ends[len(rows) :] = blocks[len(rows) :] = 0
-    is_prefix = np.array([task["attention"] == "prefix" for task in dataset.tasks])
-    block_length = np.array([_block_length(task) for task in dataset.tasks], np.int32)
-    for i, number in enumerate(rows.tolist()):
+def _read_prefixes_causally(dataset: Dataset | Mixture, rows: np.ndarray, prefix_ends: np.ndarray) -> None:
+    """Put the begin of its segment into prefix_ends, [n_rows, T], wherever a task's rule is a prefix."""
+    for number, ends in zip(rows.tolist(), prefix_ends, strict=False):
         row = dataset.row(number)
-        task = row.segments["task"]
-        read_causally = block_length[task] > 0
-        if not prefix_bidirectional:
-            read_causally |= is_prefix[task]
-        prefix = np.where(read_causally, 0, row.segments["prefix"])
-        ends[i] = attention.prefix_ends(row.cu_seqlens, prefix, shape[1], row.cu_seqlens_padded)
-        blocks[i] = np.append(0, block_length[task])[row.segment_ids]
-        ends[i][blocks[i] > 0] = -1
-    return {"prefix_ends": ends, "block_lengths": blocks}
-
-
-def _block_length(task) -> int:
-    return task["parameters"]["block_length"] if task["attention"] == "block_diffusion" else 0
+        is_prefix = np.array([task["attention"] == "prefix" for task in row.dataset.tasks])
+        begin = np.append(-1, np.where(is_prefix[row.segments["task"]], row.segments["begin"], -1))[row.segment_ids]
+        np.copyto(ends, begin, where=begin >= 0, casting="unsafe")
 
 
 def _layouts(segment_ids: np.ndarray, rows: Sequence[int] | np.ndarray, max_segments: int) -> dict[str, np.ndarray]:

@@ -6,7 +6,9 @@ Grain takes the dataset that open_dataset gives as a random-access source too; o
 import os
 from typing import Any
 
-from packprep.dataset.loader import Dataset, open_dataset
+from packprep.adapters.opening import opened
+from packprep.dataset.loader import Dataset
+from packprep.dataset.mixture import Mixture
 
 try:
     import grain
@@ -17,7 +19,7 @@ except ImportError as error:
 
 
 class _Batches(grain.IterDataset):
-    def __init__(self, dataset: Dataset, batch_size: int, options: dict[str, Any]):
+    def __init__(self, dataset: Dataset | Mixture, batch_size: int, options: dict[str, Any]):
         super().__init__()
         self._dataset, self._batch_size, self._options = dataset, batch_size, options
         iter(self)  # refuses arguments here, where they are given
@@ -42,11 +44,12 @@ class _Iterator(grain.DatasetIterator):
         self._batches.load_state_dict(state)
 
 
-def grain_batches(directory: str | os.PathLike | Dataset, batch_size: int, **options: Any) -> grain.IterDataset:
+def grain_batches(
+    directory: str | os.PathLike | Dataset | Mixture, batch_size: int, **options: Any
+) -> grain.IterDataset:
     """A grain.IterDataset over one rank's batches, dicts of numpy arrays [batch_size, T]; options as of `Dataset.batches`.
 
     The state of its iterators is packprep's {fingerprint, seed, shuffle, rows}: one rank's serves all, and set_state
     goes on exactly, at any batch size and world size. Raises what `Dataset.batches` raises.
     """
-    dataset = open_dataset(directory) if isinstance(directory, str | os.PathLike) else directory
-    return _Batches(dataset, batch_size, options)
+    return _Batches(opened(directory), batch_size, options)

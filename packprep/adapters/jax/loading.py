@@ -11,8 +11,11 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from packprep.adapters.jax.columns import LAYOUT_COLUMNS, ROW_COLUMNS, read
 from packprep.adapters.jax.names import NAMES, check_attention, check_names
 from packprep.adapters.jax.sharding import data_rank, global_arrays
+from packprep.adapters.opening import opened, tasks_of
 from packprep.dataset import order
-from packprep.dataset.loader import COLUMNS, Dataset, open_dataset
+from packprep.dataset.loader import COLUMNS, Dataset
+from packprep.dataset.manifest import Task
+from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
 _STEPS_AHEAD = 64
@@ -32,13 +35,20 @@ class Loader:
     dataset, sharding, batch_size: as given. rank, world_size: this process' share of every batch's rows.
     """
 
-    def __init__(self, dataset: Dataset, sharding: Sharding, batch_size: int, form: _Form, options: Mapping[str, Any]):
+    def __init__(
+        self,
+        dataset: Dataset | Mixture,
+        sharding: Sharding,
+        batch_size: int,
+        form: _Form,
+        options: Mapping[str, Any],
+    ):
         # It checks the arguments, and its state says where all processes stand: the rows of one rank of one, with the
         # global batch, are those of all ranks with their shares.
         self._position = dataset.batches(batch_size, **options)
-        self._seed, self._shuffle, self._epochs = options["seed"], options["shuffle"], options["epochs"]
-        self._redraw, self._form = options["redraw"], form
-        self._ahead: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._seed, self._shuffle, self._redraw = options["seed"], options["shuffle"], options["redraw"]
+        self._form = form
+        self._ahead: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self.dataset, self.sharding, self.batch_size = dataset, sharding, batch_size
         self.rank, self.world_size = data_rank(sharding, (batch_size, dataset.seq_length))
 
@@ -46,33 +56,32 @@ class Loader:
         return self
 
     def __next__(self) -> dict[str, jax.Array]:
-        state, n_rows = self._position.state_dict(), len(self.dataset)
+        state = self._position.state_dict()
         end = state["rows"] + self.batch_size
-        if self._epochs is not None:
-            end = min(end, self._epochs * n_rows)
+        if self._position.end is not None:
+            end = min(end, self._position.end)
         if end <= state["rows"]:
             raise StopIteration
         if state["rows"] not in self._ahead:
             self._ahead = self._drawn(state["rows"])
-        samples, rows = self._ahead[state["rows"]]
-        rows = rows[samples < end]
-        epochs = samples[samples < end] // n_rows if self._redraw else None
+        samples, rows, epochs = self._ahead[state["rows"]]
+        rows, anew = rows[samples < end], epochs[samples < end] if self._redraw else None
         names, max_segments, prefix_bidirectional = self._form
         columns = tuple(dict.fromkeys(names.values()))
-        batch = read(self.dataset, rows, epochs, len(samples), columns, max_segments, prefix_bidirectional)
+        batch = read(self.dataset, rows, anew, len(samples), columns, max_segments, prefix_bidirectional)
         arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
         self._position.load_state_dict({**state, "rows": end})  # last: a batch that could not be read is not delivered
         return {name: arrays[column] for name, column in names.items()}
 
-    def _drawn(self, begin: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Rows delivered before a step → (global samples, rows) of this process' share, for that after `begin` and some
-        more, since the order costs as much for many samples as for a few."""
+    def _drawn(self, begin: int) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Rows delivered before a step → (global samples, rows, their epochs) of this process' share, for that after
+        `begin` and some more, since the order costs as much for many samples as for a few."""
         n_rows, size = len(self.dataset), self.batch_size // self.world_size
         n_steps = max(1, min(_STEPS_AHEAD, n_rows // self.batch_size))  # each epoch in them costs once more
         steps = [order.samples_of_step(begin, k, size, self.rank, self.world_size) for k in range(n_steps)]
         samples = np.array(steps, np.int64)
-        rows = order.rows_of_samples(samples, n_rows, self._seed, self._shuffle)
-        return {begin + k * self.batch_size: (samples[k], rows[k]) for k in range(n_steps)}
+        rows, epochs = self.dataset.rows_of_samples(samples, self._seed, self._shuffle)
+        return {begin + k * self.batch_size: (samples[k], rows[k], epochs[k]) for k in range(n_steps)}
 
     def state_dict(self) -> dict[str, Any]:
         """{fingerprint, seed, shuffle, rows}, for json: any process' state serves all."""
@@ -85,13 +94,14 @@ class Loader:
 
 
 def loader(
-    directory: str | os.PathLike | Dataset,
+    directory: str | os.PathLike | Dataset | Mixture,
     sharding: Sharding | None = None,
     *,
     batch_size: int,
     seed: int = 0,
     shuffle: bool = True,
     epochs: int | None = None,
+    samples: int | None = None,
     redraw: bool = False,
     columns: Sequence[str] | None = None,
     names: str = "packprep",
@@ -101,6 +111,7 @@ def loader(
 ) -> Loader:
     """An iterator over global batches, dicts of jax.Arrays of fixed shapes, with state_dict and load_state_dict.
 
+    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of its datasets need.
     sharding: of arrays [batch_size, T], over the devices of all processes; each process reads the rows that its own
     hold. Default: all on the first device, for one process. batch_size: rows of the global batch.
 
@@ -113,9 +124,9 @@ def loader(
         cu_seqlens cu_seqlens_padded offsets     int32[batch_size, max_segments + 1], with max_segments
         seqlens                                  int32[batch_size, max_segments], with max_segments
 
-    A last batch that is short, with `epochs`, is filled up with rows of padding, so that shapes stay as they are.
+    A last batch that is short, with `epochs` or `samples`, is filled up with rows of padding, so that shapes stay as they are.
 
-    seed, shuffle, epochs, redraw: as of `Dataset.batches`. columns: these instead. names: "packprep", "maxtext" or
+    seed, shuffle, epochs, samples, redraw: as of `Dataset.batches`. columns: these instead. names: "packprep", "maxtext" or
     "levanter", whose words the columns then have. attention: the path that the model takes, which refuses by name tasks
     that it cannot do: "causal" (a kernel that is told segments alone; the default of MaxText and Levanter), "splash"
     (the default else), "dense". prefix_bidirectional=False reads prefixes causally; what predicts in place sees both
@@ -123,14 +134,15 @@ def loader(
     is refused. seqlens (by id, filled with 0) and offsets (filled with −1) are TransformerEngine's.
     Raises ArgumentError and DatasetError.
     """
-    dataset = open_dataset(directory) if isinstance(directory, str | os.PathLike) else directory
+    dataset = opened(directory)
+    tasks = tasks_of(dataset)
     if sharding is None:
         if jax.process_count() > 1:
             raise ArgumentError(f"{jax.process_count()} processes need a sharding over the devices of all")
         sharding = SingleDeviceSharding(jax.local_devices()[0])
-    check_names(dataset.tasks, names)
+    check_names(tasks, names)
     attention = attention or ("splash" if names == "packprep" else "causal")
-    check_attention(dataset.tasks, attention, prefix_bidirectional)
+    check_attention(tasks, attention, prefix_bidirectional)
     if max_segments is not None and max_segments < 1:
         raise ArgumentError(f"max_segments is {max_segments} and should be at least 1")
     if columns is not None:
@@ -139,24 +151,24 @@ def loader(
         for name in columns:
             if name not in ROW_COLUMNS:
                 raise ArgumentError(f"no column is called {name!r}; there are {', '.join(ROW_COLUMNS)}")
-    form = _Form(_named(dataset, columns, names, attention, max_segments), max_segments, prefix_bidirectional)
-    options = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "redraw": redraw}
+    form = _Form(_named(tasks, columns, names, attention, max_segments), max_segments, prefix_bidirectional)
+    options = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples, "redraw": redraw}
     return Loader(dataset, sharding, batch_size, form, options)
 
 
 def _named(
-    dataset: Dataset, columns: Sequence[str] | None, names: str, attention: str, max_segments: int | None
+    tasks: Sequence[Task], columns: Sequence[str] | None, names: str, attention: str, max_segments: int | None
 ) -> dict[str, str]:
     """Name in the batch → column."""
     if columns is not None:
         own = list(columns)
     else:
         own = [] if names in NAMES else list(COLUMNS)
-        if names not in NAMES and any(task["label_alignment"] == "same_slot" for task in dataset.tasks):
+        if names not in NAMES and any(task["label_alignment"] == "same_slot" for task in tasks):
             own.append("loss_weights")
         if attention != "causal":
             own.append("prefix_ends")
-        if attention == "dense" and any(task["attention"] == "block_diffusion" for task in dataset.tasks):
+        if attention == "dense" and any(task["attention"] == "block_diffusion" for task in tasks):
             own.append("block_lengths")
     own += LAYOUT_COLUMNS if max_segments is not None else ()
     return {**NAMES.get(names, {}), **{name: name for name in own}}
