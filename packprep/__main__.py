@@ -1,5 +1,6 @@
 """`python -m packprep`."""
 
-from packprep.cli import main
+from packprep.cli import entry
 
-main()
+if __name__ == "__main__":  # workers import it under another name
+    entry()

@@ -151,19 +151,13 @@ def library_version() -> str:
     return tokenizers.__version__
 
 
-@functools.lru_cache(maxsize=1)
-def library_tokenizer(data: bytes) -> Any:
-    """The `tokenizers` library's tokenizer. Not to be changed: the last one is remembered."""
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_buffer(data)
-
-
 @functools.lru_cache(maxsize=2)
 def _read_tokens(data: bytes) -> TokenTable:
+    from tokenizers import Tokenizer
+
     parsed = _parse(data)
     try:
-        tokenizer = library_tokenizer(data)
+        tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # what the library raises for a bad file is a bare Exception
         raise _Unusable(f"`tokenizers` cannot load it ({error})") from error
     wrong = [

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from packprep.corpus.tokenizer_json import bytes_tokenizer_json, library_tokenizer, parse_tokenizer_json
+from packprep.corpus.tokenizer_json import bytes_tokenizer_json, parse_tokenizer_json, tokens_in_file
 
 TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 
@@ -31,7 +31,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer_json: bytes, special_ids: Iterable[int] = ()):
         parsed = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
-        self._tokenizer = library_tokenizer(tokenizer_json)
+        self._texts = tokens_in_file(tokenizer_json, "tokenizer.json").texts
         self._added = {entry["id"]: entry["content"] for entry in parsed["added_tokens"]}
         self._special = {entry["id"] for entry in parsed["added_tokens"] if entry.get("special")} | set(special_ids)
         self._steps = list(_steps(parsed.get("decoder")))
@@ -45,7 +45,7 @@ class TokenTexts:
     def meaning(self, id: int) -> str | bytes:
         """The bytes that an ordinary token stands for, whole characters or not; of a special token its own text."""
         if id not in self._known:
-            text = self._added.get(id, self._tokenizer.id_to_token(id))
+            text = self._added.get(id, self._texts.get(id))
             if text is None:
                 self._known[id] = f"#{id}"
             else:
