@@ -190,6 +190,12 @@ def test_layouts_have_one_shape_and_leave_no_slot_out(mixed):
             assert np.array_equal(real, physical)
 
 
+@pytest.mark.parametrize("sharding", ["data", jax.sharding.PartitionSpec("data")])
+def test_what_is_no_sharding_is_refused_with_what_would_be_one(plain, sharding):
+    with pytest.raises(ArgumentError, match=r"should be a jax.sharding.Sharding, as NamedSharding\(mesh"):
+        loader(plain, sharding, batch_size=2)
+
+
 def test_a_row_of_more_segments_than_max_segments_is_refused_by_its_number(plain):
     dataset = packprep.open_dataset(plain)
     counts = np.array([dataset.row(i).n_segments for i in range(len(dataset))])

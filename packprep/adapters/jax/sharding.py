@@ -18,6 +18,10 @@ def data_rank(sharding: Any, shape: tuple[int, int]) -> tuple[int, int]:
     rows do not count: processes that are replicas have the same rank. Raises ArgumentError if the sharding does not
     fit the shape, or if those rows are no such share.
     """
+    if not hasattr(sharding, "addressable_devices_indices_map"):
+        raise ArgumentError(
+            f'sharding is {sharding!r} and should be a jax.sharding.Sharding, as NamedSharding(mesh, PartitionSpec("data"))'
+        )
     try:
         indices = sharding.addressable_devices_indices_map(shape).values()
     except ValueError as error:
