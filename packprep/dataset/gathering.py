@@ -1,5 +1,6 @@
 """Rows → a batch: which columns there are, and how each is gathered or derived for all rows at once."""
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,36 @@ def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
         if name not in COLUMNS + MORE_COLUMNS:
             raise ArgumentError(f"no column is called {name!r}; there are {', '.join(COLUMNS + MORE_COLUMNS)}")
     return names
+
+
+def columns_wanted(
+    columns: Iterable[str] | None, out: Mapping[str, np.ndarray] | None, default: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The columns of a batch: those that are asked for, or else those of `out`, or else the default ones."""
+    if columns is not None:
+        return checked_columns(columns)
+    return default if out is None else checked_columns(out)
+
+
+def columns_chosen(
+    columns: Iterable[str], dtype: Any, token_dtype: np.dtype
+) -> tuple[tuple[str, ...], dict[str, np.dtype]]:
+    """(columns, column → dtype) that `with_columns` makes the default."""
+    return checked_columns(columns), {name: dtype_of(name, token_dtype, dtype) for name in COLUMNS + MORE_COLUMNS}
+
+
+def checked_row(index: Any, n_rows: int, of: str) -> int:
+    """A row in 0 … n_rows − 1, of an index that may count from the end; IndexError beyond. of: "dataset" or "mixture"."""
+    index = operator.index(index)
+    if not -n_rows <= index < n_rows:
+        raise IndexError(f"row {index} of a {of} of {n_rows} rows")
+    return index % n_rows
+
+
+def check_epochs(epochs: Sequence[int] | np.ndarray, n_rows: int) -> None:
+    """ArgumentError unless there is an epoch for each row."""
+    if len(epochs) != n_rows:
+        raise ArgumentError(f"{len(epochs)} epochs are given for {n_rows} rows")
 
 
 def checked_rows(indices: Any, n_rows: int) -> np.ndarray:

@@ -9,7 +9,6 @@
 Opening reads the manifest alone. A shard is checked and opened at its first use, and at most `max_open` stay open.
 """
 
-import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,11 +23,13 @@ from packprep.dataset import order
 from packprep.dataset.batches import Batches, integer
 from packprep.dataset.gathering import (
     COLUMNS,
-    MORE_COLUMNS,
     allocated,
+    check_epochs,
     checked_columns,
+    checked_row,
     checked_rows,
-    dtype_of,
+    columns_chosen,
+    columns_wanted,
     gather,
     items_of,
     stored_for,
@@ -192,7 +193,7 @@ class Dataset:
     def row(self, index: int) -> Row:
         """Row `index` as a view of its shard; negative indices count from the end; IndexError beyond."""
         if type(index) is not int or not 0 <= index < self._n_rows:
-            index = self._index(index)
+            index = checked_row(index, self._n_rows, "dataset")
         number = bisect_right(self._first_row, index) - 1
         # This is called once a row, where copying the row costs about a microsecond, of which a call is a tenth: so a
         # shard that is open is not noted as used, and a Row is made without its __init__.
@@ -206,17 +207,10 @@ class Dataset:
         row.tokens = tokens[place]
         return row
 
-    def _index(self, index: int) -> int:
-        n = self._n_rows
-        index = operator.index(index)
-        if not -n <= index < n:
-            raise IndexError(f"row {index} of a dataset of {n} rows")
-        return index % n
-
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """tokens, labels, segment_ids, position_ids, loss_mask of one row, or the columns of `with_columns`: [T] each,
         writable copies."""
-        return {name: values[0] for name, values in self.batch([self._index(index)]).items()}
+        return {name: values[0] for name, values in self.batch([checked_row(index, self._n_rows, "dataset")]).items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """A list of what ds[i] gives, views of one gathered batch; torch's DataLoader calls it."""
@@ -236,10 +230,7 @@ class Dataset:
         position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to write into, whose dtypes
         then decide; its arrays are returned. epochs: one for each row; above 0, its in-place segments are noised anew.
         """
-        if columns is not None:
-            names = checked_columns(columns)
-        else:
-            names = self._columns if out is None else checked_columns(out)
+        names = columns_wanted(columns, out, self._columns)
         places = self._locate(checked_rows(indices, self._n_rows))
         anew = self._anew(epochs, len(places))
         dtype = self._dtype if dtype is None else dtype
@@ -251,8 +242,7 @@ class Dataset:
         """Place in the batch → epoch, of the rows that are noised anew."""
         if epochs is None:
             return {}
-        if len(epochs) != n_rows:
-            raise ArgumentError(f"{len(epochs)} epochs are given for {n_rows} rows")
+        check_epochs(epochs, n_rows)
         numbers = [integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
         return {i: epoch for i, epoch in enumerate(numbers) if epoch} if self._predicts_in_place else {}
 
@@ -329,8 +319,7 @@ class Dataset:
 
             DataLoader(ds.with_columns(["tokens", "loss_mask"], dtype=np.int64), batch_size=8)
         """
-        names = checked_columns(columns)
-        chosen = {name: dtype_of(name, self.token_dtype, dtype) for name in COLUMNS + MORE_COLUMNS}
+        names, chosen = columns_chosen(columns, dtype, self.token_dtype)
         return self._with(_columns=names, _dtype=chosen)
 
     def _with(self, **changes: Any) -> "Dataset":

@@ -19,11 +19,12 @@ from packprep.dataset import shares as sharing
 from packprep.dataset.batches import Batches, integer
 from packprep.dataset.gathering import (
     COLUMNS,
-    MORE_COLUMNS,
     allocated,
-    checked_columns,
+    check_epochs,
+    checked_row,
     checked_rows,
-    dtype_of,
+    columns_chosen,
+    columns_wanted,
     items_of,
 )
 from packprep.dataset.row import Row
@@ -72,10 +73,7 @@ class Mixture:
 
     def row(self, index: int) -> Row:
         """Row `index` of all rows, dataset after dataset; the Row's own index and dataset are those of its dataset."""
-        index = operator.index(index)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of a mixture of {len(self)} rows")
-        index %= len(self)
+        index = checked_row(index, len(self), "mixture")
         number = bisect_right(self._first_row, index) - 1
         return self.datasets[number].row(index - self._first_row[number])
 
@@ -96,13 +94,10 @@ class Mixture:
         epochs: Sequence[int] | np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """Rows `indices` as a dict of arrays, as Dataset.batch."""
-        if columns is not None:
-            names = checked_columns(columns)
-        else:
-            names = self._columns if out is None else checked_columns(out)
+        names = columns_wanted(columns, out, self._columns)
         rows = checked_rows(indices, len(self))
-        if epochs is not None and len(epochs) != len(rows):
-            raise ArgumentError(f"{len(epochs)} epochs are given for {len(rows)} rows")
+        if epochs is not None:
+            check_epochs(epochs, len(rows))
         dtype = self._dtype if dtype is None else dtype
         batch = allocated(names, len(rows), self.seq_length, self.token_dtype, dtype, out)
         for dataset, where, own in self._split(rows):
@@ -211,8 +206,7 @@ class Mixture:
 
     def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> "Mixture":
         """As Dataset.with_columns."""
-        names = checked_columns(columns)
-        chosen = {name: dtype_of(name, self.token_dtype, dtype) for name in COLUMNS + MORE_COLUMNS}
+        names, chosen = columns_chosen(columns, dtype, self.token_dtype)
         return _remade(self.datasets, self.counts, names, chosen)
 
 
