@@ -7,6 +7,7 @@ import numpy as np
 
 from packprep.building.layout import Layout
 from packprep.building.segments import Segments
+from packprep.buffers import Buffers
 from packprep.corpus.reading import Documents
 from packprep.corpus.training import Training
 from packprep.dataset import noise
@@ -148,18 +149,24 @@ def render_rows(
     rows: int,
     seq_length: int,
     token_dtype: np.dtype,
+    buffers: Buffers | None = None,
 ) -> Rendered:
-    """Write every segment of the table to its slots. ids: the flat tokens that `table.begin` points into."""
+    """Write every segment of the table to its slots. ids: the flat tokens that `table.begin` points into.
+
+    buffers: hold the rows; None: memory of their own.
+    """
+    buffers = buffers or Buffers()
     with_labels, with_blocks = (
         any(task.in_place for task in tasks),
         any(task.objective.attention == "block_diffusion" for task in tasks),
     )
     size, m, pad = rows * seq_length, len(table.task), tasks[0].ids.pad
-    tokens, labels = np.empty(size, token_dtype), np.empty(size if with_labels else 0, token_dtype)
+    tokens = buffers.array("tokens", token_dtype, size)
+    labels = buffers.array("labels", token_dtype, size if with_labels else 0)
     for slots in (tokens, labels)[: 1 + with_labels]:
         _pad(table.at, table.slots, pad, slots)
-    segment_ids, loss_mask = np.zeros(size, np.uint16), np.zeros(size, np.uint8)
-    may = np.zeros(0 if training is None else size, np.uint8)
+    segment_ids, loss_mask = buffers.zeros("segment_ids", np.uint16, size), buffers.zeros("loss_mask", np.uint8, size)
+    may = buffers.zeros("may", np.uint8, 0 if training is None else size)
     prefixes, level, weight = np.zeros(m, np.int64), np.zeros(m, np.float32), np.ones(m, np.float32)
     block_counts, block_parts = np.zeros(m, np.int64), []
     for t, task in enumerate(tasks):
@@ -265,8 +272,9 @@ def render(
     layout: Layout,
     seq_length: int,
     pad_seq_to_mult: int,
+    buffers: Buffers | None = None,
 ) -> dict[str, np.ndarray]:
-    """All arrays of a shard, by name, as `dataset/shard.py` lists them."""
+    """All arrays of a shard, by name, as `dataset/shard.py` lists them. buffers: hold the rows."""
     order, row = layout.order, layout.row
     own, real = Segments(*(column[order] for column in segments)), slots[order]
     document = own.document
@@ -286,7 +294,7 @@ def render(
         copy=own.copy,
         document=document,
     )
-    made = render_rows(tasks, table, ids, documents.training, layout.rows, seq_length, documents.ids.dtype)
+    made = render_rows(tasks, table, ids, documents.training, layout.rows, seq_length, documents.ids.dtype, buffers)
     arrays = made.rows
     arrays["row_offsets"] = row_offsets
     arrays["segment_doc"] = documents.position[document]

@@ -21,6 +21,7 @@ from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
 from packprep.building.work import make_shard
+from packprep.buffers import Buffers
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
@@ -211,15 +212,15 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
 
 
 def _setup(out: Path, prefixes: Sequence[str]) -> Do:
-    """What a process needs to make shards: the plan, read once, and decoders that go on from one shard to the next."""
+    """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next."""
     clock = Clock()
     with clock.stage("start-up"):
-        job, decoders = open_job(out, prefixes), Decoders()
+        job, decoders, buffers = open_job(out, prefixes), Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 
     def make(item: Shard, report: Report) -> dict[str, float]:
         with clock.stage("other"):
-            made = make_shard(job, item.number, decoders, report, clock)
+            made = make_shard(job, item.number, decoders, report, clock, buffers)
             stop_if_revoked(out, job)
             with clock.stage("write"):
                 commit_shard(out, job, item.number, made)

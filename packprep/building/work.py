@@ -11,6 +11,7 @@ from packprep.building.packing import pack
 from packprep.building.plan import Job
 from packprep.building.render import render, rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
+from packprep.buffers import Buffers
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.corpus.reading import Reading, read_documents
@@ -35,12 +36,13 @@ def read_shard(
     decoders: Decoders | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
     clock: Clock | None = None,
+    buffers: Buffers | None = None,
 ) -> Reading:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
     extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
     return read_documents(
         job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress,
-        marks=job.marks, clock=clock,
+        marks=job.marks, clock=clock, buffers=buffers,
     )  # fmt: skip
 
 
@@ -50,14 +52,16 @@ def make_shard(
     decoders: Decoders | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
     clock: Clock | None = None,
+    buffers: Buffers | None = None,
 ) -> Made:
     """Everything of shard number `shard`. `decoders` only saves time; `progress` as in `read_documents`.
 
     clock: gets the seconds of the stages read, tokenize, cut, pack, render and ledger.
+    buffers: memory to go on with, by which the shard made before ends; None: memory of its own.
     """
     recipe, tasks = job.recipe, job.tasks
-    clock = clock or Clock()
-    reading = read_shard(job, shard, decoders, progress, clock)
+    clock, buffers = clock or Clock(), buffers or Buffers()
+    reading = read_shard(job, shard, decoders, progress, clock, buffers)
     documents = reading.documents
     mult = recipe.packing.pad_seq_to_mult
     with clock.stage("cut"):
@@ -76,7 +80,7 @@ def make_shard(
             row, _ = pack(physical, recipe.seq_length, recipe.packing.algorithm, most)
         layout = arrange(segments.key, physical, row, recipe.packing.algorithm == "next_fit")
     with clock.stage("render"):
-        arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult)
+        arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult, buffers)
     with clock.stage("ledger"):
         in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
         last_row_padding = recipe.seq_length - int(physical[in_last].sum()) if len(row) else 0

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from packprep.buffers import Buffers, Column
 from packprep.clock import Clock
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault
@@ -87,26 +88,6 @@ def _keep_only(only: Mapping[int, np.ndarray]) -> Callable[[int, np.ndarray], np
     return lambda file, positions: np.isin(positions, only[file])
 
 
-class _Column:
-    """An array that grows at its end without a second copy of what it holds."""
-
-    def __init__(self, dtype: np.dtype | type):
-        self._array, self.size = np.empty(1024, dtype), 0
-
-    def extend(self, values: Any, count: int | None = None) -> None:
-        """Append an array, or one value `count` times."""
-        count = len(values) if count is None else count
-        if self.size + count > len(self._array):
-            self._array.resize(max(self.size + count, len(self._array) * 3 // 2), refcheck=False)
-        self._array[self.size : self.size + count] = values
-        self.size += count
-
-    def take(self) -> np.ndarray:
-        """The array, cut to its size."""
-        self._array.resize(self.size, refcheck=False)
-        return self._array
-
-
 @dataclass
 class Reading:
     """What reading one shard gives: documents, rejects, and each source's counts and digest of the text bytes read."""
@@ -131,19 +112,20 @@ def read_documents(
     marks: MarkReader | None = None,
     only: Mapping[int, np.ndarray] | None = None,
     clock: Clock | None = None,
+    buffers: Buffers | None = None,
 ) -> Reading:
     """Read and tokenize the documents of `extents`, in order.
 
     marks: reads loss_spans and messages; None: they are not looked at.
     only: file → positions of the documents to read, of those files alone; None: what `sample` and `repeat` keep.
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
-    clock: gets the seconds of the stages read and tokenize.
+    clock: gets the seconds of the stages read and tokenize. buffers: hold the documents' columns; None: their own.
     A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
     """
-    clock = clock or Clock()
-    ids, offsets = _Column(token_dtype), _Column(np.int64)
-    columns = [_Column(np.int64) for _ in range(4)]
-    keys = _Column(np.uint64)
+    clock, buffers = clock or Clock(), buffers or Buffers()
+    ids, offsets = Column(buffers, "ids", token_dtype), Column(buffers, "offsets", np.int64)
+    columns = [Column(buffers, name, np.int64) for name in ("position", "file", "source", "repeat")]
+    keys = Column(buffers, "file_key", np.uint64)
     offsets.extend(np.zeros(1, np.int64))
     rejected = Rejected()
     counts = {source.name: 0 for source in sources}
@@ -181,13 +163,16 @@ def read_documents(
                             ):
                                 raise _revoked(engine, source, part.file, extent.use, batch.positions[i], found)
                 # After the engine, which leaves the UTF-8 of a text with the text.
-                joined = b"".join([text.encode() for text in batch.texts])
-                digests[source.name].update(joined)
+                batch_bytes = 0
+                for text in batch.texts:
+                    encoded = text.encode()
+                    digests[source.name].update(encoded)
+                    batch_bytes += len(encoded)
                 for i, reason, detail in tokens.rejected:
                     rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
                 if recipe.documents.bad_documents == "fail":
                     _fail_on_bad(rejected.records[before:], part.path)
-                lengths = np.diff(tokens.offsets)
+                lengths, ids_before = np.diff(tokens.offsets), ids.size
                 used = lengths >= fewest
                 untrained = [i for i, part_trained in marked.items() if used[i] and not len(part_trained.spans)]
                 used[untrained] = False
@@ -207,7 +192,7 @@ def read_documents(
                     ids.extend(tokens.ids[np.repeat(used, lengths)])
                 else:
                     ids.extend(tokens.ids)
-                offsets.extend(np.cumsum(lengths[used]) + offsets._array[offsets.size - 1])
+                offsets.extend(np.cumsum(lengths[used]) + ids_before)
                 count = int(used.sum())
                 if marked:
                     numbers = columns[0].size + np.cumsum(used) - 1
@@ -217,14 +202,14 @@ def read_documents(
                     column.extend(value, count)
                 keys.extend(file_keys[part.file], count)
                 counts[source.name] += len(batch.texts) + len(batch.rejects)
-                text_bytes += len(joined)
+                text_bytes += batch_bytes
                 if progress:
                     read_now = len(batch.texts) + len(batch.rejects)
-                    progress(read_now, len(joined), int(lengths.sum()), len(rejected.records) - before)
-    position, file, source_index, repeat = (column.take() for column in columns)
+                    progress(read_now, batch_bytes, int(lengths.sum()), len(rejected.records) - before)
+    position, file, source_index, repeat = (column.array() for column in columns)
     training = training_columns(trained, len(position))
     return Reading(
-        Documents(ids.take(), offsets.take(), position, file, source_index, repeat, keys.take(), training),
+        Documents(ids.array(), offsets.array(), position, file, source_index, repeat, keys.array(), training),
         rejected,
         counts,
         dropped,
