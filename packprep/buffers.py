@@ -1,0 +1,60 @@
+"""Memory that a process keeps from one shard to the next: fresh pages cost more than what is written to them."""
+
+from typing import Any
+
+import numpy as np
+
+
+class Buffers:
+    """Memory under names. What was given under a name ends where the next array of that name begins.
+
+    A process that makes one shard after another keeps one of these; a shard made with its own is memory of its own.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, np.ndarray] = {}
+
+    def room(self, name: str, dtype: np.dtype | type, size: int, keep: int = 0) -> np.ndarray:
+        """All memory of a name, `size` items or more of which the first `keep` are what they were."""
+        dtype = np.dtype(dtype)
+        kept = self._kept.get(name)
+        if kept is None or kept.nbytes < size * dtype.itemsize:
+            if not keep:
+                self._kept.pop(name, None)  # before more is asked for
+                kept = None
+            more = np.empty(size * dtype.itemsize, np.uint8)
+            if kept is not None:
+                more[: keep * dtype.itemsize] = kept[: keep * dtype.itemsize]
+            kept = self._kept[name] = more
+        return kept[: len(kept) // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    def array(self, name: str, dtype: np.dtype | type, size: int) -> np.ndarray:
+        """An array of `size` items, whatever they are."""
+        return self.room(name, dtype, size)[:size]
+
+    def zeros(self, name: str, dtype: np.dtype | type, size: int) -> np.ndarray:
+        """An array of `size` zeros."""
+        array = self.array(name, dtype, size)
+        array.fill(0)
+        return array
+
+
+class Column:
+    """An array that grows at its end, in the memory of `buffers`."""
+
+    def __init__(self, buffers: Buffers, name: str, dtype: np.dtype | type):
+        self._buffers, self._name, self.dtype = buffers, name, np.dtype(dtype)
+        self._array, self.size = buffers.room(name, dtype, 1024), 0
+
+    def extend(self, values: Any, count: int | None = None) -> None:
+        """Append an array, or one value `count` times."""
+        count = len(values) if count is None else count
+        end = self.size + count
+        if end > len(self._array):
+            self._array = self._buffers.room(self._name, self.dtype, max(end, 2 * len(self._array)), self.size)
+        self._array[self.size : end] = values
+        self.size = end
+
+    def array(self) -> np.ndarray:
+        """What has been appended."""
+        return self._array[: self.size]
