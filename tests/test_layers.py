@@ -16,7 +16,7 @@ LEVELS = [
     ("errors",),
     ("randomness",),
     ("dataset",),
-    ("clock", "digests", "kernel", "recipe"),
+    ("buffers", "clock", "digests", "kernel", "recipe"),
     ("corpus", "objectives"),
     ("building",),
     ("adapters", "exporting", "inspection", "verification"),

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.buffers import Buffers
 from packprep.building.layout import Layout
 from packprep.building.segments import Segments
-from packprep.buffers import Buffers
 from packprep.corpus.reading import Documents
 from packprep.corpus.training import Training
 from packprep.dataset import noise

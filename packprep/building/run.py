@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from packprep.buffers import Buffers
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
 from packprep.building.forecast import forecast
 from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
@@ -21,7 +22,6 @@ from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
 from packprep.building.work import make_shard
-from packprep.buffers import Buffers
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.buffers import Buffers
 from packprep.building import ledger
 from packprep.building.layout import Layout, arrange
 from packprep.building.packing import pack
 from packprep.building.plan import Job
 from packprep.building.render import render, rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
-from packprep.buffers import Buffers
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.corpus.reading import Reading, read_documents

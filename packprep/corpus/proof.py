@@ -3,7 +3,7 @@
 What is compared is all that tokenization makes of a text, ids and rejection alike.
 """
 
-import json
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -58,17 +58,30 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 
 
 def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> None:
-    """`prove` on the same texts for every build with this tokenizer. EngineRefusal."""
+    """`prove` on the same texts for every build with this tokenizer. EngineRefusal.
+
+    That an engine passed is remembered for these very files of its library and the reference's: it would pass again.
+    """
     reference = engine.reference
     if reference is None:
         return
 
-    def find() -> str:
-        return json.dumps(nasty_texts(0, 0, NASTY_TEXTS, *texts_of_tokens(reference, vocabulary)))
+    def find() -> bool:
+        texts = nasty_texts(0, 0, NASTY_TEXTS, *texts_of_tokens(reference, vocabulary))
+        prove(engine, texts, special_text, vocabulary)
+        return True
 
-    # Making them takes longer than tokenizing them. JSON can say half a surrogate pair.
-    texts = remembered("nasty_texts", (NASTY_TEXTS, vocabulary.digest, reference.version), str, find)
-    prove(engine, json.loads(texts), special_text, vocabulary)
+    if not engine.library:
+        find()
+        return
+    both = [(e.name, e.version, *map(_state_of, e.library)) for e in (engine, reference)]
+    remembered("proven", (NASTY_TEXTS, vocabulary.digest, vocabulary.special_ids, special_text, *both), bool, find)
+
+
+def _state_of(path: str) -> tuple[str, int, int]:
+    """What changes when a file is replaced."""
+    status = os.stat(path)
+    return path, status.st_size, status.st_mtime_ns
 
 
 def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:

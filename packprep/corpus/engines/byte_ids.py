@@ -15,6 +15,7 @@ class BytesEngine:
 
     name = "bytes"
     version = "1"
+    library = ()
     reference = None
 
     def __init__(self, vocabulary: Vocabulary, special_text: str):

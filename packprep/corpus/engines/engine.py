@@ -22,6 +22,11 @@ class Engine(Protocol):
     def version(self) -> str: ...
 
     @property
+    def library(self) -> Sequence[str]:
+        """The files of the library that its ids come from; none where nobody can tell."""
+        ...
+
+    @property
     def reference(self) -> "Reference | None":
         """What gives the same ids, slowly, and is believed; None where this engine itself is believed."""
         ...

@@ -48,18 +48,18 @@ class FastEngine:
         for variable in _ONE_THREAD:  # read when the library is first used; processes scale, its threads hardly do
             os.environ.setdefault(variable, "1")
         try:
-            from fastokens._native import Tokenizer
+            from fastokens import _native
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
         special_ids: frozenset[int] = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
         plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
-        self.version = installed_version() or ""
+        self.version, self.library = installed_version() or "", (str(_native.__file__),)
         self._split = special_text != "special"
         self._folded = _FOLDED if b"(?i" in plain else ()
 
         def load() -> Any:
             with _panics_as_errors():
-                return Tokenizer.from_json_str(plain.decode())
+                return _native.Tokenizer.from_json_str(plain.decode())
 
         with ThreadPoolExecutor(1) as other:  # it loads without the lock of Python
             loading = other.submit(load)

@@ -26,6 +26,7 @@ class ReferenceEngine:
         special_ids: frozenset[int] = frozenset() if as_special else frozenset(vocabulary.special_ids)
         plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
         self.version = tokenizers.__version__
+        self.library = (tokenizers.tokenizers.__file__,)
         self._tokenizer = tokenizers.Tokenizer.from_buffer(plain)
         self._tokenizer.encode_special_tokens = not as_special
         self._plain, self._chat = plain, self._tokenizer if as_special else None

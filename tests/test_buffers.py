@@ -1,0 +1,41 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packprep.buffers import Buffers, Column
+
+
+@given(st.lists(st.tuples(st.sampled_from([np.uint8, np.uint16, np.int64]), st.integers(0, 5000)), max_size=20))
+def test_an_array_has_the_size_and_type_that_were_asked_for(asked):
+    buffers = Buffers()
+    for dtype, size in asked:
+        array = buffers.array("a", dtype, size)
+        assert array.dtype == dtype and array.shape == (size,)
+        array.fill(1)
+        zeros = buffers.zeros("a", dtype, size)
+        assert zeros.dtype == dtype and zeros.shape == (size,) and not zeros.any()
+
+
+def test_memory_is_gone_on_with_under_its_name_alone():
+    buffers = Buffers()
+    first, other = buffers.array("a", np.uint8, 64), buffers.array("b", np.uint8, 64)
+    assert np.shares_memory(first, buffers.array("a", np.int32, 16))
+    assert not np.shares_memory(first, other)
+    assert not np.shares_memory(first, Buffers().array("a", np.uint8, 64))
+
+
+@given(
+    st.lists(st.one_of(st.lists(st.integers(0, 255), max_size=900), st.tuples(st.integers(0, 9), st.integers(0, 900))))
+)
+def test_a_column_holds_what_was_appended(parts):
+    buffers = Buffers()
+    for _ in range(2):  # the second goes on with the memory of the first
+        column, expected = Column(buffers, "c", np.uint16), []
+        for part in parts:
+            if isinstance(part, tuple):
+                column.extend(*part)
+                expected += [part[0]] * part[1]
+            else:
+                column.extend(np.array(part, np.uint8))
+                expected += part
+        assert column.size == len(expected) and column.array().tolist() == expected
