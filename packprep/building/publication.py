@@ -10,7 +10,7 @@ from packprep.building.plan import Job
 from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, shard_name
-from packprep.digests import digest_of
+from packprep.digests import digest_of, own_digest
 from packprep.errors import BuildError
 
 MANIFEST = "dataset.json"
@@ -75,7 +75,7 @@ def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping
         "shards": list(entries),
         "ledger": total,
     }
-    return {**manifest, "digest": digest_of(encode(manifest))}
+    return {**manifest, "digest": own_digest(manifest)}
 
 
 def _refuse_too_many_bad(out: Path, job: Job, total: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from packprep.building.commit import write_error, write_whole
 from packprep.building.plan import Job
 from packprep.corpus.engines.registry import REFERENCE
 from packprep.dataset.manifest import decode, encode
+from packprep.digests import own_digest
 from packprep.errors import BuildError, EngineRevoked
 
 NOTE = "engine-revoked.json"
@@ -50,7 +51,8 @@ def is_revoked(plan: Mapping[str, Any], note: Mapping[str, Any] | None) -> bool:
 
 def with_reference(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The same plan with the reference engine, of the version that the fast one was compared with: equal by whomever."""
-    return {**plan, "engine": {"name": REFERENCE, "version": plan["engine"]["reference"]}}
+    changed = {**plan, "engine": {"name": REFERENCE, "version": plan["engine"]["reference"]}}
+    return {**changed, "digest": own_digest(changed)}
 
 
 def stop_if_revoked(out: Path, job: Job) -> None:
