@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from packprep.building.commit import done_receipt, remove_all_temporaries, write_first
+from packprep.building.commit import done_receipt, flush_output, remove_all_temporaries, write_first
 from packprep.building.ledger import add_ledgers, check
 from packprep.building.plan import Job
 from packprep.building.revocation import remove_note
@@ -41,10 +41,11 @@ def publish(out: Path, job: Job) -> dict[str, Any] | None:
     _refuse_too_many_bad(out, job, total)
     manifest = make_manifest(job, entries, total)
     data = encode(manifest)
+    remove_all_temporaries(out)
+    flush_output(out)  # those who wrote the shards may have been killed before they had
     if not write_first(out / MANIFEST, data) and (out / MANIFEST).read_bytes() != data:
         raise BuildError(f"{out / MANIFEST} stands there and differs from this build's: begin anew in another folder")
     remove_note(out)
-    remove_all_temporaries(out)
     return manifest
 
 
