@@ -10,6 +10,7 @@ import re
 import select
 import signal
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,6 +122,8 @@ def start(
             said = command_line.inside(*arguments)
             os.write(log_in, json.dumps({"err": said.err}).encode() + b"\n")
             os._exit(said.status)
+        except BaseException:
+            os.write(log_in, json.dumps({"err": traceback.format_exc()}).encode() + b"\n")
         finally:
             os._exit(99)
     os.close(log_in)

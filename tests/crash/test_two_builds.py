@@ -1,5 +1,7 @@
 """Two builds of the same folder at the same time: no lock, both end well, and the bytes are those of one."""
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -7,7 +9,9 @@ import time
 
 import pytest
 
+from packprep.building import run as building_run
 from packprep.building.publication import MANIFEST
+from packprep.dataset.manifest import receipt_name, shard_name
 from tests import made
 from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on
@@ -81,6 +85,34 @@ def test_a_build_again_writes_no_file(plain, folder):
     check_goes_on(plain, out)
     after = stamps(out)
     assert {path for path in before if before[path] != after[path]} <= {out / MANIFEST}
+
+
+def test_a_shard_that_comes_out_differently_stops_the_build_with_both_digests_and_nothing_is_lost(plain, folder):
+    out = folder / "out"
+    calls = disturbed.run(plain.command(folder / "other"), folder / "other").calls
+    first_is_done = calls.index(next(c for c in calls if c.startswith("rename receipts/000/.000000.json"))) + 2
+
+    def change_a_token():
+        make = building_run.make_shard
+
+        def make_differently(job, number, *others):
+            shard = make(job, number, *others)
+            if number == 1:
+                shard.arrays["tokens"][0, 0] ^= 1
+            return shard
+
+        building_run.make_shard = make_differently
+
+    first = disturbed.start(plain.command(out), out, [first_is_done], disturbed.STOP, before=change_a_token)
+    first.wait_until_stopped()
+    check_goes_on(plain, out)
+    before = stamps(out)
+    first.go_on()
+    ended = first.wait()
+    stands = json.loads(plain.expected[receipt_name(1)])["digest"]
+    said = rf"error: {shard_name(1)}: made again with digest [0-9a-f]{{32}} and it stands with {stands}: the input files changed"
+    assert ended.status == 2 and re.search(said, ended.err) and ended.err.count(stands) == 1, ended.err
+    assert stamps(out) == before and made.contents(out) == plain.expected
 
 
 def test_a_build_that_is_killed_beside_another_does_no_harm(plain, folder):
