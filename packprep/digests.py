@@ -1,14 +1,22 @@
 """Digests: the xxh3-128 hex of bytes. They find damage and differences; they are no defence against forgery."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
+
+from packprep.dataset.manifest import encode
 
 
 def digest_of(data: bytes) -> str:
     """32 hex digits: the xxh3-128 of `data`."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def own_digest(value: Mapping[str, Any]) -> str:
+    """The digest that a JSON file carries of itself: of its encoding without the key "digest"."""
+    return digest_of(encode({key: item for key, item in value.items() if key != "digest"}))
 
 
 def digest_of_buffers(buffers: Iterable) -> str:

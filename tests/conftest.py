@@ -31,3 +31,13 @@ def built(tmp_path_factory) -> Built:
     outcome = made.build(table, base, base / "out")
     assert outcome.manifest is not None
     return Built(base, table, base / "out", outcome)
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """What tests counted with `record_property("kill points", n)`, summed over all processes of the run."""
+    counts: dict[str, int] = {}
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties if report.when == "call" else ():
+            counts[name] = counts.get(name, 0) + value
+    for name, count in sorted(counts.items()):
+        terminalreporter.write_line(f"{name} tried: {count}")

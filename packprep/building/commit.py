@@ -55,7 +55,7 @@ def _temporary(path: Path) -> Path:
 def _write_temporary(path: Path, buffers: Iterable) -> Path:
     temporary = _temporary(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             for buffer in buffers:
@@ -70,6 +70,16 @@ def _write_temporary(path: Path, buffers: Iterable) -> Path:
             os.unlink(temporary)
         raise write_error(path, error) from error
     return temporary
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, each with its entry in the one above on disk."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # what may be written and not listed cannot be flushed
+        _flush_folder(folder.parent)
 
 
 def _flush_folder(folder: Path) -> None:
@@ -90,6 +100,18 @@ def _make_folders_last(path: Path, top: Path) -> None:
         folder = folder.parent
 
 
+def flush_output(out: Path) -> None:
+    """Flush all folders of an output: what any process renamed into them or removed is so after a power cut too."""
+    try:
+        for kind in ("shards", "receipts", "rejects"):
+            for folder in (*(out / kind).glob("*/"), out / kind):
+                if folder.is_dir():
+                    _flush_folder(folder)
+        _flush_folder(out)
+    except OSError as error:
+        raise write_error(out, error) from error
+
+
 def write_whole(path: Path, buffers: Sequence, top: Path) -> None:
     """Write a file, replacing one that stands; the file and the folders up to `top` are on disk when this returns.
 
@@ -106,6 +128,7 @@ def write_whole(path: Path, buffers: Sequence, top: Path) -> None:
             raise BuildError(
                 f"{path}: its temporary {temporary.name} was removed while this process wrote it; run the same command again"
             ) from None
+        _make_folders_last(path, top)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -114,28 +137,41 @@ def write_whole(path: Path, buffers: Sequence, top: Path) -> None:
 
 
 def write_first(path: Path, data: bytes) -> bool:
-    """Write a file unless there is one already, whole or not at all; whether it was this process that wrote it."""
-    if path.exists():
-        return False
+    """Write a file unless there is one already, whole or not at all; whether it was this process that wrote it.
+
+    The file is on disk when this returns, also one that another process wrote.
+    """
+    first = not path.exists() and _write_if_missing(path, data)
+    try:
+        _flush_folder(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+    return first
+
+
+def _write_if_missing(path: Path, data: bytes) -> bool:
     temporary = _write_temporary(path, [data])
     try:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-                raise
-            if path.exists():  # a file system without hard links
-                return False
-            os.rename(temporary, path)
-        _flush_folder(path.parent)
-        return True
+        return _give_name(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+
+
+def _give_name(temporary: Path, path: Path) -> bool:
+    """Give a temporary's file its name, unless that is taken; whether it got it."""
+    try:
+        os.link(temporary, path)
+        return True
+    except OSError as error:
+        if path.exists():  # taken; or whoever took it has also removed the temporary
+            return False
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+    os.rename(temporary, path)  # a file system without hard links
+    return True
 
 
 def remove_temporaries(folder: Path, name: str | None = None, of_process: int | None = None) -> None:

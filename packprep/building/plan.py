@@ -23,7 +23,7 @@ from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenizer_json import continuing_tokens
 from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode
-from packprep.digests import digest_of
+from packprep.digests import digest_of, own_digest
 from packprep.errors import PlanError, RecipeError
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import (
@@ -42,7 +42,7 @@ LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", 
 
 PLAN_KEYS = {
     "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
-    "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files",
+    "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files", "digest",
 }  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
     roles = {role: int(i) for role, i in vocabulary.roles.items()}
     tasks = resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
     parts = inputs.fingerprint_parts
-    return {
+    plan = {
         "format": FORMAT,
         "version": VERSION,
         "law_version": LAW_VERSION,
@@ -170,6 +170,7 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
         ],
         "files": [file._asdict() for files in inputs.files for file in files],
     }
+    return {**plan, "digest": own_digest(plan)}
 
 
 def _proven_and_calibrated(

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from packprep.building.commit import done_receipt, remove_all_temporaries, write_first
+from packprep.building.commit import done_receipt, flush_output, remove_all_temporaries, write_first
 from packprep.building.ledger import add_ledgers, check
 from packprep.building.plan import Job
 from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, shard_name
-from packprep.digests import digest_of
+from packprep.digests import digest_of, own_digest
 from packprep.errors import BuildError
 
 MANIFEST = "dataset.json"
@@ -41,10 +41,11 @@ def publish(out: Path, job: Job) -> dict[str, Any] | None:
     _refuse_too_many_bad(out, job, total)
     manifest = make_manifest(job, entries, total)
     data = encode(manifest)
+    remove_all_temporaries(out)
+    flush_output(out)  # those who wrote the shards may have been killed before they had
     if not write_first(out / MANIFEST, data) and (out / MANIFEST).read_bytes() != data:
         raise BuildError(f"{out / MANIFEST} stands there and differs from this build's: begin anew in another folder")
     remove_note(out)
-    remove_all_temporaries(out)
     return manifest
 
 
@@ -75,7 +76,7 @@ def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping
         "shards": list(entries),
         "ledger": total,
     }
-    return {**manifest, "digest": digest_of(encode(manifest))}
+    return {**manifest, "digest": own_digest(manifest)}
 
 
 def _refuse_too_many_bad(out: Path, job: Job, total: Mapping[str, Any]) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packprep.building.commit import write_error, write_whole
+from packprep.building.commit import flush_output, write_error, write_whole
 from packprep.building.plan import Job
 from packprep.corpus.engines.registry import REFERENCE
 from packprep.dataset.manifest import decode, encode
+from packprep.digests import own_digest
 from packprep.errors import BuildError, EngineRevoked
 
 NOTE = "engine-revoked.json"
@@ -37,10 +38,13 @@ def read_note(out: Path) -> dict[str, Any] | None:
 
 def remove_note(out: Path) -> None:
     """Remove it, if there is one."""
+    if not (out / NOTE).exists():
+        return  # so that nothing is asked of a folder that can only be read
     try:
         (out / NOTE).unlink(missing_ok=True)
     except OSError as error:
         raise write_error(out / NOTE, error) from error
+    flush_output(out)
 
 
 def is_revoked(plan: Mapping[str, Any], note: Mapping[str, Any] | None) -> bool:
@@ -50,7 +54,8 @@ def is_revoked(plan: Mapping[str, Any], note: Mapping[str, Any] | None) -> bool:
 
 def with_reference(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The same plan with the reference engine, of the version that the fast one was compared with: equal by whomever."""
-    return {**plan, "engine": {"name": REFERENCE, "version": plan["engine"]["reference"]}}
+    changed = {**plan, "engine": {"name": REFERENCE, "version": plan["engine"]["reference"]}}
+    return {**changed, "digest": own_digest(changed)}
 
 
 def stop_if_revoked(out: Path, job: Job) -> None:

@@ -25,8 +25,8 @@ from packprep.building.work import make_shard
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
-from packprep.digests import digest_of_file
-from packprep.errors import EngineRevoked, PlanError
+from packprep.digests import digest_of_file, own_digest
+from packprep.errors import DatasetError, EngineRevoked, PlanError
 from packprep.kernel import warm_kernels
 from packprep.recipe import Recipe
 
@@ -57,20 +57,29 @@ class Outcome:
 
 
 def read_plan(out: Path) -> dict[str, Any] | None:
-    """The plan of an output folder; None if there is none."""
+    """The plan of an output folder; None if there is none. PlanError if one byte of it is not as it was written."""
     path = out / "plan.json"
+    restore = "put the file back as it was, or begin anew in another folder"
     try:
         plan = decode(path.read_bytes(), str(path))
     except FileNotFoundError:
         return None
+    except DatasetError as error:
+        raise PlanError(f"{error}; {restore}") from None
     except OSError as error:
-        raise PlanError(f"{path}: {error.strerror}") from None
+        raise PlanError(f"{path}: {error.strerror}; see to it, or begin anew in another folder") from None
     if not isinstance(plan, dict) or plan.get("format") != FORMAT or plan.get("version") != VERSION:
         raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
     if plan.keys() != PLAN_KEYS:
         key = min(plan.keys() ^ PLAN_KEYS)
         raise PlanError(
             f"{path}: key {key!r} is {'unknown' if key in plan else 'missing'}; begin anew in another folder"
+        )
+    digest = own_digest(plan)
+    if plan["digest"] != digest:
+        raise PlanError(
+            f"{path}: it carries the digest {plan['digest']!r} and its own is {digest}: it was changed or damaged after it was "
+            f"written; {restore}"
         )
     return plan
 

@@ -9,15 +9,15 @@ from packprep.building.commit import read_receipt
 from packprep.building.ledger import add_ledgers, imbalances, is_ledger
 from packprep.building.plan import Job
 from packprep.building.publication import MANIFEST, make_manifest
-from packprep.dataset.manifest import decode, encode, receipt_name, rejects_name, shard_name
-from packprep.digests import digest_of, digest_of_file
+from packprep.dataset.manifest import decode, receipt_name, rejects_name, shard_name
+from packprep.digests import digest_of, digest_of_file, own_digest
 from packprep.errors import DatasetError
 from packprep.verification.report import Faults
 
 
 def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
     """P1 of dataset.json."""
-    own = digest_of(encode({key: value for key, value in manifest.items() if key != "digest"}))
+    own = own_digest(manifest)
     if own != manifest["digest"]:
         faults.add("P1", MANIFEST, f"its digest is {own}", value=manifest["digest"])
 

@@ -229,6 +229,34 @@ def test_write_first_without_hard_links(tmp_path, monkeypatch):
     assert made.contents(tmp_path) == {"x": b"first"}
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_write_first_whose_temporary_was_removed_leaves_what_stands_or_says_so(tmp_path, monkeypatch, taken):
+    link = os.link
+
+    def lose(temporary, path):
+        os.unlink(temporary)  # as another process does that publishes the same
+        if taken:
+            path.write_bytes(b"theirs")
+        link(temporary, path)
+
+    monkeypatch.setattr(os, "link", lose)
+    if taken:
+        assert not write_first(tmp_path / "x", b"ours") and made.contents(tmp_path) == {"x": b"theirs"}
+    else:
+        with pytest.raises(
+            BuildError, match="/x: No such file or directory; see to it, and run the same command again"
+        ):
+            write_first(tmp_path / "x", b"ours")
+
+
+def test_folders_that_are_made_are_on_disk_before_what_is_written_into_them(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    write_first(tmp_path / "a" / "b" / "x", b"1")
+    at = [str(tmp_path / part) for part in ("", "a", "a/b")]
+    assert flushed[:2] == at[:2] and flushed[2].startswith(at[2] + "/.x.") and flushed[3:] == at[2:]
+
+
 def test_temporaries_of_a_process_or_all_are_removed_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(commit.socket, "gethostname", lambda: "here")
     own = ("shards/000/.000001.safetensors.here-12-aa.tmp", ".plan.json.here-12-cc.tmp")

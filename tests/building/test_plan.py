@@ -6,6 +6,7 @@ import pytest
 from packprep.building.forecast import forecast
 from packprep.building.plan import Job, differences, look_up, make_plan, token_dtype
 from packprep.dataset.manifest import decode, encode
+from packprep.digests import own_digest
 from packprep.errors import PlanError, RecipeError
 from packprep.recipe import read_recipe
 from tests import made
@@ -36,8 +37,9 @@ def test_a_plan_is_canonical_json_without_hosts_times_or_output(folder):
     assert encode(plan) == data
     assert set(plan) == {
         "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
-        "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files",
+        "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files", "digest",
     }  # fmt: skip
+    assert plan["digest"] == own_digest(plan) != own_digest({**plan, "shards": plan["shards"] + 1})
     assert [source["prefix"] for source in plan["sources"]] == [str(folder)]
     without = {**plan, "sources": [{k: v for k, v in s.items() if k != "prefix"} for s in plan["sources"]]}
     assert str(folder) not in encode(without).decode()
