@@ -5,6 +5,8 @@ from pathlib import Path
 
 import xxhash
 
+from packprep.dataset.opening import open_file
+
 
 def digest_of(data: bytes) -> str:
     """32 hex digits: the xxh3-128 of `data`."""
@@ -20,9 +22,9 @@ def digest_of_buffers(buffers: Iterable) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """The digest of a file's bytes, read in blocks of 4 MiB."""
+    """The digest of a regular file's bytes, read in blocks of 4 MiB; OSError if it is none."""
     state = xxhash.xxh3_128()
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path) as file:
         buffer = memoryview(bytearray(4 << 20))
         while count := file.readinto(buffer):
             state.update(buffer[:count])

@@ -20,6 +20,7 @@ from packprep.building.plan import Job
 from packprep.building.work import Made
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode, receipt_name, rejects_name, shard_name
+from packprep.dataset.opening import read_file
 from packprep.digests import digest_of, digest_of_buffers, digest_of_file
 from packprep.errors import BuildError, DatasetError, PackprepError
 
@@ -165,7 +166,7 @@ def read_receipt(out: Path, shard: int) -> tuple[dict[str, Any], bytes] | None:
     """(receipt, its bytes) as it stands; None if there is none or it does not parse."""
     path = out / receipt_name(shard)
     try:
-        data = path.read_bytes()
+        data = read_file(path)
         receipt = decode(data, str(path))
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -12,6 +12,7 @@ from packprep.building.commit import write_error, write_whole
 from packprep.building.plan import Job
 from packprep.corpus.engines.registry import REFERENCE
 from packprep.dataset.manifest import decode, encode
+from packprep.dataset.opening import read_file
 from packprep.errors import BuildError, EngineRevoked
 
 NOTE = "engine-revoked.json"
@@ -27,7 +28,7 @@ def read_note(out: Path) -> dict[str, Any] | None:
     """What was found; None if nothing was."""
     path = out / NOTE
     try:
-        note = decode(path.read_bytes(), str(path))
+        note = decode(read_file(path), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:

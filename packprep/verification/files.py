@@ -10,6 +10,7 @@ from packprep.building.ledger import add_ledgers, imbalances, is_ledger
 from packprep.building.plan import Job
 from packprep.building.publication import MANIFEST, make_manifest
 from packprep.dataset.manifest import decode, encode, receipt_name, rejects_name, shard_name
+from packprep.dataset.opening import read_file
 from packprep.digests import digest_of, digest_of_file
 from packprep.errors import DatasetError
 from packprep.verification.report import Faults
@@ -136,7 +137,7 @@ def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faul
         if not _check_file(directory, name, rejects, faults):
             return
         try:
-            for line in path.read_bytes().splitlines(keepends=True):
+            for line in read_file(path).splitlines(keepends=True):
                 record = decode(line, name)
                 place = (record["source"], record["reason"])
                 listed[place] = listed.get(place, 0) + 1
