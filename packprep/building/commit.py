@@ -162,6 +162,9 @@ _RECEIPT_KEYS = {
 }  # fmt: skip
 
 
+REJECTS_KEYS = {"file", "bytes", "digest", "documents"}
+
+
 def read_receipt(out: Path, shard: int) -> tuple[dict[str, Any], bytes] | None:
     """(receipt, its bytes) as it stands; None if there is none or it does not parse."""
     path = out / receipt_name(shard)
@@ -181,6 +184,16 @@ def read_receipt(out: Path, shard: int) -> tuple[dict[str, Any], bytes] | None:
     return receipt, data
 
 
+def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
+    """Whether what publication reads of a receipt has its types; who damaged it may have left it canonical."""
+    rejects = receipt["rejects"]
+    return (
+        all(type(receipt[key]) is int and receipt[key] >= 0 for key in ("rows", "segments", "tokens", "bytes"))
+        and (rejects is None or (isinstance(rejects, dict) and rejects.keys() == REJECTS_KEYS))
+        and isinstance(receipt["ledger"], dict)
+    )
+
+
 def done_receipt(out: Path, shard: int, plan_digest: str) -> tuple[dict[str, Any], bytes] | None:
     """(receipt, its bytes) of a shard that is done; None if it is not."""
     found = read_receipt(out, shard)
@@ -188,6 +201,8 @@ def done_receipt(out: Path, shard: int, plan_digest: str) -> tuple[dict[str, Any
         return None
     receipt = found[0]
     rejects = receipt["rejects"]
+    if not _can_be_gone_on_with(receipt):
+        return None
     sizes = [(shard_name(shard), receipt["bytes"])] + ([(rejects_name(shard), rejects["bytes"])] if rejects else [])
     for name, size in sizes:
         try:

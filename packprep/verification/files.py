@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packprep.building.commit import read_receipt
+from packprep.building.commit import REJECTS_KEYS, read_receipt
 from packprep.building.ledger import add_ledgers, imbalances, is_ledger
 from packprep.building.plan import Job
 from packprep.building.publication import MANIFEST, make_manifest
@@ -113,7 +113,7 @@ def _is_sound(receipt: Mapping[str, Any], job: Job) -> bool:
     """Whether the nested parts of a receipt, but for its ledger, can be read."""
     rejects, texts = receipt["rejects"], receipt["text_digests"]
     return (
-        (rejects is None or (isinstance(rejects, dict) and rejects.keys() == {"file", "bytes", "digest", "documents"}))
+        (rejects is None or (isinstance(rejects, dict) and rejects.keys() == REJECTS_KEYS))
         and isinstance(texts, dict)
         and texts.keys() == {source.name for source in job.sources}
     )

@@ -43,7 +43,7 @@ def corrupted(directory, seed, count, usual):
     """{outcome: how often} of corruptions made one after the other; AssertionError at one that is not found.
 
     usual: the calls that are refused on the good dataset, as prefix_ends of block diffusion.
-   """
+    """
     chance, outcomes = random.Random(seed), Counter()
     for name, at, new in list(places(directory, chance, count)):
         path = directory / name
