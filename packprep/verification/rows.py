@@ -141,8 +141,8 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
     bad("P11", arrays["segment_start"] < 0, "segment_start", "is negative")
     bad("P11", arrays["segment_doc"] < 0, "segment_doc", "is negative")
     weight, noise = arrays["segment_loss_weight"], arrays["segment_noise"]
-    bad("P13", ~(np.isfinite(weight) & (weight >= 0)), "segment_loss_weight", "is no weight")
-    bad("P13", ~((noise >= 0) & (noise <= 1)), "segment_noise", "is no noise level")
+    bad("P13", ~(np.isfinite(weight) & (weight >= 0)) | np.signbit(weight), "segment_loss_weight", "is no weight")
+    bad("P13", ~((noise >= 0) & (noise <= 1)) | np.signbit(noise), "segment_noise", "is no noise level")
     if faults.total > before:
         return False
     plain = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]

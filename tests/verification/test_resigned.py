@@ -98,6 +98,16 @@ def test_a_small_change_of_any_element_is_found(kind, tmp_path_factory, data):
     assert found, (name, place % good[name].size, how)
 
 
+@pytest.mark.parametrize("name", ["segment_noise", "segment_loss_weight"])
+def test_a_zero_with_a_sign_is_found(name, tmp_path_factory):
+    """It equals zero, and is another byte."""
+    directory, good = DATASET("compact", tmp_path_factory)
+    with resigned(directory) as arrays:
+        arrays.update({key: value.copy() for key, value in good.items()})
+        arrays[name][3] = -0.0
+    assert promises_of(faults_of(directory)) == {"P13"}
+
+
 def test_documents_that_sample_and_repeat_leave_out_are_found_without_replay(tmp_path):
     """A segment of a document outside the sample, or of a use that the document does not have, with the right key."""
     from packprep.building.run import open_job
