@@ -1,9 +1,10 @@
-"""Sessions: tests, trainers, lint, types, docs, minimums, numpy_only. `nox` runs all; `nox -s lint` one."""
+"""Sessions: tests, trainers, lint, types, docs, minimums, numpy_only, fuzz. `nox` runs all but fuzz; `nox -s lint` one."""
 
 import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["tests", "trainers", "lint", "types", "docs", "minimums", "numpy_only"]
 
 
 @nox.session
@@ -70,3 +71,10 @@ def numpy_only(session: nox.Session) -> None:
     python = session.create_tmp() + "/numpy_only/bin/python"
     session.run(python, "-m", "pip", "install", "numpy", external=True)
     session.run(python, "examples/read_batches.py", packed, external=True, env={"PYTHONPATH": "."})
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Ten minutes of fuzzing with atheris, or `nox -s fuzz -- --seconds 60`."""
+    session.install(".[test]", "atheris>=3.0")
+    session.run("python", "tests/fuzz/run.py", *(session.posargs or ["--seconds", "600"]))

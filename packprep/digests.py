@@ -7,6 +7,7 @@ from typing import Any
 import xxhash
 
 from packprep.dataset.manifest import encode
+from packprep.dataset.opening import open_file
 
 
 def digest_of(data: bytes) -> str:
@@ -28,9 +29,9 @@ def digest_of_buffers(buffers: Iterable) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """The digest of a file's bytes, read in blocks of 4 MiB."""
+    """The digest of a regular file's bytes, read in blocks of 4 MiB; OSError if it is none."""
     state = xxhash.xxh3_128()
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path) as file:
         buffer = memoryview(bytearray(4 << 20))
         while count := file.readinto(buffer):
             state.update(buffer[:count])

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -23,7 +24,7 @@ def script(name: str) -> ModuleType:
 
 
 end_to_end, packing, objectives, readers = map(script, ("end_to_end", "packing", "objectives", "readers"))
-engine_exactness = script("engine_exactness")
+engine_exactness, verify = map(script, ("engine_exactness", "verify"))
 
 
 def test_it_builds_all_of_the_text_and_leaves_nothing(tmp_path, capsys):
@@ -119,3 +120,19 @@ def test_torch_workers_measures_all_that_it_names(tmp_path, capsys):
     figures = script("torch_workers").main([str(tmp_path), "--batch-size", "4", "--batches", "2", "--repeats", "1"])
     assert len(figures) == 7 and all(value > 0 for value in figures.values())
     assert capsys.readouterr().out.count("rows/s") == 7
+
+
+def test_verification_is_measured_beside_the_digest_of_the_same_bytes(built, capsys):
+    verify.main([str(built.out), "--repeats", "2", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["bytes"] == sum(path.stat().st_size for path in built.out.rglob("*") if path.is_file())
+    assert [len(result[name]) for name in ("digest", "verify")] == [2, 2]
+    verify.main([str(built.out), "--repeats", "1"])
+    assert "times as long as the digest" in capsys.readouterr().out
+
+
+def test_a_damaged_dataset_is_not_measured(built, tmp_path):
+    directory = Path(shutil.copytree(built.out, tmp_path / "copy"))
+    (directory / "more").write_bytes(b"")
+    with pytest.raises(SystemExit, match="1 faults"):
+        verify.main([str(directory)])

@@ -491,3 +491,61 @@ def test_the_fingerprint_changes_with_files_sizes_and_tokenizer():
         print_of(recipe, template=""),
     }
     assert len(prints) == 7 and all(len(p) == 32 for p in prints)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (b"seq_length = " + b"[" * 100_000, "nested too deeply"),
+        (b"a" + b".b" * 50_000 + b" = 1", "nested too deeply|not TOML"),
+        (b"seq_length = 0x" + b"f" * 5000, "64 bits"),
+        (b"seq_length = 9223372036854775808", "64 bits"),
+        (b"seq_length = " + b"9" * 5000, "not TOML"),
+        (b"\xff", "not UTF-8"),
+        (b"\xef\xbb\xbfseq_length = 8", "not TOML"),
+        (b"a = 1\na = 2", "not TOML"),
+        (b"a\0 = 1", "not TOML"),
+    ],
+    ids=range(9),
+)
+def test_a_hostile_recipe_file_is_refused_by_name(tmp_path, text, words):
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(text)
+    with pytest.raises(RecipeError, match=rf"recipe\.toml.*({words})"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize("section, key, value", [
+    ("output", "shard_text_bytes", "9" * 400 + "GB"),
+    ("output", "shard_text_bytes", 10**400),
+    ("documents", "max_bad_fraction", 10**400),
+    ("documents", "max_bad_fraction", float("nan")),
+    ("documents", "max_bad_fraction", float("inf")),
+])  # fmt: skip
+def test_a_number_beyond_all_bounds_is_refused_by_name(section, key, value):
+    with pytest.raises(RecipeError, match=rf"{section}\.{key}"):
+        read_recipe({"tokenizer": "bytes", "sources": [{"paths": ["a"]}], section: {key: value}}, Path())
+
+
+@pytest.mark.parametrize("name, change", [
+    ("seq_length", lambda t: t.update(seq_length=12)),
+    ("seq_length", lambda t: t.pop("seq_length")),
+    ("sources", lambda t: t.update(sources=[])),
+    ("sources", lambda t: t.update(sources=3)),
+    ("tasks", lambda t: t.update(tasks=[3])),
+    ("parameters", lambda t: t["tasks"][0].update(parameters=[])),
+    ("weight", lambda t: t["tasks"][0].update(weight=-1.0)),
+    ("documents", lambda t: t.update(documents=None)),
+    ("long", lambda t: t["documents"].update(long="x")),
+    ("colour", lambda t: t["packing"].update(colour=1)),
+    ("pad_seq_to_mult", lambda t: t["packing"].update(pad_seq_to_mult=7)),
+    ("mode_tokens", lambda t: t["specials"].update(mode_tokens=3)),
+    ("NLU", lambda t: t["specials"].update(mode_tokens={"[NLU]": -1})),
+])  # fmt: skip
+def test_a_stored_recipe_is_checked_like_one_that_is_written(name, change):
+    table = {"tokenizer": "bytes", "sources": [{"paths": ["a"]}], "tasks": [{"preset": "ul2r"}]}
+    stored = json.loads(json.dumps(normalised(read_recipe(table, Path()))))
+    assert from_normalised(stored, "auto") == from_normalised(stored, "auto")
+    change(stored)
+    with pytest.raises(RecipeError, match=name):
+        from_normalised(stored, "auto")

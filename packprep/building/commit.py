@@ -20,6 +20,7 @@ from packprep.building.plan import Job
 from packprep.building.work import Made
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode, receipt_name, rejects_name, shard_name
+from packprep.dataset.opening import read_file
 from packprep.digests import digest_of, digest_of_buffers, digest_of_file
 from packprep.errors import BuildError, DatasetError, PackprepError
 
@@ -197,11 +198,14 @@ _RECEIPT_KEYS = {
 }  # fmt: skip
 
 
+REJECTS_KEYS = {"file", "bytes", "digest", "documents"}
+
+
 def read_receipt(out: Path, shard: int) -> tuple[dict[str, Any], bytes] | None:
     """(receipt, its bytes) as it stands; None if there is none or it does not parse."""
     path = out / receipt_name(shard)
     try:
-        data = path.read_bytes()
+        data = read_file(path)
         receipt = decode(data, str(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -216,6 +220,16 @@ def read_receipt(out: Path, shard: int) -> tuple[dict[str, Any], bytes] | None:
     return receipt, data
 
 
+def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
+    """Whether what publication reads of a receipt has its types; who damaged it may have left it canonical."""
+    rejects = receipt["rejects"]
+    return (
+        all(type(receipt[key]) is int and receipt[key] >= 0 for key in ("rows", "segments", "tokens", "bytes"))
+        and (rejects is None or (isinstance(rejects, dict) and rejects.keys() == REJECTS_KEYS))
+        and isinstance(receipt["ledger"], dict)
+    )
+
+
 def done_receipt(out: Path, shard: int, plan_digest: str) -> tuple[dict[str, Any], bytes] | None:
     """(receipt, its bytes) of a shard that is done; None if it is not."""
     found = read_receipt(out, shard)
@@ -223,6 +237,8 @@ def done_receipt(out: Path, shard: int, plan_digest: str) -> tuple[dict[str, Any
         return None
     receipt = found[0]
     rejects = receipt["rejects"]
+    if not _can_be_gone_on_with(receipt):
+        return None
     sizes = [(shard_name(shard), receipt["bytes"])] + ([(rejects_name(shard), rejects["bytes"])] if rejects else [])
     for name, size in sizes:
         try:

@@ -18,10 +18,11 @@ from packprep.corpus.chat_templates import find_template
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, check_special_text
 from packprep.corpus.engines.registry import candidates, engine_facts, load_engine, loaded, refused
-from packprep.corpus.planning import File, PlannedSource, find_files, step_bytes
+from packprep.corpus.planning import File, PlannedSource, find_files, format_name, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenizer_json import continuing_tokens
 from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
+from packprep.dataset.laws import unusable_facts
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode
 from packprep.digests import digest_of, own_digest
 from packprep.errors import PlanError, RecipeError
@@ -298,6 +299,35 @@ def _changed_keys(now: Any, planned: Any, where: str) -> list[str]:
     return [] if now == planned else [f"{where} is {now!r} here and {planned!r} in the plan"]
 
 
+def _recipe_of(plan: Mapping[str, Any]) -> Recipe:
+    """The recipe of a plan, and its sources and tasks as many as the plan's; PlanError if it is none."""
+    try:
+        recipe = complete(from_normalised(plan["recipe"], plan["engine"]["name"]))
+    except RecipeError as error:
+        raise PlanError(f"plan.json: recipe: {error}") from error
+    if [source.name for source in recipe.sources] != [source["name"] for source in plan["sources"]]:
+        raise PlanError("plan.json: its sources are not those of its recipe")
+    wanted = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
+    if not wanted <= plan["vocabulary"]["mode_tokens"].keys():
+        raise PlanError("plan.json: its vocabulary has not the mode tokens of its tasks")
+    return recipe
+
+
+def _resolved(plan: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]]:
+    """What the plan stored for each task; PlanError if it cannot be that."""
+    if len(plan["tasks"]) != len(recipe.tasks) + 1:
+        raise PlanError(f"plan.json: it has {len(plan['tasks'])} tasks and its recipe needs {len(recipe.tasks) + 1}")
+    resolved: list[Mapping[str, Any]] = []
+    for task, entry in zip(plan["tasks"], recipe.tasks, strict=False):
+        facts = task.get("resolved") if isinstance(task, dict) else None
+        if not isinstance(facts, dict) or (why := unusable_facts(entry.objective, facts)):
+            raise PlanError(
+                f"plan.json: task {entry.name!r}: resolved: {why if isinstance(facts, dict) else 'no object'}"
+            )
+        resolved.append(facts)
+    return resolved
+
+
 class Job:
     """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone."""
 
@@ -313,7 +343,7 @@ class Job:
                 f"tokenizer.json has digest {digest} and the plan names {plan['tokenizer']['digest']}: put the right file back"
             )
         self.plan, self.digest = plan, digest_of(encode(plan))
-        self.recipe = from_normalised(plan["recipe"], plan["engine"]["name"])
+        self.recipe = _recipe_of(plan)
         stored = plan["vocabulary"]
         self.vocabulary = Vocabulary(
             tokenizer_json=tokenizer_json,
@@ -331,8 +361,10 @@ class Job:
             self.recipe,
             ids_of(self.vocabulary),
             self.vocabulary.mode_tokens,
-            [task["resolved"] for task in plan["tasks"]],
+            _resolved(plan, self.recipe),
         )
+        if _plain(task_table(self.tasks)) != plan["tasks"]:
+            raise PlanError("plan.json: its tasks are not those of its recipe and vocabulary; put the right file back")
         self.shards: int = plan["shards"]
         self.sources: list[PlannedSource] = []
         files = [File(**file) for file in plan["files"]]
@@ -342,6 +374,11 @@ class Job:
             prefix = prefixes[i] if prefixes else resolved["prefix"]
             self.sources.append(PlannedSource(source, i, prefix, own, first, resolved, self.recipe.seed))
             first += len(own)
+            for format in self.sources[-1].formats:
+                if format_name(*format) not in self.sources[-1].ratios:
+                    raise PlanError(
+                        f"plan.json: sources[{i}]: ratios has no {format_name(*format)}, which its files are"
+                    )
 
     @cached_property
     def engine(self) -> Engine:

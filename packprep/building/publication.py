@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.commit import done_receipt, flush_output, remove_all_temporaries, write_first
-from packprep.building.ledger import add_ledgers, check
+from packprep.building.ledger import add_ledgers, check, is_ledger
 from packprep.building.plan import Job
 from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
-from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, shard_name
+from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, receipt_name, shard_name
 from packprep.digests import digest_of, own_digest
 from packprep.errors import BuildError
 
@@ -33,6 +33,10 @@ def publish(out: Path, job: Job) -> dict[str, Any] | None:
         if found is None:
             return None
         receipt, data = found
+        if not is_ledger(receipt["ledger"], [s.name for s in job.sources], [t.name for t in job.tasks]):
+            raise BuildError(
+                f"{out / receipt_name(b)}: it has no ledger of this build: remove it, and run the command again"
+            )
         entry = {key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")}
         entries.append({"file": shard_name(b), **entry, "receipt_digest": digest_of(data)})
         ledgers.append(receipt["ledger"])

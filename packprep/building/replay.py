@@ -109,10 +109,43 @@ def restore(
         rows = arrays["labels" if task.in_place else "tokens"].reshape(-1)
         assert objective.restore is not None
         fits[own] = objective.restore(task, columns, rows, out)
-    kept = np.ones(len(out), np.bool_)
-    for i in np.flatnonzero(copy):
-        kept[begins[i] : begins[i] + copy[i]] = False
-    return out[kept], np.concatenate((np.zeros(1, np.int64), np.cumsum(n))), fits
+    if copy.any():
+        kept = np.ones(len(out), np.bool_)
+        for i in np.flatnonzero(copy):
+            kept[begins[i] : begins[i] + copy[i]] = False
+        out = out[kept]
+    return out, np.concatenate((np.zeros(1, np.int64), np.cumsum(n))), fits
+
+
+FITTING_TOKENS = 1 << 18
+"""Tokens that are inverted at a time: they stay in the processor's cache."""
+
+
+def fitting(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored) -> np.ndarray:
+    """bool[segments]: `fits` of `restore`, whose tokens are not kept."""
+    fits = np.ones(len(stored.row), np.bool_)
+    length = arrays["tokens"].shape[1]
+    slots, scratch = arrays["tokens"].reshape(-1), np.empty(0, arrays["tokens"].dtype)
+    for t, task in enumerate(job.tasks):
+        if task.in_place or task.objective is job.tasks[-1].objective:
+            continue  # nothing stands between the tokens
+        own = np.flatnonzero(arrays["segment_task"] == t)
+        ends = np.cumsum(stored.bodies.n[own])
+        if not len(own):
+            continue
+        bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), FITTING_TOKENS)), len(own)))
+        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            which = own[begin:end]
+            bodies = Bodies(*(column[which] for column in stored.bodies))
+            first = ends[begin:end] - bodies.n
+            first -= first[0]
+            size = int(first[-1] + bodies.n[-1])
+            if len(scratch) < size:
+                scratch = np.empty(size, scratch.dtype)
+            body = stored.row[which] * length + stored.begin[which] + stored.bos[which] + task.mode
+            assert task.objective.restore is not None
+            fits[which] = task.objective.restore(task, Columns(first, bodies, body), slots, scratch)
+    return fits
 
 
 def documents_at(job: Job, source: PlannedSource, file: int, use: int, positions: np.ndarray) -> Documents:

@@ -12,6 +12,7 @@ from packprep.building.commit import flush_output, write_error, write_whole
 from packprep.building.plan import Job
 from packprep.corpus.engines.registry import REFERENCE
 from packprep.dataset.manifest import decode, encode
+from packprep.dataset.opening import read_file
 from packprep.digests import own_digest
 from packprep.errors import BuildError, EngineRevoked
 
@@ -28,7 +29,7 @@ def read_note(out: Path) -> dict[str, Any] | None:
     """What was found; None if nothing was."""
     path = out / NOTE
     try:
-        note = decode(path.read_bytes(), str(path))
+        note = decode(read_file(path), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -17,6 +17,7 @@ from packprep.buffers import Buffers
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
 from packprep.building.forecast import forecast
 from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
+from packprep.building.plan_form import check_plan
 from packprep.building.processes import Do, Report, available_cpus, spread, stoppable
 from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
@@ -25,6 +26,7 @@ from packprep.building.work import make_shard
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
+from packprep.dataset.opening import read_file
 from packprep.digests import digest_of_file, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError
 from packprep.kernel import warm_kernels
@@ -61,7 +63,7 @@ def read_plan(out: Path) -> dict[str, Any] | None:
     path = out / "plan.json"
     restore = "put the file back as it was, or begin anew in another folder"
     try:
-        plan = decode(path.read_bytes(), str(path))
+        plan = decode(read_file(path), str(path))
     except FileNotFoundError:
         return None
     except DatasetError as error:
@@ -81,6 +83,7 @@ def read_plan(out: Path) -> dict[str, Any] | None:
             f"{path}: it carries the digest {plan['digest']!r} and its own is {digest}: it was changed or damaged after it was "
             f"written; {restore}"
         )
+    check_plan(plan, str(path))
     return plan
 
 
@@ -91,7 +94,7 @@ def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
         raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
     path = out / plan["tokenizer"]["file"]
     try:
-        tokenizer_json = path.read_bytes()
+        tokenizer_json = read_file(path)
     except OSError as error:
         raise PlanError(
             f"{path}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"

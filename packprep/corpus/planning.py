@@ -175,7 +175,11 @@ class PlannedSource:
         self.repeat: float = resolved["repeat"]
         self.step_bytes: int = resolved.get("step_bytes", 1 << 20)
         self.formats = [format_of(source, file.name) for file in files]
-        self.pieces = pieces_of(source, files)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The pieces of its files, listed when text is to be read: there may be many."""
+        return pieces_of(self.source, self.files)
 
     @property
     def uses(self) -> int:

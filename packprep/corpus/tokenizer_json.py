@@ -283,10 +283,17 @@ def continuing_tokens(data: bytes, vocab_size: int) -> np.ndarray:
 
     Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
     """
-    parsed = _parse(data)
-    model = parsed["model"]
-    vocab = model["vocab"]
-    pairs = vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab))
+    try:
+        parsed = _parse(data)
+        model = parsed["model"]
+        vocab = model["vocab"]
+        pairs = list(vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab)))
+        if not all(type(i) is int and 0 <= i < vocab_size and isinstance(text, str) for text, i in pairs):
+            raise VocabularyError(
+                f"a token of the tokenizer has no id below {vocab_size}, which is said to be its vocab_size"
+            )
+    except (_Unusable, LookupError, TypeError) as error:
+        raise VocabularyError(f"the tokenizer.json has no vocabulary: {error!r}") from error
     continues = np.zeros(vocab_size, np.uint8)
     if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
         inside = {character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80}

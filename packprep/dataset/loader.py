@@ -34,10 +34,10 @@ from packprep.dataset.gathering import (
     items_of,
     stored_for,
 )
+from packprep.dataset.laws import Laws, laws_of
 from packprep.dataset.manifest import Manifest, Task, is_compact, read_manifest
 from packprep.dataset.mixture import Mixture, split_bound
 from packprep.dataset.reading import CAN_PREAD, FileArray
-from packprep.dataset.redraw import Laws, laws_of
 from packprep.dataset.row import Row, read_only
 from packprep.dataset.segments import Place, Segments
 from packprep.dataset.shard import IO, Shard, open_shard

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from packprep.dataset.opening import read_file
 from packprep.errors import DatasetError
 
 FORMAT = "packprep"
@@ -140,7 +141,11 @@ def _no_constant(constant: str) -> Any:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
 
 
 def _is_digest(value: Any) -> bool:
@@ -148,7 +153,20 @@ def _is_digest(value: Any) -> bool:
 
 
 def _is_id_or_ids(value: Any) -> bool:
-    return _is_count(value) or (isinstance(value, list) and all(map(_is_count, value)))
+    return _is_id(value) or (isinstance(value, list) and all(map(_is_id, value)))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1 << 63
+
+
+def _are_parameters(value: Any) -> bool:
+    """Whether it is an object whose integers arrays can hold: what else an objective needs is for its law to say."""
+    return isinstance(value, dict) and all(type(v) is not int or _is_number(v) for v in value.values())
+
+
+def _is_recipe(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key, {}), dict) for key in ("documents", "output"))
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:
@@ -167,14 +185,14 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "seq_length": ("a multiple of 8 below 2³¹", lambda v: _is_count(v) and 0 < v < 1 << 31 and v % 8 == 0),
     "token_dtype": ("uint16 or int32", _one_of("uint16", "int32")),
     "vocab_size": ("a positive integer below 2³¹", lambda v: _is_count(v) and 0 < v < 1 << 31),
-    "pad_id": ("an id", _is_count),
+    "pad_id": ("an id", _is_id),
     "specials": ("role → id or ids", lambda v: isinstance(v, dict) and all(map(_is_id_or_ids, v.values()))),
     "added_tokens": ("a list of objects", lambda v: isinstance(v, list)),
     "tokenizer": ("an object", _instance_of(dict)),
     "plan": ("an object", _instance_of(dict)),
     "tasks": ("a list with at least one task", lambda v: isinstance(v, list) and len(v) > 0),
     "sources": ("a list with at least one source", lambda v: isinstance(v, list) and len(v) > 0),
-    "recipe": ("an object", _instance_of(dict)),
+    "recipe": ("an object, as are its documents and output", _is_recipe),
     "fingerprint": ("32 hex digits", _is_digest),
     "engine": ("a string or an object", _instance_of(str, dict)),
     "made_with": ("a string or an object", _instance_of(str, dict)),
@@ -185,12 +203,12 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 _FILE_KEYS = {"file": ("a file name", _instance_of(str)), "digest": ("32 hex digits", _is_digest)}
 _SHARD_KEYS = {
     "file": ("a file name", _instance_of(str)),
-    **{key: ("a non-negative integer", _is_count) for key in ("rows", "segments", "tokens", "bytes")},
+    **{key: ("a non-negative integer below 2⁶²", _is_count) for key in ("rows", "segments", "tokens", "bytes")},
     "digest": ("32 hex digits", _is_digest),
     "receipt_digest": ("32 hex digits", _is_digest),
 }
 _ADDED_KEYS = {
-    "id": ("an id", _is_count),
+    "id": ("an id", _is_id),
     "text": ("a string", _instance_of(str)),
     "role": ("a string or null", _instance_of(str, type(None))),
 }
@@ -198,11 +216,11 @@ _SOURCE_KEYS = {"name": ("a string", _instance_of(str))}
 _TASK_KEYS = {
     "name": ("a string", _instance_of(str)),
     "objective": ("a string", _instance_of(str)),
-    "weight": ("a number", _instance_of(int, float)),
+    "weight": ("a number", _is_number),
     "attention": (f"one of {', '.join(ATTENTION_RULES)}", _one_of(*ATTENTION_RULES)),
     "label_alignment": (f"one of {', '.join(LABEL_ALIGNMENTS)}", _one_of(*LABEL_ALIGNMENTS)),
-    "mode_token": ("an id or null", lambda v: v is None or _is_count(v)),
-    "parameters": ("an object", _instance_of(dict)),
+    "mode_token": ("an id or null", lambda v: v is None or _is_id(v)),
+    "parameters": ("an object of values of at most 64 bits", _are_parameters),
 }
 
 
@@ -252,8 +270,9 @@ def check_manifest(value: Any, name: str) -> Manifest:
     for i, entry in enumerate(value["shards"]):
         if entry["file"] != shard_name(i):  # so nothing outside the directory can be named
             raise DatasetError(f"{name}: shards[{i}]: file is {entry['file']!r} and should be {shard_name(i)!r}")
-    if sum(entry["rows"] for entry in value["shards"]) >= 1 << 62:
-        raise DatasetError(f"{name}: shards: the rows sum to more than can be counted")
+    for key in ("rows", "segments", "tokens", "bytes"):
+        if sum(entry[key] for entry in value["shards"]) >= 1 << 62:
+            raise DatasetError(f"{name}: shards: the {key} sum to more than can be counted")
     return value
 
 
@@ -261,7 +280,7 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
     """The manifest of the dataset in `directory`, checked; its digests are `packprep verify`'s to recompute."""
     path = Path(directory) / MANIFEST_NAME
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError as error:
         raise DatasetError(
             f"{path} does not exist: {directory} is no dataset, or its build is not finished "

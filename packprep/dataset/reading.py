@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from packprep.dataset.opening import open_descriptor
 from packprep.errors import DatasetError
 
 CAN_PREAD = hasattr(os, "preadv")  # not on Windows
@@ -20,7 +21,7 @@ class _Descriptor:
     """An open file's descriptor, closed when nobody reads from it any more."""
 
     def __init__(self, path: Path):
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.number = open_descriptor(path)
 
     def __del__(self):
         number = self.__dict__.pop("number", None)  # None: it could not be opened

@@ -6,36 +6,17 @@ Keys are the segments', so that what an epoch gives depends neither on the batch
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from packprep.dataset import noise
-from packprep.dataset.manifest import Manifest
+from packprep.dataset.laws import Law, Laws
 from packprep.dataset.segments import Place, Segments, spread
-from packprep.errors import ArgumentError, DatasetError
+from packprep.errors import DatasetError
 
 _EPOCHS = 1 << 32  # chance repeats after so many
 _COLUMNS = ("task", "key", "start", "tokens", "loss_weight")
-
-
-class Law(NamedTuple):
-    """How one task's segments are noised."""
-
-    objective: str
-    parameters: Mapping[str, Any]
-    resolved: Mapping[str, Any]
-    mode: int  # slots of the mode token
-    copies: int  # 2 for [x_t ; x_0], of which x_t is noised
-
-
-class Laws(NamedTuple):
-    """What redraw needs of a manifest."""
-
-    by_task: list[Law | None]  # None: predicts the next token
-    in_place: np.ndarray  # bool[tasks]
-    ids: noise.Ids
-    prepend_bos: bool
 
 
 class Redrawn(NamedTuple):
@@ -61,33 +42,6 @@ class _Segments(NamedTuple):
     def at_slots(self, values: np.ndarray, elsewhere, size: int) -> np.ndarray:
         """[size]: each slot's value of its segment, and `elsewhere` between them."""
         return spread(self.at, self.slots, values, elsewhere, size)
-
-
-def laws_of(manifest: Manifest) -> Laws:
-    """The laws of a dataset's tasks; ArgumentError if an in-place task has none here."""
-    by_task: list[Law | None] = []
-    for task in manifest["tasks"]:
-        if task["label_alignment"] != "same_slot":
-            by_task.append(None)
-            continue
-        if task["objective"] not in noise.LAWS:
-            raise ArgumentError(
-                f"redraw: task {task['name']!r} has the objective {task['objective']!r}, which comes from outside packprep "
-                f"and has no law of noise here (there are {', '.join(noise.LAWS)}): read its stored rows, without redraw"
-            )
-        resolved = task.get("resolved", {})
-        arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in resolved.items()}
-        copies = 2 if task["attention"] == "block_diffusion" else 1
-        by_task.append(Law(task["objective"], task["parameters"], arrays, int(task["mode_token"] is not None), copies))
-    specials = manifest["specials"]
-    in_place = np.array([law is not None for law in by_task])
-    if in_place.any() and "special_ids" not in specials:
-        raise DatasetError(
-            "redraw: the manifest's specials have no special_ids, without which no ordinary token is known"
-        )
-    ordinary = noise.ordinary_ids(manifest["vocab_size"], np.array(specials.get("special_ids", []), np.int64))
-    bos = bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False))
-    return Laws(by_task, in_place, noise.Ids(specials.get("mask", -1), *ordinary), bos)
 
 
 def redrawn(
@@ -135,6 +89,8 @@ def redrawn(
         for epoch in np.unique(epoch_of):
             which = of_task[epoch_of == epoch]
             target = _target(laws, law, segments, which, may, tokens, loss_mask)
+            if law.objective == "uniform_diffusion":
+                _check_labels(places, tokens, len(laws.ids.rank))
             noised = noise.LAWS[law.objective](int(t), law.parameters, law.resolved, laws.ids, target, int(epoch))
             weight[which] = noised.weight
             if noised.blocks is not None:
@@ -145,6 +101,18 @@ def redrawn(
     for which, law, count, values in by_block:
         _put_block_weights(weights, segments, which, law.parameters["block_length"], count, values)
     return Redrawn(tokens, loss_mask, weights.reshape(shape))
+
+
+def _check_labels(places: Sequence[Place], labels: np.ndarray, vocab_size: int) -> None:
+    """DatasetError for a label that is no id: flips look it up."""
+    wrong = (labels < 0) | (labels >= vocab_size)
+    if wrong.any():
+        i, slot = (int(n) for n in np.argwhere(wrong)[0])
+        shard, row = places[i]
+        raise DatasetError(
+            f"{shard.path}: row {row}, slot {slot}: {labels[i, slot]} is no id below vocab_size {vocab_size}; "
+            "`packprep verify` says where else"
+        )
 
 
 def _segments(places: Sequence[Place], seq_length: int) -> _Segments:

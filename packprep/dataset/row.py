@@ -192,4 +192,5 @@ class Row:
         n_blocks = -(-length // block_length)
         if not 0 <= first <= last <= stored_blocks or last - first != n_blocks:
             raise self._fault(f"segment {i}: block_offsets {first}, {last} should give {n_blocks} blocks")
-        weights[begin : begin + length] = np.repeat(self._part("block_loss_weight", first, last), block_length)[:length]
+        of_blocks = self._part("block_loss_weight", first, last)
+        weights[begin : begin + length] = np.repeat(of_blocks, min(block_length, length))[:length]

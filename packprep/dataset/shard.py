@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from packprep.dataset.manifest import FORMAT, VERSION, no_duplicates
+from packprep.dataset.opening import open_file
 from packprep.dataset.reading import File, FileArray
 from packprep.errors import DatasetError
 
@@ -225,7 +226,7 @@ class Shard:
     @cached_property
     def _map(self) -> mmap.mmap:
         try:
-            with open(self.path, "rb", buffering=0) as file:
+            with open_file(self.path) as file:
                 if os.fstat(file.fileno()).st_size != self.size:
                     raise DatasetError(f"{self.path}: its size changed since it was opened ({self.size} bytes then)")
                 return mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
@@ -294,7 +295,7 @@ class Shard:
 def _read_header(path: Path) -> tuple[dict, int, int]:
     """(header, bytes before the data, bytes of the file)."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(8)
             length = int.from_bytes(head, "little")

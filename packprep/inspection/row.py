@@ -15,6 +15,7 @@ from rich.text import Text
 from packprep.building.replay import replay_segments
 from packprep.building.run import open_job, read_plan
 from packprep.dataset.loader import Dataset, Row, open_dataset
+from packprep.dataset.opening import read_file
 from packprep.digests import digest_of
 from packprep.errors import ArgumentError, DatasetError, PackprepError, RecipeError, SourceError
 from packprep.inspection.columns import segments_of, shard_of
@@ -107,7 +108,7 @@ def _row_of_most_tasks(directory: Path, dataset: Dataset) -> int:
 def _token_texts(directory: Path, dataset: Dataset) -> TokenTexts:
     path = directory / dataset.manifest["tokenizer"]["file"]
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise DatasetError(f"{path}: {error.strerror}; rows cannot be decoded without it: put it back") from None
     here, digest = digest_of(data), dataset.manifest["tokenizer"]["digest"]

@@ -52,7 +52,7 @@ class Parameter:
         kind = type(self.default)
         if kind is tuple:
             return self._accept_numbers(value, where)
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) < 2**63:
             value = float(value)
         if type(value) is not kind:
             raise RecipeError(f"{where}.{self.name} = {value!r}: expected {_kind_names[kind]} ({self.range_text()})")
@@ -63,7 +63,7 @@ class Parameter:
     def _holds(self, value: float) -> bool:
         above = self.low is None or value > self.low or (value == self.low and not self.low_open)
         below = self.high is None or value < self.high or (value == self.high and not self.high_open)
-        return above and below and bool(np.isfinite(value))
+        return above and below and abs(value) < 2**63  # neither NaN nor more than arrays hold
 
     def _accept_numbers(self, value: Any, where: str) -> tuple[float, ...]:
         good = isinstance(value, (list, tuple)) and len(value) == len(self.default)

@@ -1,6 +1,5 @@
 """Kinds of values: how each is named in messages and the docs, and how one is accepted."""
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ def whole(low: int, high: int = 2**63 - 1) -> Kind:
 
 def number(name: str, low: float, high: float, low_open: bool = False) -> Kind:
     def accept(value):
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+        if type(value) not in (int, float) or not low <= value <= high:  # NaN is in no range
             raise ValueError
         if low_open and value == low:
             raise ValueError
@@ -59,10 +58,10 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 def parse_size(value: int | str) -> int:
     """Bytes of a size such as 1048576, "1MiB" or "64 MB"; ValueError if it is none."""
-    if type(value) is int and value > 0:
+    if type(value) is int and 0 < value < 2**63:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if type(value) is str else None
-    if not match or match[2].upper() not in _UNITS or float(match[1]) <= 0:
+    if not match or match[2].upper() not in _UNITS or not 0 < float(match[1]) < 2**63:
         raise ValueError
     return max(1, round(float(match[1]) * _UNITS[match[2].upper()]))
 

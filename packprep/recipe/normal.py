@@ -7,6 +7,8 @@ from typing import Any
 
 from packprep.dataset.manifest import LAW_VERSION, encode
 from packprep.digests import digest_of
+from packprep.errors import RecipeError
+from packprep.recipe.reading import check_together, read_section, read_value
 from packprep.recipe.records import Documents, Output, Packing, Recipe, Source, Specials, TaskEntry, keys_of
 
 
@@ -47,21 +49,59 @@ def fingerprint(parts: Mapping[str, Any]) -> str:
     return digest_of(encode(parts))
 
 
-def from_normalised(table: Mapping[str, Any], engine: str) -> Recipe:
-    """The recipe that a plan holds: `normalised` undone, but for the paths, which the plan's list of files replaces."""
-    values = {name: table[name] for name in keys_of(Recipe) if name != "engine"}
-    sources = []
-    for source in table["sources"]:
-        tasks = source["tasks"]
-        lists = {"sample": tuple(source["sample"]), "tasks": None if tasks is None else tuple(tasks), "paths": ()}
-        sources.append(Source(**{**source, **lists}))
-    return Recipe(
-        engine=engine,
-        sources=tuple(sources),
-        documents=Documents(**table["documents"]),
-        packing=Packing(**table["packing"]),
-        specials=Specials(**table["specials"]),
-        tasks=tuple(TaskEntry(**task) for task in table["tasks"]),
-        output=Output(**table["output"]),
+def from_normalised(table: Any, engine: str) -> Recipe:
+    """The recipe that a plan holds: `normalised` undone, but for the paths, which the plan's list of files replaces.
+
+    RecipeError for anything that `normalised` would not have given.
+    """
+    if not isinstance(table, dict):
+        raise RecipeError(f"the recipe is {table!r:.100} and should be an object")
+    sections = {name: table.get(name) for name in ("documents", "packing", "specials", "output", "sources", "tasks")}
+    values = _stored(Recipe, {k: v for k, v in table.items() if k not in sections} | {"engine": engine}, "")
+    sources = tuple(
+        Source(**{**_stored(Source, {**entry, "paths": ["-"]}, f"sources[{i}]"), "paths": ()})
+        for i, entry in enumerate(_entries(sections["sources"], "sources"))
+    )
+    tasks = []
+    for i, entry in enumerate(_entries(sections["tasks"], "tasks")):
+        parameters = entry.get("parameters")
+        if not isinstance(parameters, dict):
+            raise RecipeError(f"tasks[{i}].parameters = {parameters!r:.100}: expected an object")
+        rest = {name: value for name, value in entry.items() if name != "parameters"}
+        tasks.append(TaskEntry(**_stored(TaskEntry, rest, f"tasks[{i}]"), parameters=parameters))
+    recipe = Recipe(
+        sources=sources,
+        documents=Documents(**_stored(Documents, sections["documents"], "documents")),
+        packing=Packing(**_stored(Packing, sections["packing"], "packing")),
+        specials=Specials(**_stored(Specials, sections["specials"], "specials")),
+        tasks=tuple(tasks),
+        output=Output(**_stored(Output, sections["output"], "output")),
         **values,
     )
+    check_together(recipe)
+    return recipe
+
+
+def _entries(value: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value or not all(isinstance(entry, dict) for entry in value):
+        raise RecipeError(f"{where} = {value!r:.100}: expected a list of objects, at least one")
+    return value
+
+
+def _stored(record: type, table: Any, where: str) -> dict[str, Any]:
+    """The checked values of a stored section, which has every key; those that stand at a default of None keep it."""
+    if not isinstance(table, dict):
+        raise RecipeError(f"[{where}]: expected an object, found {table!r:.100}")
+    keys = keys_of(record)
+    missing = sorted(set(keys) - set(table))
+    if missing:
+        raise RecipeError(f"{where}.{missing[0]} is missing".lstrip("."))
+    at_none: dict[str, Any] = {name: None for name, key in keys.items() if table[name] is None and key.default is None}
+    given = {name: value for name, value in table.items() if name not in at_none}
+    if "mode_tokens" in given:  # an object of roles, which the kind tells of one
+        tokens = given.pop("mode_tokens")
+        if not isinstance(tokens, dict):
+            raise RecipeError(f"{where}.mode_tokens = {tokens!r:.100}: expected an object")
+        kind = keys["mode_tokens"].metadata["kind"]
+        at_none["mode_tokens"] = {name: read_value(kind, role, f"{where}.{name}") for name, role in tokens.items()}
+    return {**read_section(record, given, where), **at_none}

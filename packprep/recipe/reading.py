@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from packprep.errors import RecipeError
+from packprep.recipe.kinds import Kind
 from packprep.recipe.records import SECTIONS, Recipe, Source, Specials, TaskEntry, default_of, keys_of
 
 
@@ -20,14 +21,15 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
     )
 
 
-def _read_value(key: Any, value: Any, where: str) -> Any:
+def read_value(kind: Kind, value: Any, where: str) -> Any:
+    """`value` as its kind accepts it; RecipeError that names the place, the value and what was expected."""
     try:
-        return key.metadata["kind"].accept(value)
+        return kind.accept(value)
     except ValueError:
-        raise RecipeError(f"{where} = {value!r}: expected {key.metadata['kind'].name}") from None
+        raise RecipeError(f"{where} = {value!r:.500}: expected {kind.name}") from None
 
 
-def _read_section(record: type, table: Any, where: str, extra: str | None = None) -> dict[str, Any]:
+def read_section(record: type, table: Any, where: str, extra: str | None = None) -> dict[str, Any]:
     """The checked values of a table. `extra` names the key that collects the keys that the record does not declare."""
     if not isinstance(table, dict):
         raise RecipeError(f"[{where}]: expected a table of keys, found {table!r}")
@@ -35,7 +37,7 @@ def _read_section(record: type, table: Any, where: str, extra: str | None = None
     for name, value in table.items():
         place = f"{where}.{name}" if where else name
         if name in keys and name != extra:
-            values[name] = _read_value(keys[name], value, place)
+            values[name] = read_value(keys[name].metadata["kind"], value, place)
         elif extra:
             others[name] = value
         else:
@@ -63,7 +65,7 @@ def _read_tasks(tables: Any) -> tuple[TaskEntry, ...]:
         raise RecipeError(f"tasks: expected [[tasks]] tables, found {tables!r}")
     entries: list[TaskEntry] = []
     names: set[str] = set()
-    weight_key = keys_of(TaskEntry)["weight"]
+    weight_kind = keys_of(TaskEntry)["weight"].metadata["kind"]
     for i, table in enumerate(tables):
         where = f"tasks[{i}]"
         if not isinstance(table, dict):
@@ -80,10 +82,10 @@ def _read_tasks(tables: Any) -> tuple[TaskEntry, ...]:
             if preset not in presets():
                 raise RecipeError(f"{where}: {unknown('preset', str(preset), list(presets()))}")
             members, prefix = presets()[preset], f"{preset}."
-            weight = _read_value(weight_key, table.get("weight", 1.0), f"{where}.weight")
+            weight = read_value(weight_kind, table.get("weight", 1.0), f"{where}.weight")
             scale = weight / math.fsum(m.get("weight", 1.0) for m in members)
         for member in members:
-            values = _read_section(TaskEntry, member, where, extra="parameters")
+            values = read_section(TaskEntry, member, where, extra="parameters")
             name = values.get("name") or values["objective"]
             if name in names and prefix:
                 name = prefix + name
@@ -108,31 +110,29 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
                 if name in keys_of(record):
                     hint = f" ({name} is a key of [{section}]: put it under that header)"
             raise RecipeError(f"{unknown('key', name, known)} (in the recipe){hint}")
-    values = _read_section(Recipe, table, "")
-    if values.get("seq_length", 8) % 8:
-        raise RecipeError(f"seq_length = {values['seq_length']}: must be a multiple of 8")
+    values = read_section(Recipe, table, "")
     for section in ("documents", "packing", "output"):
-        values[section] = SECTIONS[section](**_read_section(SECTIONS[section], nested.get(section, {}), section))
+        values[section] = SECTIONS[section](**read_section(SECTIONS[section], nested.get(section, {}), section))
     values["specials"] = _read_specials(nested.get("specials", {}))
     values["sources"] = _read_sources(nested.get("sources", []))
     values["tasks"] = _read_tasks(nested.get("tasks", [{"preset": "causal"}]))
     if not values["tasks"]:
         raise RecipeError("tasks is empty: give at least one [[tasks]], or leave it out for causal")
     recipe = Recipe(base=base, **values)
-    _check_together(recipe)
+    check_together(recipe)
     return recipe
 
 
 def _read_specials(table: Any) -> Specials:
-    values = _read_section(Specials, table, "specials", extra="mode_tokens")
-    role = keys_of(Specials)["mode_tokens"]
+    values = read_section(Specials, table, "specials", extra="mode_tokens")
+    role = keys_of(Specials)["mode_tokens"].metadata["kind"]
     known = [name for name in keys_of(Specials) if name != "mode_tokens"]
     for name, value in values["mode_tokens"].items():
         if name.isidentifier():  # a mode token is written in brackets; a bare word is a slip
             raise RecipeError(
                 f"{unknown('key', name, known)} (in [specials]; a mode token is quoted with its brackets)"
             )
-        _read_value(role, value, f'specials."{name}"')
+        read_value(role, value, f'specials."{name}"')
     return Specials(**values)
 
 
@@ -143,7 +143,7 @@ def _read_sources(tables: Any) -> tuple[Source, ...]:
         raise RecipeError('the recipe has no [[sources]]: give at least one with paths = ["data/*.jsonl"]')
     sources: list[Source] = []
     for i, source in enumerate(tables):
-        values = _read_section(Source, source, f"sources[{i}]")
+        values = read_section(Source, source, f"sources[{i}]")
         values["name"] = values.get("name") or f"source{i}"
         if values["name"] in (s.name for s in sources):
             raise RecipeError(f"sources[{i}].name = {values['name']!r}: taken already; give each source its own name")
@@ -163,8 +163,10 @@ def _read_sources(tables: Any) -> tuple[Source, ...]:
     return tuple(sources)
 
 
-def _check_together(recipe: Recipe) -> None:
-    """What only the whole recipe can tell."""
+def check_together(recipe: Recipe) -> None:
+    """RecipeError for what only the whole recipe can tell."""
+    if recipe.seq_length % 8:
+        raise RecipeError(f"seq_length = {recipe.seq_length}: must be a multiple of 8")
     mult = recipe.packing.pad_seq_to_mult
     if recipe.seq_length % mult:
         raise RecipeError(f"packing.pad_seq_to_mult = {mult} does not divide seq_length = {recipe.seq_length}")
@@ -189,13 +191,28 @@ def tasks_named(name: str, names: Sequence[str]) -> list[int]:
 def load_recipe(path: Path) -> dict[str, Any]:
     """The TOML table of a recipe file; RecipeError if it cannot be read or parsed."""
     try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
+        table = tomllib.loads(Path(path).read_text("utf-8"))
+        _refuse_wide_integers(table)
+        return table
     except OSError as error:
         raise RecipeError(f"{path}: {error.strerror}; give a recipe file or inputs") from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path}: not UTF-8 at byte {error.start}; a recipe is a TOML file in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a TOMLDecodeError is one
         raise RecipeError(f"{path}: not TOML: {error}") from None
+    except RecursionError:
+        raise RecipeError(f"{path}: its values are nested too deeply for a recipe") from None
+
+
+def _refuse_wide_integers(value: Any) -> None:
+    """ValueError for an integer of more than 64 bits, which TOML does not have and Python's parser takes."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            _refuse_wide_integers(item)
+    elif type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("an integer has more than 64 bits")
 
 
 def set_value(table: dict[str, Any], assignment: str) -> None:

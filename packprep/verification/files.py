@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packprep.building.commit import read_receipt
+from packprep.building.commit import REJECTS_KEYS, read_receipt
 from packprep.building.ledger import add_ledgers, imbalances, is_ledger
 from packprep.building.plan import Job
 from packprep.building.publication import MANIFEST, make_manifest
-from packprep.dataset.manifest import decode, receipt_name, rejects_name, shard_name
+from packprep.corpus.readers import count_pieces
+from packprep.dataset.manifest import PLAN_NAME, decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.opening import read_file
 from packprep.digests import digest_of, digest_of_file, own_digest
 from packprep.errors import DatasetError
+from packprep.recipe import fingerprint, fingerprint_parts
 from packprep.verification.report import Faults
 
 
@@ -38,11 +41,19 @@ def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faul
 
 
 def check_manifest(job: Job, manifest: Mapping[str, Any], faults: Faults) -> None:
-    """P2 of dataset.json: what it says is what the plan says."""
+    """P2 of dataset.json and plan.json: the one says what the other says, which is what was fingerprinted."""
     expected = make_manifest(job, manifest["shards"], manifest["ledger"])
     for key, value in manifest.items():
         if key not in ("plan", "digest") and value != expected[key]:
             faults.add("P2", MANIFEST, f"{key} is not the plan's")
+    files = [[(file.name, file.size) for file in source.files] for source in job.sources]
+    parts = fingerprint_parts(job.recipe, files, job.plan["tokenizer"]["digest"], job.plan["chat_template"])
+    if fingerprint(parts) != job.plan["fingerprint"]:
+        faults.add("P2", PLAN_NAME, "its fingerprint is not that of its recipe, files and tokenizer")
+    for source in job.sources:
+        for file, (format, compression) in zip(source.files, source.formats, strict=True):
+            if format in ("jsonl", "text") and file.pieces != count_pieces("", format, compression, file.size):
+                faults.add("P2", PLAN_NAME, f"{file.name} has not so many pieces", value=file.pieces)
     if len(manifest["shards"]) != job.shards:
         faults.add("P2", MANIFEST, f"it lists {len(manifest['shards'])} shards and the plan has {job.shards}")
 
@@ -112,7 +123,7 @@ def _is_sound(receipt: Mapping[str, Any], job: Job) -> bool:
     """Whether the nested parts of a receipt, but for its ledger, can be read."""
     rejects, texts = receipt["rejects"], receipt["text_digests"]
     return (
-        (rejects is None or (isinstance(rejects, dict) and rejects.keys() == {"file", "bytes", "digest", "documents"}))
+        (rejects is None or (isinstance(rejects, dict) and rejects.keys() == REJECTS_KEYS))
         and isinstance(texts, dict)
         and texts.keys() == {source.name for source in job.sources}
     )
@@ -136,7 +147,7 @@ def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faul
         if not _check_file(directory, name, rejects, faults):
             return
         try:
-            for line in path.read_bytes().splitlines(keepends=True):
+            for line in read_file(path).splitlines(keepends=True):
                 record = decode(line, name)
                 place = (record["source"], record["reason"])
                 listed[place] = listed.get(place, 0) + 1

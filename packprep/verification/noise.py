@@ -7,6 +7,7 @@ import numpy as np
 from packprep.building.plan import Job
 from packprep.building.render import Table, draw_noise, target_of
 from packprep.building.replay import Stored, segment_slots
+from packprep.dataset.segments import spread
 from packprep.kernel import kernel
 from packprep.objectives.objective import Bodies
 from packprep.verification.report import MAX_LISTED, Faults
@@ -76,12 +77,15 @@ def check_noise(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, file
         return
     length = arrays["tokens"].shape[1]
     may = trainable(arrays, stored).reshape(-1) if "trained_offsets" in arrays else None
+    in_place = np.array([task.in_place for task in job.tasks])[arrays["segment_task"]]
+    if not in_place.any():
+        return
+    tokens = arrays["labels"].reshape(-1).copy()
+    loss_mask = np.zeros(len(tokens), np.uint8)
     for t, task in enumerate(job.tasks):
         own = np.flatnonzero(arrays["segment_task"] == t)
         if not task.in_place or not len(own):
             continue
-        tokens = arrays["labels"].reshape(-1).copy()
-        loss_mask = np.zeros(len(tokens), np.uint8)
         zeros = np.zeros(len(own), np.int64)
         table = Table(
             begin=zeros,
@@ -113,12 +117,11 @@ def check_noise(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, file
                         f"block {which[i]}: {name} should be {again[i]}",
                         value=float(arrays[name][which[i]]),
                     )
-        mine = np.zeros(len(tokens), np.bool_)
-        for begin, slots in zip(table.at, table.slots, strict=True):
-            mine[begin : begin + slots] = True
-        for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
-            values = arrays[name].reshape(-1)
-            for i in np.flatnonzero((values != again) & mine)[:MAX_LISTED]:
-                faults.add(
-                    "P18", file, f"{name} drawn anew is {again[i]}", int(i // length), int(i % length), int(values[i])
-                )
+    # Segments do not overlap: all tasks' noise is drawn into one copy, and compared at once.
+    at = stored.row * length + stored.begin
+    mine = spread(at, stored.slots, in_place, False, len(tokens))
+    for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
+        values = arrays[name].reshape(-1)
+        for i in np.flatnonzero((values != again) & mine)[:MAX_LISTED]:
+            message = f"{name} drawn anew is {again[i]}"
+            faults.add("P18", file, message, int(i // length), int(i % length), int(values[i]))

@@ -1,4 +1,4 @@
-"""The promises of a shard's arrays, recomputed slot by slot in one pass."""
+"""The promises of a shard's arrays, recomputed from its header; `slots` walks the slots."""
 
 from collections.abc import Mapping
 
@@ -6,87 +6,15 @@ import numpy as np
 
 from packprep.building.plan import Job
 from packprep.building.render import expected_prefix
-from packprep.building.replay import Stored, file_keys, restore, segment_slots, stored_segments
+from packprep.building.replay import Stored, file_keys, fitting, segment_slots, stored_segments
+from packprep.corpus.reading import keeper
 from packprep.dataset.segments import next_token_loss_mask, segment_ids
-from packprep.kernel import kernel
 from packprep.objectives.objective import Bodies
 from packprep.objectives.tasks import SHORTEST, thresholds
 from packprep.randomness import TASK, bits64, segment_key
-from packprep.verification.noise import check_noise, check_parts, trainable
+from packprep.verification.noise import check_noise, check_parts
 from packprep.verification.report import MAX_LISTED, Faults
-
-# Codes of `_check_slots`, with the promise and the words of each.
-_SLOT_FAULTS = {
-    0: ("P6", "segment_ids does not agree with cu_seqlens"),
-    1: ("P7", "padding has another token than pad_id"),
-    2: ("P7", "padding has another label than pad_id"),
-    3: ("P7", "padding is trained"),
-    4: ("P8", "token is no id below vocab_size"),
-    5: ("P8", "label is no id below vocab_size"),
-    6: ("P9", "loss_mask is not what the segment's prefix says"),
-    7: ("P10", "label is not the next slot's token of the segment"),
-    8: ("P10", "token is not its label, and the slot is not trained"),
-}
-_CODES = len(_SLOT_FAULTS)
-
-
-@kernel
-def _check_slots(
-    tokens, labels, segment_ids, loss_mask, may, row_begin, begin, slots, prefix, next_token, pad, vocab_size,
-    listed, where, counts,
-):  # fmt: skip
-    """Walk every slot once. where: int64[codes, listed, 3] takes (row, slot, value); counts: int64[codes].
-
-    may: uint8[rows, seq_length], slots that may be trained; without rows: all. begin, slots, prefix: int64 by segment;
-    row_begin: int64[rows + 1] first segment of each row.
-    """
-    length = tokens.shape[1]
-    with_labels = labels.shape[0] > 0
-
-    def note(code, row, slot, value):
-        if counts[code] < listed:
-            where[code, counts[code], 0], where[code, counts[code], 1], where[code, counts[code], 2] = row, slot, value
-        counts[code] += 1
-
-    for r in range(tokens.shape[0]):
-        t = np.int64(0)
-        for g in range(row_begin[r], row_begin[r + 1] + 1):
-            last = g == row_begin[r + 1]
-            begins = length if last else begin[g]
-            while t < begins:  # padding
-                if segment_ids[r, t] != 0:
-                    note(0, r, t, np.int64(segment_ids[r, t]))
-                if np.int64(tokens[r, t]) != pad:
-                    note(1, r, t, np.int64(tokens[r, t]))
-                if with_labels and np.int64(labels[r, t]) != pad:
-                    note(2, r, t, np.int64(labels[r, t]))
-                if loss_mask[r, t] != 0:
-                    note(3, r, t, np.int64(loss_mask[r, t]))
-                t += 1
-            if last:
-                break
-            number, end = g - row_begin[r] + 1, begins + slots[g]
-            trained_from = begins + max(prefix[g] - 1, 0)
-            while t < end:
-                token = np.int64(tokens[r, t])
-                if np.int64(segment_ids[r, t]) != number:
-                    note(0, r, t, np.int64(segment_ids[r, t]))
-                if token < 0 or token >= vocab_size:
-                    note(4, r, t, token)
-                if next_token[g]:
-                    trained = t >= trained_from and t < end - 1 and (may.shape[0] == 0 or may[r, t + 1] != 0)
-                    if loss_mask[r, t] != (1 if trained else 0):
-                        note(6, r, t, np.int64(loss_mask[r, t]))
-                if with_labels:
-                    label = np.int64(labels[r, t])
-                    if label < 0 or label >= vocab_size:
-                        note(5, r, t, label)
-                    if next_token[g]:
-                        if label != (np.int64(tokens[r, t + 1]) if t < end - 1 else pad):
-                            note(7, r, t, label)
-                    elif token != label and loss_mask[r, t] == 0:
-                        note(8, r, t, token)
-                t += 1
+from packprep.verification.slots import check_slots
 
 
 def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int, mult: int, faults: Faults) -> bool:
@@ -170,19 +98,7 @@ def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: 
         return False
     stored = stored_segments(job, arrays)
     next_token = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
-    where, counts = np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
-    tokens = arrays["tokens"]
-    labels = arrays.get("labels", np.zeros((0, recipe.seq_length), tokens.dtype))
-    _check_slots(
-        tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable(arrays, stored),
-        arrays["row_offsets"], stored.begin, stored.slots,
-        arrays["segment_prefix"].astype(np.int64), next_token, job.vocabulary.roles["pad"], job.vocabulary.vocab_size,
-        MAX_LISTED, where, counts,
-    )  # fmt: skip
-    for code, (promise, words) in _SLOT_FAULTS.items():
-        for i in range(int(counts[code])):
-            r, t, value = (int(v) for v in where[code, min(i, MAX_LISTED - 1)])
-            faults.add(promise, file, words, r, t, value)
+    check_slots(job, arrays, stored, next_token, file, faults)
     if not _check_law(job, arrays, stored, file, faults):
         return False
     check_noise(job, arrays, stored, file, faults)
@@ -225,8 +141,8 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
     bad("P11", arrays["segment_start"] < 0, "segment_start", "is negative")
     bad("P11", arrays["segment_doc"] < 0, "segment_doc", "is negative")
     weight, noise = arrays["segment_loss_weight"], arrays["segment_noise"]
-    bad("P13", ~(np.isfinite(weight) & (weight >= 0)), "segment_loss_weight", "is no weight")
-    bad("P13", ~((noise >= 0) & (noise <= 1)), "segment_noise", "is no noise level")
+    bad("P13", ~(np.isfinite(weight) & (weight >= 0)) | np.signbit(weight), "segment_loss_weight", "is no weight")
+    bad("P13", ~((noise >= 0) & (noise <= 1)) | np.signbit(noise), "segment_noise", "is no noise level")
     if faults.total > before:
         return False
     plain = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
@@ -241,6 +157,9 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
         "segment_repeat",
         "is no use that the plan has",
     )
+    bad(
+        "P11", ~_kept(job, arrays), "segment_doc", "is no document that its source's sample and repeat keep in this use"
+    )
     should = segment_key(
         file_keys(job)[arrays["segment_file"]], arrays["segment_doc"], arrays["segment_repeat"], arrays["segment_start"]
     )
@@ -253,6 +172,23 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
         wrong &= task != too_short
     bad("P11", wrong, "segment_task", "is not the task that its key draws")
     return faults.total == before
+
+
+def _kept(job: Job, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """bool[segments]: whether the segment's document is one of those that its source takes in the segment's use."""
+    kept = np.ones(len(arrays["segment_key"]), np.bool_)
+    for s, source in enumerate(job.sources):
+        own = np.flatnonzero(arrays["segment_source"] == s)
+        for use in np.unique(arrays["segment_repeat"][own]).tolist():
+            keep = keeper(source, use)
+            if keep is None or use >= source.uses:
+                continue
+            of_use = own[arrays["segment_repeat"][own] == use]
+            for file in np.unique(arrays["segment_file"][of_use]).tolist():
+                which = of_use[arrays["segment_file"][of_use] == file]
+                if source.first_file <= file < source.first_file + len(source.files):
+                    kept[which] = keep(file, arrays["segment_doc"][which])
+    return kept
 
 
 def _drawn(job: Job, arrays: Mapping[str, np.ndarray], limits: np.ndarray) -> np.ndarray:
@@ -299,8 +235,7 @@ def _check_law(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, file:
     for g in np.flatnonzero(prefix != arrays["segment_prefix"]):
         message = f"segment {g}: segment_prefix should be {prefix[g]}"
         faults.add("P13", file, message, int(row[g]), int(begin[g]), int(arrays["segment_prefix"][g]))
-    _, _, fits = restore(job, arrays, stored, np.arange(len(row)))
-    for g in np.flatnonzero(~fits):
+    for g in np.flatnonzero(~fitting(job, arrays, stored)):
         faults.add("P14", file, f"segment {g}: a sentinel is missing or out of order", int(row[g]), int(begin[g]))
     return faults.total == before
 

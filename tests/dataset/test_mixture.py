@@ -165,7 +165,8 @@ def test_rows_are_noised_anew_by_the_epochs_of_their_own_dataset(three):
     mixed = packprep.open_dataset(three[1:], shares=[1, 1])
     for task in mixed.datasets[0].tasks:
         if task["label_alignment"] == "same_slot":
-            task["parameters"] |= {"noise": [0.3, 0.3], "replace": {"mask": 1.0}}
+            law = {"noise_range": [0.3, 0.3], "epsilon": 0.0, "exact_count": False, "stratified": False}
+            task["parameters"] |= {**law, "replace": [1.0, 0.0, 0.0], "weighting": "none"}
     epochs = mixed.rows_of_samples(np.arange(40), 3, True)[1]
     assert sorted(set(epochs.tolist())) == [0, 1, 2, 3, 4, 5, 6]
     asked = []

@@ -1,0 +1,137 @@
+"""The form of a plan: what its keys must be before anything is computed, opened or allocated from them."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from packprep.dataset.manifest import FORMAT, TOKENIZER_NAME, VERSION
+from packprep.errors import PlanError
+
+MOST_PIECES = 1 << 26
+"""Pieces of all files of a plan: 256 TiB of lines."""
+MOST_USES = 1 << 16
+"""segment_repeat is 16-bit."""
+
+Test = Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+def _is_repeat(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= MOST_USES
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it is a relative path that stays below the folder that it is relative to."""
+    return _is_text(value) and value != "" and not os.path.isabs(value) and ".." not in value.split(os.sep)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _ids_by_text(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_id, value.values()))
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_id, value))
+
+
+def _counts_by_text(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(v) is int and 0 <= v < 1 << 31 for v in value.values())
+
+
+_PLAN: dict[str, Test] = {
+    "format": lambda v: v == FORMAT,
+    "version": lambda v: type(v) is int and v == VERSION,
+    "law_version": _is_positive,
+    "fingerprint": _is_digest,
+    "recipe": _is_object,
+    "engine": lambda v: _texts(v) and {"name", "version"} <= v.keys() <= {"name", "version", "reference"},
+    "made_with": _texts,
+    "tokenizer": lambda v: _is_object(v) and v.keys() == {"file", "digest"} and v["file"] == TOKENIZER_NAME,
+    "vocabulary": _is_object,
+    "chat_template": lambda v: v is None or isinstance(v, str),
+    "token_dtype": lambda v: v in ("uint16", "int32"),
+    "tasks": _is_list,
+    "shards": _is_positive,
+    "shard_text_bytes": _is_positive,
+    "sources": _is_list,
+    "files": _is_list,
+}
+_VOCABULARY: dict[str, Test] = {
+    "vocab_size": lambda v: _is_id(v) and v > 0,
+    "roles": lambda v: _ids_by_text(v) and "pad" in v,
+    "sentinels": _ids,
+    "mode_tokens": _ids_by_text,
+    "added_tokens": _is_list,
+    "special_ids": _ids,
+}
+_SOURCE: dict[str, Test] = {
+    "name": _is_text,
+    "prefix": _is_text,
+    "repeat": _is_repeat,
+    "ratios": _counts_by_text,
+    "step_bytes": lambda v: _is_positive(v) and v < 1 << 31,
+    "text_bytes": _is_count,
+    "tokens": _is_count,
+    "documents": _is_count,
+    "relative_error": lambda v: v is None or type(v) in (int, float),
+}
+_FILE: dict[str, Test] = {"source": _is_count, "name": _is_name, "size": _is_count, "pieces": _is_count}
+
+
+def _check(where: str, value: Any, form: Mapping[str, Test]) -> None:
+    if not isinstance(value, dict) or value.keys() != form.keys():
+        raise PlanError(f"{where}: it has not the keys {', '.join(form)}; put the right file back, or begin anew")
+    for key, good in form.items():
+        if not good(value[key]):
+            raise PlanError(f"{where}: {key} is {value[key]!r:.200}, which no plan has; put the right file back")
+
+
+def check_plan(plan: Any, where: str) -> None:
+    """PlanError unless a value has the form of a plan; its recipe and tasks are for those who read them to check."""
+    _check(where, plan, _PLAN)
+    _check(f"{where}: vocabulary", plan["vocabulary"], _VOCABULARY)
+    vocabulary = plan["vocabulary"]
+    listed = [*vocabulary["roles"].values(), *vocabulary["sentinels"], *vocabulary["mode_tokens"].values()]
+    if max([*listed, *vocabulary["special_ids"]]) >= vocabulary["vocab_size"]:
+        raise PlanError(f"{where}: vocabulary: an id is not below vocab_size {vocabulary['vocab_size']}")
+    if plan["token_dtype"] == "uint16" and vocabulary["vocab_size"] > 1 << 16:
+        raise PlanError(f"{where}: vocab_size {vocabulary['vocab_size']} does not fit token_dtype uint16")
+    for i, source in enumerate(plan["sources"]):
+        _check(f"{where}: sources[{i}]", source, _SOURCE)
+    for i, file in enumerate(plan["files"]):
+        _check(f"{where}: files[{i}]", file, _FILE)
+        if not (plan["files"][i - 1]["source"] if i else 0) <= file["source"] < len(plan["sources"]):
+            raise PlanError(f"{where}: files[{i}]: source {file['source']} is none, or out of order")
+    if sum(file["pieces"] for file in plan["files"]) > MOST_PIECES:
+        raise PlanError(f"{where}: files: more than {MOST_PIECES} pieces, which no corpus has")

@@ -1,0 +1,175 @@
+"""P6 to P10: every slot of a shard, walked once.
+
+Nearly all segments are good, so a segment is first summed up: the differences of its slots from what they should be are
+joined by OR, and its largest token is taken, in loops without a branch, which the compiler turns into vector code. Only a
+segment whose sum is not good is walked again slot by slot, for the places.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from packprep.building.plan import Job
+from packprep.building.replay import Stored
+from packprep.kernel import kernel
+from packprep.verification.noise import trainable
+from packprep.verification.report import MAX_LISTED, Faults
+
+# Codes of `_check_slots`, with the promise and the words of each.
+_SLOT_FAULTS = {
+    0: ("P6", "segment_ids does not agree with cu_seqlens"),
+    1: ("P7", "padding has another token than pad_id"),
+    2: ("P7", "padding has another label than pad_id"),
+    3: ("P7", "padding is trained"),
+    4: ("P8", "token is no id below vocab_size"),
+    5: ("P8", "label is no id below vocab_size"),
+    6: ("P9", "loss_mask is not what the segment's prefix says"),
+    7: ("P10", "label is not the next slot's token of the segment"),
+    8: ("P10", "token is not its label, and the slot is not trained"),
+}
+_CODES = len(_SLOT_FAULTS)
+
+
+@kernel(inline=True)
+def _or_of_differences(values, row, begin, end, should):
+    """0 iff all of values[row, begin : end] are `should` (≥ 0)."""
+    own, found = values[row, begin:end], np.uint32(0)
+    for i in range(own.shape[0]):
+        found |= np.uint32(own[i]) ^ np.uint32(should)
+    return found
+
+
+@kernel(inline=True)
+def _largest(values, row, begin, end):
+    """The largest of values[row, begin : end], of which a negative one is beyond 2³¹."""
+    own, found = values[row, begin:end], np.uint32(0)
+    for i in range(own.shape[0]):
+        found = max(found, np.uint32(own[i]))
+    return found
+
+
+@kernel(inline=True)
+def _or_of_pairs(left, right, row, begin, end, shift):
+    """0 iff left[row, t] is right[row, t + shift] for all t in begin … end − 1."""
+    one, other, found = left[row, begin:end], right[row, begin + shift : end + shift], np.uint32(0)
+    for i in range(one.shape[0]):
+        found |= np.uint32(one[i]) ^ np.uint32(other[i])
+    return found
+
+
+@kernel(inline=True)
+def _padding_is_good(tokens, labels, segment_ids, loss_mask, row, begin, end, pad):
+    found = _or_of_differences(segment_ids, row, begin, end, 0) | _or_of_differences(loss_mask, row, begin, end, 0)
+    found |= _or_of_differences(tokens, row, begin, end, pad)
+    if labels.shape[0] > 0:
+        found |= _or_of_differences(labels, row, begin, end, pad)
+    return found == 0
+
+
+@kernel(inline=True)
+def _segment_is_good(
+    tokens, labels, segment_ids, loss_mask, row, begin, end, number, first, next_token, pad, vocab_size
+):
+    """Whether the slots of a segment, of which all that can be may be trained, are good; first: the first trained slot."""
+    if _largest(tokens, row, begin, end) >= vocab_size or _or_of_differences(segment_ids, row, begin, end, number) != 0:
+        return False
+    if not next_token:
+        own, originals, trained = tokens[row, begin:end], labels[row, begin:end], loss_mask[row, begin:end]
+        found = np.uint32(0)
+        for i in range(own.shape[0]):
+            found |= (np.uint32(own[i]) ^ np.uint32(originals[i])) * np.uint32(trained[i] == 0)
+        return found == 0 and _largest(labels, row, begin, end) < vocab_size
+    first = min(first, end - 1)
+    found = _or_of_differences(loss_mask, row, begin, first, 0) | _or_of_differences(loss_mask, row, first, end - 1, 1)
+    found |= np.uint32(loss_mask[row, end - 1])
+    if labels.shape[0] > 0:
+        found |= _or_of_pairs(labels, tokens, row, begin, end - 1, 1) | (
+            np.uint32(labels[row, end - 1]) ^ np.uint32(pad)
+        )
+    return found == 0
+
+
+@kernel
+def _check_slots(
+    tokens, labels, segment_ids, loss_mask, may, row_begin, begin, slots, prefix, next_token, pad, vocab_size,
+    listed, where, counts,
+):  # fmt: skip
+    """Walk the slots. where: int64[codes, listed, 3] takes (row, slot, value); counts: int64[codes].
+
+    may: uint8[rows, seq_length], slots that may be trained; without rows: all. begin, slots, prefix: int64 by segment;
+    row_begin: int64[rows + 1] first segment of each row.
+    """
+    length = tokens.shape[1]
+    with_labels = labels.shape[0] > 0
+
+    def note(code, row, slot, value):
+        if counts[code] < listed:
+            where[code, counts[code], 0], where[code, counts[code], 1], where[code, counts[code], 2] = row, slot, value
+        counts[code] += 1
+
+    for r in range(tokens.shape[0]):
+        t = np.int64(0)
+        for g in range(row_begin[r], row_begin[r + 1] + 1):
+            last = g == row_begin[r + 1]
+            begins = length if last else begin[g]
+            if _padding_is_good(tokens, labels, segment_ids, loss_mask, r, t, begins, pad):
+                t = begins
+            while t < begins:  # padding
+                if segment_ids[r, t] != 0:
+                    note(0, r, t, np.int64(segment_ids[r, t]))
+                if np.int64(tokens[r, t]) != pad:
+                    note(1, r, t, np.int64(tokens[r, t]))
+                if with_labels and np.int64(labels[r, t]) != pad:
+                    note(2, r, t, np.int64(labels[r, t]))
+                if loss_mask[r, t] != 0:
+                    note(3, r, t, np.int64(loss_mask[r, t]))
+                t += 1
+            if last:
+                break
+            number, end = g - row_begin[r] + 1, begins + slots[g]
+            trained_from = begins + max(prefix[g] - 1, 0)
+            plain = may.shape[0] == 0 and (with_labels or next_token[g])
+            if plain and _segment_is_good(
+                tokens, labels, segment_ids, loss_mask, r, begins, end, number, trained_from, next_token[g], pad,
+                vocab_size,
+            ):  # fmt: skip
+                t = end
+            while t < end:
+                token = np.int64(tokens[r, t])
+                if np.int64(segment_ids[r, t]) != number:
+                    note(0, r, t, np.int64(segment_ids[r, t]))
+                if token < 0 or token >= vocab_size:
+                    note(4, r, t, token)
+                if next_token[g]:
+                    trained = t >= trained_from and t < end - 1 and (may.shape[0] == 0 or may[r, t + 1] != 0)
+                    if loss_mask[r, t] != (1 if trained else 0):
+                        note(6, r, t, np.int64(loss_mask[r, t]))
+                if with_labels:
+                    label = np.int64(labels[r, t])
+                    if label < 0 or label >= vocab_size:
+                        note(5, r, t, label)
+                    if next_token[g]:
+                        if label != (np.int64(tokens[r, t + 1]) if t < end - 1 else pad):
+                            note(7, r, t, label)
+                    elif token != label and loss_mask[r, t] == 0:
+                        note(8, r, t, token)
+                t += 1
+
+
+def check_slots(
+    job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, next_token: np.ndarray, file: str, faults: Faults
+) -> None:
+    """P6 to P10 of one shard whose header is good. next_token: bool[segments]."""
+    tokens = arrays["tokens"]
+    labels = arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
+    where, counts = np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
+    _check_slots(
+        tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable(arrays, stored),
+        arrays["row_offsets"], stored.begin, stored.slots,
+        arrays["segment_prefix"].astype(np.int64), next_token, job.vocabulary.roles["pad"], job.vocabulary.vocab_size,
+        MAX_LISTED, where, counts,
+    )  # fmt: skip
+    for code, (promise, words) in _SLOT_FAULTS.items():
+        for i in range(int(counts[code])):
+            r, t, value = (int(v) for v in where[code, min(i, MAX_LISTED - 1)])
+            faults.add(promise, file, words, r, t, value)
