@@ -6,7 +6,7 @@ from pathlib import Path
 import xxhash
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | bytearray) -> str:
     """32 hex digits: the xxh3-128 of `data`."""
     return xxhash.xxh3_128_hexdigest(data)
 

@@ -115,7 +115,7 @@ def test_a_signed_copy_has_no_faults(directory):
 
 
 def test_every_promise_has_a_number_and_words():
-    assert list(PROMISES) == [f"P{i + 1}" for i in range(20)]
+    assert list(PROMISES) == [f"P{i + 1}" for i in range(21)]
 
 
 # P1, P2
