@@ -8,11 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packprep.corpus.conversations import MarkReader
-from packprep.corpus.readers.columnar import SLICE_ROWS, arrow_errors, find_columns, read_rows
+from packprep.corpus.readers.columnar import REPEATED_BYTES, SLICE_ROWS, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 
 _BUFFER_BYTES = 1 << 20  # how much of a column is read ahead; without it pyarrow reads a whole row group's column
-_REPEATED_BYTES = 256 << 20  # what the rows that are read at once may hold where one dictionary gives all of them
 
 
 def count_row_groups(path: str, size: int) -> int:
@@ -65,7 +64,7 @@ def _rows_at_once(path: str, group: pq.RowGroupMetaData, names: Sequence[str], b
     longest = max(
         (_dictionary_bytes(path, c.dictionary_page_offset) for c in found if c.has_dictionary_page), default=0
     )
-    return max(1, min(SLICE_ROWS, batch_bytes // per_row, _REPEATED_BYTES // max(1, longest)))
+    return max(1, min(SLICE_ROWS, batch_bytes // per_row, REPEATED_BYTES // max(1, longest)))
 
 
 def _dictionary_bytes(path: str, offset: int) -> int:
