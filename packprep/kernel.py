@@ -73,13 +73,16 @@ def _remove_old_folders(parent: str) -> None:
     by a process that was killed here.
     """
     used: list[tuple[float, str]] = []
+    left: list[str] = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if entry.name.startswith(("kernels-", ".kernels-")) and entry.is_dir(follow_symlinks=False):
+            if entry.name.startswith(".kernels-"):
+                left.append(entry.path)
+            elif entry.name.startswith("kernels-") and entry.is_dir(follow_symlinks=False):
                 with contextlib.suppress(OSError):
                     used.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
     oldest = time.time() - KEPT_DAYS * 86400
-    for _, folder in sorted(used, reverse=True)[KEPT_FOLDERS:]:
+    for folder in left + [path for _, path in sorted(used, reverse=True)[KEPT_FOLDERS:]]:
         aside = os.path.join(parent, f".{os.path.basename(folder).lstrip('.')}-{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):
             if os.stat(folder).st_mtime >= oldest:
