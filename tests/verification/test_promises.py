@@ -670,7 +670,7 @@ def test_fault_17_p15_a_document_that_is_there_twice(directory):
         )
         for name in ("doc", "key", "start", "source", "file"):
             arrays[f"segment_{name}"][h] = arrays[f"segment_{name}"][g]
-    fault, lost = faults_of(directory)
+    lost, fault = faults_of(directory)  # by file
     assert fault["promise"] == "P15" and fault["row"] in (rows[g], rows[h]) and fault["value"] == 0
     assert (lost["promise"], lost["file"]) == ("P21", RECEIPT)  # the document whose place it took
 
