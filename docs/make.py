@@ -200,7 +200,7 @@ def lengths(objective: str, sizes: Sequence[int], settings: Sequence[Mapping[str
     return _table(("density, mean", "row", "longest segment", "noise tokens", "spans", "slots"), rows)
 
 
-# format.md
+# format.md, promises.md
 
 
 def promise(number: str) -> str:
@@ -208,6 +208,16 @@ def promise(number: str) -> str:
     from packprep.verification.promises import PROMISES
 
     return f"> **{number.upper()}** {PROMISES[number.upper()]}.\n"
+
+
+def promises() -> str:
+    """The table of all promises, with a link to what format.md says of each."""
+    from packprep.verification.promises import PROMISES
+
+    return _table(
+        ("promise", "in one sentence"),
+        [(f"[{number}](format.md#{number.lower()})", words) for number, words in PROMISES.items()],
+    )
 
 
 def vectors() -> str:
@@ -323,7 +333,8 @@ PARTS: dict[str, Callable[[], str]] = {
         "masked_diffusion", 12, 2, mode=False, spans=((3, 5), (9, 12))
     ),
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
-    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 21)},
+    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 22)},
+    "promises": promises,
     "vectors": vectors,
     "arrays": arrays,
 }

@@ -10,7 +10,7 @@ from packprep.dataset.manifest import encode
 from packprep.dataset.opening import open_file
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | bytearray) -> str:
     """32 hex digits: the xxh3-128 of `data`."""
     return xxhash.xxh3_128_hexdigest(data)
 

@@ -6,9 +6,13 @@ Numba keys its cache by the one file of a function, so that a changed callee in 
 Here the cache's folder is named by the digest of all of packprep's sources instead: any change starts a new one.
 """
 
+import contextlib
 import functools
 import os
+import secrets
+import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,9 @@ from numba.extending import intrinsic, overload
 
 from packprep.digests import digest_of_buffers
 from packprep.randomness import SEGMENT_KEY, TASK
+
+KEPT_FOLDERS, KEPT_DAYS = 8, 30
+"""Of the folders of compiled kernels: how many stay however old they are, and how long the others stay after their last use."""
 
 
 def _sources_digest() -> str:
@@ -46,12 +53,45 @@ def cache_folder() -> str | None:
         try:
             if candidate == own:
                 _refuse_foreign(own)
+            is_new = not os.path.isdir(folder)
             os.makedirs(folder, mode=0o700, exist_ok=True)
+            os.utime(folder)  # when it was used last
             with tempfile.TemporaryFile(dir=folder):
-                return folder
+                pass
         except OSError:
             continue
+        if is_new:
+            _remove_old_folders(os.path.dirname(folder))
+        return folder
     return None
+
+
+def _remove_old_folders(parent: str) -> None:
+    """Remove the folders of other sources that nobody used for long, but for the last KEPT_FOLDERS: each holds megabytes.
+
+    One that is used again while it is removed is put back; what cannot be removed stays. A name with a dot is what was left
+    by a process that was killed here.
+    """
+    used: list[tuple[float, str]] = []
+    left: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(".kernels-"):
+                left.append(entry.path)
+            elif entry.name.startswith("kernels-") and entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    used.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    oldest = time.time() - KEPT_DAYS * 86400
+    for folder in left + [path for _, path in sorted(used, reverse=True)[KEPT_FOLDERS:]]:
+        aside = os.path.join(parent, f".{os.path.basename(folder).lstrip('.')}-{secrets.token_hex(4)}")
+        with contextlib.suppress(OSError):
+            if os.stat(folder).st_mtime >= oldest:
+                continue
+            os.rename(folder, aside)
+            if os.stat(aside).st_mtime >= oldest:
+                os.rename(aside, folder)
+            else:
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 def _refuse_foreign(folder: str) -> None:

@@ -249,9 +249,12 @@ def done_receipt(out: Path, shard: int, plan_digest: str) -> tuple[dict[str, Any
     return found
 
 
-def encode_rejects(made: Made) -> bytes:
+def encode_rejects(made: Made) -> bytearray:
     """The rejects file of a shard: one JSON record a line; empty if all documents were used."""
-    return b"".join(encode(record) for record in made.reading.rejected.in_order())
+    data = bytearray()
+    for record in made.reading.rejected.in_order():
+        data += encode(record)
+    return data
 
 
 def commit_shard(out: Path, job: Job, shard: int, made: Made) -> dict[str, Any]:
@@ -282,7 +285,7 @@ def commit_shard(out: Path, job: Job, shard: int, made: Made) -> dict[str, Any]:
                 "file": rejects_name(shard),
                 "bytes": len(rejects),
                 "digest": digest_of(rejects),
-                "documents": len(made.reading.rejected.records),
+                "documents": len(made.reading.rejected),
             }
         standing = done_receipt(out, shard, job.digest)
         if standing is not None:

@@ -46,10 +46,7 @@ def shard_ledger(
     sources = {}
     for s, name in enumerate(names):
         own, held = source == s, documents.source == s
-        reasons: dict[str, int] = {}
-        for record in reading.rejected.records:
-            if record["source"] == name:
-                reasons[record["reason"]] = reasons.get(record["reason"], 0) + 1
+        reasons = reading.rejected.counts(name)
         dropped = dict(reading.dropped_tokens[name])
         added = {kind: int(body_added[own & (kinds == kind)].sum()) for kind in ("sentinel", "fim")}
         added["copy"] = int(copy[own].sum() + (slots - slots // halves)[own].sum())

@@ -14,11 +14,13 @@ from packprep.building.render import render, rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
-from packprep.corpus.reading import Reading, read_documents
+from packprep.corpus.reading import UNTRAINED, Reading, read_documents
 from packprep.dataset.shard import compacted
 
 TOO_LONG = "too_long"
-UNTRAINED = "untrained_segment"
+UNTRAINED_SEGMENT = "untrained_segment"
+LEAST_BOUND, BEYOND_PLAN = 1 << 30, 16
+"""Text bytes at which a shard is refused: what it may always have, and how many times what the plan gives it."""
 
 
 class Made(NamedTuple):
@@ -43,6 +45,7 @@ def read_shard(
     return read_documents(
         job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress,
         marks=job.marks, clock=clock, buffers=buffers,
+        most_bytes=max(LEAST_BOUND, BEYOND_PLAN * job.plan["shard_text_bytes"]),
     )  # fmt: skip
 
 
@@ -94,23 +97,26 @@ def _note_untrained(job: Job, reading: Reading, untrained: np.ndarray) -> None:
     """Tokens of supervised documents' segments without a trained token are dropped."""
     for d in np.flatnonzero(untrained):
         dropped = reading.dropped_tokens[job.sources[reading.documents.source[d]].name]
-        dropped[UNTRAINED] = dropped.get(UNTRAINED, 0) + int(untrained[d])
+        dropped[UNTRAINED_SEGMENT] = dropped.get(UNTRAINED_SEGMENT, 0) + int(untrained[d])
 
 
 def _note_left_out(job: Job, reading: Reading, segments: Segments) -> None:
-    """Documents without a segment were too long under long = "drop": rejects, their tokens dropped."""
+    """Documents without a segment are rejects: too long under long = "drop", their tokens dropped; or under long =
+    "truncate" without a trained token in what is kept."""
     documents = reading.documents
-    if job.recipe.documents.long != "drop":
+    if job.recipe.documents.long == "split":
         return
     count = len(documents.position)
     left_out = np.flatnonzero(np.bincount(segments.document, minlength=count) == 0)
     for d in left_out:
         source = job.sources[documents.source[d]]
         n = int(documents.offsets[d + 1] - documents.offsets[d])
-        reading.rejected.add(
-            source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d]),
-            TOO_LONG, f'{n} tokens do not fit in one segment; documents.long = "drop"',
-        )  # fmt: skip
+        place = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
+        if job.recipe.documents.long == "truncate":
+            detail = 'none of the tokens that documents.long = "truncate" keeps is trained'
+            reading.rejected.add(*place, UNTRAINED, detail)
+            continue
+        reading.rejected.add(*place, TOO_LONG, f'{n} tokens do not fit in one segment; documents.long = "drop"')
         dropped = reading.dropped_tokens[source.name]
         dropped[TOO_LONG] = dropped.get(TOO_LONG, 0) + n
 

@@ -20,6 +20,9 @@ from packprep.randomness import CALIBRATION, bits64, permute, text_key
 PIECES = 6
 PIECE_TEXT_BYTES = 256 << 10
 FIRST_CHARACTERS = 128 << 10
+HELD_BYTES, HELD_DOCUMENTS = 64 << 20, 1 << 20
+"""Of a piece, what is tokenized; beyond it text is only counted: 256 KiB of stored bytes may hold any number of gigabytes."""
+MAX_RATIO = 1 << 24  # per 1024
 
 
 @dataclass(frozen=True)
@@ -53,20 +56,23 @@ def calibrate(
             key = bits64(text_key(source.seed, source.name, kind), CALIBRATION)
             for i in permute(np.arange(min(PIECES, len(own))), len(own), key):
                 piece = int(own[i])
-                stored, texts, marked = _look_at(source, piece, marks)
+                stored, texts, marked, n_bytes, n_documents = _look_at(source, piece, marks)
                 for text in texts:
                     if room > 0:
                         first.append(text[:room])
                         room -= len(text)
                 supervised |= any(mark is not None for mark in marked)
-                n_bytes = sum(len(text.encode()) for text in texts)
                 of_texts, _ = tokenize_marked(engine, texts, marked, special_text, vocabulary)
                 n_tokens = int(of_texts.offsets[-1])
+                if len(texts) < n_documents:
+                    n_tokens = n_tokens * n_bytes // max(1, sum(len(text.encode()) for text in texts))
                 stored_seen, text_seen = stored_seen + stored, text_seen + n_bytes
-                tokens, text_bytes, documents = tokens + n_tokens, text_bytes + n_bytes, documents + len(texts)
+                tokens, text_bytes, documents = tokens + n_tokens, text_bytes + n_bytes, documents + n_documents
                 rates.append((n_tokens, stored))
         ratio = round(1024 * text_seen / stored_seen) if stored_seen and text_seen else 1024
-        ratios[kind] = min(max(ratio, 1), 1 << 20)
+        # A piece's weight, its bytes times the ratio, is to stay far below 2⁶³.
+        most = min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.pieces.bytes.max(initial=1))))
+        ratios[kind] = min(max(ratio, 1), most)
     return Estimates(
         ratios,
         tokens / text_bytes if text_bytes else 1.0,
@@ -77,8 +83,10 @@ def calibrate(
     )
 
 
-def _look_at(source: PlannedSource, piece: int, marks: MarkReader | None) -> tuple[int, list[str], list[Marked | None]]:
-    """(stored bytes looked at, texts that begin there, what they say of their training)."""
+def _look_at(
+    source: PlannedSource, piece: int, marks: MarkReader | None
+) -> tuple[int, list[str], list[Marked | None], int, int]:
+    """(stored bytes looked at, texts that begin there, what they say of their training, bytes and number of all texts)."""
     stored = max(1, int(source.pieces.bytes[piece]))
     weight = 1 << 20
     hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
@@ -93,9 +101,17 @@ def _look_at(source: PlannedSource, piece: int, marks: MarkReader | None) -> tup
     parts = list(source.parts(Extent(piece, 0, 0, hi, weight)))
     if format == "text":  # whole files
         looked = sum(part.size for part in parts)
-    batches = [batch for part in parts for batch in read(part, source.source.text_key, marks=marks)]
-    texts = [text for batch in batches for text in batch.texts]
-    return max(1, looked), texts, [mark for batch in batches for mark in batch.marks]
+    texts: list[str] = []
+    marked: list[Marked | None] = []
+    n_bytes = n_documents = 0
+    for part in parts:
+        for batch in read(part, source.source.text_key, marks=marks):
+            if n_bytes < HELD_BYTES and n_documents < HELD_DOCUMENTS:
+                texts += batch.texts
+                marked += batch.marks
+            n_bytes += sum(len(text.encode()) for text in batch.texts)
+            n_documents += len(batch.texts)
+    return max(1, looked), texts, marked, n_bytes, n_documents
 
 
 def _relative_error(rates: Sequence[tuple[int, int]]) -> float:

@@ -59,7 +59,8 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
 def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, list[File]]:
     """(prefix, files sorted bytewise by name) of a source. `prefix` says where the files lie now, if they were moved.
 
-    SourceError for a pattern that matches nothing, a folder, a name that is not valid UTF-8, or a file that cannot be read.
+    SourceError for a pattern that matches nothing, a folder, a pipe or device, a name that is not valid UTF-8, or a file
+    that cannot be read.
     """
     patterns = [os.path.abspath(os.path.join(base, os.path.expanduser(path))) for path in source.paths]
     for path in source.paths:
@@ -83,6 +84,11 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
             )
         elif not os.path.exists(pattern):
             raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern})")
+        elif not os.path.isfile(pattern):
+            raise SourceError(
+                f"source {source.name!r}: {given} is no regular file but a pipe, a device or a socket, which cannot be "
+                "read twice; write what it gives to a file"
+            )
         else:
             found = [name]
         names.update(found)

@@ -1,7 +1,8 @@
 """What one shard reads: parts of files → token documents, as columns. After this there is no Python object per document."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -39,21 +40,63 @@ class Documents(NamedTuple):
     training: Training | None = None  # None: no document says what of it is trained
 
 
-@dataclass
 class Rejected:
-    """Documents that could not be used: where and why; one record a line of the rejects file."""
+    """Documents that could not be used: where and why; one record a line of the rejects file.
 
-    records: list[dict[str, Any]] = field(default_factory=list)
+    They are kept as columns: a file of millions of bad lines costs some 100 bytes for each, not an object.
+    """
+
+    def __init__(self) -> None:
+        self._places = [array("q") for _ in range(3)]  # file, use, position
+        self._reasons, self._ends = array("I"), array("q")
+        self._details = bytearray()
+        self._names: dict[int, tuple[str, str]] = {}  # file → its source's name and its own
+        self._known: dict[str, int] = {}  # reason → its number
+
+    def __len__(self) -> int:
+        return len(self._reasons)
 
     def add(self, source: PlannedSource, use: int, file: int, position: int, reason: str, detail: str) -> None:
         """Note one document. `file` is the index into the plan's files."""
-        name = source.files[file - source.first_file].name
-        record = {"source": source.name, "file": name, "position": int(position), "repeat": int(use)}
-        self.records.append({**record, "reason": reason, "detail": detail})
+        if file not in self._names:
+            self._names[file] = source.name, source.files[file - source.first_file].name
+        for column, value in zip(self._places, (file, use, position), strict=True):
+            column.append(int(value))
+        self._reasons.append(self._known.setdefault(reason, len(self._known)))
+        self._details += detail.encode()
+        self._ends.append(len(self._details))
 
-    def in_order(self) -> list[dict[str, Any]]:
-        """By source, file, use and position: independent of how the work was batched."""
-        return sorted(self.records, key=lambda r: (r["source"], r["file"], r["repeat"], r["position"]))
+    def _records(self, order: Iterable[int]) -> Iterator[dict[str, Any]]:
+        reasons = list(self._known)
+        for i in order:
+            file, use, position = (column[i] for column in self._places)
+            source, name = self._names[file]
+            detail = self._details[self._ends[i - 1] if i else 0 : self._ends[i]].decode()
+            record = {"source": source, "file": name, "position": position, "repeat": use}
+            yield {**record, "reason": reasons[self._reasons[i]], "detail": detail}
+
+    def since(self, first: int) -> Iterator[dict[str, Any]]:
+        """The records from number `first` on, as they were noted."""
+        return self._records(range(first, len(self)))
+
+    def in_order(self) -> Iterator[dict[str, Any]]:
+        """All records by source, file, use and position: independent of how the work was batched."""
+        rank = {file: i for i, file in enumerate(sorted(self._names, key=lambda file: self._names[file]))}
+        file, use, position = self.places()
+        ranks = np.zeros(max(rank, default=0) + 1, np.int64)
+        ranks[list(rank)] = list(rank.values())
+        return self._records(np.lexsort((position, use, ranks[file])))
+
+    def places(self) -> list[np.ndarray]:
+        """[file, use, position], int64 each, of the records as they were noted."""
+        return [np.array(column, np.int64) for column in self._places]
+
+    def counts(self, source: str) -> dict[str, int]:
+        """reason → how many documents of a source."""
+        own = [file for file, (name, _) in self._names.items() if name == source]
+        of_source = np.isin(self.places()[0], own)
+        found = np.bincount(np.array(self._reasons, np.int64)[of_source], minlength=len(self._known))
+        return {reason: int(count) for reason, count in zip(self._known, found, strict=True) if count}
 
 
 def is_bad(reason: str) -> bool:
@@ -112,6 +155,7 @@ def read_documents(
     marks: MarkReader | None = None,
     only: Mapping[int, np.ndarray] | None = None,
     clock: Clock | None = None,
+    most_bytes: int | None = None,
     buffers: Buffers | None = None,
 ) -> Reading:
     """Read and tokenize the documents of `extents`, in order.
@@ -120,6 +164,7 @@ def read_documents(
     only: file → positions of the documents to read, of those files alone; None: what `sample` and `repeat` keep.
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
     clock: gets the seconds of the stages read and tokenize. buffers: hold the documents' columns; None: their own.
+    most_bytes: SourceError once the text is more than that; None: any amount.
     A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
     """
     clock, buffers = clock or Clock(), buffers or Buffers()
@@ -145,7 +190,7 @@ def read_documents(
                 name = source.files[part.file - source.first_file].name
                 file_keys[part.file] = text_key(source.seed, source.name, name)
             for batch in clock.steps("read", read(part, source.source.text_key, keep, decoders=decoders, marks=marks)):
-                before = len(rejected.records)
+                before = len(rejected)
                 for reject in batch.rejects:
                     rejected.add(source, extent.use, reject.file, reject.position, reject.reason, reject.detail)
                 try:
@@ -171,7 +216,7 @@ def read_documents(
                 for i, reason, detail in tokens.rejected:
                     rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
                 if recipe.documents.bad_documents == "fail":
-                    _fail_on_bad(rejected.records[before:], part.path)
+                    _fail_on_bad(rejected.since(before), part.path)
                 lengths, ids_before = np.diff(tokens.offsets), ids.size
                 used = lengths >= fewest
                 untrained = [i for i, part_trained in marked.items() if used[i] and not len(part_trained.spans)]
@@ -203,9 +248,15 @@ def read_documents(
                 keys.extend(file_keys[part.file], count)
                 counts[source.name] += len(batch.texts) + len(batch.rejects)
                 text_bytes += batch_bytes
+                if most_bytes is not None and text_bytes > most_bytes:
+                    raise SourceError(
+                        f"{part.path}: one shard's part of it and of other files holds more than {most_bytes} bytes of text, "
+                        "many times what a sample let expect: the file expands beyond measure. Look at it, take it out of "
+                        "the recipe, or build with a larger output.shard_text_bytes into another folder"
+                    )
                 if progress:
                     read_now = len(batch.texts) + len(batch.rejects)
-                    progress(read_now, batch_bytes, int(lengths.sum()), len(rejected.records) - before)
+                    progress(read_now, batch_bytes, int(lengths.sum()), len(rejected) - before)
     position, file, source_index, repeat = (column.array() for column in columns)
     training = training_columns(trained, len(position))
     return Reading(
@@ -235,7 +286,7 @@ def _revoked(
     )
 
 
-def _fail_on_bad(records: Sequence[dict[str, Any]], path: str) -> None:
+def _fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
     for record in records:
         if is_bad(record["reason"]):
             raise SourceError(

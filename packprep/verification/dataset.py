@@ -18,6 +18,14 @@ from packprep.dataset.shard import open_shard
 from packprep.digests import digest_of
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.randomness import REPLAY, bits64, permute
+from packprep.verification.coverage import (
+    Places,
+    Runs,
+    check_apart,
+    check_documents,
+    check_read,
+    read_rejects,
+)
 from packprep.verification.files import (
     check_foundations,
     check_listing,
@@ -50,6 +58,7 @@ class Result(NamedTuple):
     faults: Faults
     ledger: dict[str, Any] | None
     replayed: int
+    runs: Runs | None  # parts of files that it read; None: its arrays do not tell
 
 
 def verify_dataset(
@@ -78,25 +87,30 @@ def verify_dataset(
     plan = read_plan(directory)
     assert plan is not None
     prefixes = moved_prefixes(plan, moved)
+    job = open_job(directory, prefixes)
     if array[0] == 0:
-        check_manifest(open_job(directory, prefixes), manifest, faults)
+        check_manifest(job, manifest, faults)
     share = share_of(*array, min(len(manifest["shards"]), plan["shards"]))
     items = _items(manifest, share, replay)
     ledgers = []
+    runs = []
     replayed = 0
     with stoppable() as stop_asked:
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
         try:
             arguments = (directory, prefixes, manifest["plan"]["digest"])
-            for _, result in spread(_setup, arguments, items, workers, progress.add, stop_asked):
+            for item, result in spread(_setup, arguments, items, workers, progress.add, stop_asked):
                 faults.join(result.faults)
                 replayed += result.replayed
+                if result.runs is not None:
+                    runs.append((item.number, result.runs))
                 if result.ledger is not None:
                     ledgers.append(result.ledger)
         finally:
             progress.end()
     if array[1] == 1 and len(ledgers) == len(manifest["shards"]):
         check_sum(manifest, ledgers, faults)
+    check_apart(job, sorted(runs, key=lambda own: own[0]), len(runs) == job.shards, faults)
     return _report(directory, manifest, share, replayed, faults)
 
 
@@ -148,17 +162,17 @@ def _setup(directory: Path, prefixes: list[str], plan_digest: str) -> Do:
     def check(item: Item, report: Report) -> Result:
         faults = Faults()
         there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, job, faults)
-        replayed = _check_shard(directory, job, item, receipt, decoders, faults) if there else 0
+        replayed, runs = _check_shard(directory, job, item, receipt, decoders, faults) if there else (0, None)
         report(0, item.entry["bytes"], item.entry["tokens"], 0)
-        return Result(faults, None if receipt is None else receipt["ledger"], replayed)
+        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs)
 
     return check
 
 
 def _check_shard(
     directory: Path, job: Job, item: Item, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
-) -> int:
-    """P3 … P17 of one shard; gives how many segments were built again."""
+) -> tuple[int, Runs | None]:
+    """P3 … P21 of one shard; gives how many segments were built again, and the parts of files that it read."""
     file = shard_name(item.number)
     try:
         shard = open_shard(
@@ -172,19 +186,23 @@ def _check_shard(
         arrays = shard.arrays
     except DatasetError as error:
         faults.add("P3", file, str(error))
-        return 0
+        return 0, None
     if not (check_layout(job, arrays, file, faults) and check_arrays(job, arrays, file, faults)):
-        return 0
+        return 0, None
+    rejects = runs = None
     if receipt is not None:
         _check_counts(job, arrays, receipt, item.number, faults)
+        rejects = read_rejects(directory, item.number, job, receipt, faults)
+    if receipt is not None and rejects is not None:
+        runs = check_documents(job, item.number, arrays, rejects, receipt, faults)
     try:
         if item.whole:
-            return _replay_shard(job, item.number, arrays, receipt, decoders, faults)
+            return _replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults), runs
         if item.replay is not None:
-            return _replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults)
+            return _replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults), runs
     except SourceError as error:
         faults.add("P17", file, f"cannot be built again: {error}")
-    return 0
+    return 0, runs
 
 
 def _check_counts(
@@ -216,10 +234,11 @@ def _replay_shard(
     number: int,
     arrays: Mapping[str, np.ndarray],
     receipt: Mapping[str, Any] | None,
+    rejects: Places | None,
     decoders: Decoders,
     faults: Faults,
 ) -> int:
-    """P17 of a whole shard: made again, it is the same; inverted, it gives the documents' tokens."""
+    """P17 and P21 of a whole shard: made again, it is the same; inverted, it gives the documents' tokens."""
     file, before = shard_name(number), faults.total
     made = make_shard(job, number, decoders)
     if receipt is not None:
@@ -230,9 +249,11 @@ def _replay_shard(
             return 0
         if receipt["ledger"] != made.ledger:
             faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
-        rejects = encode_rejects(made)
-        if (receipt["rejects"] or {}).get("digest") != (digest_of(rejects) if rejects else None):
+        rejected = encode_rejects(made)
+        if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
             faults.add("P17", rejects_name(number), "the rejects are not those of the shard made again")
+    if rejects is not None:
+        check_read(job, number, arrays, rejects, made, faults)
     for name in made.arrays.keys() ^ arrays.keys():
         faults.add("P17", file, f"array {name!r} is {'not made again' if name in arrays else 'missing'}")
     for name in made.arrays.keys() & arrays.keys():

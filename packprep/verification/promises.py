@@ -21,4 +21,5 @@ PROMISES = {
     "P18": "the noise of an in-place segment is what its key gives: corrupted slots, loss, level and weight",
     "P19": "trained ranges lie inside their segment, ascend, and no slot outside them is trained",
     "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
+    "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
 }

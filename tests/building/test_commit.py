@@ -18,6 +18,7 @@ from packprep.building.commit import (
 )
 from packprep.building.run import open_job
 from packprep.building.work import make_shard
+from packprep.corpus.reading import Rejected
 from packprep.dataset.manifest import encode, receipt_name, rejects_name, shard_name
 from packprep.errors import BuildError
 from tests import made
@@ -116,7 +117,7 @@ def test_stale_rejects_are_removed_where_there_are_none(out):
     made.write(out / rejects_name(0), b"{}\n")
     job = open_job(out)
     shard = make_shard(job, 0)
-    shard.reading.rejected.records.clear()
+    shard.reading.rejected = Rejected()
     commit_shard(out, job, 0, dataclasses.replace(shard) if dataclasses.is_dataclass(shard) else shard)
     assert not (out / rejects_name(0)).exists()
 

@@ -69,7 +69,7 @@ def test_empty_and_short_documents_are_counted_and_leave_the_others_alone(tmp_pa
         ("below_min_tokens", 30),
     ]
     assert reading.dropped_tokens == {"source0": {"below_min_tokens": 2}} and reading.read == {"source0": 5}
-    assert not any(is_bad(r["reason"]) for r in reading.rejected.records)
+    assert not any(is_bad(r["reason"]) for r in reading.rejected.in_order())
 
 
 def test_bad_documents_are_rejects_with_place_and_reason(tmp_path):
@@ -99,13 +99,13 @@ def test_fault_24_bad_documents_fail_stops_at_the_first_and_names_it(tmp_path):
     ):
         read(job_of(tmp_path, documents={"bad_documents": "fail"}))
     made.write(tmp_path / "a.jsonl", b'{"text": "good"}\n{"text": ""}\n')
-    assert len(read(job_of(tmp_path, documents={"bad_documents": "fail"})).rejected.records) == 1  # empty is not bad
+    assert len(read(job_of(tmp_path, documents={"bad_documents": "fail"})).rejected) == 1  # empty is not bad
 
 
 def test_special_text_that_is_rejected_counts_as_bad_under_fail(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["about <pad> and </s>", "plain"])
     reading = read(job_of(tmp_path, documents={"special_text": "reject"}))
-    assert texts_of(reading) == ["plain"] and reading.rejected.records[0]["reason"] == "special_text"
+    assert texts_of(reading) == ["plain"] and next(reading.rejected.in_order())["reason"] == "special_text"
     assert reading.dropped_tokens == {"source0": {}}
     with pytest.raises(SourceError, match="special_text"):
         read(job_of(tmp_path, documents={"special_text": "reject", "bad_documents": "fail"}))

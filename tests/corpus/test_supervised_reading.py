@@ -98,7 +98,7 @@ def test_bad_documents_fail_counts_the_reasons_of_supervised_ones(tmp_path):
     for record, reason in zip(bad, ("bad_loss_spans", "bad_messages", "special_text"), strict=True):
         with pytest.raises(SourceError, match=f"document at 18: {reason}"):
             read(tmp_path, [RECORDS[0], record], bad_documents="fail")
-    assert len(read(tmp_path, [RECORDS[0], RECORDS[3]], bad_documents="fail").rejected.records) == 1
+    assert len(read(tmp_path, [RECORDS[0], RECORDS[3]], bad_documents="fail").rejected) == 1
 
 
 def test_messages_without_a_template_stop_the_build(tmp_path):

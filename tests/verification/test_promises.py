@@ -115,7 +115,7 @@ def test_a_signed_copy_has_no_faults(directory):
 
 
 def test_every_promise_has_a_number_and_words():
-    assert list(PROMISES) == [f"P{i + 1}" for i in range(20)]
+    assert list(PROMISES) == [f"P{i + 1}" for i in range(21)]
 
 
 # P1, P2
@@ -670,8 +670,9 @@ def test_fault_17_p15_a_document_that_is_there_twice(directory):
         )
         for name in ("doc", "key", "start", "source", "file"):
             arrays[f"segment_{name}"][h] = arrays[f"segment_{name}"][g]
-    (fault,) = faults_of(directory)
+    lost, fault = faults_of(directory)  # by file
     assert fault["promise"] == "P15" and fault["row"] in (rows[g], rows[h]) and fault["value"] == 0
+    assert (lost["promise"], lost["file"]) == ("P21", RECEIPT)  # the document whose place it took
 
 
 @pytest.mark.parametrize(
@@ -690,7 +691,7 @@ def test_p16_a_ledger_that_does_not_balance(directory, path):
 
     edit_receipt(directory, change)
     faults = faults_of(directory)
-    assert promises_of(faults) == {"P16"}
+    assert promises_of(faults) == ({"P16", "P21"} if path == ("documents", "used") else {"P16"})
     assert {f["file"] for f in faults} == {RECEIPT, "dataset.json"}
 
 
@@ -756,7 +757,9 @@ def test_p16_rejects_that_the_ledger_does_not_count(directory):
     data = b"".join(lines[1:] + lines[1:2])
     path.write_bytes(data)
     edit_receipt(directory, lambda receipt: receipt["rejects"].update(bytes=len(data), digest=digest_of(data)))
-    assert_only(faults_of(directory), "P16", RECEIPT, words="not those that the rejects file lists")
+    fault, twice = faults_of(directory)
+    assert_only([fault], "P16", RECEIPT, words="not those that the rejects file lists")
+    assert_only([twice], "P21", rejects_name(0), words="is listed twice")
 
 
 def test_p17_a_token_that_the_document_does_not_have(directory):

@@ -14,6 +14,7 @@ from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, invalid
 from packprep.errors import SourceError
 
 SLICE_ROWS = 1024  # rows that become Python objects at once
+REPEATED_BYTES = 256 << 20  # what they may hold where one dictionary gives all of them
 
 
 class Columns(NamedTuple):
@@ -107,10 +108,11 @@ def read_rows(
     first: position of the columns' first row in the file
     """
     n_rows = len(columns.there()[0])
-    for begin in range(0, n_rows, SLICE_ROWS):
-        _, *others = columns.of([column.slice(begin, SLICE_ROWS) for column in columns.there()])
+    at_once = _rows_at_once(columns.text)
+    for begin in range(0, n_rows, at_once):
+        _, *others = columns.of([column.slice(begin, at_once) for column in columns.there()])
         rows = pa.nulls(n_rows, pa.string()) if columns.text is None else columns.text
-        rows = rows.slice(begin, SLICE_ROWS)
+        rows = rows.slice(begin, at_once)
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
         wanted = kept(keep, batch.file, positions)
         if rows.type in (pa.string_view(), pa.binary_view()):
@@ -125,6 +127,14 @@ def read_rows(
             rows = rows.cast(pa.string())
         marked = _Marks(marks, *others) if marks and any(column is not None for column in others) else None
         yield from _add_rows(batch, rows.cast(pa.large_binary()), positions, batch_bytes, marked)
+
+
+def _rows_at_once(text: pa.Array | None) -> int:
+    """As many rows as hold REPEATED_BYTES, if each were the longest text of a column's dictionary."""
+    if text is None or not pa.types.is_dictionary(text.type) or not len(text.dictionary):
+        return SLICE_ROWS
+    longest = pc.max(pc.binary_length(text.dictionary.cast(pa.large_binary()))).as_py() or 1
+    return max(1, min(SLICE_ROWS, REPEATED_BYTES // longest))
 
 
 class _Marks(NamedTuple):

@@ -185,12 +185,15 @@ def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -
 
 
 def _whole_lines(data: bytes, position: int, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
-    """The lines of data[begin:end], which ends with a line's end."""
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8)[begin:end] == ord("\n")) + begin
-    starts = np.concatenate([[begin], ends[:-1] + 1])
-    sizes = ends - starts
-    sizes[sizes > max_bytes] = -1
-    return _without_blank(Lines(data, position + starts, starts, sizes))
+    """The lines of data[begin:end], which ends with a line's end; some at a time, since each may be a line's end."""
+    while begin < end:
+        some_end = data.find(b"\n", min(begin + _AT_ONCE_BYTES, end - 1)) + 1
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8)[begin:some_end] == ord("\n")) + begin
+        starts = np.concatenate([[begin], ends[:-1] + 1])
+        sizes = ends - starts
+        sizes[sizes > max_bytes] = -1
+        yield from _without_blank(Lines(data, position + starts, starts, sizes))
+        begin = some_end
 
 
 def _without_blank(lines: Lines) -> Iterator[Lines]:

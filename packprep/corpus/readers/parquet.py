@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packprep.corpus.conversations import MarkReader
-from packprep.corpus.readers.columnar import SLICE_ROWS, arrow_errors, find_columns, read_rows
+from packprep.corpus.readers.columnar import REPEATED_BYTES, SLICE_ROWS, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 
 _BUFFER_BYTES = 1 << 20  # how much of a column is read ahead; without it pyarrow reads a whole row group's column
@@ -15,7 +17,7 @@ _BUFFER_BYTES = 1 << 20  # how much of a column is read ahead; without it pyarro
 def count_row_groups(path: str, size: int) -> int:
     """The row groups of a file, from its footer."""
     with _opened(path, size) as file:
-        return file.num_row_groups
+        return len(_groups(file, file.num_row_groups))
 
 
 def read_row_group(
@@ -25,14 +27,14 @@ def read_row_group(
     with _opened(part.path, part.size) as file:
         columns = find_columns(part.path, file.schema_arrow, text_key, marks)
         names = [file.schema_arrow.names[i] for i in columns.there()]
-        groups = [file.metadata.row_group(i) for i in range(part.piece + 1)]
+        groups = _groups(file, part.piece + 1)
         first = sum(group.num_rows for group in groups[:-1])
         begin, end = part.range(groups[-1].num_rows)
         if begin == end:
             return
         batch = BatchBuilder(part.file)
         row = 0
-        rows_at_once = _rows_at_once(groups[-1], names, batch_bytes)
+        rows_at_once = _rows_at_once(part.path, groups[-1], names, batch_bytes)
         for rows in file.iter_batches(rows_at_once, row_groups=[part.piece], columns=names, use_threads=False):
             low, high = max(begin - row, 0), min(end - row, rows.num_rows)
             if low < high:
@@ -41,15 +43,48 @@ def read_row_group(
             row += rows.num_rows
             if row >= end:
                 break
+        if row < end:
+            raise pa.ArrowInvalid(f"row group {part.piece} has {row} rows, and its footer says {groups[-1].num_rows}")
         yield from batch.take()
 
 
-def _rows_at_once(group: pq.RowGroupMetaData, names: Sequence[str], batch_bytes: int) -> int:
+def _groups(file: pq.ParquetFile, count: int) -> list[pq.RowGroupMetaData]:
+    """The first `count` row groups of a footer whose numbers of rows can be."""
+    groups = [file.metadata.row_group(i) for i in range(count)]
+    if any(group.num_rows < 0 for group in groups) or sum(group.num_rows for group in groups) >= 1 << 62:
+        raise pa.ArrowInvalid("its footer gives numbers of rows that cannot be")
+    return groups
+
+
+def _rows_at_once(path: str, group: pq.RowGroupMetaData, names: Sequence[str], batch_bytes: int) -> int:
     """As many rows as hold about `batch_bytes`; fewer where a dictionary hides how long the texts are."""
     columns = [group.column(i) for i in range(group.num_columns)]
     found = [c for c in columns if any((c.path_in_schema + ".").startswith(name + ".") for name in names)]
     per_row = max(1, sum(c.total_uncompressed_size for c in found) // max(1, group.num_rows))
-    return max(1, min(SLICE_ROWS, batch_bytes // per_row))
+    longest = max(
+        (_dictionary_bytes(path, c.dictionary_page_offset) for c in found if c.has_dictionary_page), default=0
+    )
+    return max(1, min(SLICE_ROWS, batch_bytes // per_row, REPEATED_BYTES // max(1, longest)))
+
+
+def _dictionary_bytes(path: str, offset: int) -> int:
+    """The bytes of a dictionary's page, and so at most of its longest value; 0 if there is no such page.
+
+    From the page's header: Parquet's PageHeader in Thrift's compact protocol begins with the fields 1, type, and
+    2, uncompressed_page_size, each a byte 0x15 and a zigzag varint; type 2 is a dictionary's.
+    """
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        header = file.read(9)
+    if header[:3] != b"\x15\x04\x15":
+        return 0
+    value = shift = 0
+    for byte in header[3:]:
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    return value >> 1
 
 
 @contextmanager

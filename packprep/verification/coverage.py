@@ -1,0 +1,303 @@
+"""P21: every document is used as often as the plan says, or is among the rejects; none is lost, none comes twice.
+
+Without the sources, as far as the plan tells what a shard reads: byte ranges of line files, whole text files, which files
+at all; rows of a table follow one another without a gap; parts of one file that several shards read do not overlap.
+With `--replay all` every document that is read is looked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.building.plan import Job
+from packprep.building.work import TOO_LONG, Made
+from packprep.corpus.planning import PlannedSource
+from packprep.corpus.readers import BAD_REASONS
+from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, keeper
+from packprep.dataset.manifest import decode, receipt_name, rejects_name, shard_name
+from packprep.errors import DatasetError
+from packprep.verification.report import MAX_LISTED, Faults
+
+REASONS = (*BAD_REASONS, "special_text", EMPTY, BELOW_MIN_TOKENS, UNTRAINED, TOO_LONG)
+_END = np.iinfo(np.int64).max
+_RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason": str, "detail": str}
+
+
+class Places(NamedTuple):
+    """Uses of documents, one array a column, int64[k], sorted by file, use and position."""
+
+    file: np.ndarray  # index into the plan's files
+    use: np.ndarray
+    position: np.ndarray
+
+    def at(self, which: np.ndarray) -> "Places":
+        """Those at a mask or at indices."""
+        return Places(*(column[which] for column in self))
+
+
+class Runs(NamedTuple):
+    """Parts of files that one shard read, from the first document of each to its last, int64[k] each."""
+
+    file: np.ndarray
+    use: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+NO_RUNS = Runs(*(np.zeros(0, np.int64) for _ in Runs._fields))
+
+
+class _Extents(NamedTuple):
+    """What a shard reads, sorted by file, use and begin, int64[k] each: positions [begin, end) where the plan tells them."""
+
+    file: np.ndarray
+    use: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+
+def _sorted(file: Any, use: Any, position: Any) -> Places:
+    places = Places(*(np.asarray(column, np.int64) for column in (file, use, position)))
+    return places.at(np.lexsort((places.position, places.use, places.file)))
+
+
+def _repeated(places: Places) -> np.ndarray:
+    """bool[k]: whether a place is the same as the one before it."""
+    same = np.zeros(len(places.file), np.bool_)
+    same[1:] = np.logical_and.reduce([column[1:] == column[:-1] for column in places])
+    return same
+
+
+def used_documents(arrays: Mapping[str, np.ndarray]) -> Places:
+    """The documents of a shard's segments, each once."""
+    places = _sorted(arrays["segment_file"], arrays["segment_repeat"], arrays["segment_doc"])
+    return places.at(~_repeated(places))
+
+
+def read_rejects(directory: Path, shard: int, job: Job, receipt: Mapping[str, Any], faults: Faults) -> Places | None:
+    """The documents that a shard's rejects name; None if the file is none, which P1 or P2 tells.
+
+    A record of no document of the plan, or without a reason, is a fault.
+    """
+    name = rejects_name(shard)
+    if receipt["rejects"] is None:
+        return _sorted([], [], [])
+    numbers = {(s.name, f.name): s.first_file + i for s in job.sources for i, f in enumerate(s.files)}
+    uses = {source.name: source.uses for source in job.sources}
+    found = []
+    try:
+        for i, line in enumerate((directory / name).read_bytes().splitlines(keepends=True)):
+            record = decode(line, name)
+            wrong = ""
+            if record.keys() != _RECORD.keys() or any(type(record[key]) is not kind for key, kind in _RECORD.items()):
+                wrong = "has not the keys and values of a reject"
+            elif (record["source"], record["file"]) not in numbers:
+                wrong = "names no source and file of the plan"
+            elif not (0 <= record["repeat"] < uses[record["source"]] and 0 <= record["position"] < _END):
+                wrong = "names no use and position that the plan has"
+            elif record["reason"] not in REASONS:
+                wrong = f"has the reason {record['reason']!r:.40}, which is none"
+            if wrong:
+                faults.add("P21", name, f"record {i} {wrong}")
+            else:
+                file = numbers[record["source"], record["file"]]
+                found.append((file, record["repeat"], record["position"]))
+    except (OSError, DatasetError, AttributeError):
+        return None
+    return _sorted(*np.array(found, np.int64).reshape(-1, 3).T)
+
+
+def check_documents(
+    job: Job, shard: int, arrays: Mapping[str, np.ndarray], rejects: Places, receipt: Mapping[str, Any], faults: Faults
+) -> Runs:
+    """P21 of one shard whose headers are sound, without the sources. Gives the parts of files to compare with other shards'."""
+    used = used_documents(arrays)
+    owner = _owners(job)
+    for s, source in enumerate(job.sources):
+        said, found = receipt["ledger"]["sources"][source.name]["documents"]["used"], int((owner[used.file] == s).sum())
+        if said != found:
+            message = f"source {source.name}: the ledger says that documents were used: {said}; in segments are {found}"
+            faults.add("P21", receipt_name(shard), message)
+    for i in np.flatnonzero(_repeated(rejects))[:MAX_LISTED]:
+        faults.add("P21", rejects_name(shard), f"{_words(job, rejects, i)} is listed twice")
+    every = _sorted(*(np.concatenate(columns) for columns in zip(used, rejects.at(~_repeated(rejects)), strict=True)))
+    for i in np.flatnonzero(_repeated(every))[:MAX_LISTED]:
+        faults.add("P21", rejects_name(shard), f"{_words(job, every, i)} is in segments and among the rejects")
+    every = every.at(~_repeated(every))
+    extents = _extents(job, shard)
+    foreign = ~_inside(every, extents)
+    for i in np.flatnonzero(foreign)[:MAX_LISTED]:
+        message = f"{_words(job, every, i)} is not of what the plan gives this shard"
+        faults.add("P21", shard_name(shard), message)
+    _check_kept(job, shard, every, faults)
+    _check_texts(job, shard, every, extents, faults)
+    return _runs(job, shard, every.at(~foreign), extents, faults)
+
+
+def check_apart(job: Job, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
+    """P21 over shards: what they read of one file does not overlap, nor lack rows between them. whole: of all shards."""
+    columns = [np.concatenate(column) for column in zip(*(own for _, own in runs), strict=True)] or list(NO_RUNS)
+    shards = np.repeat([b for b, _ in runs], [len(own.file) for _, own in runs])
+    order = np.lexsort((columns[2], columns[1], columns[0]))
+    file, use, first, last = (column[order] for column in columns)
+    same = np.zeros(len(file), np.bool_)
+    same[1:] = (file[1:] == file[:-1]) & (use[1:] == use[:-1])
+    before = np.where(same, np.roll(last, 1), -1)
+    tables = np.array([_is_table(job, int(f)) for f in file], np.bool_)
+    kept = np.array([_keeps_all(job, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_)
+    for i in np.flatnonzero(first <= before)[:MAX_LISTED]:
+        place = _words(job, Places(file, use, first), i)
+        other = shard_name(int(shards[order[i - 1]]))
+        faults.add("P21", shard_name(int(shards[order[i]])), f"{place} lies among the documents of {other}, too")
+    for i in np.flatnonzero(tables & kept & (first > before + 1))[:MAX_LISTED] if whole else ():
+        place = _words(job, Places(file, use, first - 1), i)
+        faults.add("P21", shard_name(int(shards[order[i]])), f"{place} is in no shard and among no rejects")
+
+
+def check_read(
+    job: Job, shard: int, arrays: Mapping[str, np.ndarray], rejects: Places, made: Made, faults: Faults
+) -> None:
+    """P21 from the sources: the documents that were read again are those of the segments and the rejects."""
+    documents = made.reading.documents
+    there = np.unique(made.segments.document)
+    again = _sorted(documents.file[there], documents.repeat[there], documents.position[there])
+    turned_away = _sorted(*made.reading.rejected.places())
+    count = sum(made.reading.read.values())
+    if count != len(again.file) + len(turned_away.file):
+        faults.add("P21", shard_name(shard), f"of {count} documents read, {len(again.file)} are used and "
+                   f"{len(turned_away.file)} rejected: this is a fault of packprep; report it")  # fmt: skip
+    for file, stored, made_again, what in (
+        (shard_name(shard), used_documents(arrays), again, "in its segments"),
+        (rejects_name(shard), rejects, turned_away, "among the rejects"),
+    ):
+        both = _sorted(*(np.concatenate(columns) for columns in zip(stored, made_again, strict=True)))
+        alone = ~_repeated(both)
+        alone[:-1] &= ~_repeated(both)[1:]
+        odd = both.at(alone)
+        is_stored = _inside(odd, _Extents(*stored, stored.position + 1))
+        for i in range(min(len(odd.file), MAX_LISTED)):
+            message = f"is {what}, and should not be" if is_stored[i] else f"should be {what}, and is not"
+            faults.add("P21", file, f"{_words(job, odd, i)} {message}")
+
+
+def _owners(job: Job) -> np.ndarray:
+    """int64[files]: the source of each of the plan's files."""
+    return np.repeat(np.arange(len(job.sources)), [len(source.files) for source in job.sources])
+
+
+def _source_of(job: Job, file: int) -> PlannedSource:
+    return next(source for source in reversed(job.sources) if source.first_file <= file and source.files)
+
+
+def _format(job: Job, file: int) -> tuple[str, str]:
+    source = _source_of(job, file)
+    return source.formats[file - source.first_file]
+
+
+def _is_table(job: Job, file: int) -> bool:
+    return _format(job, file)[0] in ("parquet", "arrow")
+
+
+def _keeps_all(job: Job, file: int, use: int) -> bool:
+    """Whether neither `sample` nor a fractional `repeat` leaves documents of a use out."""
+    return keeper(_source_of(job, file), use) is None
+
+
+def _words(job: Job, places: Places, i: int) -> str:
+    """One place, for people."""
+    file, use, position = (int(column[i]) for column in places)
+    source = _source_of(job, file)
+    return f"the document at {position} of {source.files[file - source.first_file].name!r} of {source.name} (use {use})"
+
+
+def _extents(job: Job, shard: int) -> _Extents:
+    found = []
+    for source in job.sources:
+        for extent in source.extents(shard, job.shards):
+            for part in source.parts(extent):
+                begin, end = 0, _END
+                if part.format == "text":
+                    begin, end = part.range(1)
+                elif part.format == "jsonl" and not part.compression:
+                    first = part.piece * part.piece_bytes
+                    begin, end = (first + at for at in part.range(min(part.piece_bytes, part.size - first)))
+                if begin < end:
+                    found.append((part.file, extent.use, begin, end))
+    table = np.array(found, np.int64).reshape(-1, 4)
+    return _Extents(*table[np.lexsort((table[:, 2], table[:, 1], table[:, 0]))].T)
+
+
+def _inside(places: Places, extents: _Extents) -> np.ndarray:
+    """bool[k]: whether a place lies in one of the extents; both are sorted."""
+    count = len(extents.file)
+    if not count:
+        return np.zeros(len(places.file), np.bool_)
+    file, use, position = (np.concatenate(columns) for columns in zip(extents[:3], places, strict=True))
+    order = np.lexsort((np.arange(len(file)) >= count, position, use, file))
+    last = np.maximum.accumulate(np.where(order < count, order, -1))  # the last extent that begins here or before
+    extent = np.empty(len(file), np.int64)
+    extent[order] = last
+    extent = extent[count:]
+    same = (extents.file[extent] == places.file) & (extents.use[extent] == places.use)
+    return (extent >= 0) & same & (places.position < extents.end[extent])
+
+
+def _groups(places: Places) -> list[tuple[int, int, slice]]:
+    """(file, use, which places) of each file and use."""
+    if not len(places.file):
+        return []
+    changes = [np.diff(column, prepend=-1) != 0 for column in (places.file, places.use)]
+    begins = np.flatnonzero(changes[0] | changes[1])
+    ends = np.append(begins[1:], len(places.file))
+    return [(int(places.file[b]), int(places.use[b]), slice(b, e)) for b, e in zip(begins, ends, strict=True)]
+
+
+def _check_kept(job: Job, shard: int, every: Places, faults: Faults) -> None:
+    """`sample` and a fractional `repeat` keep each document."""
+    if all(_keeps_all(job, source.first_file, use) for source in job.sources for use in range(source.uses)):
+        return
+    for file, use, own in _groups(every):
+        keep = keeper(_source_of(job, file), use)
+        if keep is not None:
+            for i in np.flatnonzero(~keep(file, every.position[own]))[:MAX_LISTED] + own.start:
+                faults.add(
+                    "P21", shard_name(shard), f"{_words(job, every, i)} is left out by the source's sample or repeat"
+                )
+
+
+def _check_texts(job: Job, shard: int, every: Places, extents: _Extents, faults: Faults) -> None:
+    """Each text file that the plan gives this shard is there: it is one document, whatever it holds."""
+    is_text = np.array([_format(job, int(file))[0] == "text" for file in extents.file], np.bool_)
+    wanted = Places(extents.file, extents.use, extents.begin).at(is_text)
+    lacking = wanted.at(~_inside(wanted, _Extents(*every, every.position + 1)))
+    for i in range(len(lacking.file)):
+        keep = keeper(_source_of(job, int(lacking.file[i])), int(lacking.use[i]))
+        if keep is None or keep(int(lacking.file[i]), lacking.position[i : i + 1])[0]:
+            faults.add(
+                "P21", shard_name(shard), f"{_words(job, lacking, i)} is in no segment and not among the rejects"
+            )
+
+
+def _runs(job: Job, shard: int, every: Places, extents: _Extents, faults: Faults) -> Runs:
+    """The parts of compressed files and tables, whose positions the plan does not tell; of a table no row may lack inside."""
+    found = []
+    for file, use, own in _groups(every):
+        format, compression = _format(job, file)
+        if format == "text" or (format == "jsonl" and not compression):
+            continue
+        position = every.position[own]
+        count = int(((extents.file == file) & (extents.use == use)).sum())
+        gaps = np.flatnonzero(np.diff(position) > 1)
+        if _is_table(job, file) and len(gaps) >= count and _keeps_all(job, file, use):
+            lost = Places(*(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1)))
+            message = f"{_words(job, lost, 0)}, or another of its rows, is in no segment and not among the rejects"
+            faults.add("P21", shard_name(shard), message)
+        elif count == 1:
+            found.append((file, use, position[0], position[-1]))
+        elif len(gaps) < count:
+            begins = np.concatenate(([0], gaps + 1))
+            ends = np.append(gaps, len(position) - 1)
+            found += [(file, use, position[b], position[e]) for b, e in zip(begins, ends, strict=True)]
+    return Runs(*np.array(found, np.int64).reshape(-1, 4).T)
