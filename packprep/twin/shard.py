@@ -8,7 +8,6 @@ from packprep.twin import chance, concat, cutting, noise, objectives, packing, p
 from packprep.twin.texts import Reader
 from packprep.twin.tokens import Tokenizer, Trained
 
-
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
 
 
