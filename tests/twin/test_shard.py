@@ -175,8 +175,10 @@ def test_documents_that_say_what_is_trained(tmp_path):
 def test_what_differs_is_named(every_kind, tmp_path, name):
     directory = copied(every_kind, tmp_path)
     with resigned(directory) as arrays:
-        where = (1, 3) if arrays[name].ndim == 2 else 5
-        arrays[name][where] = 1 if arrays[name][where] != 1 else 0
+        if arrays[name].ndim == 2:
+            arrays[name][1, 3] = 1 if arrays[name][1, 3] != 1 else 0
+        else:  # another level of a noised segment or block
+            arrays[name][np.flatnonzero(arrays[name])[0]] /= 2
     found = [fault for fault in report(directory)["listed"] if fault["message"].startswith(f"twin: {name}")]
     assert [fault["promise"] for fault in found] == ["P17"]
     if name in ("tokens", "labels", "loss_mask"):
