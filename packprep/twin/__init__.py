@@ -6,7 +6,7 @@ plan.json, tokenizer.json, source files
   texts       their documents' texts           tokens     their ids, and which of them are trained
   cutting, supervised, concat                  where documents are cut, which task a segment draws
   packing, rows                                which row and slot it gets
-  objectives, spans, fill_in_the_middle, noise its slots
+  objectives, spans, fill_in_the_middle, noise its slots         thresholds  what the plan's flips are held against
   shard       all of a shard's arrays          comparison what of them is not what is stored
 ```
 Kernels, the compiled and the vectorised randomness, readers, length laws, cutting, packing, rendering and noise are made

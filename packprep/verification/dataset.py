@@ -18,6 +18,7 @@ from packprep.dataset.shard import open_shard
 from packprep.digests import digest_of
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.randomness import REPLAY, bits64, permute
+from packprep.twin import thresholds
 from packprep.twin.shard import Twin, check
 from packprep.verification.files import (
     check_foundations,
@@ -87,6 +88,8 @@ def verify_dataset(
     assert plan is not None
     if twin:
         check(plan)
+        for message in thresholds.differences(plan) if array[0] == 0 else ():
+            faults.add("P17", "plan.json", f"twin: {message}")
     prefixes = moved_prefixes(plan, moved)
     if array[0] == 0:
         check_manifest(open_job(directory, prefixes), manifest, faults)
