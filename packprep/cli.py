@@ -169,6 +169,9 @@ def verify(
         str | None,
         typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False),
     ] = None,
+    twin: Annotated[
+        bool, typer.Option("--twin", help="Recompute what --replay chooses in plain Python too. Slow.")
+    ] = False,
     source: Moved = None,
     workers: Workers = None,
     array_index: ArrayIndex = None,
@@ -183,7 +186,8 @@ def verify(
 
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
-    report = verify_dataset(directory, _replay(replay), _moved(source), position, workers or available_cpus(), bar)
+    count = workers or available_cpus()
+    report = verify_dataset(directory, _replay(replay), _moved(source), position, count, bar, twin)
     _print(report, as_json, print_report)
     if report["faults"]:
         raise typer.Exit(1)

@@ -253,7 +253,7 @@ def documents(lengths: Sequence[int] | np.ndarray, seed: int = 0) -> Documents:
 
 
 def twin_task(task: Task) -> dict[str, Any]:
-    """A task as tests/reference takes it."""
+    """A task as packprep/twin takes it."""
     parameters = {**task.parameters, "sentinels": task.ids.sentinels.tolist()}
     if task.objective.name == "fill_in_the_middle":
         parameters |= {"fim": task.ids.fim, "inside": set(np.flatnonzero(task.ids.continues).tolist())}
@@ -262,7 +262,7 @@ def twin_task(task: Task) -> dict[str, Any]:
 
 
 def twin_recipe(recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None = None) -> dict[str, Any]:
-    """A recipe as tests/reference/cutting.py takes it, without its key; `tasks` end with too_short."""
+    """A recipe as packprep/twin/cutting.py takes it, without its key; `tasks` end with too_short."""
     documents = recipe.documents
     return {
         "seq_length": recipe.seq_length,

@@ -13,8 +13,8 @@ import packprep
 from packprep import kernel as kernels
 from packprep import randomness
 from packprep.kernel import kernel
+from packprep.twin import chance
 from tests import made
-from tests.reference import chance
 
 KEYS = st.integers(0, 2**64 - 1)
 

@@ -46,12 +46,12 @@ def stored_segments(job: Job, arrays: Mapping[str, np.ndarray]) -> Stored:
     row, begin, slots = segment_slots(arrays)
     bos = ((arrays["segment_start"] == 0) & job.recipe.documents.prepend_bos).astype(np.int64)
     n, key = arrays["segment_tokens"].astype(np.int64), arrays["segment_key"]
-    first_trained = _first_trained(job, arrays, slots, bos)
+    everywhere = np.full(len(row), -1, np.int64)  # no length depends on where training begins
     extra = np.zeros(len(row), np.int64)
     for t, task in enumerate(job.tasks):
         own = np.flatnonzero(arrays["segment_task"] == t)
         if len(own):
-            law = task.slots(Bodies(n[own], key[own], first_trained[own]), bos[own], np.zeros(len(own), np.int64))
+            law = task.slots(Bodies(n[own], key[own], everywhere[own]), bos[own], np.zeros(len(own), np.int64))
             over = slots[own] - law
             extra[own] = np.where(over % task.objective.copies, -1, over // task.objective.copies)
     eos, copy = extra.copy(), np.zeros(len(row), np.int64)
@@ -64,10 +64,14 @@ def stored_segments(job: Job, arrays: Mapping[str, np.ndarray]) -> Stored:
         ends = (last == job.vocabulary.roles.get("eos", -1)) & job.recipe.documents.append_eos
         eos = np.where(later, ends.astype(np.int64), extra)
         copy = np.where(later, extra - eos, 0)
-    return Stored(row, begin, slots, bos, eos, copy, Bodies(n + copy, key, first_trained))
+    return Stored(
+        row, begin, slots, bos, eos, copy, Bodies(n + copy, key, _first_trained(job, arrays, slots, bos, eos))
+    )
 
 
-def _first_trained(job: Job, arrays: Mapping[str, np.ndarray], slots: np.ndarray, bos: np.ndarray) -> np.ndarray:
+def _first_trained(
+    job: Job, arrays: Mapping[str, np.ndarray], slots: np.ndarray, bos: np.ndarray, eos: np.ndarray
+) -> np.ndarray:
     """int64[segments]: the first body slot of the trained ranges; −1 where all of the body may be trained."""
     first = np.full(len(slots), -1, np.int64)
     if "trained_offsets" not in arrays:
@@ -78,7 +82,7 @@ def _first_trained(job: Job, arrays: Mapping[str, np.ndarray], slots: np.ndarray
     some = np.flatnonzero(np.diff(offsets) > 0)
     begin, end = ranges[offsets[some], 0], ranges[offsets[some], 1]
     body, half = (bos + mode)[some], (slots // copies)[some]
-    whole = (np.diff(offsets)[some] == 1) & (begin == body) & (end >= half - 1)
+    whole = (np.diff(offsets)[some] == 1) & (begin == body) & (end >= half - (eos[some] > 0))
     first[some] = np.where(whole, -1, begin - body)
     return first
 

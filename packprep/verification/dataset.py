@@ -18,6 +18,8 @@ from packprep.dataset.shard import open_shard
 from packprep.digests import digest_of
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.randomness import REPLAY, bits64, permute
+from packprep.twin import thresholds
+from packprep.twin.shard import Twin, check
 from packprep.verification.coverage import (
     Places,
     Runs,
@@ -36,6 +38,7 @@ from packprep.verification.files import (
 )
 from packprep.verification.report import MAX_LISTED, Faults, line_of
 from packprep.verification.rows import check_arrays, check_layout, count_arrays
+from packprep.verification.twin import check_twin, twin_of
 
 ALL = -1
 
@@ -47,6 +50,7 @@ class Item(NamedTuple):
     entry: dict[str, Any]
     replay: np.ndarray | None  # indices of segments; None: none; empty with `whole`
     whole: bool  # make the shard again and compare all of it
+    twin: bool  # recompute the same by the plain twin
 
     def __str__(self) -> str:
         return f"verification of shard {self.number}"
@@ -59,6 +63,7 @@ class Result(NamedTuple):
     ledger: dict[str, Any] | None
     replayed: int
     runs: Runs | None  # parts of files that it read; None: its arrays do not tell
+    twin: int
 
 
 def verify_dataset(
@@ -68,13 +73,17 @@ def verify_dataset(
     array: tuple[int, int],
     workers: int,
     progress: Progress,
+    twin: bool = False,
 ) -> dict[str, Any]:
     """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
 
     replay: how many segments to build again from their sources; −1: all shards, whole; None: none.
-    Gives {directory, shards, rows, segments, tokens, replayed, faults: count, listed: [fault]}; raises where the
-    directory is no dataset. Where plan or tokenizer are damaged no shard is looked at.
+    twin: recompute what is replayed by the plain twin, too, which is slow; PlanError where it lacks an objective.
+    Gives {directory, shards, rows, segments, tokens, replayed, twin: segments that the twin recomputed, faults: count,
+    listed: [fault]}; raises where the directory is no dataset. Where plan or tokenizer are damaged no shard is looked at.
     """
+    if twin and replay is None:
+        raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
     manifest = read_manifest(directory)
     if not (directory / manifest["plan"]["file"]).exists():
         raise PlanError(f"{directory}: plan.json is missing: without it nothing can be recomputed; put it back")
@@ -83,18 +92,22 @@ def verify_dataset(
         check_manifest_digest(manifest, faults)
         check_listing(directory, manifest, faults)
     if not check_foundations(directory, manifest, faults):  # nothing can be recomputed from a damaged plan
-        return _report(directory, manifest, range(0), 0, faults)
+        return _report(directory, manifest, range(0), 0, 0, faults)
     plan = read_plan(directory)
     assert plan is not None
+    if twin:
+        check(plan)
+        for message in thresholds.differences(plan) if array[0] == 0 else ():
+            faults.add("P17", "plan.json", f"twin: {message}")
     prefixes = moved_prefixes(plan, moved)
     job = open_job(directory, prefixes)
     if array[0] == 0:
         check_manifest(job, manifest, faults)
     share = share_of(*array, min(len(manifest["shards"]), plan["shards"]))
-    items = _items(manifest, share, replay)
+    items = _items(manifest, share, replay, twin)
     ledgers = []
     runs = []
-    replayed = 0
+    replayed = by_twin = 0
     with stoppable() as stop_asked:
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
         try:
@@ -104,6 +117,7 @@ def verify_dataset(
                 replayed += result.replayed
                 if result.runs is not None:
                     runs.append((item.number, result.runs))
+                by_twin += result.twin
                 if result.ledger is not None:
                     ledgers.append(result.ledger)
         finally:
@@ -111,11 +125,11 @@ def verify_dataset(
     if array[1] == 1 and len(ledgers) == len(manifest["shards"]):
         check_sum(manifest, ledgers, faults)
     check_apart(job, sorted(runs, key=lambda own: own[0]), len(runs) == job.shards, faults)
-    return _report(directory, manifest, share, replayed, faults)
+    return _report(directory, manifest, share, replayed, by_twin, faults)
 
 
 def _report(
-    directory: Path, manifest: Mapping[str, Any], share: range, replayed: int, faults: Faults
+    directory: Path, manifest: Mapping[str, Any], share: range, replayed: int, by_twin: int, faults: Faults
 ) -> dict[str, Any]:
     own = [manifest["shards"][b] for b in share]
     faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
@@ -126,6 +140,7 @@ def _report(
         "segments": sum(entry["segments"] for entry in own),
         "tokens": sum(entry["tokens"] for entry in own),
         "replayed": replayed,
+        "twin": by_twin,
         "faults": faults.total,
         "listed": faults.listed,
     }
@@ -140,7 +155,7 @@ def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[st
     return [str(Path(moved.get(source["name"], source["prefix"])).absolute()) for source in plan["sources"]]
 
 
-def _items(manifest: Mapping[str, Any], share: range, replay: int | None) -> list[Item]:
+def _items(manifest: Mapping[str, Any], share: range, replay: int | None, twin: bool) -> list[Item]:
     entries = manifest["shards"]
     chosen: dict[int, np.ndarray] = {}
     if replay is not None and replay != ALL:
@@ -153,26 +168,55 @@ def _items(manifest: Mapping[str, Any], share: range, replay: int | None) -> lis
             place = np.searchsorted(ends, picked, "right")
             for i in np.unique(place):
                 chosen[share[i]] = picked[place == i] - (ends[i] - counts[i])
-    return [Item(b, entries[b], chosen.get(b), replay == ALL) for b in share]
+    return [Item(b, entries[b], chosen.get(b), replay == ALL, twin) for b in share]
 
 
 def _setup(directory: Path, prefixes: list[str], plan_digest: str) -> Do:
     job, decoders = open_job(directory, prefixes), Decoders()
+    loaded: list[Twin] = []
 
-    def check(item: Item, report: Report) -> Result:
+    def twin() -> Twin:
+        if not loaded:
+            loaded.append(twin_of(job))
+        return loaded[0]
+
+    def check_item(item: Item, report: Report) -> Result:
         faults = Faults()
         there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, job, faults)
-        replayed, runs = _check_shard(directory, job, item, receipt, decoders, faults) if there else (0, None)
-        report(0, item.entry["bytes"], item.entry["tokens"], 0)
-        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs)
+        replayed = recomputed = 0
+        runs = None
+        told = [0, 0]  # bytes and tokens
 
-    return check
+        def tell(done: int, of: int) -> None:
+            now = [item.entry[name] * done // max(of, 1) for name in ("bytes", "tokens")]
+            report(0, now[0] - told[0], now[1] - told[1], 0)
+            told[:] = now
+
+        arrays = _arrays_of(directory, job, item, faults) if there else None
+        if arrays is not None:
+            rejects = None
+            if receipt is not None:
+                _check_counts(job, arrays, receipt, item.number, faults)
+                rejects = read_rejects(directory, item.number, job, receipt, faults)
+            if receipt is not None and rejects is not None:
+                runs = check_documents(job, item.number, arrays, rejects, receipt, faults)
+            try:
+                replayed = _replay(job, item, arrays, receipt, rejects, decoders, faults)
+                # Where the sources changed nothing was replayed, and the twin would find that at every segment.
+                if item.twin and (replayed or (item.whole and not item.entry["segments"])):
+                    chosen = None if item.whole or item.replay is None else item.replay.tolist()
+                    file = shard_name(item.number)
+                    recomputed = check_twin(twin(), item.number, arrays, chosen, file, faults, tell)
+            except SourceError as error:
+                faults.add("P17", shard_name(item.number), f"cannot be built again: {error}")
+        tell(1, 1)
+        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed)
+
+    return check_item
 
 
-def _check_shard(
-    directory: Path, job: Job, item: Item, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
-) -> tuple[int, Runs | None]:
-    """P3 … P21 of one shard; gives how many segments were built again, and the parts of files that it read."""
+def _arrays_of(directory: Path, job: Job, item: Item, faults: Faults) -> Mapping[str, np.ndarray] | None:
+    """P3 … P15 and P18 … P20 of one shard: its arrays; None where they cannot be walked."""
     file = shard_name(item.number)
     try:
         shard = open_shard(
@@ -186,23 +230,26 @@ def _check_shard(
         arrays = shard.arrays
     except DatasetError as error:
         faults.add("P3", file, str(error))
-        return 0, None
-    if not (check_layout(job, arrays, file, faults) and check_arrays(job, arrays, file, faults)):
-        return 0, None
-    rejects = runs = None
-    if receipt is not None:
-        _check_counts(job, arrays, receipt, item.number, faults)
-        rejects = read_rejects(directory, item.number, job, receipt, faults)
-    if receipt is not None and rejects is not None:
-        runs = check_documents(job, item.number, arrays, rejects, receipt, faults)
-    try:
-        if item.whole:
-            return _replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults), runs
-        if item.replay is not None:
-            return _replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults), runs
-    except SourceError as error:
-        faults.add("P17", file, f"cannot be built again: {error}")
-    return 0, runs
+        return None
+    walkable = check_layout(job, arrays, file, faults) and check_arrays(job, arrays, file, faults)
+    return arrays if walkable else None
+
+
+def _replay(
+    job: Job,
+    item: Item,
+    arrays: Mapping[str, np.ndarray],
+    receipt: Mapping[str, Any] | None,
+    rejects: Places | None,
+    decoders: Decoders,
+    faults: Faults,
+) -> int:
+    """P17 of what is to be built again; gives how many segments were."""
+    if item.whole:
+        return _replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults)
+    if item.replay is not None:
+        return _replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults)
+    return 0
 
 
 def _check_counts(
@@ -340,6 +387,8 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"… and {report['faults'] - len(report['listed'])} more")
     done = ", ".join(some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token"))
     again = f"; {some(report['replayed'], 'segment')} built again from their sources" if report["replayed"] else ""
+    if report["twin"]:
+        again += f", {report['twin']:,} by the plain twin too"
     faults = some(report["faults"], "fault")
     verdict = faults if report["faults"] else "every promise holds"
     print(f"{report['directory']}: {verdict} ({done}{again})")

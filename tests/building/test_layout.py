@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from packprep.building.layout import arrange
 from packprep.randomness import bits64, text_key
-from tests.reference import chance
-from tests.reference import rows as twin_rows
+from packprep.twin import chance
+from packprep.twin import rows as twin_rows
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 2**32))

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from packprep.building.packing import ALGORITHMS, assigned, pack
 from packprep.building.segments import cut, slots_of
 from packprep.errors import RecipeError
+from packprep.twin import packing
 from tests import golden, made
-from tests.reference import packing
 
 BY_LENGTH = ("best_fit", "first_fit", "next_fit")
 

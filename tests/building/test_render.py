@@ -11,10 +11,10 @@ from packprep.building.render import Table, render, render_rows, rounded_up
 from packprep.building.segments import cut, slots_of
 from packprep.objectives import REGISTRY
 from packprep.objectives.objective import Bodies
+from packprep.twin import cutting, noise, objectives, packing
+from packprep.twin import rows as twin_rows
 from tests import golden, made
 from tests.building.test_segments import facts_key
-from tests.reference import cutting, noise, objectives, packing
-from tests.reference import rows as twin_rows
 
 TABLES = st.fixed_dictionaries(
     {

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from packprep.building.segments import cut, cut_at_row_ends, slots_of
 from packprep.errors import RecipeError
+from packprep.twin import chance, concat, cutting, objectives
 from tests import made
-from tests.reference import chance, concat, cutting, objectives
 
 TASKS = st.lists(
     st.sampled_from(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import packprep
+from packprep.verification import verify_dataset
 from tests import golden, made
 
 
@@ -38,3 +39,16 @@ def test_ranges_are_cut_to_their_segment_as_in_the_golden_file(tmp_path, inputs,
         assert dropped == {"untrained_segment": end - begin}
     loss = np.concatenate([dataset.row(i).loss_mask for i in range(len(dataset))])
     assert loss.sum() == sum(b - max(a, 1) for a, b in inputs["ranges"])  # nothing predicts the first token
+
+
+def test_a_piece_whose_last_token_alone_is_not_trained_keeps_its_pivot(tmp_path):
+    """The first of three pieces has 127 tokens, a sentinel and no eos; verify tells it from one that is trained whole."""
+    line = {"text": "x" * 300, "loss_spans": [[0, 126], [130, 300]]}
+    made.write(tmp_path / "a.jsonl", json.dumps(line).encode())
+    tasks = [{"name": "s", "objective": "prefix_lm", "sentinel": True}]
+    made.build(made.table("a.jsonl", seq_length=128, tasks=tasks), tmp_path, tmp_path / "out")
+    arrays = packprep.open_dataset(tmp_path / "out").row(0)._shard.arrays
+    first = np.flatnonzero(arrays["segment_start"] == 0)[0]
+    assert arrays["segment_tokens"][first] == 127 and arrays["segment_prefix"][first] == 1
+    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 1, made.Silent())
+    assert report["listed"] == []

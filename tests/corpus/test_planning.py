@@ -14,8 +14,8 @@ from packprep.corpus.readers import PIECE_BYTES, Decoders, read
 from packprep.corpus.reading import keeper
 from packprep.errors import SourceError
 from packprep.recipe import Source
+from packprep.twin import chance
 from tests import made
-from tests.reference import chance
 
 SAMPLE, REPEAT = 10, 11  # purposes of randomness.py
 

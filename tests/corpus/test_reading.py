@@ -8,8 +8,8 @@ from packprep.corpus.planning import Extent
 from packprep.corpus.reading import Rejected, is_bad, keeper, read_documents
 from packprep.errors import SourceError
 from packprep.recipe import read_recipe
+from packprep.twin import chance
 from tests import made
-from tests.reference import chance
 
 
 def job_of(folder, **changes):

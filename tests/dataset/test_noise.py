@@ -14,7 +14,7 @@ from packprep.dataset import candidates, noise
 from packprep.objectives.objective import Ids
 from packprep.objectives.uniform_diffusion import flip_probability, mu_of, resolve
 from packprep.randomness import bits64, words
-from tests.reference import noise as twin
+from packprep.twin import noise as twin
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

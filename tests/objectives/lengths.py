@@ -10,8 +10,8 @@ from packprep.building.segments import Segments, cut, slots_of
 from packprep.corpus.reading import Documents
 from packprep.objectives.objective import Bodies, Columns, Task
 from packprep.recipe import Recipe
+from packprep.twin import cutting, objectives
 from tests import made
-from tests.reference import cutting, objectives
 
 GAP = 3  # slots between rendered segments: whatever is written there was written beyond a segment's end
 

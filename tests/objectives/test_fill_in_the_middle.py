@@ -10,9 +10,9 @@ from packprep.objectives.fill_in_the_middle import ROLES
 from packprep.objectives.objective import Columns
 from packprep.objectives.tasks import capacities, roles_used
 from packprep.recipe import Specials
+from packprep.twin import cutting, fill_in_the_middle
 from tests import made
 from tests.objectives import lengths
-from tests.reference import cutting, fill_in_the_middle
 
 RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
 PRE, MID, SUF = made.FIM

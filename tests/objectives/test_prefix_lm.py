@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from packprep.objectives.objective import Bodies
 from packprep.objectives.prefix_lm import OBJECTIVE
 from packprep.randomness import text_key
+from packprep.twin import objectives
 from tests import made
 from tests.objectives import lengths
-from tests.reference import objectives
 
 
 @st.composite

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from packprep.errors import RecipeError
 from packprep.objectives.span_corruption import max_tokens_for, render_with_mask, span_counts
 from packprep.objectives.tasks import capacities
+from packprep.twin import cutting, objectives, spans
 from tests import golden, made
 from tests.objectives import lengths
-from tests.reference import cutting, objectives, spans
 
 DENSITIES = st.sampled_from([0.01, 0.15, 0.25, 1 / 3, 0.5, 0.75, 0.9, 0.99])
 MEANS = st.sampled_from([1.0, 1.5, 3.0, 8.0, 32.0, 64.0, 1000.0])

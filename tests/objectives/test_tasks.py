@@ -19,8 +19,8 @@ from packprep.objectives.tasks import (
     thresholds,
 )
 from packprep.recipe import presets, read_recipe
+from packprep.twin import chance, cutting
 from tests import made
-from tests.reference import chance, cutting
 
 
 def recipe_of(**changes):

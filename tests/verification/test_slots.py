@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.verification.slots import _CODES, _check_slots
-from tests.reference.slots import slot_faults
+from tests.verification.plain_slots import slot_faults
 
 PAD, VOCAB_SIZE, LISTED = 3, 50, 1000
 

@@ -1,6 +1,6 @@
 """Noise spans: how many, where, and rolled."""
 
-from tests.reference import chance
+from packprep.twin import chance
 
 
 def span_counts(n, density, mean, max_spans=None):

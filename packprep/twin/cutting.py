@@ -7,11 +7,12 @@
                span_corruption, too_many_spans ("split" | "lower"); sentinels None: as many as needed
     allowed    set of task indices that this source draws from
     key        function: first content token → 64-bit segment key
+    capacities   (task, bos, eos) → capacity, as far as it is known; absent: found each time
 """
 
 from fractions import Fraction
 
-from tests.reference import chance, objectives, spans
+from packprep.twin import chance, objectives, spans
 
 
 def cut(n_tokens, recipe):
@@ -29,20 +30,32 @@ def cut(n_tokens, recipe):
             segments.append((start, rest, len(recipe["tasks"]), bos, append_eos))
             return segments
         task = draw_task(recipe["key"](start), recipe["tasks"], recipe["allowed"])
-        if rest <= capacity(recipe, task, bos, append_eos):
-            segments.append((start, rest, task, bos, append_eos))
-            return segments
-        if long == "drop":
-            return []
-        n = capacity(recipe, task, bos, False)
+        n, eos = rest, append_eos
+        if rest > capacity(recipe, task, bos, append_eos):
+            if long == "drop":
+                return []
+            n, eos = capacity(recipe, task, bos, False), False
+            if long == "truncate":
+                return [(start, min(rest, n), task, bos, False)]
+            n = min(n, rest - min_tail)
+            if n < 3:
+                raise ValueError(f"{rest} tokens are left, beyond task {task}'s capacity, and a tail needs {min_tail}")
+        if long == "split":
+            shorter = random_length(recipe["key"](start), n, min_tail, recipe["tasks"][task])
+            n, eos = shorter, eos and shorter == n
+        segments.append((start, n, task, bos, eos))
         if long == "truncate":
-            return [(start, min(rest, n), task, bos, False)]
-        n = min(n, rest - min_tail)
-        if n < 3:
-            raise ValueError(f"{rest} tokens are left, beyond task {task}'s capacity, and a tail needs {min_tail}")
-        segments.append((start, n, task, bos, False))
+            return segments
         start += n
     return segments
+
+
+def random_length(key, n, min_tail, task):
+    """n, or with the task's probability (53 bits) a number of min_tail … n − min_tail."""
+    limit = int(task.get("parameters", {}).get("random_length", 0.0) * 2**53)
+    if n < 2 * min_tail or chance.bits64(key, chance.SEGMENT_LENGTH) >> 11 >= limit:
+        return n
+    return min_tail + chance.integers(key, chance.SEGMENT_LENGTH, 4, n - 2 * min_tail + 1)
 
 
 def draw_task(key, tasks, allowed):
@@ -58,12 +71,21 @@ def draw_task(key, tasks, allowed):
 
 
 def capacity(recipe, task, bos, eos):
-    """The most content tokens that a segment of the task can surely hold."""
+    """The most content tokens that a segment of the task can surely hold. Task len(tasks) is too_short."""
+    known = recipe.get("capacities", {})
+    if (task, bos, eos) not in known:
+        known[task, bos, eos] = most_tokens(recipe, task, bos, eos)
+    return known[task, bos, eos]
+
+
+def most_tokens(recipe, task, bos, eos):
+    """The largest number of tokens, of all up to the row's length, that `holds` says fits."""
+    tasks = [*recipe["tasks"], {"objective": "too_short"}]
     best = 0
     for n in range(1, recipe["seq_length"] + 1):
         if recipe["max_tokens"] and n > recipe["max_tokens"]:
             break
-        if holds(recipe["tasks"][task], n, bos, eos, recipe["seq_length"]):
+        if holds(tasks[task], n, bos, eos, recipe["seq_length"]):
             best = n
     return best
 

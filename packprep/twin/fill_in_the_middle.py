@@ -4,7 +4,7 @@
 begin inside a character).
 """
 
-from tests.reference.chance import integers, words
+from packprep.twin.chance import integers, words
 
 CUT_POINTS = 20
 

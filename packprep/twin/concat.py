@@ -1,10 +1,10 @@
 """`concat`: documents laid end to end and cut where rows end, one segment at a time.
 
 `recipe` is cutting.py's dict, with `max_segments` (0: 65535) and `keys`: for each document a function
-first content token → 64-bit segment key.
+first content token → 64-bit segment key. `allowed_of`, where it is there, has each document's `allowed`.
 """
 
-from tests.reference import cutting, objectives
+from packprep.twin import cutting, objectives
 
 
 def lay(sizes, recipe):
@@ -12,6 +12,8 @@ def lay(sizes, recipe):
     segments = []
     row, used, in_row = 0, 0, 0
     for document, size in enumerate(sizes):
+        if "allowed_of" in recipe:
+            recipe = {**recipe, "allowed": recipe["allowed_of"][document]}
         start = 0
         while start < size:
             found = None
@@ -45,9 +47,8 @@ def piece(size, start, room, recipe, key):
             n = rest
         else:
             eos = False
-            n = max(
-                (n for n in range(1, min(rest - 1, most) + 1) if slots(recipe, task, n, bos, eos) <= room), default=0
-            )
+            top = min(rest - 1, most, room)  # a segment has at least the slots of its tokens
+            n = next((n for n in range(top, 0, -1) if slots(recipe, task, n, bos, eos) <= room), 0)
         if n >= 3 or (task == too_short and n >= 1):
             return n, task, bos, eos
     return None

@@ -1,6 +1,6 @@
 """A row's arrays from its segments, and the keyed orders of segments and rows."""
 
-from tests.reference import chance
+from packprep.twin import chance
 
 
 def row_arrays(segments, seq_length, pad_id, pad_seq_to_mult=1):
@@ -39,7 +39,7 @@ def ordered_rows(row_of_segment, keys, algorithm):
 
     row_of_segment: packing's row of each segment of the table. keys: their 64-bit keys. next_fit keeps all order.
     """
-    members = [[] for _ in range(max(row_of_segment, default=-1) + 1)]
+    members: list[list[int]] = [[] for _ in range(max(row_of_segment, default=-1) + 1)]
     for index, row in enumerate(row_of_segment):
         members[row].append(index)
     if algorithm == "next_fit":

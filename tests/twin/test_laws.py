@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.reference import chance, cutting, objectives, packing, rows, spans
+from packprep.twin import chance, cutting, objectives, packing, rows, spans
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "cases.json").read_text())["cases"]
 

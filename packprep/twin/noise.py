@@ -4,10 +4,11 @@ A segment is (key, first slot of its candidates, number of candidates, row). `ma
 lists; tokens and loss_mask are written.
 """
 
+from bisect import bisect_left
 from fractions import Fraction
 from math import floor
 
-from tests.reference.chance import bits64, integers, permute, philox, uniforms, words
+from packprep.twin.chance import bits64, integers, permute, philox, uniforms, words
 
 NOISE_LEVEL, NOISE, REPLACEMENT, STRATUM, NOISE_LOW = 16, 17, 18, 19, 21
 
@@ -30,11 +31,11 @@ def quantised(level):
 
 def shares_of_row(segments, task, epoch):
     """Stratified uniforms: (u + π(j) / m) mod 1 for the j-th of the m segments of a row."""
-    shares = []
+    shares: list[float] = []
     for _, _, _, row in segments:
         mine = [s for s in segments if s[3] == row]
         first = mine[0][0]
-        j = sum(1 for s in segments[: len(shares)] if s[3] == row)
+        j = len([s for s in segments[: len(shares)] if s[3] == row])
         shift = uniforms(first, STRATUM, 4 * task, epoch)
         place = permute(j, len(mine), bits64(first, STRATUM, task + 65536, epoch))
         share = Fraction(shift) + Fraction(quantised(place / len(mine)))
@@ -60,7 +61,8 @@ def masked_diffusion(task, parameters, mask_id, ordinary, segments, may, tokens,
             chosen = sorted(ascending[: max(int(len(candidates) * ratio), 1)])
         else:
             probability = (1.0 - parameters["epsilon"]) * level + parameters["epsilon"]
-            chosen = [i for i in candidates if uniform40(key, i, epoch) < threshold(probability)]
+            limit = threshold(probability)
+            chosen = [i for i in candidates if uniform40(key, i, epoch) < limit]
         for i in chosen:
             loss_mask[at + i] = 1
             tokens[at + i] = replaced(key, i, tokens[at + i], parameters["replace"], mask_id, ordinary, epoch)
@@ -96,11 +98,19 @@ def uniform_diffusion(parameters, thresholds, vocab_size, ordinary, segments, ma
             flips = uniform40(key, i, epoch) < thresholds[step]
             loss_mask[slot] = int(flips or parameters["loss_on"] == "all")
             if flips:
-                others = [token for token in ordinary if token != tokens[slot]]
-                tokens[slot] = others[integers(key, REPLACEMENT, i, len(others), epoch)]
+                tokens[slot] = other(key, i, tokens[slot], ordinary, epoch)
         view_scale = parameters["weighting"] == "view_scale"
         result.append((level, level / (vocab_size * (1 - level) + level) if view_scale else 1.0))
     return result
+
+
+def other(key, i, token, ordinary, epoch):
+    """Candidate i's new token: number i, uniform over the ordinary ids (ascending) without the token itself."""
+    place = bisect_left(ordinary, token)
+    if place == len(ordinary) or ordinary[place] != token:
+        return ordinary[integers(key, REPLACEMENT, i, len(ordinary), epoch)]
+    number = integers(key, REPLACEMENT, i, len(ordinary) - 1, epoch)
+    return ordinary[number + 1 if number >= place else number]
 
 
 def block_diffusion(parameters, mask_id, segments, before, length, tokens, loss_mask, epoch):

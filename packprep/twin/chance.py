@@ -1,28 +1,35 @@
 """Philox4x32-10 and the draws made from it, in plain Python integers."""
 
+import functools
 import hashlib
 
-SEGMENT_KEY, TASK, ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS, SEGMENT_ORDER, ROW_ORDER = 1, 2, 4, 5, 6, 7, 8, 9
+SEGMENT_KEY, TASK, SEGMENT_LENGTH, ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS = 1, 2, 3, 4, 5, 6, 7
+SEGMENT_ORDER, ROW_ORDER, SAMPLE, REPEAT, PIECE_ORDER = 8, 9, 10, 11, 12
 
 TWO_32 = 2**32
 TWO_64 = 2**64
+LOW_32 = TWO_32 - 1
 
 
 def philox(key, counter):
     """Four 32-bit words of one block. key: below 2⁶⁴, its low half is Philox's first key word. counter: four words."""
-    x0, x1, x2, x3 = counter
+    return list(_block(key, *counter))
+
+
+@functools.lru_cache(maxsize=1 << 14)  # neighbouring numbers lie in one block
+def _block(key, x0, x1, x2, x3):
     k0, k1 = key % TWO_32, key // TWO_32
     for _ in range(10):
-        high0, low0 = divmod(0xD2511F53 * x0, TWO_32)
-        high1, low1 = divmod(0xCD9E8D57 * x2, TWO_32)
-        x0, x1, x2, x3 = high1 ^ x1 ^ k0, low1, high0 ^ x3 ^ k1, low0
-        k0, k1 = (k0 + 0x9E3779B9) % TWO_32, (k1 + 0xBB67AE85) % TWO_32
-    return [x0, x1, x2, x3]
+        product0, product1 = 0xD2511F53 * x0, 0xCD9E8D57 * x2
+        x0, x1 = (product1 >> 32) ^ x1 ^ k0, product1 & LOW_32
+        x2, x3 = (product0 >> 32) ^ x3 ^ k1, product0 & LOW_32
+        k0, k1 = (k0 + 0x9E3779B9) & LOW_32, (k1 + 0xBB67AE85) & LOW_32
+    return x0, x1, x2, x3
 
 
 def words(key, purpose, index, epoch=0, attempt=0):
     """Number `index` of `purpose` under `key`: 32 bits."""
-    return philox(key, [index // 4, attempt, purpose, epoch])[index % 4]
+    return _block(key, index // 4, attempt, purpose, epoch)[index % 4]
 
 
 def bits64(key, purpose, index=0, epoch=0):

@@ -1,8 +1,9 @@
-"""Token document → segment, one segment at a time, for the objectives that predict the next token.
+"""Token document → segment, one segment at a time: slots before noise, the length law, and its inverse.
 
 `facts` of a segment is a dict:
 
-    objective    "causal" | "prefix_lm" | "span_corruption" | "fill_in_the_middle" | "too_short"
+    objective    "causal" | "prefix_lm" | "span_corruption" | "fill_in_the_middle" | "too_short", and, for the law and
+                 `in_place` alone, "masked_diffusion" | "uniform_diffusion" | "block_diffusion"
     mode         id or None, as bos and eos: the tokens around the body
     bos, eos
     pad          id, default 0: the label where nothing follows
@@ -10,11 +11,15 @@
     parameters   prefix_lm:        sentinel (bool), sentinels (ids; the first is used)
                  span_corruption:  noise_density, mean_span_length, random_roll, sentinels, max_spans (or None)
                  fill_in_the_middle:  as in fill_in_the_middle.py
+    first_trained   of a document that says what is trained: the first such token; a prefix ends there
 
 Absent entries are None, False or empty.
 """
 
-from tests.reference import chance, fill_in_the_middle, spans
+from packprep.twin import chance, fill_in_the_middle, spans
+
+IN_PLACE = ("masked_diffusion", "uniform_diffusion", "block_diffusion")
+NEXT_TOKEN = ("causal", "prefix_lm", "span_corruption", "fill_in_the_middle")
 
 
 def segment(tokens, facts):
@@ -24,7 +29,7 @@ def segment(tokens, facts):
     if objective in ("causal", "too_short"):
         body, prefix = list(tokens), 0
     elif objective == "prefix_lm":
-        pivot = pivot_of(len(tokens), facts["key"])
+        pivot = pivot_of(len(tokens), facts["key"], facts.get("first_trained"))
         sentinel = [parameters["sentinels"][0]] if parameters.get("sentinel") else []
         body = [*tokens[:pivot], *sentinel, *tokens[pivot:]]
         prefix = len(head) + pivot
@@ -40,6 +45,13 @@ def segment(tokens, facts):
     return slots, prefix, loss_of(len(slots), prefix), next_tokens(slots, facts.get("pad", 0))
 
 
+def in_place(tokens, facts):
+    """(slots, prefix) of an in-place segment before its noise; in block diffusion they stand twice."""
+    head, tail = head_and_tail(facts)
+    slots = head + list(tokens) + tail
+    return (slots + slots, -1) if facts["objective"] == "block_diffusion" else (slots, len(slots))
+
+
 def head_and_tail(facts):
     """Tokens before and after the body."""
     mode = None if facts["objective"] == "too_short" else facts.get("mode")
@@ -48,8 +60,10 @@ def head_and_tail(facts):
     return head, tail
 
 
-def pivot_of(n, key):
+def pivot_of(n, key, first_trained=None):
     """1 … n − 1: how many content tokens a prefix holds."""
+    if first_trained is not None:
+        return max(first_trained, 1)
     return 1 + chance.integers(key, chance.PIVOT, 0, n - 1)
 
 
@@ -112,7 +126,8 @@ def content(slots, prefix, facts):
 
 def reconstruct(inputs, targets, sentinels):
     """The original of `corrupted`: each sentinel in the inputs gives way to the tokens behind it in the targets."""
-    tokens_behind, order = {}, []
+    tokens_behind: dict[int, list[int]] = {}
+    order: list[int] = []
     for token in targets:
         if token in sentinels:
             if token in tokens_behind:
@@ -136,8 +151,10 @@ def law(objective, n, facts):
     head, tail = head_and_tail({**facts, "objective": objective})
     around = len(head) + len(tail)
     parameters = facts.get("parameters", {})
-    if objective in ("causal", "too_short"):
+    if objective in ("causal", "too_short", "masked_diffusion", "uniform_diffusion"):
         return around + n
+    if objective == "block_diffusion":
+        return 2 * (around + n)
     if objective == "prefix_lm":
         return around + n + (1 if parameters.get("sentinel") else 0)
     if objective == "span_corruption":

@@ -1,0 +1,263 @@
+"""What the twin computes against what a shard holds, array by array."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.twin import rows
+from packprep.twin.shard import (
+    Document,
+    Rendered,
+    Segment,
+    Twin,
+    documents_of,
+    laid_out,
+    render,
+    rendered_row,
+    segments_of,
+)
+
+ROW_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
+MAX_DIFFERENCES = 3
+"""Differences of one array that are told."""
+
+Arrays = Mapping[str, np.ndarray]
+Done = Callable[[int, int], None]
+"""(done, of): so much of the shard's work is done."""
+
+
+class Difference(NamedTuple):
+    """Where the stored value is not the twin's."""
+
+    message: str
+    row: int | None = None
+    slot: int | None = None
+    stored: Any = None
+
+
+def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done) -> tuple[list[Difference], int]:
+    """(differences, segments that were recomputed) of a whole shard: its documents, the order of its rows, every array.
+
+    SourceError where a source file cannot be read.
+    """
+    documents = documents_of(twin, shard, None)
+    of_rows = laid_out(twin, documents)
+    count = sum(map(len, of_rows))
+    if found := _other_documents(twin, of_rows, arrays):
+        return found, count
+    if (found := _other_names(twin, documents, arrays)) or (found := _other_counts(of_rows, arrays)):
+        return found, count
+    marked = any(document.trained is not None for document in documents)
+    told: dict[str, int] = {}
+    columns: dict[str, list[Any]] = {name: [] for name in arrays if name not in ROW_ARRAYS}
+    for name in ("row_offsets", "block_offsets", "trained_offsets"):
+        if name in columns:
+            columns[name].append(0)
+    for r, row in enumerate(of_rows):
+        made = rendered_row(twin, row, marked)
+        plain = rows.row_arrays(
+            [(one.slots, one.loss, one.labels) for one in made],
+            twin.seq_length,
+            twin.roles["pad"],
+            twin.packing["pad_seq_to_mult"],
+        )
+        for name in ROW_ARRAYS:
+            if name in arrays:
+                found += _told(name, arrays[name][r], plain[name], told, r)
+        for name in ("cu_seqlens", "cu_seqlens_padded"):
+            if name in columns:
+                columns[name] += plain[name]
+        columns["row_offsets"].append(columns["row_offsets"][-1] + len(row))
+        for segment, one in zip(row, made, strict=True):
+            _add_header(columns, segment, one)
+        done(r + 1, len(of_rows))
+    for name, values in columns.items():
+        found += _told(name, arrays[name], values, told, None)
+    return found, count
+
+
+def _add_header(columns: dict[str, list[Any]], segment: Segment, one: Rendered) -> None:
+    for name, value in _header(segment, one).items():
+        columns[name].append(value)
+    if "block_offsets" in columns:
+        columns["block_offsets"].append(columns["block_offsets"][-1] + len(one.blocks))
+        columns["block_noise"] += [level for level, _ in one.blocks]
+        columns["block_loss_weight"] += [weight for _, weight in one.blocks]
+    if "trained_offsets" in columns:
+        columns["trained_offsets"].append(columns["trained_offsets"][-1] + len(one.may))
+        columns["trained_ranges"] += one.may
+
+
+def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
+    document = segment.document
+    return {
+        "segment_doc": document.position,
+        "segment_start": segment.start,
+        "segment_key": segment.key,
+        "segment_tokens": segment.n,
+        "segment_prefix": one.prefix,
+        "segment_noise": one.level,
+        "segment_loss_weight": one.weight,
+        "segment_file": document.file,
+        "segment_task": segment.task,
+        "segment_source": document.source,
+        "segment_repeat": document.use,
+    }
+
+
+def _told(
+    name: str, stored: np.ndarray, values: Sequence[Any], told: dict[str, int], row: int | None
+) -> list[Difference]:
+    """The first differences of an array, or of one row of it."""
+    ours = np.array(values, stored.dtype).reshape(-1, *stored.shape[1:])
+    if ours.shape != stored.shape:
+        return [Difference(f"{name} has shape {list(stored.shape)}, the twin's {list(ours.shape)}")]
+    found = []
+    as_bits = f"u{stored.itemsize}"
+    for place in np.argwhere(np.ascontiguousarray(stored).view(as_bits) != ours.view(as_bits)):
+        told[name] = told.get(name, 0) + 1
+        if told[name] > MAX_DIFFERENCES:
+            break
+        at = tuple(int(i) for i in place)
+        where = "" if row is not None else f"[{', '.join(map(str, at))}]"
+        found.append(
+            Difference(
+                f"{name}{where}: the twin gives {ours[at]}", row, None if row is None else at[0], stored[at].item()
+            )
+        )
+    return found
+
+
+def _places(arrays: Arrays) -> list[tuple[int, int, int, int]]:
+    names = ("source", "file", "doc", "repeat")
+    return list(zip(*(arrays[f"segment_{name}"].tolist() for name in names), strict=True))
+
+
+def _other_documents(twin: Twin, of_rows: Sequence[Sequence[Segment]], arrays: Arrays) -> list[Difference]:
+    """Documents that the shard lacks, or has and should not."""
+    stored = set(_places(arrays))
+    ours = {segment.document.place() for row in of_rows for segment in row}
+    found = [
+        Difference(f"{_document(twin, place)} is not there, and the twin finds it in this shard's part of the source")
+        for place in sorted(ours - stored)
+    ]
+    found += [
+        Difference(f"{_document(twin, place)} is there, and the twin finds no such document in this shard's part")
+        for place in sorted(stored - ours)
+    ]
+    return found
+
+
+def _document(twin: Twin, place: tuple[int, int, int, int]) -> str:
+    source, file, position, use = place
+    files = twin.plan["files"]
+    name = files[file]["name"] if file < len(files) else f"file {file}"
+    source_name = twin.sources[source]["name"] if source < len(twin.sources) else f"source {source}"
+    return f"the document at {position} of {name!r} of source {source_name!r} (use {use})"
+
+
+def _other_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) -> list[Difference]:
+    """Arrays that are there and should not be, or the other way round."""
+    marked = any(document.trained is not None for document in documents)
+    compact = twin.recipe["output"]["columns"] == "compact"
+    expected = {
+        "tokens": True,
+        "labels": twin.in_place,
+        "segment_ids": not compact,
+        "loss_mask": not compact or twin.in_place or marked,
+        "row_offsets": True,
+        "cu_seqlens": True,
+        "cu_seqlens_padded": twin.packing["pad_seq_to_mult"] > 1,
+        **dict.fromkeys(("block_offsets", "block_noise", "block_loss_weight"), twin.with_blocks),
+        **dict.fromkeys(("trained_offsets", "trained_ranges"), marked),
+    }
+    ours = {name for name, there in expected.items() if there}
+    stored = {name for name in arrays if not name.startswith("segment_") or name == "segment_ids"}
+    return [
+        Difference(f"the array {name!r} is {'not the twin' if name in stored else 'missing: it is the twin'}'s")
+        for name in sorted(ours ^ stored)
+    ]
+
+
+def _other_counts(of_rows: Sequence[Sequence[Segment]], arrays: Arrays) -> list[Difference]:
+    ours = len(of_rows), sum(map(len, of_rows))
+    stored = len(arrays["tokens"]), len(arrays["segment_key"])
+    if ours == stored:
+        return []
+    return [Difference(f"the shard has {stored[0]} rows and {stored[1]} segments, the twin {ours[0]} and {ours[1]}")]
+
+
+def compare_segments(
+    twin: Twin, shard: int, arrays: Arrays, chosen: Sequence[int], done: Done
+) -> tuple[list[Difference], int]:
+    """(differences, segments that were recomputed) of some of a shard's segments; where they lie is taken as stored.
+
+    Under `concat` all of the shard's documents are read, for the cuts of one follow from those before it. SourceError where
+    a source file cannot be read.
+    """
+    places = _places(arrays)
+    concat = twin.packing["algorithm"] == "concat"
+    documents = documents_of(twin, shard, None if concat else {places[g] for g in chosen})
+    if concat:
+        segments = [segment for row in laid_out(twin, documents) for segment in row]
+    else:
+        segments = [segment for document in documents for segment in segments_of(twin, document)]
+    known = {document.place() for document in documents}
+    ours = {(*segment.document.place(), segment.start): segment for segment in segments}
+    row_of = np.repeat(np.arange(len(arrays["row_offsets"]) - 1), np.diff(arrays["row_offsets"]))
+    found = []
+    for i, g in enumerate(chosen):
+        row, start = int(row_of[g]), int(arrays["segment_start"][g])
+        segment = ours.get((*places[g], start))
+        if segment is not None:
+            found += [
+                difference._replace(message=f"segment {g}: {difference.message}")
+                for difference in _of_segment(twin, arrays, g, row, segment)
+            ]
+        elif places[g] in known:
+            found.append(Difference(f"segment {g}: the twin does not cut its document at token {start}", row))
+        else:
+            message = f"segment {g}: the twin finds no such document in this shard's part: {_document(twin, places[g])}"
+            found.append(Difference(message, row))
+        done(i + 1, len(chosen))
+    return found, len(chosen)
+
+
+def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment) -> Iterator[Difference]:
+    members = range(int(arrays["row_offsets"][row]), int(arrays["row_offsets"][row + 1]))
+    alike = [h for h in members if arrays["segment_task"][h] == arrays["segment_task"][g]]
+    in_row = [int(arrays["segment_key"][h]) for h in alike]
+    marked = "trained_offsets" in arrays
+    if segment.document.trained is not None and not marked:
+        yield Difference("its document says what is trained, and the shard has no trained ranges", row)
+        return
+    told: dict[str, int] = {}
+    if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:
+        in_row, alike = [segment.key], [g]
+    one = render(twin, segment, in_row, alike.index(g), marked)
+    for name, value in _header(segment, one).items():
+        for difference in _told(name, arrays[name][g : g + 1], [value], told, None):
+            yield difference._replace(message=f"{name}: the twin gives {value}", row=row)
+    place = row + g
+    real = arrays["cu_seqlens"]
+    slots = int(real[place + 1] - real[place])
+    if slots != len(one.slots):
+        yield Difference(f"it takes {slots} slots, the twin's {len(one.slots)}", row)
+        return
+    begin = int(arrays.get("cu_seqlens_padded", real)[place])
+    values = {"tokens": one.slots, "labels": one.labels, "loss_mask": one.loss}
+    for name in values.keys() & arrays.keys():
+        for difference in _told(name, arrays[name][row, begin : begin + slots], values[name], told, row):
+            yield difference._replace(slot=begin + (difference.slot or 0))
+    parts: dict[str, list[Any]] = {
+        "block_noise": [level for level, _ in one.blocks],
+        "block_loss_weight": [weight for _, weight in one.blocks],
+        "trained_ranges": one.may,
+    }
+    for name, ours in parts.items():
+        if name in arrays:
+            first, last = arrays[f"{name.split('_')[0]}_offsets"][g : g + 2]
+            stored = arrays[name][first:last]
+            for difference in _told(name, stored, ours, told, None):
+                yield difference._replace(row=row)

@@ -1,0 +1,119 @@
+"""Texts → ids by the `tokenizers` library, and which of the tokens are trained."""
+
+import json
+from typing import Any, NamedTuple
+
+from packprep.twin.texts import Text
+
+
+class Trained(NamedTuple):
+    """What is trained of a document that says so; numbers are of its tokens."""
+
+    spans: list[tuple[int, int]]  # ascending, disjoint, half-open
+    cuts: list[int]  # the first tokens of messages after the first
+    system: int  # leading tokens that later pieces repeat
+    eos: bool  # whether the end of the text is trained
+
+
+class Tokenizer:
+    """The dataset's tokenizer with nothing that adds, cuts, pads or draws; loaded once in a process."""
+
+    def __init__(self, tokenizer_json: bytes, special_ids: list[int], special_text: str):
+        import tokenizers
+
+        parsed = json.loads(tokenizer_json)
+        self.parsed, self.special_text = parsed, special_text
+        flagged = [] if special_text == "special" else special_ids
+        added = [
+            {**entry, "special": bool(entry.get("special")) or entry["id"] in flagged}
+            for entry in parsed.get("added_tokens") or []
+        ]
+        model = parsed["model"]
+        if "dropout" in model:
+            model = {**model, "dropout": None}
+        off = {"truncation": None, "padding": None, "post_processor": None}
+        plain = json.dumps({**parsed, **off, "added_tokens": added, "model": model})
+        self._plain = tokenizers.Tokenizer.from_str(plain)
+        self._plain.encode_special_tokens = special_text != "special"
+        self._chat = tokenizers.Tokenizer.from_str(plain)
+        self._chat.encode_special_tokens = False
+        texts = {i: text for text, i in self._vocabulary() if i in special_ids}
+        texts.update({entry["id"]: entry["content"] for entry in added if entry["id"] in special_ids})
+        self._special_texts = [text for text in texts.values() if text]
+        self._forbidden = set(texts) - {self._unknown()}
+        self._forbidden_in_chat = self._forbidden - {entry["id"] for entry in added}
+
+    def encode(self, document: Text) -> tuple[list[int], Trained | None] | None:
+        """(ids, what is trained); None where the text of a special token turns the document away."""
+        limited = self.special_text != "special"
+        if limited and (document.chat or self.special_text == "reject"):
+            looked_at = document.strings if document.chat else [document.text]
+            there = [special for special in self._special_texts if any(special in text for text in looked_at)]
+            if there:
+                return None
+        tokenizer = self._chat if document.chat else self._plain
+        encoding = tokenizer.encode(document.text, add_special_tokens=False)
+        ids = encoding.ids
+        forbidden = self._forbidden_in_chat if document.chat else self._forbidden
+        if limited and not forbidden.isdisjoint(ids):
+            return None
+        if document.spans is None:
+            return ids, None
+        return ids, trained_tokens(document, [begin for begin, _ in encoding.offsets])
+
+    def _vocabulary(self) -> list[tuple[str, int]]:
+        vocabulary = self.parsed["model"].get("vocab") or {}
+        if isinstance(vocabulary, dict):
+            return list(vocabulary.items())
+        return [(entry[0], i) for i, entry in enumerate(vocabulary)]
+
+    def _unknown(self) -> int | None:
+        model: dict[str, Any] = self.parsed["model"]
+        if isinstance(model.get("unk_id"), int):
+            return model["unk_id"]
+        vocabulary = model.get("vocab")
+        return vocabulary.get(model.get("unk_token")) if isinstance(vocabulary, dict) else None
+
+    def continuing(self) -> set[int]:
+        """The ids of tokens that begin inside a character of UTF-8: with a byte 10xxxxxx."""
+        if "ByteLevel" in json.dumps([self.parsed.get("pre_tokenizer"), self.parsed.get("decoder")]):
+            inside = {character for byte, character in enumerate(_characters_of_bytes()) if 128 <= byte < 192}
+            return {i for text, i in self._vocabulary() if text and text[0] in inside}
+        if not self.parsed["model"].get("byte_fallback"):
+            return set()
+        bytes_inside = {f"<0x{byte:02X}>" for byte in range(128, 192)}
+        return {i for text, i in self._vocabulary() if text in bytes_inside}
+
+
+def _characters_of_bytes() -> list[str]:
+    """A byte-level vocabulary's characters: a byte that prints is itself, the others are numbered from U+0100."""
+    free = iter(range(256, 512))
+    prints = [33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174 for byte in range(256)]
+    return [chr(byte if itself else next(free)) for byte, itself in enumerate(prints)]
+
+
+def trained_tokens(document: Text, begins: list[int]) -> Trained:
+    """A token is trained if the character at which it begins lies in a span."""
+    trained, k = [], 0
+    for begin in begins:
+        while k < len(document.spans) and document.spans[k][1] <= begin:
+            k += 1
+        trained.append(k < len(document.spans) and document.spans[k][0] <= begin)
+    first_at = (sum(begin < boundary for begin in begins) for boundary in document.boundaries)
+    return Trained(
+        runs(trained),
+        sorted({first for first in first_at if 0 < first < len(begins)}),
+        sum(begin < document.system_end for begin in begins),
+        bool(document.spans) and document.spans[-1][1] == len(document.text),
+    )
+
+
+def runs(flags: list[bool]) -> list[tuple[int, int]]:
+    """The ranges in which flags are set."""
+    found: list[tuple[int, int]] = []
+    for i, flag in enumerate(flags):
+        if flag and (i == 0 or not flags[i - 1]):
+            found.append((i, i + 1))
+        elif flag:
+            found[-1] = (found[-1][0], i + 1)
+    return found

@@ -1,0 +1,41 @@
+"""Shards against the plain twin, which shares no code with what built them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from packprep.building.plan import Job
+from packprep.twin.comparison import compare_segments, compare_shard
+from packprep.twin.shard import Twin
+from packprep.verification.report import Faults
+
+
+def twin_of(job: Job) -> Twin:
+    """The twin of a job. What a chat template writes for messages it takes from the job."""
+
+    def conversation(messages: Any) -> Any:
+        assert job.marks is not None
+        return job.marks.marked(None, None, messages)
+
+    prefixes = [source.prefix for source in job.sources]
+    return Twin(job.plan, job.vocabulary.tokenizer_json, prefixes, conversation)
+
+
+def check_twin(
+    twin: Twin,
+    shard: int,
+    arrays: Mapping[str, np.ndarray],
+    chosen: Sequence[int] | None,
+    file: str,
+    faults: Faults,
+    report: Callable[[int, int], None],
+) -> int:
+    """P17 by the twin: of some segments, or (None) of the whole shard. Gives how many segments it recomputed."""
+    if chosen is None:
+        found, count = compare_shard(twin, shard, arrays, report)
+    else:
+        found, count = compare_segments(twin, shard, arrays, chosen, report)
+    for difference in found:
+        faults.add("P17", file, f"twin: {difference.message}", difference.row, difference.slot, difference.stored)
+    return count
