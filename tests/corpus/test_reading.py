@@ -85,7 +85,7 @@ def test_bad_documents_are_rejects_with_place_and_reason(tmp_path):
     reading = read(job_of(tmp_path))
     assert texts_of(reading) == ["good"]
     places = np.cumsum([0, *(len(line) + 1 for line in lines)])
-    records = reading.rejected.in_order()
+    records = list(reading.rejected.in_order())
     assert [r["position"] for r in records] == places[1:6].tolist()
     reasons = ["malformed_json", "missing_text", "not_a_string", "invalid_utf8", "lone_surrogate"]
     assert [r["reason"] for r in records] == reasons and all(is_bad(reason) for reason in reasons)
