@@ -41,11 +41,6 @@ from packprep.recipe import Recipe, fingerprint, fingerprint_parts, from_normali
 MIB = 1 << 20
 LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
 
-PLAN_KEYS = {
-    "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
-    "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files", "digest",
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Inputs:

@@ -86,6 +86,7 @@ _PLAN: dict[str, Test] = {
     "shard_text_bytes": _is_positive,
     "sources": _is_list,
     "files": _is_list,
+    "digest": _is_digest,
 }
 _VOCABULARY: dict[str, Test] = {
     "vocab_size": lambda v: _is_id(v) and v > 0,
@@ -110,8 +111,12 @@ _FILE: dict[str, Test] = {"source": _is_count, "name": _is_name, "size": _is_cou
 
 
 def _check(where: str, value: Any, form: Mapping[str, Test]) -> None:
-    if not isinstance(value, dict) or value.keys() != form.keys():
-        raise PlanError(f"{where}: it has not the keys {', '.join(form)}; put the right file back, or begin anew")
+    if not isinstance(value, dict):
+        raise PlanError(f"{where}: is no object; put the right file back, or begin anew in another folder")
+    if value.keys() != form.keys():
+        key = min(value.keys() ^ form.keys())
+        what = "unknown" if key in value else "missing"
+        raise PlanError(f"{where}: key {key!r} is {what}; put the right file back, or begin anew in another folder")
     for key, good in form.items():
         if not good(value[key]):
             raise PlanError(f"{where}: {key} is {value[key]!r:.200}, which no plan has; put the right file back")

@@ -16,7 +16,7 @@ import numpy as np
 from packprep.buffers import Buffers
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
 from packprep.building.forecast import forecast
-from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
+from packprep.building.plan import Inputs, Job, differences, look_up, make_plan
 from packprep.building.plan_form import check_plan
 from packprep.building.processes import Do, Report, available_cpus, spread, stoppable
 from packprep.building.profile import Profile
@@ -72,18 +72,13 @@ def read_plan(out: Path) -> dict[str, Any] | None:
         raise PlanError(f"{path}: {error.strerror}; see to it, or begin anew in another folder") from None
     if not isinstance(plan, dict) or plan.get("format") != FORMAT or plan.get("version") != VERSION:
         raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
-    if plan.keys() != PLAN_KEYS:
-        key = min(plan.keys() ^ PLAN_KEYS)
-        raise PlanError(
-            f"{path}: key {key!r} is {'unknown' if key in plan else 'missing'}; begin anew in another folder"
-        )
+    check_plan(plan, str(path))
     digest = own_digest(plan)
     if plan["digest"] != digest:
         raise PlanError(
             f"{path}: it carries the digest {plan['digest']!r} and its own is {digest}: it was changed or damaged after it was "
             f"written; {restore}"
         )
-    check_plan(plan, str(path))
     return plan
 
 
