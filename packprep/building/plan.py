@@ -358,7 +358,7 @@ class Job:
             self.vocabulary.mode_tokens,
             _resolved(plan, self.recipe),
         )
-        if _plain(task_table(self.tasks)) != plan["tasks"]:
+        if _plain(task_table(self.tasks)) != _plain(plan["tasks"]):
             raise PlanError("plan.json: its tasks are not those of its recipe and vocabulary; put the right file back")
         self.shards: int = plan["shards"]
         self.sources: list[PlannedSource] = []

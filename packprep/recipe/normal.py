@@ -82,8 +82,8 @@ def from_normalised(table: Any, engine: str) -> Recipe:
     return recipe
 
 
-def _entries(value: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value or not all(isinstance(entry, dict) for entry in value):
+def _entries(value: Any, where: str) -> Sequence[dict[str, Any]]:
+    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(entry, dict) for entry in value):
         raise RecipeError(f"{where} = {value!r:.100}: expected a list of objects, at least one")
     return value
 
