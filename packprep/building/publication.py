@@ -10,6 +10,7 @@ from packprep.building.plan import Job
 from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, receipt_name, shard_name
+from packprep.dataset.opening import read_file
 from packprep.digests import digest_of, own_digest
 from packprep.errors import BuildError
 
@@ -47,7 +48,7 @@ def publish(out: Path, job: Job) -> dict[str, Any] | None:
     data = encode(manifest)
     remove_all_temporaries(out)
     flush_output(out)  # those who wrote the shards may have been killed before they had
-    if not write_first(out / MANIFEST, data) and (out / MANIFEST).read_bytes() != data:
+    if not write_first(out / MANIFEST, data) and read_file(out / MANIFEST) != data:
         raise BuildError(f"{out / MANIFEST} stands there and differs from this build's: begin anew in another folder")
     remove_note(out)
     return manifest

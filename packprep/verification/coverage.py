@@ -17,6 +17,7 @@ from packprep.corpus.planning import PlannedSource
 from packprep.corpus.readers import BAD_REASONS
 from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, keeper
 from packprep.dataset.manifest import decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.opening import read_file
 from packprep.errors import DatasetError
 from packprep.verification.report import MAX_LISTED, Faults
 
@@ -88,7 +89,7 @@ def read_rejects(directory: Path, shard: int, job: Job, receipt: Mapping[str, An
     uses = {source.name: source.uses for source in job.sources}
     found = []
     try:
-        for i, line in enumerate((directory / name).read_bytes().splitlines(keepends=True)):
+        for i, line in enumerate(read_file(directory / name).splitlines(keepends=True)):
             record = decode(line, name)
             wrong = ""
             if record.keys() != _RECORD.keys() or any(type(record[key]) is not kind for key, kind in _RECORD.items()):

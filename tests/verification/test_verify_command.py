@@ -12,7 +12,7 @@ import termios
 import pytest
 
 from packprep.dataset.manifest import LAW_VERSION, encode, receipt_name, rejects_name, shard_name
-from packprep.digests import digest_of
+from packprep.digests import digest_of, own_digest
 from tests.command_line import inside, packprep, refused
 from tests.corpus import tokenizers_made
 from tests.made import environment, texts, write, write_lines, write_parquet
@@ -160,7 +160,7 @@ def resign_plan(directory, change):
     """Change the plan, and sign it in receipts and manifest."""
     plan = read_json(directory / "plan.json")
     change(plan)
-    data = encode(plan)
+    data = encode({**plan, "digest": own_digest(plan)})
     (directory / "plan.json").write_bytes(data)
     for b in range(len(manifest_of(directory)["shards"])):
         edit_receipt(directory, lambda receipt: receipt.update(plan_digest=digest_of(data)), b)
