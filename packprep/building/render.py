@@ -62,13 +62,14 @@ def _pad(at, slots, pad, tokens):
 
 
 @kernel
-def _mark(supervised, body, n, eos, start, copy, span_begin, span_end, spans, eos_trained, pivot, shift, may):
-    """Set the slots that may be trained: all of the body and eos; of a supervised segment its trained tokens, the
-    sentinel at its pivot, and eos where the last span reaches the end."""
+def _mark(supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, eos_trained, pivot, shift, may):
+    """Set the slots that may be trained: all of the body and eos, and the mode token of next-token kinds, as in a shard
+    without supervised documents; of a supervised segment its trained tokens, the sentinel at its pivot, and eos where the
+    last span reaches the end. mode: how many slots before the body hold such a mode token."""
     for i in range(n.shape[0]):
         end = body[i] + n[i] + shift[i]
         if not supervised[i]:
-            for t in range(body[i], end + eos[i]):
+            for t in range(body[i] - mode, end + eos[i]):
                 may[t] = 1
             continue
         for k in range(span_begin[i], span_end[i]):
@@ -230,7 +231,8 @@ def _mark_trained(task: Task, own: Table, training: Training, may: np.ndarray) -
     d = own.document
     eos = own.eos if task.parameters.get("noise_eos", True) else np.zeros_like(own.eos)
     _mark(
-        training.supervised[d], own.at + own.bos + task.mode, own.bodies.n, eos, own.start, own.copy,
+        training.supervised[d], own.at + own.bos + task.mode, 0 if task.in_place else task.mode,
+        own.bodies.n, eos, own.start, own.copy,
         training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.eos_trained[d],
         np.ascontiguousarray(pivot), np.ascontiguousarray(shift), may,
     )  # fmt: skip

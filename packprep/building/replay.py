@@ -82,7 +82,7 @@ def _first_trained(
     some = np.flatnonzero(np.diff(offsets) > 0)
     begin, end = ranges[offsets[some], 0], ranges[offsets[some], 1]
     body, half = (bos + mode)[some], (slots // copies)[some]
-    whole = (np.diff(offsets)[some] == 1) & (begin == body) & (end >= half - (eos[some] > 0))
+    whole = (np.diff(offsets)[some] == 1) & (begin <= body) & (end >= half - (eos[some] > 0))
     first[some] = np.where(whole, -1, begin - body)
     return first
 

@@ -249,12 +249,13 @@ def render(twin: Twin, segment: Segment, in_row: Sequence[int], place: int, mark
         slots, prefix, loss, labels = objectives.segment(body, facts)
     may = None
     if marked:
-        shift = 0
+        shift = mode = 0
         if task["objective"] not in objectives.IN_PLACE:
             shift = len(slots) - len(head) - len(tail) - len(body)
+            mode = 0 if facts["mode"] is None else 1
         of_document = (segment.start, segment.copy, document.trained)
         may = supervised.trainable(
-            len(slots), len(head), len(body), eos, of_document, prefix - len(head) if shift else 0, shift
+            len(slots), len(head), mode, len(body), eos, of_document, prefix - len(head) if shift else 0, shift
         )
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []

@@ -49,17 +49,17 @@ def cut(n_tokens, trained, recipe):
     return segments
 
 
-def trainable(slots, head, n, eos, segment, pivot, shift):
+def trainable(slots, head, mode, n, eos, segment, pivot, shift):
     """bool for each of the segment's slots: whether its token may be a target.
 
-    head: slots before the body; n: tokens of the body; eos: whether there is an eos that may be trained; segment: (start,
+    head: slots before the body, the last `mode` of which are a mode token that may be predicted; n: tokens of the body; eos: whether there is an eos that may be trained; segment: (start,
     copy, trained) with trained None where the document says nothing; token i of the body stands `shift` slots later from
     `pivot` on.
     """
     start, copy, trained = segment
     may = [False] * slots
     if trained is None:
-        for t in range(head, head + n + shift + (1 if eos else 0)):
+        for t in range(head - mode, head + n + shift + (1 if eos else 0)):
             may[t] = True
         return may
     for i in range(copy, n):

@@ -52,3 +52,28 @@ def test_a_piece_whose_last_token_alone_is_not_trained_keeps_its_pivot(tmp_path)
     assert arrays["segment_tokens"][first] == 127 and arrays["segment_prefix"][first] == 1
     report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 1, made.Silent())
     assert report["listed"] == []
+
+
+def test_a_plain_segment_has_the_same_loss_beside_supervised_documents(tmp_path):
+    """Its mode token is predicted from bos, whatever else its shard holds."""
+    plain = [{"text": f"plain {i} " * 9} for i in range(12)]
+    losses = []
+    for name, more in (("alone", []), ("beside", [{"text": "abcdefghij", "loss_spans": [[3, 7]]}])):
+        base, out = tmp_path / name, tmp_path / f"{name}_out"
+        base.mkdir()
+        made.write(base / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in [*plain, *more]))
+        tasks = [
+            {"name": "c", "objective": "causal", "mode_token": "[NLG]"},
+            {"name": "p", "objective": "prefix_lm", "mode_token": "[S2S]"},
+            {"name": "m", "objective": "masked_diffusion", "mode_token": "[NLU]"},
+        ]
+        made.build(made.table("a.jsonl", seq_length=256, tasks=tasks, documents={"prepend_bos": True}), base, out)
+        report = verify_dataset(out, -1, {}, (0, 1), 1, made.Silent(), twin=True)
+        assert report["listed"] == [] and report["twin"] == report["segments"] >= len(plain) + len(more)
+        dataset, found = packprep.open_dataset(out), {}
+        for row in map(dataset.row, range(len(dataset))):
+            for k, document in enumerate(row.segments["doc"].tolist()):
+                begin, end = (int(row.segments[name][k]) for name in ("begin", "end"))
+                found[document] = int(row.segments["task"][k]), row.loss_mask[begin:end].tolist()
+        losses.append([found[document] for document in sorted(found)[: len(plain)]])
+    assert losses[0] == losses[1] and 0 in {task for task, _ in losses[0]}
