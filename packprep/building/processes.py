@@ -4,14 +4,17 @@ A worker is handed one item at a time. Whoever is killed leaves temporaries at m
 Workers are forked from this process, with all that it has loaded, as long as it has one thread; else by a server without any.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from packprep.errors import BuildError, PackprepError, Stopped
@@ -21,7 +24,9 @@ Report = Callable[[int, int, int, int], None]
 Do = Callable[[Any, Report], Any]
 
 STOP_S = 5.0
+HEAR_S, LEAVE_S = 0.2, 2.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_STOPPED_CODES = {-number for number in _STOP_SIGNALS}
 _STOPPED = "by a signal; what is committed stays, and the same command goes on"
 
 
@@ -78,7 +83,7 @@ def spread(
     Raises what a worker raised, BuildError for one that was killed, Stopped once `stop_asked()`.
     """
     if workers == 1 or len(items) <= 1:
-        yield from _here(setup, arguments, items, report, stop_asked)
+        yield from _here(setup, arguments, items, report, stop_asked, clean)
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     context = _context()
@@ -98,13 +103,19 @@ def spread(
         while at_work:
             if stop_asked():
                 raise Stopped(_STOPPED)
-            for ready in wait(list(at_work), timeout=0.2):
+            for ready in wait(list(at_work), timeout=HEAR_S):
                 assert isinstance(ready, Connection)
                 connection = ready
                 try:
                     kind, value = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    raise _lost(processes[connection], at_work[connection]) from None
+                    process, item = processes[connection], at_work[connection]
+                    process.join(STOP_S)
+                    if (
+                        process.exitcode in _STOPPED_CODES
+                    ):  # a signal to the whole group, which this process is yet to hear
+                        raise Stopped(_STOPPED) from None
+                    raise _lost(process.exitcode, item) from None
                 if kind == "report":
                     report(*value)
                 elif kind == "done":
@@ -129,18 +140,54 @@ def _here(
     items: Sequence[Any],
     report: Report,
     stop_asked: Callable[[], bool],
+    clean: Callable[[int], None],
 ) -> Iterator[tuple[Any, Any]]:
-    def report_or_stop(*counts: int) -> None:
-        report(*counts)
-        if stop_asked():
-            raise Stopped(_STOPPED)
+    """By a thread, while this one waits: it hears a signal at once, where the other may be in a long call of a library.
 
-    do = setup(*arguments) if items else None
-    for item in items:
+    After a stop the thread ends at its next report, or with its shard; if that takes longer, with the process.
+    """
+    results: SimpleQueue[tuple[str, Any, Any]] = SimpleQueue()
+    left = threading.Event()
+
+    def report_unless_left(*counts: int) -> None:
+        if left.is_set():
+            raise Stopped(_STOPPED)
+        report(*counts)
+
+    def work() -> None:
+        try:
+            do = setup(*arguments)
+            for item in items:
+                if left.is_set():
+                    return
+                results.put(("done", item, do(item, report_unless_left)))
+        except BaseException as error:
+            results.put(("error", None, error))
+
+    if not items:
+        return
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        for _ in items:
+            kind, item, value = _next(results, stop_asked)
+            if kind == "error":
+                raise value
+            yield item, value
+    finally:
+        left.set()
+        thread.join(LEAVE_S)
+        if thread.is_alive():
+            clean(os.getpid())
+
+
+def _next(results: "SimpleQueue[Any]", stop_asked: Callable[[], bool]) -> Any:
+    """What comes next; Stopped as soon as that is asked for."""
+    while True:
         if stop_asked():
             raise Stopped(_STOPPED)
-        assert do is not None
-        yield item, do(item, report_or_stop)
+        with contextlib.suppress(Empty):
+            return results.get(timeout=HEAR_S)
 
 
 def _worker(
@@ -171,9 +218,7 @@ def _tell(connection: Connection, message: tuple[str, Any]) -> None:
         return  # nobody is left to be told
 
 
-def _lost(process: Any, item: Any) -> BuildError:
-    process.join(STOP_S)
-    code = process.exitcode
+def _lost(code: int | None, item: Any) -> BuildError:
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
     hint = ""
     if code == -signal.SIGKILL:

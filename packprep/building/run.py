@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from packprep.buffers import Buffers
+from packprep.building.array import share_of
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
 from packprep.building.forecast import forecast
 from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
@@ -90,11 +91,6 @@ def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
     return Job(plan, tokenizer_json, prefixes)
 
 
-def share_of(index: int, count: int, shards: int) -> range:
-    """The shards b of array task `index` of `count`: those with b · count div shards == index."""
-    return range(-(-index * shards // count), -(-(index + 1) * shards // count))
-
-
 def build(
     recipe: Recipe,
     out: Path,
@@ -107,24 +103,24 @@ def build(
 
     workers: processes; None: one for each CPU that this process may use, and fewer for little text.
     moved: source name → prefix where its files lie now. array: (index, count) of this array task.
-    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1.
+    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while shards are made.
     """
     clock, begin = Clock(), time.perf_counter()
     with clock.stage("plan"):
         inputs = look_up(recipe, moved or {})
     for note in inputs.vocabulary.notes:
         progress.say(note)
+    with clock.stage("plan"):
+        job = _planned(inputs, out, progress)
+    share = share_of(*array, job.shards)
+    missing = missing_shards(out, job.digest, share)
+    to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
+    workers = min(workers or _workers_for(to_do), max(1, len(missing)))
+    if workers > 1:
+        with clock.stage("start-up"):
+            job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
+            warm_kernels()
     with stoppable() as stop_asked:
-        with clock.stage("plan"):
-            job = _planned(inputs, out, progress)
-        share = share_of(*array, job.shards)
-        missing = missing_shards(out, job.digest, share)
-        to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
-        workers = min(workers or _workers_for(to_do), max(1, len(missing)))
-        if workers > 1:
-            with clock.stage("start-up"):
-                job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
-                warm_kernels()
         if len(missing) < job.shards:
             progress.say(_to_do(len(share), len(missing), job.shards))
         progress.begin(to_do, job.shards, len(missing))

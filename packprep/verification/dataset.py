@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.building.array import share_of
 from packprep.building.commit import encode_rejects
 from packprep.building.plan import Job
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.replay import replay_segments, restore, stored_segments
-from packprep.building.run import Progress, open_job, read_plan, share_of
+from packprep.building.run import Progress, open_job, read_plan
 from packprep.building.work import make_shard, read_shard
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import read_manifest, receipt_name, rejects_name, shard_name

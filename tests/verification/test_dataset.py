@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from packprep.building.run import share_of
+from packprep.building.array import share_of
 from packprep.errors import Stopped
 from packprep.verification import print_report, verify_dataset
 from tests.made import Silent
