@@ -4,19 +4,20 @@ A worker is handed one item at a time. Whoever is killed leaves temporaries at m
 Workers are forked from this process, with all that it has loaded, as long as it has one thread; else by a server without any.
 """
 
-import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
+from packprep.building.progress import say
 from packprep.errors import BuildError, PackprepError, Stopped
 
 Report = Callable[[int, int, int, int], None]
@@ -24,9 +25,10 @@ Report = Callable[[int, int, int, int], None]
 Do = Callable[[Any, Report], Any]
 
 STOP_S = 5.0
-HEAR_S, LEAVE_S = 0.2, 2.0
+STAY_S = 2.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _STOPPED_CODES = {-number for number in _STOP_SIGNALS}
+_ENDING = {signal.SIGTERM, signal.SIGUSR1}  # SIGINT comes from who sits before it, and can be given again
 _STOPPED = "by a signal; what is committed stays, and the same command goes on"
 
 
@@ -103,7 +105,7 @@ def spread(
         while at_work:
             if stop_asked():
                 raise Stopped(_STOPPED)
-            for ready in wait(list(at_work), timeout=HEAR_S):
+            for ready in wait(list(at_work), timeout=0.2):
                 assert isinstance(ready, Connection)
                 connection = ready
                 try:
@@ -142,52 +144,61 @@ def _here(
     stop_asked: Callable[[], bool],
     clean: Callable[[int], None],
 ) -> Iterator[tuple[Any, Any]]:
-    """By a thread, while this one waits: it hears a signal at once, where the other may be in a long call of a library.
-
-    After a stop the thread ends at its next report, or with its shard; if that takes longer, with the process.
-    """
-    results: SimpleQueue[tuple[str, Any, Any]] = SimpleQueue()
-    left = threading.Event()
-
-    def report_unless_left(*counts: int) -> None:
-        if left.is_set():
-            raise Stopped(_STOPPED)
+    def report_or_stop(*counts: int) -> None:
         report(*counts)
-
-    def work() -> None:
-        try:
-            do = setup(*arguments)
-            for item in items:
-                if left.is_set():
-                    return
-                results.put(("done", item, do(item, report_unless_left)))
-        except BaseException as error:
-            results.put(("error", None, error))
+        if stop_asked():
+            raise Stopped(_STOPPED)
 
     if not items:
         return
-    thread = threading.Thread(target=work, daemon=True)
+    with _ended_by_signals(clean):
+        do = setup(*arguments)
+        for item in items:
+            if stop_asked():
+                raise Stopped(_STOPPED)
+            yield item, do(item, report_or_stop)
+
+
+@contextmanager
+def _ended_by_signals(clean: Callable[[int], None]) -> Iterator[None]:
+    """While this lasts, SIGTERM and SIGUSR1 end the process with status 75 if it does not stop by itself within STAY_S.
+
+    A handler in Python waits for the end of a call of a library, which may be the tokenization of a whole book or the
+    compilation of a kernel. A thread beside it is told of a signal by the pipe that Python writes to at once. All the
+    work stays in this thread: a second one would have an allocator's memory of its own, and pay for fresh pages.
+    """
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    try:
+        before = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    except ValueError:  # not in the main thread: the caller handles signals
+        os.close(told)
+        os.close(tell)
+        yield
+        return
+    thread = threading.Thread(target=_end_when_told, args=(told, clean), daemon=True)
     thread.start()
     try:
-        for _ in items:
-            kind, item, value = _next(results, stop_asked)
-            if kind == "error":
-                raise value
-            yield item, value
+        yield
     finally:
-        left.set()
-        thread.join(LEAVE_S)
-        if thread.is_alive():
-            clean(os.getpid())
+        signal.set_wakeup_fd(before)
+        os.close(tell)
+        thread.join()
+        os.close(told)
 
 
-def _next(results: "SimpleQueue[Any]", stop_asked: Callable[[], bool]) -> Any:
-    """What comes next; Stopped as soon as that is asked for."""
-    while True:
-        if stop_asked():
-            raise Stopped(_STOPPED)
-        with contextlib.suppress(Empty):
-            return results.get(timeout=HEAR_S)
+def _end_when_told(told: int, clean: Callable[[int], None]) -> None:
+    """Returns when the other end of the pipe is closed."""
+    while not _ENDING.intersection(numbers := os.read(told, 64)):
+        if not numbers:
+            return
+    deadline = time.monotonic() + STAY_S
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([told], [], [], left)[0] and not os.read(told, 64):
+            return
+    clean(os.getpid())
+    say(f"stopped: {_STOPPED}")
+    os._exit(Stopped.exit_status)
 
 
 def _worker(
