@@ -6,7 +6,7 @@ killed leaves nothing but temporaries, and the same command makes what is missin
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -27,7 +27,7 @@ from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
 from packprep.digests import digest_of_file
-from packprep.errors import EngineRevoked, PlanError
+from packprep.errors import EngineRevoked, PlanError, RecipeError
 from packprep.kernel import warm_kernels
 from packprep.recipe import Recipe
 
@@ -91,6 +91,15 @@ def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
     return Job(plan, tokenizer_json, prefixes)
 
 
+def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
+    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
+    names = [source["name"] for source in plan["sources"]]
+    for name in moved:
+        if name not in names:
+            raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
+    return [str(Path(moved.get(source["name"], source["prefix"])).absolute()) for source in plan["sources"]]
+
+
 def build(
     recipe: Recipe,
     out: Path,
@@ -111,7 +120,7 @@ def build(
     for note in inputs.vocabulary.notes:
         progress.say(note)
     with clock.stage("plan"):
-        job = _planned(inputs, out, progress)
+        job = planned(inputs, out, progress.say)
     share = share_of(*array, job.shards)
     missing = missing_shards(out, job.digest, share)
     to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
@@ -134,7 +143,7 @@ def build(
             if missing:
                 items = [Shard(b) for b in missing]
                 clean = functools.partial(remove_all_temporaries, out)
-                made = spread(_setup, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
+                made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
                 for _, seconds in made:
                     clock.add(seconds)
             with clock.stage("publish"):
@@ -169,17 +178,17 @@ def _to_do(share: int, missing: int, shards: int) -> str:
     return f"{missing} of {whose} shards to make" if missing else f"nothing to make: {whose} shards are done"
 
 
-def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
-    """The job of the plan that stands in `out`, written now if there is none."""
+def planned(inputs: Inputs, out: Path, say: Callable[[str], None]) -> Job:
+    """The job of the plan that stands in `out`, written first if there is none; PlanError if it is another recipe's."""
     plan = read_plan(out)
     if plan is None:
         if (out / MANIFEST).exists() or (out / "receipts").exists():
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
             )
-        fresh = make_plan(inputs, progress.say)
+        fresh = make_plan(inputs, say)
         for warning in forecast(fresh, inputs)["warnings"]:
-            progress.say(f"warning: {warning}")
+            say(f"warning: {warning}")
         tokenizer = out / "tokenizer.json"
         first = write_first(tokenizer, inputs.vocabulary.tokenizer_json)
         if not first and read_plan(out) is None and digest_of_file(tokenizer) != inputs.vocabulary.digest:
@@ -197,17 +206,17 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
         )
     note = read_note(out)
     if is_revoked(plan, note):
-        progress.say(
+        say(
             f"warning: {out / NOTE} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
             "replaced by the same with the reference engine, and all shards are made anew"
         )
         write_whole(out / "plan.json", [encode(with_reference(plan))], out)
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
-        progress.say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
+        say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
     return open_job(out, inputs.prefixes)
 
 
-def _setup(out: Path, prefixes: Sequence[str]) -> Do:
+def shard_maker(out: Path, prefixes: Sequence[str]) -> Do:
     """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next."""
     clock = Clock()
     with clock.stage("start-up"):

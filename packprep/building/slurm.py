@@ -280,7 +280,7 @@ def _array_part(job: ArrayJob) -> str:
 
 
 def _finish_part(job: ArrayJob) -> str:
-    verify = shlex.join(["verify", *_workers(job), str(job.out)])
+    verify = shlex.join(["verify", str(job.out), *_workers(job)])
     return (
         "# Makes what is missing (nothing, after the whole array), publishes, verifies.\n"
         f"status=0\npackprep {_command(job)} &&\n  packprep {verify} || status=$?\n{_REQUEUE}"

@@ -11,13 +11,13 @@ from packprep.building.commit import encode_rejects
 from packprep.building.plan import Job
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.replay import replay_segments, restore, stored_segments
-from packprep.building.run import Progress, open_job, read_plan
+from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
 from packprep.building.work import make_shard, read_shard
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import read_manifest, receipt_name, rejects_name, shard_name
 from packprep.dataset.shard import open_shard
 from packprep.digests import digest_of
-from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
+from packprep.errors import DatasetError, PlanError, SourceError
 from packprep.randomness import REPLAY, bits64, permute
 from packprep.verification.files import (
     check_foundations,
@@ -26,6 +26,7 @@ from packprep.verification.files import (
     check_manifest_digest,
     check_shard_files,
     check_sum,
+    sound_ledgers,
 )
 from packprep.verification.report import MAX_LISTED, Faults, line_of
 from packprep.verification.rows import check_arrays, check_layout, count_arrays
@@ -79,11 +80,14 @@ def verify_dataset(
     plan = read_plan(directory)
     assert plan is not None
     prefixes = moved_prefixes(plan, moved)
+    shards = min(len(manifest["shards"]), plan["shards"])
+    share = share_of(*array, shards)
+    ledgers: list[Mapping[str, Any]] = []
     if array[0] == 0:
-        check_manifest(open_job(directory, prefixes), manifest, faults)
-    share = share_of(*array, min(len(manifest["shards"]), plan["shards"]))
+        job = open_job(directory, prefixes)
+        check_manifest(job, manifest, faults)
+        ledgers += sound_ledgers(directory, manifest, job, range(share.stop, shards))
     items = _items(manifest, share, replay)
-    ledgers = []
     replayed = 0
     with stoppable() as stop_asked:
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
@@ -96,7 +100,7 @@ def verify_dataset(
                     ledgers.append(result.ledger)
         finally:
             progress.end()
-    if array[1] == 1 and len(ledgers) == len(manifest["shards"]):
+    if array[0] == 0 and len(ledgers) == len(manifest["shards"]):
         check_sum(manifest, ledgers, faults)
     return _report(directory, manifest, share, replayed, faults)
 
@@ -116,15 +120,6 @@ def _report(
         "faults": faults.total,
         "listed": faults.listed,
     }
-
-
-def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
-    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
-    names = [source["name"] for source in plan["sources"]]
-    for name in moved:
-        if name not in names:
-            raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    return [str(Path(moved.get(source["name"], source["prefix"])).absolute()) for source in plan["sources"]]
 
 
 def _items(manifest: Mapping[str, Any], share: range, replay: int | None) -> list[Item]:

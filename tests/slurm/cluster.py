@@ -158,6 +158,11 @@ class Cluster:
         self._run("slurmctld", "-f", str(self.conf))
         self.until(lambda: self._try("scontrol", "ping").stdout.count(" is UP"))
 
+    def until_saved(self) -> None:
+        """Wait until the controller has written what it knows of the jobs: it does so some seconds late."""
+        begun, file = time.time(), self.root / "state" / "job_state"
+        self.until(lambda: file.exists() and file.stat().st_mtime > begun)
+
     def kill_controller(self) -> None:
         """SIGKILL to slurmctld."""
         pid = self._pid(self.root / "run" / "slurmctld.pid")

@@ -1,6 +1,5 @@
 """One private Slurm for all of these tests, and the corpus that they build."""
 
-import os
 import re
 import shutil
 import tempfile
@@ -25,7 +24,7 @@ class Small(NamedTuple):
 
 @pytest.fixture(scope="session")
 def place() -> Iterator[Path]:
-    """A folder that other users may read, as pytest's own may not be."""
+    """A folder that munge's user may enter, as pytest's own may not be."""
     folder = Path(tempfile.mkdtemp(prefix="packprep-slurm-"))
     folder.chmod(0o755)
     yield folder
@@ -69,8 +68,7 @@ def small(place: Path) -> Small:
 
 @pytest.fixture
 def out(place: Path, request: pytest.FixtureRequest) -> Path:
-    """An output folder of the test's own, in a folder that may be written by all."""
+    """An output folder of the test's own."""
     folder = place / re.sub(r"\W", "-", request.node.name)[:60]
     folder.mkdir()
-    os.chmod(folder, 0o1777)
     return folder / "out"

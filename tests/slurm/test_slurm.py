@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import pytest
 
-from packprep.kernel import cache_folder
 from tests import made
 from tests.slurm.cluster import MAX_ARRAY_SIZE, NODES, quiet_environment
 
@@ -130,7 +129,7 @@ def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_lis
 
 def test_a_signal_to_a_task_its_double_and_a_controller_that_dies(cluster, small, out):
     array, finish = submitted(cluster, small, out, NODES, *NODE_EACH, **SLOW).jobs
-    cluster.until(lambda: all(receipts(out, i, NODES, small.shards) for i in range(NODES)))
+    cluster.until(lambda: receipts(out, 1, NODES, small.shards))
     double = subprocess.Popen(
         [sys.executable, "-m", "packprep", "build", small.recipe, "--out", out, "--workers", "1",
          "--array-index", "0", "--array-count", str(NODES)],
@@ -138,6 +137,7 @@ def test_a_signal_to_a_task_its_double_and_a_controller_that_dies(cluster, small
     )  # fmt: skip
     cluster.run("scancel", "--signal=USR1", f"{array}_1")
     cluster.until(lambda: cluster.states(f"{array}_1") == ["PENDING"])
+    cluster.until_saved()
     cluster.kill_controller()
     assert double.wait(60) == 0
     cluster.start_controller()
@@ -183,28 +183,6 @@ def test_an_array_verifies_and_the_task_that_finds_a_fault_fails(cluster, small,
     cluster.wait(array)
     assert cluster.states(array) == ["COMPLETED", "FAILED"]
     assert "every promise holds" in log(out, "verify-0.log") and path.name in log(out, "verify-1.log")
-
-
-def test_one_who_is_not_root_submits(cluster, small, out):
-    nobody = ["runuser", "-u", "nobody", "--"]
-    if subprocess.run([*nobody, sys.executable, "-c", "import packprep, numba"], env=made.environment()).returncode:
-        pytest.skip("nobody may not read this interpreter's files")
-    compiled = cache_folder()
-    assert compiled
-    cache = out.with_name("cache")
-    shutil.copytree(compiled, cache / "packprep" / Path(compiled).name)
-    for path in (cache, *cache.rglob("*")):
-        shutil.chown(path, "nobody")
-    arguments = ["slurm", small.recipe, "--out", out, "--array", "1", "--workers", "1", "--submit"]
-    environment = quiet_environment(made.environment(NUMBA_CACHE_DIR=str(cache))) | cluster.environment
-    done = subprocess.run(
-        [*nobody, sys.executable, "-m", "packprep", *map(str, arguments)],
-        env=environment, cwd="/", capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done
-    cluster.wait(*re.findall(r"job (\d+),", done.stdout))
-    assert made.contents(out) == small.expected
-    assert (out / "dataset.json").owner() == "nobody"
 
 
 def test_an_array_beyond_the_site_s_limit_is_refused(cluster, small, out):

@@ -55,6 +55,13 @@ def test_array_tasks_share_the_shards(directory):
         assert "extra" in [fault["file"] for fault in reports[0]["listed"]]
 
 
+def test_the_first_task_of_an_array_adds_up_all_ledgers(directory):
+    edit_manifest(directory, lambda manifest: manifest["ledger"].update(rows=manifest["ledger"]["rows"] + 1))
+    for i in range(3):
+        listed = verify_dataset(directory, None, {}, (i, 3), 1, Silent())["listed"]
+        assert [f["message"] for f in listed] == ["its ledger is not the sum of the receipts' ledgers"][i:]
+
+
 def test_processes_find_what_one_finds(directory):
     damage(directory, 1)
     damage(directory, 4)
