@@ -145,7 +145,7 @@ class Cluster:
         lines = [f"{key}={value}" for key, value in settings.items()]
         lines += [
             f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_PER_NODE} Boards=1 "
-            f"SocketsPerBoard=1 CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1 RealMemory=1000 State=UNKNOWN"
+            f"SocketsPerBoard=1 CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1 RealMemory=64000 State=UNKNOWN"
             for i, port in enumerate(nodes)
         ]
         whole = f"Nodes=n[0-{NODES - 1}] MaxTime=INFINITE State=UP"
