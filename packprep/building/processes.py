@@ -151,7 +151,7 @@ def _here(
 
     if not items:
         return
-    with _ended_by_signals(clean):
+    with ended_by_signals(clean):
         do = setup(*arguments)
         for item in items:
             if stop_asked():
@@ -160,7 +160,7 @@ def _here(
 
 
 @contextmanager
-def _ended_by_signals(clean: Callable[[int], None]) -> Iterator[None]:
+def ended_by_signals(clean: Callable[[int], None]) -> Iterator[None]:
     """While this lasts, SIGTERM and SIGUSR1 end the process with status 75 if it does not stop by itself within STAY_S.
 
     A handler in Python waits for the end of a call of a library, which may be the tokenization of a whole book or the
@@ -185,6 +185,9 @@ def _ended_by_signals(clean: Callable[[int], None]) -> Iterator[None]:
         os.close(tell)
         thread.join()
         os.close(told)
+        gone = time.monotonic() + 1  # its end in the system follows, and only then may this process be forked
+        while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < gone:
+            time.sleep(0.0001)
 
 
 def _end_when_told(told: int, clean: Callable[[int], None]) -> None:

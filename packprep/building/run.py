@@ -18,7 +18,7 @@ from packprep.building.array import share_of
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
 from packprep.building.forecast import forecast
 from packprep.building.plan import PLAN_KEYS, Inputs, Job, differences, look_up, make_plan
-from packprep.building.processes import Do, Report, available_cpus, spread, stoppable
+from packprep.building.processes import Do, Report, available_cpus, ended_by_signals, spread, stoppable
 from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
@@ -112,14 +112,15 @@ def build(
 
     workers: processes; None: one for each CPU that this process may use, and fewer for little text.
     moved: source name → prefix where its files lie now. array: (index, count) of this array task.
-    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while shards are made.
+    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while shards are
+    made. In a main thread SIGTERM and SIGUSR1 end the process with status 75 if that takes more than some seconds.
     """
     clock, begin = Clock(), time.perf_counter()
-    with clock.stage("plan"):
+    clean = functools.partial(remove_all_temporaries, out)
+    with ended_by_signals(clean), clock.stage("plan"):
         inputs = look_up(recipe, moved or {})
-    for note in inputs.vocabulary.notes:
-        progress.say(note)
-    with clock.stage("plan"):
+        for note in inputs.vocabulary.notes:
+            progress.say(note)
         job = planned(inputs, out, progress.say)
     share = share_of(*array, job.shards)
     missing = missing_shards(out, job.digest, share)
@@ -142,7 +143,6 @@ def build(
         try:
             if missing:
                 items = [Shard(b) for b in missing]
-                clean = functools.partial(remove_all_temporaries, out)
                 made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
                 for _, seconds in made:
                     clock.add(seconds)

@@ -172,21 +172,30 @@ class Cluster:
         (self.root / "run" / "slurmctld.pid").unlink()
 
     def stop(self) -> None:
-        self._try("scancel", "--user=root")
-        with contextlib.suppress(AssertionError):
-            self.until(lambda: not self._try("squeue", "-h").stdout.strip(), 20)
-        for file in (
-            *self.root.glob("run/slurmd-*.pid"),
-            self.root / "run" / "slurmctld.pid",
-            self.root / "munge" / "pid",
-        ):
-            if pid := self._pid(file):
+        """Cancel what runs and end all that belongs to this cluster, though it never came up, or a test left it in ruins."""
+        if self._try("scontrol", "ping").stdout.count(" is UP"):
+            self._try("scancel", "--user=root")
+            with contextlib.suppress(AssertionError):
+                self.until(lambda: not self._try("squeue", "-h").stdout.strip(), 20)
+        files = (*self.root.glob("run/slurmd-*.pid"), self.root / "run" / "slurmctld.pid", self.root / "munge" / "pid")
+        pids = [pid for pid in map(self._pid, files) if pid]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-                    deadline = time.monotonic() + 5
-                    while is_running(pid) and time.monotonic() < deadline:
-                        time.sleep(0.05)
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, number)
+            deadline = time.monotonic() + 5
+            while any(map(is_running, pids)) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            pids = [pid for pid in (*pids, *self._steps()) if is_running(pid)]
+
+    def _steps(self) -> list[int]:
+        """What nodes have started and outlives them: processes that know this cluster by its configuration."""
+        mark = b"SLURM_CONF=" + os.fsencode(self.conf)
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                found += [int(folder.name)] if mark in (folder / "environ").read_bytes().split(b"\0") else []
+        return found
 
     def run(self, *command: str, **options: object) -> str:
         """What a command says; AssertionError with what it says to stderr if it fails."""
