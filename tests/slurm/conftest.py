@@ -1,4 +1,4 @@
-"""One private Slurm for all of these tests, and the corpus that they build."""
+"""A private Slurm for these tests, one for each worker of pytest, at ports that are free; and the corpus that they build."""
 
 import re
 import shutil

@@ -11,8 +11,6 @@ import pytest
 from tests import made
 from tests.slurm.cluster import quiet_environment
 
-pytestmark = pytest.mark.xdist_group("slurm")
-
 PAGE = (made.ROOT / "docs" / "slurm.md").read_text("utf-8")
 
 
