@@ -6,7 +6,9 @@ python docs/make.py --check    changes nothing; exit status 1 and a line for eac
 Run by `nox -s docs`; tests/docs/test_made_parts.py holds that nothing is out of date.
 """
 
+import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +38,25 @@ def help_of(*command: str) -> str:
 
 def _fenced(text: str, language: str = "text") -> str:
     return f"```{language}\n{text}\n```\n"
+
+
+# slurm.md
+
+
+def slurm_script() -> str:
+    """The script of an array, as `packprep slurm` writes it in /data with Python in /data/venv."""
+    from packprep.building.slurm import ArrayJob, scripts
+
+    options = ("--time=4:00:00", "--cpus-per-task=2", "--mem=8G")
+    job = ArrayJob("build", ("/data/recipe.toml",), Path("/data/packed"), count=8, at_once=4, options=options)
+    text = scripts(job, Path("/data/packed.slurm"))["build.sh"]
+    for ours, theirs in (
+        (f"cd -- {shlex.quote(os.getcwd())} ", "cd -- /data "),
+        (sys.executable, "/data/venv/bin/python"),
+    ):
+        assert ours in text
+        text = text.replace(ours, theirs)
+    return _fenced(text.rstrip("\n"), "bash")
 
 
 # recipe.md
@@ -295,7 +316,11 @@ DENSITIES = tuple({"noise_density": d, "mean_span_length": m} for d, m in ((0.15
 
 PARTS: dict[str, Callable[[], str]] = {
     "cli": help_of,
-    **{f"cli {name}": (lambda name=name: help_of(name)) for name in ("build", "plan", "status", "verify", "inspect")},
+    **{
+        f"cli {name}": (lambda name=name: help_of(name))
+        for name in ("build", "plan", "status", "verify", "inspect", "slurm")
+    },
+    "slurm script": slurm_script,
     **{
         f"keys {name or 'top'}": (lambda name=name: keys(name))
         for name in ("", "sources", "documents", "packing", "specials", "tasks", "output")

@@ -10,9 +10,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+
+from packprep.building.progress import Bar, say
 
 app = typer.Typer(
     name="packprep",
@@ -53,6 +55,10 @@ Moved = Annotated[
         help="Where a source's files lie now, if they have moved.",
         show_default=False,
     ),
+]
+Replay = Annotated[
+    str | None,
+    typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False),
 ]
 Workers = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Processes. Default: the CPUs it may use.", show_default=False)
@@ -147,8 +153,8 @@ def plan(
     recipe = _recipe(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     found = look_up(recipe, _moved(source))
     for note in found.vocabulary.notes:
-        _say(note)
-    _print(forecast(make_plan(found, _say), found), as_json, print_forecast)
+        say(note)
+    _print(forecast(make_plan(found, say), found), as_json, print_forecast)
 
 
 @app.command()
@@ -165,10 +171,7 @@ def status(directory: Directory, array_count: ArrayCount = None, as_json: Json =
 @app.command()
 def verify(
     directory: Directory,
-    replay: Annotated[
-        str | None,
-        typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False),
-    ] = None,
+    replay: Replay = None,
     twin: Annotated[
         bool, typer.Option("--twin", help="Recompute what --replay chooses in plain Python too. Slow.")
     ] = False,
@@ -194,6 +197,50 @@ def verify(
 
 
 @app.command()
+def slurm(
+    out: Out,
+    array: Annotated[int, typer.Option("--array", metavar="N", min=1, help="Array tasks.", show_default=False)],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE.toml | INPUT... [-- SBATCH OPTIONS]", help="As for build, and options of sbatch."
+        ),
+    ] = None,
+    command: Annotated[Literal["build", "verify"], typer.Option(help="What the array does.")] = "build",
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K", min=1, help="Tasks that run at a time. Default: N/4, at least 16.", show_default=False
+        ),
+    ] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the scripts, too.")] = False,
+    tokenizer: Tokenizer = None,
+    seq_length: SeqLength = None,
+    tasks: Tasks = None,
+    text_key: TextKey = None,
+    seed: Seed = None,
+    workers: Workers = None,
+    set_: Set = None,
+    source: Moved = None,
+    replay: Replay = None,
+) -> None:
+    """Write the scripts of a Slurm array that builds or verifies, into DIR.slurm/; submit them with --submit."""
+    from packprep.building.slurm import ArrayJob, arguments_of, prepare, print_prepared
+
+    first = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
+    given, words = (inputs or [])[:first], [] if first is None else (inputs or [])[first:]
+    if command == "build":
+        _recipe(given, tokenizer, seq_length, tasks, text_key, seed, set_)  # refused here, and not in every task
+        _moved(source)
+    flags = {
+        "--tokenizer": tokenizer, "--seq-length": seq_length, "--tasks": tasks, "--text-key": text_key, "--seed": seed,
+        "--set": set_, "--source": source, "--replay": replay,
+    }  # fmt: skip
+    job = ArrayJob(command, arguments_of(command, given, flags), out, array, at_once, workers, tuple(words))
+    print_prepared(prepare(job, submit, say))
+
+
+@app.command()
 def inspect(
     directory: Directory,
     row: Annotated[
@@ -211,38 +258,6 @@ def inspect(
         _print(describe_dataset(directory), as_json, print_summary)
     else:
         _print(describe_row(directory, row, _moved(source)), as_json, print_row)
-
-
-class Bar:
-    """Progress on stderr: tokens, MB/s, documents, rejects, time left; nothing off a terminal but messages."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._documents = self._tokens = self._rejects = 0
-
-    def begin(self, text_bytes: int, shards: int, missing: int) -> None:
-        from tqdm import tqdm
-
-        tqdm.monitor_interval = 0  # its thread would keep workers from being forked
-        self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, disable=None, file=sys.stderr, dynamic_ncols=True)
-
-    def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
-        self._documents, self._tokens = self._documents + documents, self._tokens + tokens
-        self._rejects += rejects
-        if self._bar is not None:
-            counts = f"{self._tokens:,} tokens, {self._documents:,} documents, {self._rejects:,} rejects"
-            self._bar.set_postfix_str(counts, refresh=False)
-            self._bar.update(text_bytes)
-
-    def say(self, message: str) -> None:
-        if self._bar is not None:
-            self._bar.clear()
-        _say(message)
-
-    def end(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 def _recipe(
@@ -265,7 +280,7 @@ def _recipe(
     else:
         table, base = {"sources": [{"paths": list(inputs)}]}, Path.cwd()
         if tokenizer is None and not any(a.startswith("tokenizer=") for a in assignments or ()):
-            _say('tokenizer: "bytes", the built-in byte vocabulary; name another with --tokenizer')
+            say('tokenizer: "bytes", the built-in byte vocabulary; name another with --tokenizer')
             table["tokenizer"] = "bytes"
     for key, value in (("seq_length", seq_length), ("seed", seed)):
         if value is not None:
@@ -325,10 +340,6 @@ def _print(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say(message: str) -> None:
-    print(f"packprep: {message}", file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Run the command line; the one place where an error becomes a message and an exit status."""
     from packprep.errors import PackprepError, Stopped
@@ -343,10 +354,10 @@ def main() -> None:
     try:
         app()
     except PackprepError as error:
-        _say(f"{'stopped' if error.exit_status == 75 else 'error'}: {error}")
+        say(f"{'stopped' if error.exit_status == 75 else 'error'}: {error}")
         raise SystemExit(error.exit_status) from None
     except OSError as error:
-        _say(f"error: {error}; see to it and run the same command again")
+        say(f"error: {error}; see to it and run the same command again")
         raise SystemExit(2) from None
 
 

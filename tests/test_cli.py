@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from packprep.building.run import share_of
+from packprep.building.array import share_of
 from tests.command_line import inside, packprep, refused
 from tests.made import environment, texts, write_lines, write_texts
 

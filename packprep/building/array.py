@@ -1,6 +1,6 @@
-"""Which part of a build this array task does: from the flags, else from Slurm's or Kubernetes' environment."""
+"""Which part of a build an array task does, and which task it is: from the flags, else Slurm's or Kubernetes' environment."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from packprep.errors import RecipeError
 
@@ -39,3 +39,24 @@ def array_position(index: int | None, count: int | None, environment: Mapping[st
     if not low <= task <= high:
         raise RecipeError(f"SLURM_ARRAY_TASK_ID = {task} is not in the array's {low} … {high}: {flags}")
     return task - low, size
+
+
+def share_of(index: int, count: int, shards: int) -> range:
+    """The shards b of array task `index` of `count`: those with b · count div shards == index."""
+    return range(-(-index * shards // count), -(-(index + 1) * shards // count))
+
+
+def tasks_of(shards: Iterable[int], count: int, of: int) -> list[int]:
+    """The array tasks of `count`, ascending, that have these of the `of` shards."""
+    return sorted({b * count // of for b in shards})
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as Slurm writes them: 0-3,7."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)

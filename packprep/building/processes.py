@@ -6,7 +6,10 @@ Workers are forked from this process, with all that it has loaded, as long as it
 
 import multiprocessing
 import os
+import select
 import signal
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from packprep.building.progress import say
 from packprep.errors import BuildError, PackprepError, Stopped
 
 Report = Callable[[int, int, int, int], None]
@@ -21,7 +25,10 @@ Report = Callable[[int, int, int, int], None]
 Do = Callable[[Any, Report], Any]
 
 STOP_S = 5.0
+STAY_S = 2.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_STOPPED_CODES = {-number for number in _STOP_SIGNALS}
+_ENDING = {signal.SIGTERM, signal.SIGUSR1}  # SIGINT comes from who sits before it, and can be given again
 _STOPPED = "by a signal; what is committed stays, and the same command goes on"
 
 
@@ -78,7 +85,7 @@ def spread(
     Raises what a worker raised, BuildError for one that was killed, Stopped once `stop_asked()`.
     """
     if workers == 1 or len(items) <= 1:
-        yield from _here(setup, arguments, items, report, stop_asked)
+        yield from _here(setup, arguments, items, report, stop_asked, clean)
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     context = _context()
@@ -104,7 +111,13 @@ def spread(
                 try:
                     kind, value = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    raise _lost(processes[connection], at_work[connection]) from None
+                    process, item = processes[connection], at_work[connection]
+                    process.join(STOP_S)
+                    if (
+                        process.exitcode in _STOPPED_CODES
+                    ):  # a signal to the whole group, which this process is yet to hear
+                        raise Stopped(_STOPPED) from None
+                    raise _lost(process.exitcode, item) from None
                 if kind == "report":
                     report(*value)
                 elif kind == "done":
@@ -129,18 +142,66 @@ def _here(
     items: Sequence[Any],
     report: Report,
     stop_asked: Callable[[], bool],
+    clean: Callable[[int], None],
 ) -> Iterator[tuple[Any, Any]]:
     def report_or_stop(*counts: int) -> None:
         report(*counts)
         if stop_asked():
             raise Stopped(_STOPPED)
 
-    do = setup(*arguments) if items else None
-    for item in items:
-        if stop_asked():
-            raise Stopped(_STOPPED)
-        assert do is not None
-        yield item, do(item, report_or_stop)
+    if not items:
+        return
+    with ended_by_signals(clean):
+        do = setup(*arguments)
+        for item in items:
+            if stop_asked():
+                raise Stopped(_STOPPED)
+            yield item, do(item, report_or_stop)
+
+
+@contextmanager
+def ended_by_signals(clean: Callable[[int], None]) -> Iterator[None]:
+    """While this lasts, SIGTERM and SIGUSR1 end the process with status 75 if it does not stop by itself within STAY_S.
+
+    A handler in Python waits for the end of a call of a library, which may be the tokenization of a whole book or the
+    compilation of a kernel. A thread beside it is told of a signal by the pipe that Python writes to at once. All the
+    work stays in this thread: a second one would have an allocator's memory of its own, and pay for fresh pages.
+    """
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    try:
+        before = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    except ValueError:  # not in the main thread: the caller handles signals
+        os.close(told)
+        os.close(tell)
+        yield
+        return
+    thread = threading.Thread(target=_end_when_told, args=(told, clean), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(tell)
+        thread.join()
+        os.close(told)
+        gone = time.monotonic() + 1  # its end in the system follows, and only then may this process be forked
+        while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < gone:
+            time.sleep(0.0001)
+
+
+def _end_when_told(told: int, clean: Callable[[int], None]) -> None:
+    """Returns when the other end of the pipe is closed."""
+    while not _ENDING.intersection(numbers := os.read(told, 64)):
+        if not numbers:
+            return
+    deadline = time.monotonic() + STAY_S
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([told], [], [], left)[0] and not os.read(told, 64):
+            return
+    clean(os.getpid())
+    say(f"stopped: {_STOPPED}")
+    os._exit(Stopped.exit_status)
 
 
 def _worker(
@@ -171,9 +232,7 @@ def _tell(connection: Connection, message: tuple[str, Any]) -> None:
         return  # nobody is left to be told
 
 
-def _lost(process: Any, item: Any) -> BuildError:
-    process.join(STOP_S)
-    code = process.exitcode
+def _lost(code: int | None, item: Any) -> BuildError:
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
     hint = ""
     if code == -signal.SIGKILL:

@@ -6,7 +6,7 @@ killed leaves nothing but temporaries, and the same command makes what is missin
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from packprep.buffers import Buffers
+from packprep.building.array import share_of
 from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
 from packprep.building.forecast import forecast
 from packprep.building.plan import Inputs, Job, differences, look_up, make_plan
 from packprep.building.plan_form import check_plan
-from packprep.building.processes import Do, Report, available_cpus, spread, stoppable
+from packprep.building.processes import Do, Report, available_cpus, ended_by_signals, spread, stoppable
 from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
@@ -28,7 +29,7 @@ from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
 from packprep.dataset.opening import read_file
 from packprep.digests import digest_of_file, own_digest
-from packprep.errors import DatasetError, EngineRevoked, PlanError
+from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
 from packprep.kernel import warm_kernels
 from packprep.recipe import Recipe
 
@@ -97,9 +98,13 @@ def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
     return Job(plan, tokenizer_json, prefixes)
 
 
-def share_of(index: int, count: int, shards: int) -> range:
-    """The shards b of array task `index` of `count`: those with b · count div shards == index."""
-    return range(-(-index * shards // count), -(-(index + 1) * shards // count))
+def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
+    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
+    names = [source["name"] for source in plan["sources"]]
+    for name in moved:
+        if name not in names:
+            raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
+    return [str(Path(moved.get(source["name"], source["prefix"])).absolute()) for source in plan["sources"]]
 
 
 def build(
@@ -114,24 +119,25 @@ def build(
 
     workers: processes; None: one for each CPU that this process may use, and fewer for little text.
     moved: source name → prefix where its files lie now. array: (index, count) of this array task.
-    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1.
+    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while shards are
+    made. In a main thread SIGTERM and SIGUSR1 end the process with status 75 if that takes more than some seconds.
     """
     clock, begin = Clock(), time.perf_counter()
-    with clock.stage("plan"):
+    clean = functools.partial(remove_all_temporaries, out)
+    with ended_by_signals(clean), clock.stage("plan"):
         inputs = look_up(recipe, moved or {})
-    for note in inputs.vocabulary.notes:
-        progress.say(note)
+        for note in inputs.vocabulary.notes:
+            progress.say(note)
+        job = planned(inputs, out, progress.say)
+    share = share_of(*array, job.shards)
+    missing = missing_shards(out, job.digest, share)
+    to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
+    workers = min(workers or _workers_for(to_do), max(1, len(missing)))
+    if workers > 1:
+        with clock.stage("start-up"):
+            job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
+            warm_kernels()
     with stoppable() as stop_asked:
-        with clock.stage("plan"):
-            job = _planned(inputs, out, progress)
-        share = share_of(*array, job.shards)
-        missing = missing_shards(out, job.digest, share)
-        to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
-        workers = min(workers or _workers_for(to_do), max(1, len(missing)))
-        if workers > 1:
-            with clock.stage("start-up"):
-                job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
-                warm_kernels()
         if len(missing) < job.shards:
             progress.say(_to_do(len(share), len(missing), job.shards))
         progress.begin(to_do, job.shards, len(missing))
@@ -144,8 +150,7 @@ def build(
         try:
             if missing:
                 items = [Shard(b) for b in missing]
-                clean = functools.partial(remove_all_temporaries, out)
-                made = spread(_setup, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
+                made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
                 for _, seconds in made:
                     clock.add(seconds)
             with clock.stage("publish"):
@@ -180,17 +185,17 @@ def _to_do(share: int, missing: int, shards: int) -> str:
     return f"{missing} of {whose} shards to make" if missing else f"nothing to make: {whose} shards are done"
 
 
-def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
-    """The job of the plan that stands in `out`, written now if there is none."""
+def planned(inputs: Inputs, out: Path, say: Callable[[str], None]) -> Job:
+    """The job of the plan that stands in `out`, written first if there is none; PlanError if it is another recipe's."""
     plan = read_plan(out)
     if plan is None:
         if (out / MANIFEST).exists() or (out / "receipts").exists():
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
             )
-        fresh = make_plan(inputs, progress.say)
+        fresh = make_plan(inputs, say)
         for warning in forecast(fresh, inputs)["warnings"]:
-            progress.say(f"warning: {warning}")
+            say(f"warning: {warning}")
         tokenizer = out / "tokenizer.json"
         first = write_first(tokenizer, inputs.vocabulary.tokenizer_json)
         if not first and read_plan(out) is None and digest_of_file(tokenizer) != inputs.vocabulary.digest:
@@ -208,17 +213,17 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
         )
     note = read_note(out)
     if is_revoked(plan, note):
-        progress.say(
+        say(
             f"warning: {out / NOTE} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
             "replaced by the same with the reference engine, and all shards are made anew"
         )
         write_whole(out / "plan.json", [encode(with_reference(plan))], out)
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
-        progress.say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
+        say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
     return open_job(out, inputs.prefixes)
 
 
-def _setup(out: Path, prefixes: Sequence[str]) -> Do:
+def shard_maker(out: Path, prefixes: Sequence[str]) -> Do:
     """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next."""
     clock = Clock()
     with clock.stage("start-up"):

@@ -3,19 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+from packprep.building.array import ranges, tasks_of
 from packprep.building.publication import MANIFEST, missing_shards
 from packprep.building.revocation import NOTE, is_revoked, read_note
-from packprep.building.run import read_plan, share_of
+from packprep.building.run import read_plan
+from packprep.building.slurm import redo_command
 from packprep.dataset.manifest import encode
 from packprep.digests import digest_of
 from packprep.errors import PlanError
 
 
 def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
-    """{shards, done, missing, published, revoked, array}.
+    """{shards, done, missing, published, revoked, array, redo}.
 
     missing: the shards that are not done. revoked: whether the plan's engine was caught in a difference. array: the array
-    indices that would make what is missing.
+    indices that would make what is missing, of `array_count`. redo: the shell command that submits what is missing and the
+    publication, if `packprep slurm` wrote scripts for this output.
     """
     plan = read_plan(out)
     if plan is None:
@@ -30,21 +33,10 @@ def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
         "revoked": is_revoked(plan, read_note(out)),
     }
     if array_count is not None:
-        lacking = set(missing)
-        tasks = (i for i in range(array_count) if not lacking.isdisjoint(share_of(i, array_count, plan["shards"])))
-        result["array"] = ranges(list(tasks))
+        result["array"] = ranges(tasks_of(missing, array_count, plan["shards"]))
+    if not result["published"] and (redo := redo_command(out, missing, plan["shards"])):
+        result["redo"] = redo
     return result
-
-
-def ranges(numbers: list[int]) -> str:
-    """Ascending numbers as Slurm writes them: 0-3,7."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def print_status(result: dict[str, Any]) -> None:
@@ -63,3 +55,5 @@ def print_status(result: dict[str, Any]) -> None:
         print("complete, but without a manifest: run the build's command once more anywhere to publish it")
     elif result["published"]:
         print("published")
+    if "redo" in result:
+        print(f"if no job is at work on it: {result['redo']}")

@@ -52,9 +52,9 @@ def cut(n_tokens, trained, recipe):
 def trainable(slots, head, mode, n, eos, segment, pivot, shift):
     """bool for each of the segment's slots: whether its token may be a target.
 
-    head: slots before the body, the last `mode` of which are a mode token that may be predicted; n: tokens of the body; eos: whether there is an eos that may be trained; segment: (start,
-    copy, trained) with trained None where the document says nothing; token i of the body stands `shift` slots later from
-    `pivot` on.
+    head: slots before the body, the last `mode` of which are a mode token that may be predicted; n: tokens of the body;
+    eos: whether there is an eos that may be trained; segment: (start, copy, trained) with trained None where the document
+    says nothing; token i of the body stands `shift` slots later from `pivot` on.
     """
     start, copy, trained = segment
     may = [False] * slots

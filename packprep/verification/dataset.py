@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.building.array import share_of
 from packprep.building.commit import encode_rejects
 from packprep.building.plan import Job
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.replay import replay_segments, restore, stored_segments
-from packprep.building.run import Progress, open_job, read_plan, share_of
+from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
 from packprep.building.work import make_shard, read_shard
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import read_manifest, receipt_name, rejects_name, shard_name
@@ -35,6 +36,7 @@ from packprep.verification.files import (
     check_manifest_digest,
     check_shard_files,
     check_sum,
+    sound_ledgers,
 )
 from packprep.verification.report import MAX_LISTED, Faults, line_of
 from packprep.verification.rows import check_arrays, check_layout, count_arrays
@@ -101,11 +103,13 @@ def verify_dataset(
             faults.add("P17", "plan.json", f"twin: {message}")
     prefixes = moved_prefixes(plan, moved)
     job = open_job(directory, prefixes)
+    shards = min(len(manifest["shards"]), plan["shards"])
+    share = share_of(*array, shards)
+    ledgers: list[Mapping[str, Any]] = []
     if array[0] == 0:
         check_manifest(job, manifest, faults)
-    share = share_of(*array, min(len(manifest["shards"]), plan["shards"]))
+        ledgers += sound_ledgers(directory, manifest, job, range(share.stop, shards))
     items = _items(manifest, share, replay, twin)
-    ledgers = []
     runs = []
     replayed = by_twin = 0
     with stoppable() as stop_asked:
@@ -122,7 +126,7 @@ def verify_dataset(
                     ledgers.append(result.ledger)
         finally:
             progress.end()
-    if array[1] == 1 and len(ledgers) == len(manifest["shards"]):
+    if array[0] == 0 and len(ledgers) == len(manifest["shards"]):
         check_sum(manifest, ledgers, faults)
     check_apart(job, sorted(runs, key=lambda own: own[0]), len(runs) == job.shards, faults)
     return _report(directory, manifest, share, replayed, by_twin, faults)
@@ -144,15 +148,6 @@ def _report(
         "faults": faults.total,
         "listed": faults.listed,
     }
-
-
-def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
-    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
-    names = [source["name"] for source in plan["sources"]]
-    for name in moved:
-        if name not in names:
-            raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    return [str(Path(moved.get(source["name"], source["prefix"])).absolute()) for source in plan["sources"]]
 
 
 def _items(manifest: Mapping[str, Any], share: range, replay: int | None, twin: bool) -> list[Item]:

@@ -1,7 +1,7 @@
 """P1 and P2: the files of a dataset, and what its JSON files say of each other."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,19 @@ def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Fa
     if digest != entry["digest"]:
         faults.add("P1", name, f"its digest is {digest}", value=entry["digest"])
     return True
+
+
+def sound_ledgers(
+    directory: Path, manifest: Mapping[str, Any], job: Job, shards: Iterable[int]
+) -> list[dict[str, Any]]:
+    """The ledgers of these shards' receipts, of those that are sound; the others are somebody's to report."""
+    sources, tasks = [s.name for s in job.sources], [t.name for t in job.tasks]
+    ledgers: list[dict[str, Any]] = []
+    for b in shards:
+        found = read_receipt(directory, b)
+        if found and digest_of(found[1]) == manifest["shards"][b]["receipt_digest"]:
+            ledgers += [found[0]["ledger"]] if is_ledger(found[0]["ledger"], sources, tasks) else []
+    return ledgers
 
 
 def check_sum(manifest: Mapping[str, Any], ledgers: list[Mapping[str, Any]], faults: Faults) -> None:

@@ -2,8 +2,7 @@ import itertools
 
 import pytest
 
-from packprep.building.array import array_position
-from packprep.building.run import share_of
+from packprep.building.array import array_position, ranges, share_of, tasks_of
 from packprep.errors import RecipeError
 
 
@@ -72,3 +71,10 @@ def test_array_task_i_of_n_makes_the_shards_with_b_times_n_div_shards_equal_to_i
         assert [list(share_of(i, count, shards)) for i in range(count)] == [
             [b for b in range(shards) if owners[b] == i] for i in range(count)
         ]
+        for i in range(count):
+            assert tasks_of(share_of(i, count, shards), count, shards) == ([i] if share_of(i, count, shards) else [])
+
+
+def test_ranges_are_written_as_slurm_does():
+    assert ranges([]) == "" and ranges([5]) == "5"
+    assert ranges([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"

@@ -11,7 +11,7 @@ import pytest
 
 from packprep.building.processes import spread, stoppable
 from packprep.errors import BuildError, SourceError, Stopped
-from tests.made import ROOT
+from tests.made import ROOT, environment
 
 
 def nothing(*_):
@@ -140,6 +140,53 @@ def test_a_stop_that_was_asked_for_ends_the_work_soon_and_no_process_is_left(wor
     import multiprocessing
 
     assert multiprocessing.active_children() == []
+
+
+def signalled():
+    def do(item, report):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(60)
+
+    return do
+
+
+def test_a_signal_that_a_worker_hears_first_is_a_stop_and_no_fault():
+    with pytest.raises(Stopped, match="the same command goes on"):
+        list(spread(signalled, (), [0, 1], 2, nothing, never))
+
+
+DEAF = """
+import hashlib, sys
+from packprep.building.processes import spread, stoppable
+
+def setup():
+    def do(item, report):
+        print("begun", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # hours inside of a library
+    return do
+
+with stoppable() as asked:
+    list(spread(setup, (), ["one"], 1, print, asked, lambda pid: print("cleaned", flush=True)))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_process_that_is_deep_in_a_library_ends_with_75_all_the_same(number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", DEAF], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75 and out == "cleaned\n" and "packprep: stopped: by a signal" in err
+
+
+def test_no_thread_and_no_descriptor_is_left_behind():
+    before = os.listdir("/proc/self/fd"), threading.active_count(), signal.set_wakeup_fd(-1)
+    list(spread(double, (), [1, 2], 1, nothing, never))
+    with pytest.raises(SourceError):
+        list(spread(broken_setup, (), [1], 1, nothing, never))
+    assert (os.listdir("/proc/self/fd"), threading.active_count(), signal.set_wakeup_fd(-1)) == before
 
 
 def test_who_stops_taking_results_leaves_no_process():

@@ -2,9 +2,9 @@ import shutil
 
 import pytest
 
+from packprep.building.array import ranges, share_of
 from packprep.building.publication import MANIFEST
-from packprep.building.run import share_of
-from packprep.building.status import print_status, ranges, status_of
+from packprep.building.status import print_status, status_of
 from packprep.dataset.manifest import receipt_name
 from packprep.errors import PlanError
 
@@ -52,8 +52,3 @@ def test_the_status_is_printed_in_a_few_lines(out, capsys):
 def test_a_folder_where_nothing_was_begun_is_refused(tmp_path):
     with pytest.raises(PlanError, match="no plan.json: nothing was begun here; `packprep build"):
         status_of(tmp_path)
-
-
-def test_ranges_are_written_as_slurm_does():
-    assert ranges([]) == "" and ranges([5]) == "5"
-    assert ranges([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"

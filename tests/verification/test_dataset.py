@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from packprep.building.run import share_of
+from packprep.building.array import share_of
 from packprep.errors import Stopped
 from packprep.verification import print_report, verify_dataset
 from tests.made import Silent
@@ -53,6 +53,13 @@ def test_array_tasks_share_the_shards(directory):
             ["extra", "shards/000/000000.safetensors", "shards/000/000003.safetensors", "shards/000/000005.safetensors"]
         )
         assert "extra" in [fault["file"] for fault in reports[0]["listed"]]
+
+
+def test_the_first_task_of_an_array_adds_up_all_ledgers(directory):
+    edit_manifest(directory, lambda manifest: manifest["ledger"].update(rows=manifest["ledger"]["rows"] + 1))
+    for i in range(3):
+        listed = verify_dataset(directory, None, {}, (i, 3), 1, Silent())["listed"]
+        assert [f["message"] for f in listed] == ["its ledger is not the sum of the receipts' ledgers"][i:]
 
 
 def test_processes_find_what_one_finds(directory):

@@ -1,0 +1,84 @@
+"""One shard at a time, for whatever runs functions on many machines: a process pool, Dask, Ray, Spark, a queue of one's own.
+
+`begin` once; `build_shard` for each number in any process of any machine, in any order, as often as it pleases; `finish` once.
+A shard is a pure function of the plan and its number: no process needs to know of another, and one that is killed leaves
+temporaries at most. All three go on with what `packprep build` began, and it with what they did.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from packprep.building.commit import done_receipt
+from packprep.building.plan import Job, look_up
+from packprep.building.processes import Do
+from packprep.building.progress import say as say_on_stderr
+from packprep.building.publication import missing_shards, publish
+from packprep.building.revocation import leave_note
+from packprep.building.run import Shard, moved_prefixes, open_job, planned, read_plan, shard_maker
+from packprep.digests import digest_of_file
+from packprep.errors import ArgumentError, BuildError, EngineRevoked
+from packprep.recipe import Recipe
+
+
+def begin(
+    recipe: Recipe, out: Path, moved: Mapping[str, str] | None = None, say: Callable[[str], None] = say_on_stderr
+) -> Job:
+    """Write the plan of a build into `out`, or read the one that stands there; `job.shards` is the number of shards.
+
+    moved: source name → prefix where its files lie now. say: is told what a user should know.
+    Raises what is wrong with recipe and inputs; PlanError if the plan that stands there is another recipe's.
+    """
+    inputs = look_up(recipe, moved or {})
+    for note in inputs.vocabulary.notes:
+        say(note)
+    return planned(inputs, out, say)
+
+
+def build_shard(out: Path, number: int, moved: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Make shard `number` of the plan in `out`, 0 … shards − 1, and commit it; gives its receipt. Nothing if it is done.
+
+    The process keeps plan, engine and memory for the next call, so few long-lived processes are better than many short ones.
+    It may run twice, at the same time too: the second commit compares and changes nothing. One thread of a process at a time.
+    moved: source name → prefix where its files lie on this machine.
+    Raises ArgumentError for another number, PlanError without a plan, SourceError for an input that cannot be read,
+    EngineRevoked (a BuildError) where a fast engine was caught in a difference: then `begin` again, and make all shards.
+    """
+    plan_digest = digest_of_file(out / "plan.json") if (out / "plan.json").exists() else ""
+    job, make = _maker(out.absolute(), plan_digest, tuple(sorted((moved or {}).items())))
+    if not 0 <= number < job.shards:
+        raise ArgumentError(f"shard {number}: {out} has the shards 0 … {job.shards - 1}")
+    found = done_receipt(out, number, job.digest)
+    if found is None:
+        try:
+            make(Shard(number), lambda *counts: None)
+        except EngineRevoked as error:
+            if read_plan(out) == job.plan:
+                leave_note(out, error)
+            raise
+        found = done_receipt(out, number, job.digest)
+    if found is None:
+        raise BuildError(
+            f"{out}: shard {number} was committed and is not there: see who removes files, and make it again"
+        )
+    return found[0]
+
+
+def finish(out: Path) -> dict[str, Any]:
+    """Publish the dataset; gives its manifest. BuildError while a shard is missing, or where too many documents are bad."""
+    job = open_job(out)
+    manifest = publish(out, job)
+    if manifest is None:
+        missing = missing_shards(out, job.digest, range(job.shards))
+        listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
+        raise BuildError(f"{out}: {len(missing)} of {job.shards} shards are missing ({listed}): make them first")
+    return manifest
+
+
+@functools.lru_cache(maxsize=1)
+def _maker(out: Path, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Job, Do]:
+    """(the job, what makes its shards). plan_digest: the plan may be replaced, once its engine is revoked."""
+    job = open_job(out)
+    prefixes = moved_prefixes(job.plan, dict(moved))
+    return job, shard_maker(out, prefixes)

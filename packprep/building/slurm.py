@@ -1,0 +1,332 @@
+"""Many machines by Slurm: plain sbatch scripts, which a site can read and change, and their submission.
+
+An array of tasks makes the shards, several tasks to each that may run at once: Slurm gives the next to whoever is free, so
+that slow machines get fewer and a dead one's is run again. No other scheduler is needed. A job after it publishes and verifies.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packprep.building.array import ranges, tasks_of
+from packprep.building.commit import write_error, write_whole
+from packprep.errors import BuildError, RecipeError
+
+COMMON_MAX_ARRAY_SIZE = 1001
+"""Slurm's own default of MaxArraySize, which many sites keep."""
+TASKS_PER_RUNNING = 4
+FEW_TASKS = 16
+FINISH = "finish.sh"
+
+
+@dataclass(frozen=True)
+class ArrayJob:
+    """An array that shares one command's work.
+
+    command: `build` or `verify`. arguments: what follows it (`arguments_of`). out: the output folder.
+    count: array tasks. at_once: how many of them may run at a time; None: `default_at_once`.
+    workers: processes of each; None: the CPUs that Slurm gives it. options: of sbatch, word by word.
+    """
+
+    command: str
+    arguments: tuple[str, ...]
+    out: Path
+    count: int
+    at_once: int | None = None
+    workers: int | None = None
+    options: tuple[str, ...] = ()
+
+    @property
+    def script(self) -> str:
+        """The name of the array's script."""
+        return f"{self.command}.sh"
+
+    @property
+    def throttle(self) -> int:
+        """How many tasks run at a time."""
+        return self.at_once or default_at_once(self.count)
+
+
+def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """What follows a command: its inputs and flags, without --out, --workers and the array's own; paths are absolute.
+
+    inputs: a recipe, or files and patterns, which stay as they are: the script goes to this folder first.
+    flags: flag → value, list of values, or None. RecipeError for a flag that the command does not take.
+    """
+    arguments = [os.path.abspath(name) if name.endswith(".toml") else name for name in inputs if command == "build"]
+    for flag, value in flags.items():
+        if value is None or value == []:
+            continue
+        if flag not in _FLAGS[command]:
+            raise RecipeError(f"{flag} does not go with --command {command}")
+        for one in value if isinstance(value, list) else [value]:
+            text = str(one)
+            if flag == "--tokenizer" and os.path.exists(text):
+                text = os.path.abspath(text)
+            elif flag == "--source":
+                name, _, prefix = text.partition("=")
+                text = f"{name}={os.path.abspath(prefix)}"
+            arguments += [flag, text]
+    return tuple(arguments)
+
+
+_FLAGS = {
+    "build": ("--tokenizer", "--seq-length", "--tasks", "--text-key", "--seed", "--set", "--source"),
+    "verify": ("--replay", "--source"),
+}
+
+
+def default_at_once(count: int) -> int:
+    """How many of `count` array tasks run at a time: all of up to 16, else a quarter, and no fewer than 16.
+
+    Four tasks to each that runs keep the last of them short where machines differ, and leave room for others.
+    """
+    return min(count, max(FEW_TASKS, -(-count // TASKS_PER_RUNNING)))
+
+
+def slurm_folder(out: Path) -> Path:
+    """Where scripts and logs of an output folder lie: beside it, with .slurm at its name's end. RecipeError for /."""
+    whole = Path(os.path.abspath(out))
+    if not whole.name:
+        raise RecipeError(f"--out {out}: the scripts go beside the output folder, and beside this there is no room")
+    return whole.with_name(whole.name + ".slurm")
+
+
+def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Write the scripts of an array, and submit them if asked to; gives {out, folder, scripts, array, at_once, jobs, submit}.
+
+    jobs: [{script, job}] of what was submitted. submit: the shell command that submits what was not, or null.
+    say: is told what else there is to know. RecipeError for an array that this site cannot take.
+    """
+    job = replace(job, out=Path(os.path.abspath(job.out)))
+    _check_size(job, say)
+    folder, names = slurm_folder(job.out), list(scripts(job, slurm_folder(job.out)))
+    for name in write_scripts(job):
+        say(f"{folder / name} stood there with other text, which is in {name}.old")
+    jobs = submit(job) if submitted else []
+    return {
+        "out": str(job.out),
+        "folder": str(folder),
+        "scripts": names,
+        "array": job.count,
+        "at_once": job.throttle,
+        "jobs": [{"script": name, "job": number} for name, number in jobs],
+        "submit": None if submitted else _submission([str(folder / job.script)], folder / FINISH, FINISH in names),
+    }
+
+
+def print_prepared(result: Mapping[str, Any]) -> None:
+    """The scripts, the jobs, and what to type next."""
+    out = shlex.quote(result["out"])
+    for name in result["scripts"]:
+        about = (
+            "publishes and verifies" if name == FINISH else f"{result['array']} tasks, {result['at_once']} at a time"
+        )
+        number = next((f"job {job['job']}, " for job in result["jobs"] if job["script"] == name), "")
+        print(f"{result['folder']}/{name}: {number}{about}")
+    if result["submit"]:
+        print(f"submit: {result['submit']}")
+    print(f"status: packprep status {out} --array-count {result['array']}")
+
+
+def _check_size(job: ArrayJob, say: Callable[[str], None]) -> None:
+    if job.at_once is not None and job.at_once > job.count:
+        raise RecipeError(f"--at-once {job.at_once} is more than the {job.count} tasks of --array {job.count}")
+    limit = max_array_size()
+    fewer = "a task makes many shards, so that fewer tasks do the same work"
+    if limit is not None and job.count > limit:
+        raise RecipeError(f"--array {job.count} is beyond this site's MaxArraySize of {limit}: {fewer}")
+    if limit is None and job.count > COMMON_MAX_ARRAY_SIZE:
+        say(
+            f"--array {job.count}: no Slurm here tells its MaxArraySize, which is often {COMMON_MAX_ARRAY_SIZE}; if sbatch "
+            f"refuses, take a smaller N: {fewer}"
+        )
+
+
+def _submission(array: Sequence[str], finish: Path, finishes: bool) -> str:
+    """The shell command that submits an array, and what comes after it."""
+    if not finishes:
+        return shlex.join(["sbatch", *array])
+    first = shlex.join(["sbatch", "--parsable", *array])
+    return f'sbatch --dependency="afterok:$({first})" {shlex.quote(str(finish))}'
+
+
+def max_array_size() -> int | None:
+    """The most tasks that an array of this site may have; None where Slurm is not there to be asked."""
+    if shutil.which("scontrol") is None:
+        return None
+    asked = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, errors="replace")
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", asked.stdout, re.M)
+    return int(found[1]) if found else None
+
+
+def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
+    """File name → text: the array's script and, where it builds, that of the job that finishes."""
+    made = {job.script: _script(job, folder, job.command, _array_part(job))}
+    if job.command == "build":
+        made[FINISH] = _script(job, folder, "finish", _finish_part(job))
+    return made
+
+
+def write_scripts(job: ArrayJob) -> list[str]:
+    """Write the scripts; gives the names of those that stood there with other text, which is kept as NAME.old."""
+    folder, replaced = slurm_folder(job.out), []
+    made = scripts(job, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in made.items():
+            path, data = folder / name, os.fsencode(text)
+            if path.exists() and path.read_bytes() != data:
+                path.rename(folder / f"{name}.old")
+                replaced.append(name)
+            write_whole(path, [data], folder)
+    except OSError as error:
+        raise write_error(error.filename or folder, error) from None
+    return replaced
+
+
+def submit(job: ArrayJob) -> list[tuple[str, str]]:
+    """Submit the array and, where it builds, the job after it; gives (script's name, job id) of each."""
+    folder = slurm_folder(job.out)
+    array = _sbatch([str(folder / job.script)])
+    if job.command != "build":
+        return [(job.script, array)]
+    after = [f"--dependency=afterok:{array.partition(';')[0]}", str(folder / FINISH)]
+    try:
+        return [(job.script, array), (FINISH, _sbatch(after))]
+    except BuildError as error:
+        raise BuildError(f"the array is job {array}; what comes after it is not submitted: {error}") from None
+
+
+def redo_command(out: Path, missing: Sequence[int], shards: int) -> str | None:
+    """The shell command that makes the missing shards, then publishes, with the scripts in `DIR.slurm/`; None without any.
+
+    The redo list's tasks have the numbers of the whole array, by whose size, which stands in the script, they go.
+    """
+    folder = slurm_folder(out)
+    array, finish = folder / "build.sh", folder / FINISH
+    try:
+        text = os.fsdecode(array.read_bytes())
+    except OSError:
+        return None
+    found = re.search(r"^#SBATCH --array=0-(\d+)(%\d+)?$", text, re.M)
+    if found is None or not finish.exists():
+        return None
+    if not missing:
+        return shlex.join(["sbatch", str(finish)])
+    tasks = ranges(tasks_of(missing, int(found[1]) + 1, shards))
+    return _submission([f"--array={tasks}{found[2] or ''}", str(array)], finish, True)
+
+
+def _sbatch(arguments: Sequence[str]) -> str:
+    """The id of the job that sbatch queues; BuildError with what it says if it refuses."""
+    again = shlex.join(["sbatch", *arguments])
+    try:
+        done = subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True, errors="replace")
+    except FileNotFoundError:
+        raise BuildError(f"there is no sbatch here: where there is, run {again}") from None
+    if done.returncode:
+        raise BuildError(f"{again} failed: {' '.join(done.stderr.split())}")
+    return done.stdout.strip()
+
+
+def _script(job: ArrayJob, folder: Path, name: str, body: str) -> str:
+    """One script: options of sbatch, those that were given last so that they win; then what runs."""
+    array = name == job.command
+    log, to_log = _log(folder, f"{name}-%a.log" if array else f"{name}.log")
+    options = [
+        f"--job-name=packprep-{name}",
+        *([f"--array=0-{job.count - 1}%{job.throttle}"] if array else ["--kill-on-invalid-dep=yes"]),
+        f"--output={log}",
+        "--open-mode=append",
+        "--requeue",
+        "--signal=USR1@60",
+    ]
+    lines = [f"#SBATCH {_word(option)}" for option in options]
+    lines += [f"#SBATCH {' '.join(map(_word, words))}" for words in _by_option(job.options)]
+    head = "\n".join(lines)
+    return f"#!/bin/bash\n{head}\n\n{to_log}cd -- {shlex.quote(os.getcwd())} || exit\n{_SAY}\n{body}"
+
+
+_SAY = """\
+job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
+echo "job $job on ${SLURMD_NODENAME:-$HOSTNAME}, restart ${SLURM_RESTART_COUNT:-0}"
+# srun passes signals on to the program, and gives it the CPUs that this job has.
+cpus="${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}"
+packprep() {
+  srun --nodes=1 --ntasks=1 --cpus-per-task="$cpus" %s -m packprep "$@"
+}
+""" % shlex.quote(sys.executable)  # noqa: UP031  (braces are the shell's)
+
+_REQUEUE = """\
+# 75: stopped by a signal at a safe point, so it is queued again; not where the job was cancelled and is no longer running.
+if [ "$status" = 75 ] && [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ]; then
+  scontrol requeue "$job"
+fi
+exit "$status"
+"""
+
+
+def _array_part(job: ArrayJob) -> str:
+    position = f'--array-index "$SLURM_ARRAY_TASK_ID" --array-count {job.count}'
+    return f"status=0\npackprep {_command(job)} \\\n  {position} || status=$?\n{_REQUEUE}"
+
+
+def _finish_part(job: ArrayJob) -> str:
+    verify = shlex.join(["verify", str(job.out), *_workers(job)])
+    return (
+        "# Makes what is missing (nothing, after the whole array), publishes, verifies.\n"
+        f"status=0\npackprep {_command(job)} &&\n  packprep {verify} || status=$?\n{_REQUEUE}"
+    )
+
+
+def _command(job: ArrayJob) -> str:
+    where = ["--out", str(job.out)] if job.command == "build" else [str(job.out)]
+    return shlex.join([job.command, *job.arguments, *where, *_workers(job)])
+
+
+def _workers(job: ArrayJob) -> list[str]:
+    return [] if job.workers is None else ["--workers", str(job.workers)]
+
+
+def _log(folder: Path, name: str) -> tuple[str, str]:
+    """(the value of --output, a line of shell that writes there where --output cannot say it).
+
+    Slurm replaces %, drops backslashes, and reads options by line.
+    """
+    where = str(folder)
+    if not re.search(r"[\\\x00-\x1f\x7f]", where):
+        return f"{where.replace('%', '%%')}/{name}", ""
+    shell = name.replace("%a", "$SLURM_ARRAY_TASK_ID")
+    return "/dev/null", f'exec >>{shlex.quote(where)}/"{shell}" 2>&1\n'
+
+
+def _by_option(words: Sequence[str]) -> list[list[str]]:
+    """The words of a command line, each option with what follows it."""
+    lines: list[list[str]] = []
+    for word in words:
+        if word.startswith("-") or not lines:
+            lines.append([])
+        lines[-1].append(word)
+    for line in lines:
+        if re.match(r"(--array(=|$)|-a)", line[0]):
+            raise RecipeError(
+                f"{' '.join(line)}: the array's size is that of --array N before the --, its throttle --at-once K"
+            )
+    return lines
+
+
+def _word(word: str) -> str:
+    """A word as sbatch reads it in a line of its script."""
+    if "\n" in word:
+        raise RecipeError(f"{word!r}: an option of sbatch in a script is one line")
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", word, re.A):
+        return word
+    return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
