@@ -4,9 +4,10 @@ Every process makes whole shards and commits them; the parent hands out shard nu
 killed leaves nothing but temporaries, and the same command makes what is missing.
 """
 
+import contextlib
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +26,7 @@ from packprep.building.work import make_shard
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
-from packprep.digests import digest_of_file
+from packprep.digests import digest_of, digest_of_file
 from packprep.errors import EngineRevoked, PlanError
 from packprep.kernel import warm_kernels
 from packprep.recipe import Recipe
@@ -80,6 +81,10 @@ def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
     plan = read_plan(out)
     if plan is None:
         raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
+    return _job(out, plan, prefixes)
+
+
+def _job(out: Path, plan: Mapping[str, Any], prefixes: Sequence[str] | None) -> Job:
     path = out / plan["tokenizer"]["file"]
     try:
         tokenizer_json = path.read_bytes()
@@ -138,16 +143,17 @@ def build(
             if missing:
                 items = [Shard(b) for b in missing]
                 clean = functools.partial(remove_all_temporaries, out)
-                made = spread(_setup, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
-                for _, seconds in made:
-                    clock.add(seconds)
+                with _at_hand(job):
+                    made = spread(_setup, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
+                    for _, seconds in made:
+                        clock.add(seconds)
             with clock.stage("publish"):
                 manifest = publish(out, job)
             if manifest is None and array[1] > 1:
                 time.sleep(LIST_AGAIN_S)  # listings may be cached
                 manifest = publish(out, job)
         except EngineRevoked as error:
-            if read_plan(out) == job.plan:  # and not one that has been replaced in the meantime
+            if (standing := read_plan(out)) and digest_of(encode(standing)) == job.digest:  # and not one that has been replaced in the meantime
                 leave_note(out, error)
             raise
         finally:
@@ -205,17 +211,32 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
             f"warning: {out / NOTE} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
             "replaced by the same with the reference engine, and all shards are made anew"
         )
-        write_whole(out / "plan.json", [encode(with_reference(plan))], out)
+        plan = with_reference(plan)
+        write_whole(out / "plan.json", [encode(plan)], out)
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         progress.say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
-    return open_job(out, inputs.prefixes)
+    return _job(out, plan, inputs.prefixes)
+
+
+_jobs: list[Job] = []
+
+
+@contextlib.contextmanager
+def _at_hand(job: Job) -> Iterator[None]:
+    """The job that this process, and those that are forked from it, need not read again."""
+    _jobs.append(job)
+    try:
+        yield
+    finally:
+        _jobs.pop()
 
 
 def _setup(out: Path, prefixes: Sequence[str]) -> Do:
     """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next."""
     clock = Clock()
     with clock.stage("start-up"):
-        job, decoders, buffers = open_job(out, prefixes), Decoders(), Buffers()
+        job = _jobs[-1] if _jobs else open_job(out, prefixes)
+        decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 
     def make(item: Shard, report: Report) -> dict[str, float]:

@@ -44,10 +44,9 @@ def calibrate(
     first: list[str] = []
     room = FIRST_CHARACTERS
     rates: list[tuple[int, int]] = []  # (tokens, stored bytes) of each piece looked at
-    kinds = [format_name(*f) for f in source.formats]
-    of_piece = np.array([kinds.index(kinds[f]) for f in source.pieces.file], np.int64)
-    for kind in sorted(set(kinds)):
-        own = np.flatnonzero(of_piece == kinds.index(kind)) if len(of_piece) else of_piece
+    kinds = [format_name(*kind) for kind in source.files.kinds]
+    for kind in sorted(kinds):
+        own = source.pieces_of_kind(kinds.index(kind))
         stored_seen = text_seen = 0
         if len(own):
             key = bits64(text_key(source.seed, source.name, kind), CALIBRATION)
@@ -79,10 +78,11 @@ def calibrate(
 
 def _look_at(source: PlannedSource, piece: int, marks: MarkReader | None) -> tuple[int, list[str], list[Marked | None]]:
     """(stored bytes looked at, texts that begin there, what they say of their training)."""
-    stored = max(1, int(source.pieces.bytes[piece]))
+    found = source.pieces.at(np.array([piece]))
+    stored = max(1, int(found.bytes[0]))
     weight = 1 << 20
     hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
-    first = int(source.pieces.file[piece])
+    first = int(found.file[0])
     format, compression = source.formats[first]
     if compression and format != "text":  # whole steps
         steps = -(-stored // source.step_bytes)
