@@ -59,9 +59,16 @@ class Outcome:
 
 def read_plan(out: Path) -> dict[str, Any] | None:
     """The plan of an output folder; None if there is none."""
+    found = plan_and_digest(out)
+    return found[0] if found else None
+
+
+def plan_and_digest(out: Path) -> tuple[dict[str, Any], str] | None:
+    """(the plan of an output folder, the digest of its file); None if there is none."""
     path = out / "plan.json"
     try:
-        plan = decode(path.read_bytes(), str(path))
+        data = path.read_bytes()
+        plan = decode(data, str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -73,18 +80,18 @@ def read_plan(out: Path) -> dict[str, Any] | None:
         raise PlanError(
             f"{path}: key {key!r} is {'unknown' if key in plan else 'missing'}; begin anew in another folder"
         )
-    return plan
+    return plan, digest_of(data)
 
 
 def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
     """The job of an output folder that has a plan and a tokenizer."""
-    plan = read_plan(out)
-    if plan is None:
+    found = plan_and_digest(out)
+    if found is None:
         raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
-    return _job(out, plan, prefixes)
+    return _job(out, *found, prefixes)
 
 
-def _job(out: Path, plan: Mapping[str, Any], prefixes: Sequence[str] | None) -> Job:
+def _job(out: Path, plan: Mapping[str, Any], digest: str, prefixes: Sequence[str] | None) -> Job:
     path = out / plan["tokenizer"]["file"]
     try:
         tokenizer_json = path.read_bytes()
@@ -92,7 +99,7 @@ def _job(out: Path, plan: Mapping[str, Any], prefixes: Sequence[str] | None) -> 
         raise PlanError(
             f"{path}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
         ) from None
-    return Job(plan, tokenizer_json, prefixes)
+    return Job(plan, tokenizer_json, prefixes, digest)
 
 
 def share_of(index: int, count: int, shards: int) -> range:
@@ -153,7 +160,7 @@ def build(
                 time.sleep(LIST_AGAIN_S)  # listings may be cached
                 manifest = publish(out, job)
         except EngineRevoked as error:
-            if (standing := read_plan(out)) and digest_of(encode(standing)) == job.digest:  # and not one that has been replaced in the meantime
+            if (standing := plan_and_digest(out)) and standing[1] == job.digest:  # and not one that has been replaced in the meantime
                 leave_note(out, error)
             raise
         finally:
@@ -181,8 +188,8 @@ def _to_do(share: int, missing: int, shards: int) -> str:
 
 def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
     """The job of the plan that stands in `out`, written now if there is none."""
-    plan = read_plan(out)
-    if plan is None:
+    found = plan_and_digest(out)
+    if found is None:
         if (out / MANIFEST).exists() or (out / "receipts").exists():
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
@@ -197,8 +204,9 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
                 f"{tokenizer} is another tokenizer, left there without a plan: remove it, or build into another folder"
             )
         write_first(out / "plan.json", encode(fresh))
-        plan = read_plan(out)
-        assert plan is not None
+        found = plan_and_digest(out)
+        assert found is not None
+    plan, digest = found
     changed = differences(inputs, plan)
     if changed:
         raise PlanError(
@@ -212,10 +220,12 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
             "replaced by the same with the reference engine, and all shards are made anew"
         )
         plan = with_reference(plan)
-        write_whole(out / "plan.json", [encode(plan)], out)
+        data = encode(plan)
+        write_whole(out / "plan.json", [data], out)
+        digest = digest_of(data)
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         progress.say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
-    return _job(out, plan, inputs.prefixes)
+    return _job(out, plan, digest, inputs.prefixes)
 
 
 _jobs: list[Job] = []

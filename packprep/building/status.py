@@ -5,9 +5,7 @@ from typing import Any
 
 from packprep.building.publication import MANIFEST, missing_shards
 from packprep.building.revocation import NOTE, is_revoked, read_note
-from packprep.building.run import read_plan, share_of
-from packprep.dataset.manifest import encode
-from packprep.digests import digest_of
+from packprep.building.run import plan_and_digest, share_of
 from packprep.errors import PlanError
 
 
@@ -17,10 +15,11 @@ def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
     missing: the shards that are not done. revoked: whether the plan's engine was caught in a difference. array: the array
     indices that would make what is missing.
     """
-    plan = read_plan(out)
-    if plan is None:
+    found = plan_and_digest(out)
+    if found is None:
         raise PlanError(f"{out}: no plan.json: nothing was begun here; `packprep build … --out {out}` begins a build")
-    missing = missing_shards(out, digest_of(encode(plan)), range(plan["shards"]))
+    plan, digest = found
+    missing = missing_shards(out, digest, range(plan["shards"]))
     result: dict[str, Any] = {
         "out": str(out),
         "shards": plan["shards"],
