@@ -67,16 +67,20 @@ class Laps:
         self._last = time.perf_counter()
 
 
+def inputs_of() -> plan.Inputs:
+    """What a recipe of one source finds."""
+    table = {"seq_length": 4096, "tokenizer": "bytes", "sources": [{"paths": ["/corpus/**/*"]}]}
+    return plan.look_up(read_recipe({**table, "tasks": [{"preset": "ul2r"}]}, Path("/corpus")), {})
+
+
 def planning(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps) -> None:
     """The plan as the first process makes it."""
-    table = {"seq_length": 4096, "tokenizer": "bytes", "sources": [{"paths": ["/corpus/**/*"]}]}
-    recipe = read_recipe({**table, "tasks": [{"preset": "ul2r"}]}, Path("/corpus"))
     with (
         mock.patch.object(plan, "find_files", listing(count, file_bytes, ending)),
         mock.patch.object(calibration, "_looks", looks),
     ):
-        inputs = plan.look_up(recipe, {})
-        laps.lap("list the files", "simulated")
+        inputs = inputs_of()
+        laps.lap("look up files and tokenizer", "listing simulated")
         values = plan.make_plan(inputs)
     laps.lap("make the plan", f"{values['shards']:,} shards of {values['shard_text_bytes'] >> 20} MiB of text")
     data = encode(values)
@@ -107,7 +111,12 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
     source = folder / "source"
     source.mkdir(parents=True)
     (source / "a.jsonl").write_text('{"text": "One document."}\n' * 1000)
-    table = {"seq_length": 512, "tokenizer": "bytes", "sources": [{"paths": ["a.jsonl"]}], "tasks": [{"preset": "ul2r"}]}
+    table = {
+        "seq_length": 512,
+        "tokenizer": "bytes",
+        "sources": [{"paths": ["a.jsonl"]}],
+        "tasks": [{"preset": "ul2r"}],
+    }
     recipe, out = read_recipe({**table, "output": {"shard_text_bytes": 1 << 20}}, source), folder / "out"
     run.build(recipe, out, Silent())
     values = run.read_plan(out)

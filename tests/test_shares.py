@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from packprep.building.run import open_job, read_plan
 from packprep import open_dataset
+from packprep.building.run import open_job, read_plan
 from packprep.inspection.summary import describe_build, describe_dataset
 from tests import made
 from tests.command_line import inside
@@ -110,12 +110,12 @@ def errors_of(repeats):
 
 
 def grain_of(plan, ending):
-    """float64[sources]: the tokens by which a shard's part may be off, because documents and steps are whole."""
+    """float64[sources]: the tokens by which a shard's part may be off, because documents, steps and blocks are whole."""
     longest = np.array([own.max() for own in LENGTHS.values()], float)
     if ending not in (".jsonl.zst", ".jsonl.gz"):
         return longest
     steps = [source["step_bytes"] * ratio / 1024 for source in plan["sources"] for ratio in source["ratios"].values()]
-    return longest + np.array(steps)
+    return longest + np.maximum(steps, 128 << 10 if ending == ".jsonl.zst" else 0)  # a block of zstd
 
 
 @pytest.mark.parametrize("total_tokens", [None, 2_000_000, 12_000_000])
