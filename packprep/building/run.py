@@ -150,7 +150,7 @@ def build(
             if missing:
                 items = [Shard(b) for b in missing]
                 clean = functools.partial(remove_all_temporaries, out)
-                with _at_hand(job):
+                with _at_hand(out, job):
                     made = spread(_setup, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
                     for _, seconds in made:
                         clock.add(seconds)
@@ -230,24 +230,24 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
     return _job(out, plan, digest, inputs.prefixes)
 
 
-_jobs: list[Job] = []
+_jobs: dict[Path, Job] = {}  # by output folder
 
 
 @contextlib.contextmanager
-def _at_hand(job: Job) -> Iterator[None]:
+def _at_hand(out: Path, job: Job) -> Iterator[None]:
     """The job that this process, and those that are forked from it, need not read again."""
-    _jobs.append(job)
+    _jobs[out] = job
     try:
         yield
     finally:
-        _jobs.pop()
+        del _jobs[out]
 
 
 def _setup(out: Path, prefixes: Sequence[str]) -> Do:
     """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next."""
     clock = Clock()
     with clock.stage("start-up"):
-        job = _jobs[-1] if _jobs else open_job(out, prefixes)
+        job = _jobs.get(out) or open_job(out, prefixes)
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 
