@@ -311,6 +311,70 @@ _MEANINGS = {
     "segment_repeat": "which use of the document this is: 0, 1, …",
 }
 
+# scale.md
+
+TEXT_BYTES_PER_TOKEN, STORED_BYTES_PER_TEXT_BYTE = 4.25, 1 / 3
+TOKENS_PER_CORE_S = 14.5e6
+SLOTS_PER_TOKEN = 1.07
+FULL_BYTES_PER_TOKEN, COMPACT_BYTES_PER_TOKEN = 7.65, 4.44
+RECEIPT_BYTES, ENTRY_BYTES = 1300, 190
+
+
+def scale(part: str) -> str:
+    """What corpora of some sizes take: ul2r, seq_length 4096, ids of four bytes, measured constants (docs/benchmarks.md)."""
+    from packprep.building.forecast import PROCESS_BYTES
+    from packprep.building.plan import _shard_text_bytes
+    from packprep.recipe import read_recipe
+
+    recipe = read_recipe({"tokenizer": "bytes", "seq_length": 4096, "sources": [{"paths": ["x.jsonl"]}]}, DOCS)
+    rows = []
+    for tokens, name in ((10**10, "10 B"), (10**11, "100 B"), (10**12, "1 T"), (15 * 10**12, "15 T")):
+        text = int(tokens * TEXT_BYTES_PER_TOKEN)
+        shard = _shard_text_bytes(recipe, text, 1 / TEXT_BYTES_PER_TOKEN)
+        shards = -(-text // shard)
+        core_s = tokens / TOKENS_PER_CORE_S
+        slot_bytes, item = 7, 4
+        worker = PROCESS_BYTES + tokens / shards * (3 * item + SLOTS_PER_TOKEN * slot_bytes * 2)
+        full, compact = tokens * FULL_BYTES_PER_TOKEN, tokens * COMPACT_BYTES_PER_TOKEN
+        stored = text * STORED_BYTES_PER_TEXT_BYTE
+        cells = {
+            "shards": (
+                _bytes(text), f"{shard / 2**20:,.0f} MiB", f"{shards:,}", f"{tokens * SLOTS_PER_TOKEN / 4096:,.0f}",
+                f"{3 * shards + 3:,}", _bytes(shards * ENTRY_BYTES), _bytes(shards * RECEIPT_BYTES), _bytes(worker),
+            ),
+            "time": (
+                f"{core_s / 3600:,.1f}", _time(core_s / 16), _time(core_s / 256), _time(core_s / 4096), _bytes(stored),
+                _bytes(full), _bytes(compact), _time((stored + full) / 1e10), _time((stored + compact) / 1e10),
+            ),
+        }  # fmt: skip
+        rows.append((name, *cells[part]))
+    head = {
+        "shards": (
+            "tokens", "text", "shard", "shards", "rows of 4096", "files, at most", "dataset.json", "receipts", "a worker",
+        ),
+        "time": (
+            "tokens", "core hours", "16 cores", "256 cores", "4096 cores", "read, zstd", "written, full", "compact",
+            "at 10 GB/s, full", "compact",
+        ),
+    }  # fmt: skip
+    return _table(head[part], rows)
+
+
+def _bytes(n: float) -> str:
+    for unit in ("kB", "MB", "GB"):
+        n /= 1000
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+    return f"{n / 1000:.3g} TB"
+
+
+def _time(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
 IN_PLACE = ("masked_diffusion", "uniform_diffusion", "block_diffusion")
 DENSITIES = tuple({"noise_density": d, "mean_span_length": m} for d, m in ((0.15, 3), (0.15, 32), (0.5, 3)))
 
@@ -330,6 +394,7 @@ PARTS: dict[str, Callable[[], str]] = {
         for name in ("causal", "prefix_lm", "span_corruption", "fill_in_the_middle", *IN_PLACE)
     },
     "presets": presets,
+    **{f"scale {part}": (lambda part=part: scale(part)) for part in ("shards", "time")},
     "example causal": lambda: example("causal", 12, 0, mode=False),
     "example prefix_lm": lambda: example("prefix_lm", 12, 5),
     "example prefix_lm sentinel": lambda: example("prefix_lm", 11, 5, sentinel=True),

@@ -78,6 +78,16 @@ def test_objectives_are_measured_beside_what_others_do(capsys):
     assert "of copy bound" in capsys.readouterr().out
 
 
+def test_scale_measures_planning_starting_and_publishing(tmp_path, capsys):
+    script("scale").main(
+        ["--files", "50", "--file-bytes", "30MB", "--shards", "12", "--folder", str(tmp_path), "--json"]
+    )
+    result = json.loads(capsys.readouterr().out)
+    assert len(result) == 7 and not list(tmp_path.iterdir())
+    assert all(line["seconds"] >= 0 and line["peak_mib"] > 0 for lines in result.values() for line in lines)
+    assert [line["note"] for line in result["starting:.jsonl"]][:2] == ["50 files", "400 pieces"]
+
+
 @pytest.mark.parametrize("density, mean", [(0.15, 3.0), (0.5, 3.0), (0.15, 64.0)])
 def test_the_collator_corrupts_spans_as_packprep_does(density, mean):
     tokens, chance = np.arange(500), np.random.default_rng(3)

@@ -16,7 +16,7 @@ from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
 from packprep.building.publication import missing_shards, publish
 from packprep.building.revocation import leave_note
-from packprep.building.run import Shard, moved_prefixes, open_job, planned, read_plan, shard_maker
+from packprep.building.run import Shard, moved_prefixes, open_job, plan_and_digest, planned, shard_maker
 from packprep.digests import digest_of_file
 from packprep.errors import ArgumentError, BuildError, EngineRevoked
 from packprep.recipe import Recipe
@@ -54,7 +54,7 @@ def build_shard(out: Path, number: int, moved: Mapping[str, str] | None = None) 
         try:
             make(Shard(number), lambda *counts: None)
         except EngineRevoked as error:
-            if read_plan(out) == job.plan:
+            if (standing := plan_and_digest(out)) and standing[1] == job.digest:
                 leave_note(out, error)
             raise
         found = done_receipt(out, number, job.digest)

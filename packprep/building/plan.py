@@ -18,7 +18,8 @@ from packprep.corpus.chat_templates import find_template
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, check_special_text
 from packprep.corpus.engines.registry import candidates, engine_facts, load_engine, loaded, refused
-from packprep.corpus.planning import File, PlannedSource, find_files, format_name, step_bytes
+from packprep.corpus.files import Files
+from packprep.corpus.planning import PlannedSource, find_files, format_name, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenizer_json import continuing_tokens
 from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
@@ -49,13 +50,19 @@ class Inputs:
     recipe: Recipe
     vocabulary: Vocabulary
     prefixes: tuple[str, ...]
-    files: tuple[tuple[File, ...], ...]
+    files: tuple[Files, ...]
     chat_template: str | None
 
     @property
     def fingerprint_parts(self) -> dict[str, Any]:
-        files = [[(file.name, file.size) for file in source] for source in self.files]
+        """What determines the shards, as `recipe.fingerprint_parts` gives it."""
+        files = [list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files]
         return fingerprint_parts(self.recipe, files, self.vocabulary.digest, self.chat_template)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of that, computed once: of a million files it takes seconds."""
+        return fingerprint(self.fingerprint_parts)
 
 
 def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
@@ -66,7 +73,7 @@ def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the recipe has no source of that name; it has {', '.join(names)}")
     found = [find_files(source, i, recipe.base, moved.get(source.name)) for i, source in enumerate(recipe.sources)]
-    if not any(file.size for _, files in found for file in files):
+    if not any(files.sizes.any() for _, files in found):
         raise RecipeError("the inputs hold no bytes: every file that the sources name is empty")
     needs = Needs(roles_used(recipe), mode_tokens_used(recipe), sentinels_used(recipe))
     vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, needs)
@@ -74,7 +81,7 @@ def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
     template = None
     if recipe.documents.loss_spans == "use":
         template = find_template(recipe.documents.chat_template, recipe.base, recipe.tokenizer)
-    return Inputs(recipe, vocabulary, tuple(p for p, _ in found), tuple(tuple(files) for _, files in found), template)
+    return Inputs(recipe, vocabulary, tuple(p for p, _ in found), tuple(files for _, files in found), template)
 
 
 def ids_of(vocabulary: Vocabulary) -> Ids:
@@ -117,7 +124,7 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
     engine, sources, estimates = _proven_and_calibrated(inputs, say)
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
-    once = [int(s.weights.sum()) for s in sources]  # text bytes of one use of all documents
+    once = [int(s.weights().sum()) for s in sources]  # text bytes of one use of all documents
     repeats = _repeats(recipe, once, estimates)
     for planned, repeat in zip(sources, repeats, strict=True):
         planned.repeat = repeat
@@ -127,12 +134,11 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
     shards = max(1, -(-sum(weights) // shard_text_bytes))
     roles = {role: int(i) for role, i in vocabulary.roles.items()}
     tasks = resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
-    parts = inputs.fingerprint_parts
     plan = {
         "format": FORMAT,
         "version": VERSION,
         "law_version": LAW_VERSION,
-        "fingerprint": fingerprint(parts),
+        "fingerprint": inputs.fingerprint,
         "recipe": normalised(recipe),
         "engine": engine_facts(engine),
         "made_with": made_with(),
@@ -164,7 +170,11 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
             }
             for planned, estimate, weight in zip(sources, estimates, weights, strict=True)
         ],
-        "files": [file._asdict() for files in inputs.files for file in files],
+        "files": [
+            {"source": files.source, "name": name, "size": size, "pieces": pieces}
+            for files in inputs.files
+            for name, size, pieces in zip(files.names, files.sizes.tolist(), files.pieces.tolist(), strict=True)
+        ],
     }
     return {**plan, "digest": own_digest(plan)}
 
@@ -217,7 +227,8 @@ def made_with() -> dict[str, str]:
 
 
 def _stored_compressed(source: PlannedSource) -> int:
-    return sum(file.size for file, (_, compression) in zip(source.files, source.formats, strict=True) if compression)
+    compressed = np.array([bool(compression) for _, compression in source.files.kinds])
+    return int(source.files.sizes[compressed[source.files.kind]].sum())
 
 
 def _repeats(recipe: Recipe, once: Sequence[int], estimates: Sequence[Estimates]) -> list[float]:
@@ -249,8 +260,7 @@ def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty if nothing does."""
-    parts = inputs.fingerprint_parts
-    if fingerprint(parts) == plan["fingerprint"]:
+    if inputs.fingerprint == plan["fingerprint"]:
         return []
     found = []
     if plan["law_version"] != LAW_VERSION:
@@ -261,9 +271,13 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
         )
     if plan["chat_template"] != inputs.chat_template:
         found.append("the chat template changed")
-    found += _changed_keys(_plain(parts["recipe"]), _plain(without_places(plan["recipe"])), "")
+    found += _changed_keys(_plain(inputs.fingerprint_parts["recipe"]), _plain(without_places(plan["recipe"])), "")
     listed: dict[tuple[int, str], int] = {(f["source"], f["name"]): f["size"] for f in plan["files"]}
-    here = {(file.source, file.name): file.size for files in inputs.files for file in files}
+    here = {
+        (files.source, name): size
+        for files in inputs.files
+        for name, size in zip(files.names, files.sizes.tolist(), strict=True)
+    }
     for key in sorted(set(listed) | set(here)):
         if listed.get(key) != here.get(key):
             before, after = ("no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, here))
@@ -324,9 +338,19 @@ def _resolved(plan: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]
 
 
 class Job:
-    """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone."""
+    """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone.
 
-    def __init__(self, plan: Mapping[str, Any], tokenizer_json: bytes, prefixes: Sequence[str] | None = None):
+    plan: the plan's values but for its files, which are in `sources`. digest: the plan's.
+    """
+
+    def __init__(
+        self,
+        plan: Mapping[str, Any],
+        tokenizer_json: bytes,
+        prefixes: Sequence[str] | None = None,
+        plan_digest: str | None = None,
+    ):
+        """prefixes: where the sources' files lie now. plan_digest: of the plan's canonical JSON, where that is known."""
         if plan["law_version"] != LAW_VERSION:
             raise PlanError(
                 f"plan.json has law_version {plan['law_version']} and this packprep makes {LAW_VERSION}: "
@@ -337,7 +361,8 @@ class Job:
             raise PlanError(
                 f"tokenizer.json has digest {digest} and the plan names {plan['tokenizer']['digest']}: put the right file back"
             )
-        self.plan, self.digest = plan, digest_of(encode(plan))
+        self.plan = {key: value for key, value in plan.items() if key != "files"}
+        self.digest = plan_digest or digest_of(encode(plan))
         self.recipe = _recipe_of(plan)
         stored = plan["vocabulary"]
         self.vocabulary = Vocabulary(
@@ -362,18 +387,18 @@ class Job:
             raise PlanError("plan.json: its tasks are not those of its recipe and vocabulary; put the right file back")
         self.shards: int = plan["shards"]
         self.sources: list[PlannedSource] = []
-        files = [File(**file) for file in plan["files"]]
-        first = 0
+        files = plan["files"]  # by source
+        of_source = np.fromiter((file["source"] for file in files), np.int64, len(files))
         for i, (source, resolved) in enumerate(zip(self.recipe.sources, plan["sources"], strict=True)):
-            own = [file for file in files if file.source == i]
+            first, end = map(int, np.searchsorted(of_source, [i, i + 1]))
+            own = files[first:end]
+            sizes, pieces = (np.fromiter((file[key] for file in own), np.int64, len(own)) for key in ("size", "pieces"))
             prefix = prefixes[i] if prefixes else resolved["prefix"]
-            self.sources.append(PlannedSource(source, i, prefix, own, first, resolved, self.recipe.seed))
-            first += len(own)
-            for format in self.sources[-1].formats:
-                if format_name(*format) not in self.sources[-1].ratios:
-                    raise PlanError(
-                        f"plan.json: sources[{i}]: ratios has no {format_name(*format)}, which its files are"
-                    )
+            listed = Files(i, [file["name"] for file in own], sizes, source.format, prefix, pieces)
+            self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, self.recipe.seed))
+            for kind in listed.kinds:
+                if format_name(*kind) not in self.sources[-1].ratios:
+                    raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")
 
     @cached_property
     def engine(self) -> Engine:

@@ -157,9 +157,9 @@ def documents_at(job: Job, source: PlannedSource, file: int, use: int, positions
     i = file - source.first_file
     wanted = np.unique(positions)
     format, compression = source.formats[i]
-    pieces = np.flatnonzero((source.pieces.file <= i) & (i < source.pieces.file + source.pieces.files))
+    pieces = np.array(source.pieces.of_file(i), np.int64)
     if format == "jsonl" and not compression:
-        pieces = pieces[np.isin(source.pieces.part[pieces], wanted // PIECE_BYTES)]
+        pieces = pieces[np.isin(np.arange(len(pieces)), wanted // PIECE_BYTES)]
     reading = read_documents(
         job.recipe,
         job.sources,
@@ -286,6 +286,12 @@ def _with_body(bodies: Bodies, g: int, one: Segments) -> Bodies:
     return exact
 
 
-def file_keys(job: Job) -> np.ndarray:
-    """uint64[files]: the key of every file of the plan."""
-    return np.array([text_key(s.seed, s.name, f.name) for s in job.sources for f in s.files], np.uint64)
+def file_keys(job: Job, files: np.ndarray) -> np.ndarray:
+    """uint64[n]: the keys of files of the plan, int[n]."""
+    which, place = np.unique(files, return_inverse=True)
+    first = np.array([source.first_file for source in job.sources])
+    keys = np.zeros(len(which), np.uint64)
+    for k, file in enumerate(which.tolist()):
+        source = job.sources[int(np.searchsorted(first, file, "right")) - 1]
+        keys[k] = text_key(source.seed, source.name, source.files.names[file - source.first_file])
+    return keys[place]

@@ -4,9 +4,10 @@ Every process makes whole shards and commits them; the parent hands out shard nu
 killed leaves nothing but temporaries, and the same command makes what is missing.
 """
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +29,7 @@ from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
 from packprep.dataset.opening import read_file
-from packprep.digests import digest_of_file, own_digest
+from packprep.digests import digest_of, digest_of_file, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
 from packprep.kernel import warm_kernels
 from packprep.recipe import Recipe
@@ -61,10 +62,17 @@ class Outcome:
 
 def read_plan(out: Path) -> dict[str, Any] | None:
     """The plan of an output folder; None if there is none. PlanError if one byte of it is not as it was written."""
+    found = plan_and_digest(out)
+    return found[0] if found else None
+
+
+def plan_and_digest(out: Path) -> tuple[dict[str, Any], str] | None:
+    """(the plan of an output folder, the digest of its file); None if there is none."""
     path = out / "plan.json"
     restore = "put the file back as it was, or begin anew in another folder"
     try:
-        plan = decode(read_file(path), str(path))
+        data = read_file(path)
+        plan = decode(data, str(path))
     except FileNotFoundError:
         return None
     except DatasetError as error:
@@ -80,14 +88,18 @@ def read_plan(out: Path) -> dict[str, Any] | None:
             f"{path}: it carries the digest {plan['digest']!r} and its own is {digest}: it was changed or damaged after it was "
             f"written; {restore}"
         )
-    return plan
+    return plan, digest_of(data)
 
 
 def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
     """The job of an output folder that has a plan and a tokenizer."""
-    plan = read_plan(out)
-    if plan is None:
+    found = plan_and_digest(out)
+    if found is None:
         raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
+    return _job(out, *found, prefixes)
+
+
+def _job(out: Path, plan: Mapping[str, Any], digest: str, prefixes: Sequence[str] | None) -> Job:
     path = out / plan["tokenizer"]["file"]
     try:
         tokenizer_json = read_file(path)
@@ -95,7 +107,7 @@ def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
         raise PlanError(
             f"{path}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
         ) from None
-    return Job(plan, tokenizer_json, prefixes)
+    return Job(plan, tokenizer_json, prefixes, digest)
 
 
 def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
@@ -150,16 +162,19 @@ def build(
         try:
             if missing:
                 items = [Shard(b) for b in missing]
-                made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
-                for _, seconds in made:
-                    clock.add(seconds)
+                with _at_hand(out, job):
+                    made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
+                    for _, seconds in made:
+                        clock.add(seconds)
             with clock.stage("publish"):
                 manifest = publish(out, job)
             if manifest is None and array[1] > 1:
                 time.sleep(LIST_AGAIN_S)  # listings may be cached
                 manifest = publish(out, job)
         except EngineRevoked as error:
-            if read_plan(out) == job.plan:  # and not one that has been replaced in the meantime
+            if (standing := plan_and_digest(out)) and standing[
+                1
+            ] == job.digest:  # and not one that has been replaced in the meantime
                 leave_note(out, error)
             raise
         finally:
@@ -187,8 +202,8 @@ def _to_do(share: int, missing: int, shards: int) -> str:
 
 def planned(inputs: Inputs, out: Path, say: Callable[[str], None]) -> Job:
     """The job of the plan that stands in `out`, written first if there is none; PlanError if it is another recipe's."""
-    plan = read_plan(out)
-    if plan is None:
+    found = plan_and_digest(out)
+    if found is None:
         if (out / MANIFEST).exists() or (out / "receipts").exists():
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
@@ -203,8 +218,9 @@ def planned(inputs: Inputs, out: Path, say: Callable[[str], None]) -> Job:
                 f"{tokenizer} is another tokenizer, left there without a plan: remove it, or build into another folder"
             )
         write_first(out / "plan.json", encode(fresh))
-        plan = read_plan(out)
-        assert plan is not None
+        found = plan_and_digest(out)
+        assert found is not None
+    plan, digest = found
     changed = differences(inputs, plan)
     if changed:
         raise PlanError(
@@ -217,17 +233,34 @@ def planned(inputs: Inputs, out: Path, say: Callable[[str], None]) -> Job:
             f"warning: {out / NOTE} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
             "replaced by the same with the reference engine, and all shards are made anew"
         )
-        write_whole(out / "plan.json", [encode(with_reference(plan))], out)
+        plan = with_reference(plan)
+        data = encode(plan)
+        write_whole(out / "plan.json", [data], out)
+        digest = digest_of(data)
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
-    return open_job(out, inputs.prefixes)
+    return _job(out, plan, digest, inputs.prefixes)
+
+
+_jobs: dict[Path, Job] = {}  # by output folder
+
+
+@contextlib.contextmanager
+def _at_hand(out: Path, job: Job) -> Iterator[None]:
+    """The job that this process, and those that are forked from it, need not read again."""
+    _jobs[out] = job
+    try:
+        yield
+    finally:
+        del _jobs[out]
 
 
 def shard_maker(out: Path, prefixes: Sequence[str]) -> Do:
     """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next."""
     clock = Clock()
     with clock.stage("start-up"):
-        job, decoders, buffers = open_job(out, prefixes), Decoders(), Buffers()
+        job = _jobs.get(out) or open_job(out, prefixes)
+        decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 
     def make(item: Shard, report: Report) -> dict[str, float]:

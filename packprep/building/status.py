@@ -6,10 +6,8 @@ from typing import Any
 from packprep.building.array import ranges, tasks_of
 from packprep.building.publication import MANIFEST, missing_shards
 from packprep.building.revocation import NOTE, is_revoked, read_note
-from packprep.building.run import read_plan
+from packprep.building.run import plan_and_digest
 from packprep.building.slurm import redo_command
-from packprep.dataset.manifest import encode
-from packprep.digests import digest_of
 from packprep.errors import PlanError
 
 
@@ -20,10 +18,11 @@ def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
     indices that would make what is missing, of `array_count`. redo: the shell command that submits what is missing and the
     publication, if `packprep slurm` wrote scripts for this output.
     """
-    plan = read_plan(out)
-    if plan is None:
+    found = plan_and_digest(out)
+    if found is None:
         raise PlanError(f"{out}: no plan.json: nothing was begun here; `packprep build … --out {out}` begins a build")
-    missing = missing_shards(out, digest_of(encode(plan)), range(plan["shards"]))
+    plan, digest = found
+    missing = missing_shards(out, digest, range(plan["shards"]))
     result: dict[str, Any] = {
         "out": str(out),
         "shards": plan["shards"],

@@ -1,10 +1,13 @@
 """What a keyed sample of a source tells: text bytes per stored byte, tokens per text byte, documents' mean length.
 
-The sample is a few pieces of each format, chosen by their keys and entered at their begin; its figures are stored in the plan
-and only ever used as estimates: no document depends on them but through the number of shards and `share`.
+The sample is some places of each format, chosen by keys: a few whole lines from any place of a line file, the begin of a
+compressed file, of a row group or batch, a few text files. What is compared is the text of whole lines with the bytes of the
+same lines, so that a few long documents, of which it is chance how many begin somewhere, do not mislead. The figures are
+stored in the plan and only ever used as estimates: no document depends on them but through the number of shards and `share`.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,16 +15,23 @@ import numpy as np
 from packprep.corpus.conversations import Marked, MarkReader
 from packprep.corpus.engines.engine import Engine
 from packprep.corpus.planning import Extent, PlannedSource, format_name
-from packprep.corpus.readers import read
+from packprep.corpus.readers import MAX_DOCUMENT_BYTES, PIECE_BYTES, read
+from packprep.corpus.readers.documents import open_source
+from packprep.corpus.readers.json_lines import Outcome, line_decoder
+from packprep.corpus.readers.lines import BOM
+from packprep.corpus.readers.streams import decompressed
 from packprep.corpus.training import tokenize_marked
 from packprep.corpus.vocabulary import Vocabulary
-from packprep.randomness import CALIBRATION, bits64, permute, text_key
+from packprep.randomness import CALIBRATION, bits64, permute, text_key, uniforms
 
 PIECES = 6
 PIECE_TEXT_BYTES = 256 << 10
+PLACES = 12  # of line files
+PLACE_BYTES = 128 << 10  # looked at from a place on, and one line at least
+TOKENIZED_CHARACTERS = 64 << 10  # of each text: how many tokens a byte makes hardly changes on
 FIRST_CHARACTERS = 128 << 10
 HELD_BYTES, HELD_DOCUMENTS = 64 << 20, 1 << 20
-"""Of a piece, what is tokenized; beyond it text is only counted: 256 KiB of stored bytes may hold any number of gigabytes."""
+"""Of a look, what is held; the rest is left out of it: 256 KiB of stored bytes may hold any number of gigabytes."""
 MAX_RATIO = 1 << 24  # per 1024
 
 
@@ -42,36 +52,36 @@ def calibrate(
 ) -> Estimates:
     """Estimates of a source whose ratios are not known yet (`source.ratios` is not read). marks: as in `readers.read`."""
     ratios: dict[str, int] = {}
-    tokens = text_bytes = documents = 0
+    tokens, text_bytes, documents = 0.0, 0, 0
     supervised = False
     first: list[str] = []
     room = FIRST_CHARACTERS
-    rates: list[tuple[int, int]] = []  # (tokens, stored bytes) of each piece looked at
-    kinds = [format_name(*f) for f in source.formats]
-    of_piece = np.array([kinds.index(kinds[f]) for f in source.pieces.file], np.int64)
-    for kind in sorted(set(kinds)):
-        own = np.flatnonzero(of_piece == kinds.index(kind)) if len(of_piece) else of_piece
-        stored_seen = text_seen = 0
+    rates: list[tuple[float, float]] = []  # (tokens, stored bytes) of each piece looked at
+    kinds = [format_name(*kind) for kind in source.files.kinds]
+    for kind in sorted(kinds):
+        own = source.pieces_of_kind(kinds.index(kind))
+        stored_seen, text_seen = 0.0, 0
         if len(own):
             key = bits64(text_key(source.seed, source.name, kind), CALIBRATION)
-            for i in permute(np.arange(min(PIECES, len(own))), len(own), key):
-                piece = int(own[i])
-                stored, texts, marked, n_bytes, n_documents = _look_at(source, piece, marks)
+            for stored, texts, marked in _looks(source, own, key, marks):
                 for text in texts:
                     if room > 0:
                         first.append(text[:room])
                         room -= len(text)
                 supervised |= any(mark is not None for mark in marked)
-                of_texts, _ = tokenize_marked(engine, texts, marked, special_text, vocabulary)
-                n_tokens = int(of_texts.offsets[-1])
-                if len(texts) < n_documents:
-                    n_tokens = n_tokens * n_bytes // max(1, sum(len(text.encode()) for text in texts))
+                n_bytes = sum(len(text.encode()) for text in texts)
+                begins = [
+                    text if mark else text[:TOKENIZED_CHARACTERS] for text, mark in zip(texts, marked, strict=True)
+                ]
+                of_texts, _ = tokenize_marked(engine, begins, marked, special_text, vocabulary)
+                begun = sum(len(text.encode()) for text in begins)
+                n_tokens = int(of_texts.offsets[-1]) * n_bytes / max(begun, 1)
                 stored_seen, text_seen = stored_seen + stored, text_seen + n_bytes
-                tokens, text_bytes, documents = tokens + n_tokens, text_bytes + n_bytes, documents + n_documents
+                tokens, text_bytes, documents = tokens + n_tokens, text_bytes + n_bytes, documents + len(texts)
                 rates.append((n_tokens, stored))
         ratio = round(1024 * text_seen / stored_seen) if stored_seen and text_seen else 1024
         # A piece's weight, its bytes times the ratio, is to stay far below 2⁶³.
-        most = min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.pieces.bytes.max(initial=1))))
+        most = min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
         ratios[kind] = min(max(ratio, 1), most)
     return Estimates(
         ratios,
@@ -83,38 +93,117 @@ def calibrate(
     )
 
 
-def _look_at(
-    source: PlannedSource, piece: int, marks: MarkReader | None
-) -> tuple[int, list[str], list[Marked | None], int, int]:
-    """(stored bytes looked at, texts that begin there, what they say of their training, bytes and number of all texts)."""
-    stored = max(1, int(source.pieces.bytes[piece]))
+_Look = tuple[float, list[str], list[Marked | None]]
+
+
+def _looks(source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None) -> Iterator[_Look]:
+    """(stored bytes looked at, the texts of these, what they say of their training) of some of the `pieces`, all of a kind."""
+    chosen = pieces[permute(np.arange(min(PLACES, len(pieces))), len(pieces), key)]
+    first = int(source.pieces.at(chosen[:1]).file[0])
+    format, compression = source.formats[first]
+    if format != "jsonl":
+        yield from (_begin_of_piece(source, int(piece), marks) for piece in chosen[:PIECES])
+        return
+    decode = line_decoder(source.source.text_key, marks)
+    if compression:
+        for piece in chosen[:PIECES].tolist():
+            i = int(source.pieces.at(np.array([piece])).file[0])
+            path = os.path.join(source.prefix, source.files.names[i])
+            yield _texts_of(decode, *_begin_of_stream(path, int(source.files.sizes[i]), compression))
+        return
+    seen = 0.0
+    for k in range(PLACES):
+        piece = int(chosen[k % len(chosen)])
+        found = source.pieces.at(np.array([piece]))
+        i, size = int(found.file[0]), int(found.bytes[0])
+        begin = int(found.part[0]) * PIECE_BYTES
+        whole = size <= PLACE_BYTES  # then looked at from its begin, once
+        if k >= len(chosen) and (whole or seen > PLACES * PLACE_BYTES):
+            continue
+        place = begin + (0 if whole else int(float(uniforms(key, CALIBRATION, k)) * size))
+        path = os.path.join(source.prefix, source.files.names[i])
+        look = _texts_of(decode, *_lines_from(path, int(source.files.sizes[i]), place))
+        seen += look[0]
+        yield look
+
+
+def _texts_of(decode: Callable[[bytes], Outcome], lines: bytes, stored: float) -> _Look:
+    """The look of whole lines that take `stored` bytes on disk."""
+    texts: list[str] = []
+    marked: list[Marked | None] = []
+    *some, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
+    if len(some) == HELD_DOCUMENTS:
+        stored *= 1 - len(rest) / len(lines)
+    else:
+        some.append(rest)
+    for line in some:
+        outcome = decode(line) if line and not line.isspace() else None
+        if isinstance(outcome, str):
+            texts.append(outcome)
+            marked.append(None)
+        elif isinstance(outcome, Marked):
+            texts.append(outcome.text)
+            marked.append(outcome)
+    return stored, texts, marked
+
+
+def _lines_from(path: str, size: int, place: int) -> tuple[bytes, float]:
+    """(whole lines that begin at `place` or behind, their bytes): PLACE_BYTES of them or one; b"" where there is none."""
+    with open_source(path, size) as file:
+        file.seek(max(place - 1, 0))
+        begin = 0 if not place else len(file.readline(MAX_DOCUMENT_BYTES)) + place - 1
+        file.seek(begin)
+        lines = file.read(PLACE_BYTES)
+        lines += file.readline(MAX_DOCUMENT_BYTES)
+    if not lines.endswith(b"\n") and begin + len(lines) < size:  # a line beyond MAX_DOCUMENT_BYTES
+        lines = lines[: lines.rfind(b"\n") + 1]
+    return lines, len(lines)
+
+
+def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, float]:
+    """(whole lines from the begin of a compressed file, the bytes that they take on disk)."""
+    blocks: list[bytes] = []
+    n_bytes, fed, ends = 0, 0, False
+    for block in decompressed(path, size, compression, _STEP_BYTES):
+        if block.data:
+            blocks.append(block.data)
+            n_bytes, fed = n_bytes + len(block.data), min((block.label + 1) * _STEP_BYTES, size)
+            ends |= b"\n" in block.data
+        elif n_bytes >= MAX_DOCUMENT_BYTES or (ends and block.label * _STEP_BYTES >= PIECE_TEXT_BYTES):
+            break
+    else:
+        return b"".join(blocks), size  # all of it
+    data = b"".join(blocks)
+    lines = data[: data.rfind(b"\n") + 1]
+    return lines, len(lines) * fed / max(n_bytes, 1)
+
+
+_STEP_BYTES = 4 << 10  # how exactly it is known which bytes on disk make a block
+
+
+def _begin_of_piece(source: PlannedSource, piece: int, marks: MarkReader | None) -> _Look:
+    found = source.pieces.at(np.array([piece]))
+    stored = max(1, int(found.bytes[0]))
     weight = 1 << 20
     hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
-    first = int(source.pieces.file[piece])
-    format, compression = source.formats[first]
-    if compression and format != "text":  # whole steps
-        steps = -(-stored // source.step_bytes)
-        wanted = min(steps, -(-PIECE_TEXT_BYTES // source.step_bytes))
-        hi, weight, looked = wanted, steps, min(stored, wanted * source.step_bytes)
-    else:
-        looked = stored * hi // weight
+    looked = stored * hi // weight
     parts = list(source.parts(Extent(piece, 0, 0, hi, weight)))
-    if format == "text":  # whole files
+    if source.formats[int(found.file[0])][0] == "text":  # whole files
         looked = sum(part.size for part in parts)
     texts: list[str] = []
     marked: list[Marked | None] = []
-    n_bytes = n_documents = 0
+    held = n_bytes = 0
     for part in parts:
         for batch in read(part, source.source.text_key, marks=marks):
-            if n_bytes < HELD_BYTES and n_documents < HELD_DOCUMENTS:
+            n_bytes += sum(len(text.encode()) for text in batch.texts)
+            if held < HELD_BYTES and len(texts) < HELD_DOCUMENTS:
                 texts += batch.texts
                 marked += batch.marks
-            n_bytes += sum(len(text.encode()) for text in batch.texts)
-            n_documents += len(batch.texts)
-    return max(1, looked), texts, marked, n_bytes, n_documents
+                held = n_bytes
+    return max(1, looked) * (held / n_bytes if n_bytes else 1.0), texts, marked
 
 
-def _relative_error(rates: Sequence[tuple[int, int]]) -> float:
+def _relative_error(rates: Sequence[tuple[float, float]]) -> float:
     """The standard error of a ratio estimate over pieces, divided by it; 0 where one piece was all there is."""
     if len(rates) < 2:
         return 0.0

@@ -12,30 +12,28 @@ and which process makes which shard never shows.
 
 import glob
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from packprep.corpus.readers import PIECE_BYTES, Part, count_pieces, detect_format
+from packprep.corpus.files import Files, Pieces, pieces_of
+from packprep.corpus.readers import Part
 from packprep.errors import SourceError
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 
 _WEIGHT_BITS = 16  # the kept part of a piece is an integer per 2¹⁶
+_AT_ONCE = 1 << 18  # pieces: millions of them are worked on in parts that stay in the processor's cache
 
 
-class File(NamedTuple):
-    """One input file, as the plan lists it: its source's index, name relative to the source's prefix, bytes, pieces."""
-
-    source: int
-    name: str
-    size: int
-    pieces: int
+def _chunks(size: int) -> Iterator[slice]:
+    return (slice(begin, min(begin + _AT_ONCE, size)) for begin in range(0, size, _AT_ONCE))
 
 
 def _has_wildcard(part: str) -> bool:
@@ -56,7 +54,7 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
     return os.path.commonpath(folders)
 
 
-def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, list[File]]:
+def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, Files]:
     """(prefix, files sorted bytewise by name) of a source. `prefix` says where the files lie now, if they were moved.
 
     SourceError for a pattern that matches nothing, a folder, a pipe or device, a name that is not valid UTF-8, or a file
@@ -71,12 +69,16 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
         moved = os.path.abspath(prefix)
         patterns = [os.path.join(moved, os.path.relpath(pattern, root)) for pattern in patterns]
         root = moved
-    names: set[str] = set()
+    sizes: dict[str, int] = {}
     for pattern, given in zip(patterns, source.paths, strict=True):
         name = os.path.relpath(pattern, root)
         if _has_wildcard(name) and not os.path.exists(pattern):
-            found = [n for n in glob.glob(name, root_dir=root, recursive=True) if os.path.isfile(os.path.join(root, n))]
-            if not found:
+            matched = False
+            for found in glob.iglob(name, root_dir=root, recursive=True):
+                size = _size(os.path.join(root, found))  # the one call for each file that the file system sees
+                if size is not None:
+                    sizes[found], matched = size, True
+            if not matched:
                 raise SourceError(f"source {source.name!r}: {given} matches no file (looked for {pattern})")
         elif os.path.isdir(pattern):
             raise SourceError(
@@ -90,65 +92,28 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
                 "read twice; write what it gives to a file"
             )
         else:
-            found = [name]
-        names.update(found)
-    files = []
-    for name in names:
+            try:
+                sizes[name] = os.path.getsize(pattern)
+            except OSError as error:
+                raise SourceError(f"source {source.name!r}: {pattern}: {error.strerror}") from None
+    for name in sizes:
         try:
             name.encode("utf-8")
         except UnicodeEncodeError:
             raise SourceError(
                 f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename the file"
             ) from None
-    for name in sorted(names, key=lambda n: n.encode("utf-8")):
-        path = os.path.join(root, name)
-        format, compression = format_of(source, name)
-        try:
-            size = os.path.getsize(path)
-        except OSError as error:
-            raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
-        files.append(File(index, name, size, count_pieces(path, format, compression, size)))
-    return root, files
+    ordered = sorted(sizes)  # code points sort as their UTF-8 does
+    return root, Files(index, ordered, np.array([sizes[name] for name in ordered], np.int64), source.format, root)
 
 
-def format_of(source: Source, name: str) -> tuple[str, str]:
-    """(format, compression) of a file of a source."""
-    format, compression = detect_format(name)
-    return (format if source.format == "auto" else source.format), compression
-
-
-class Pieces(NamedTuple):
-    """The pieces of one source, one array a column, int64[P]."""
-
-    file: np.ndarray  # the first file's place in the source
-    files: np.ndarray  # how many files: 1, or more for small text files
-    part: np.ndarray  # which piece of the file
-    bytes: np.ndarray  # stored bytes
-
-
-def pieces_of(source: Source, files: Sequence[File]) -> Pieces:
-    """The pieces of a source's files, in the files' order. Neighbouring text files share a piece of about 4 MiB."""
-    columns: list[tuple[int, int, int, int]] = []
-    group_bytes = 0
-    for i, file in enumerate(files):
-        format, compression = format_of(source, file.name)
-        if format == "text":
-            grows = columns and columns[-1][2] < 0 and group_bytes + file.size <= PIECE_BYTES
-            if grows:
-                first, many, _, size = columns[-1]
-                columns[-1] = (first, many + 1, -1, size + file.size)
-            else:
-                columns.append((i, 1, -1, file.size))
-                group_bytes = 0
-            group_bytes += file.size
-        elif format == "jsonl" and not compression:
-            for part in range(file.pieces):
-                columns.append((i, 1, part, min(PIECE_BYTES, file.size - part * PIECE_BYTES)))
-        else:
-            for part in range(file.pieces):
-                columns.append((i, 1, part, (part + 1) * file.size // file.pieces - part * file.size // file.pieces))
-    table = np.array(columns, np.int64).reshape(-1, 4)
-    return Pieces(table[:, 0], table[:, 1], np.maximum(table[:, 2], 0), table[:, 3])
+def _size(path: str) -> int | None:
+    """The bytes of a regular file; None if it is none, or cannot be asked for."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 @dataclass(frozen=True)
@@ -170,7 +135,7 @@ class PlannedSource:
         source: Source,
         index: int,
         prefix: str,
-        files: Sequence[File],
+        files: Files,
         first_file: int,
         resolved: Mapping[str, Any],
         seed: int,
@@ -180,12 +145,7 @@ class PlannedSource:
         self.ratios: Mapping[str, int] = resolved["ratios"]
         self.repeat: float = resolved["repeat"]
         self.step_bytes: int = resolved.get("step_bytes", 1 << 20)
-        self.formats = [format_of(source, file.name) for file in files]
-
-    @cached_property
-    def pieces(self) -> Pieces:
-        """The pieces of its files, listed when text is to be read: there may be many."""
-        return pieces_of(self.source, self.files)
+        self.formats = files.formats
 
     @property
     def uses(self) -> int:
@@ -198,30 +158,56 @@ class PlannedSource:
         return min(Fraction(1), Fraction(self.repeat) - use)
 
     @cached_property
+    def pieces(self) -> Pieces:
+        """The pieces of the files, in the files' order."""
+        return pieces_of(self.files)
+
+    def pieces_of_kind(self, kind: int) -> np.ndarray:
+        """The pieces of the files of one of `files.kinds`, ascending."""
+        found = [np.zeros(0, np.int32)]
+        for some in _chunks(len(self.pieces)):
+            pieces = np.arange(some.start, some.stop)
+            own = pieces[self.files.kind[self.pieces.at(pieces).file] == kind]
+            found.append(own.astype(np.int32 if len(self.pieces) < 1 << 31 else np.int64))
+        return np.concatenate(found)
+
     def weights(self) -> np.ndarray:
         """int64[P]: estimated text bytes of each piece, at least 1."""
-        ratio = np.array([self.ratios[format_name(*f)] for f in self.formats], np.int64)
-        return np.maximum((self.pieces.bytes * ratio[self.pieces.file]) >> 10, 1)
+        ratio = np.array([self.ratios[format_name(*f)] for f in self.files.kinds], np.int64)
+        weights = np.empty(len(self.pieces), np.int64)
+        for some in _chunks(len(weights)):
+            found = self.pieces.at(np.arange(some.start, some.stop))
+            weights[some] = np.maximum((found.bytes * ratio[self.files.kind[found.file]]) >> 10, 1)
+        return weights
 
     def order(self, use: int) -> np.ndarray:
-        """int64[P]: the pieces in the keyed order of one use."""
-        size = len(self.pieces.file)
+        """int32 or int64[P]: the pieces in the keyed order of one use."""
+        size = len(self.pieces)
+        order = np.empty(size, np.int32 if size < 1 << 31 else np.int64)
         key = bits64(text_key(self.seed, self.name, use), PIECE_ORDER)
-        return permute(np.arange(size), size, key) if size else np.zeros(0, np.int64)
+        for some in _chunks(size):
+            order[some] = permute(np.arange(some.start, some.stop), size, key)
+        return order
 
     @cached_property
     def _list(self) -> tuple[np.ndarray, np.ndarray]:
-        """(pieces int64[uses · P] in one order, ends int64[uses · P] of their weights summed)."""
+        """(pieces [uses · P] in one order, ends int64[uses · P] of their weights summed)."""
         low, high = self.source.sample
-        pieces, weights = [], []
+        size, own = len(self.pieces), self.weights()
+        pieces, ends = np.empty(self.uses * size, np.int32 if size < 1 << 31 else np.int64), []
+        before = 0
         for use in range(self.uses):
             kept = int(self.kept_of_use(use) * (Fraction(high) - Fraction(low)) * (1 << _WEIGHT_BITS))
-            order = self.order(use)
-            pieces.append(order)
-            weights.append(np.maximum((self.weights[order] * kept) >> _WEIGHT_BITS, 1))
-        if not pieces:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return np.concatenate(pieces), np.cumsum(np.concatenate(weights))
+            pieces[use * size : (use + 1) * size] = order = self.order(use)
+            weights = own[order]
+            weights *= kept
+            weights >>= _WEIGHT_BITS
+            np.maximum(weights, 1, out=weights)
+            np.cumsum(weights, out=weights)
+            weights += before
+            before = int(weights[-1]) if size else 0
+            ends.append(weights)
+        return pieces, np.concatenate(ends) if len(ends) != 1 else ends[0]
 
     @property
     def weight(self) -> int:
@@ -237,7 +223,7 @@ class PlannedSource:
         begin, end = shard * self.weight // shards, (shard + 1) * self.weight // shards
         if begin == end:
             return
-        per_use = len(self.pieces.file)
+        per_use = len(self.pieces)
         for i in range(int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(ends, end, "left")) + 1):
             first = int(ends[i - 1]) if i else 0
             weight = int(ends[i]) - first
@@ -245,17 +231,18 @@ class PlannedSource:
 
     def parts(self, extent: Extent) -> Iterator[Part]:
         """The parts of files that an extent names; `file` in them is the index into the plan's files."""
-        first = int(self.pieces.file[extent.piece])
+        piece = self.pieces.at(np.array([extent.piece]))
+        first = int(piece.file[0])
         if self.formats[first][0] != "text":
-            yield self._part(first, int(self.pieces.part[extent.piece]), extent.lo, extent.hi, extent.weight)
+            yield self._part(first, int(piece.part[0]), extent.lo, extent.hi, extent.weight)
             return
-        units = max(1, int(self.pieces.bytes[extent.piece]))
+        units = max(1, int(piece.bytes[0]))
         low, high = extent.lo * units // extent.weight, extent.hi * units // extent.weight
         begin = 0
-        for i in range(first, first + int(self.pieces.files[extent.piece])):
+        for i in range(first, first + int(piece.files[0])):
             if low <= min(begin, units - 1) < high:
                 yield self._part(i, 0, 0, 1, 1)
-            begin += self.files[i].size
+            begin += int(self.files.sizes[i])
 
     def _part(self, i: int, piece: int, lo: int, hi: int, weight: int) -> Part:
         file = self.files[i]

@@ -161,7 +161,7 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
         "P11", ~_kept(job, arrays), "segment_doc", "is no document that its source's sample and repeat keep in this use"
     )
     should = segment_key(
-        file_keys(job)[arrays["segment_file"]], arrays["segment_doc"], arrays["segment_repeat"], arrays["segment_start"]
+        file_keys(job, arrays["segment_file"]), arrays["segment_doc"], arrays["segment_repeat"], arrays["segment_start"]
     )
     bad("P11", should != arrays["segment_key"], "segment_key", "is not the key of its document, use and start")
     task, too_short, short = arrays["segment_task"], len(job.tasks) - 1, arrays["segment_tokens"] < SHORTEST

@@ -50,6 +50,15 @@ def test_a_large_source_is_estimated_from_a_part_of_it(tmp_path):
     assert found == estimate(tmp_path, "a.jsonl")
 
 
+@pytest.mark.parametrize("ending, within", [("jsonl", 0.05), ("jsonl.zst", 0.15), ("jsonl.gz", 0.15)])
+@pytest.mark.parametrize("seed", range(3))
+def test_few_very_long_documents_are_estimated_by_their_own_bytes(tmp_path, ending, within, seed):
+    texts = made.texts(40, seed, mean_bytes=300_000)
+    path = made.write_lines(tmp_path / f"a.{ending}", texts)
+    (ratio,) = estimate(tmp_path, f"a.{ending}", seed).ratios.values()
+    assert abs(ratio / 1024 * path.stat().st_size / text_bytes(texts) - 1) < within
+
+
 def test_a_source_without_text_has_harmless_figures(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", [])
     made.write_lines(tmp_path / "b.jsonl", [""])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packprep.corpus.planning import PlannedSource, find_files, fixed_prefix, format_name, pieces_of, step_bytes
+from packprep.corpus.planning import PlannedSource, find_files, fixed_prefix, format_name, step_bytes
 from packprep.corpus.readers import PIECE_BYTES, Decoders, read
 from packprep.corpus.reading import keeper
 from packprep.errors import SourceError
@@ -70,6 +70,11 @@ def planned(corpus, repeat=1.0, sample=(0.0, 1.0), name="s", seed=0, shards=3, r
         "step_bytes": step or step_bytes(sum(file.size for file in files), shards),
     }
     return PlannedSource(source, 0, prefix, files, 0, resolved, seed)
+
+
+def every(source):
+    """All pieces of a source, as columns."""
+    return source.pieces.at(np.arange(len(source.pieces)))
 
 
 def planning_format(name):
@@ -154,7 +159,7 @@ def test_extents_neither_overlap_nor_leave_a_gap_and_give_each_shard_its_share(
     for key, ranges in taken.items():
         assert ranges[0][0] == 0 and ranges[-1][1] == weights[key]
         assert all(a[1] == b[0] for a, b in zip(ranges[:-1], ranges[1:], strict=True))
-    assert set(taken) == {(p, u) for p in range(len(source.pieces.file)) for u in range(source.uses)}
+    assert set(taken) == {(p, u) for p in range(len(source.pieces)) for u in range(source.uses)}
     # the uses follow one another, each in its own keyed order
     seen = list(dict.fromkeys(order))
     assert seen == [(use, int(piece)) for use in range(source.uses) for piece in source.order(use)]
@@ -206,7 +211,7 @@ def test_a_line_file_of_many_pieces_is_cut_at_lines(tmp_path):
     made.write(tmp_path / "d0" / "a.jsonl", line * count)
     corpus = Corpus(tmp_path, {"d0/a.jsonl": [i * len(line) for i in range(count)]})
     source = planned(corpus, shards=7)
-    assert len(source.pieces.file) == 3 and source.pieces.bytes.sum() == len(line) * count
+    assert len(source.pieces) == 3 and every(source).bytes.sum() == len(line) * count
     found = Counter(use for own in uses_in(source, 7) for use in own)
     assert found == Counter(("d0/a.jsonl", position, 0) for position in corpus.positions["d0/a.jsonl"])
 
@@ -221,7 +226,7 @@ def test_small_text_files_share_pieces_and_each_is_in_one_shard_though_some_are_
     made.write_texts(folder / "x", ["a" * size for size in sizes])
     corpus = Corpus(folder, {f"d{i:04d}.txt": [0] for i in range(len(sizes))})
     source = planned(corpus, shards=shards)
-    assert len(source.pieces.file) == 1 and int(source.pieces.files[0]) == len(sizes)
+    assert len(source.pieces) == 1 and every(source).files.tolist() == [len(sizes)]
     found = Counter(use for own in uses_in(source, shards) for use in own)
     assert found == Counter((name, 0, 0) for name in (f.name for f in source.files))
 
@@ -230,8 +235,8 @@ def test_text_files_are_grouped_to_about_a_piece(tmp_path):
     for i, size in enumerate([PIECE_BYTES - 10, 5, 5, 1, 3 * PIECE_BYTES, 0, 10]):
         made.write(tmp_path / f"{i}.txt", b"a" * size)
     source = planned(Corpus(tmp_path, {}))
-    assert source.pieces.files.tolist() == [3, 1, 1, 2]
-    assert source.pieces.file.tolist() == [0, 3, 4, 5]
+    assert every(source).files.tolist() == [3, 1, 1, 2]
+    assert every(source).file.tolist() == [0, 3, 4, 5]
     found = [use for own in uses_in(source, 5) for use in own]
     assert sorted(name for name, _, _ in found) == [f"{i}.txt" for i in range(7)]
 
@@ -241,8 +246,18 @@ def test_a_text_file_between_others_keeps_its_own_piece(tmp_path):
     for name in list(corpus.positions):  # one folder, so that the order is that of the numbers
         os.rename(tmp_path / name, tmp_path / name.split("/")[1])
     source = planned(Corpus(tmp_path, {}))
-    assert pieces_of(source.source, source.files).files.tolist() == [1, 1, 2]
+    assert every(source).files.tolist() == [1, 1, 2]
     assert len([use for own in uses_in(source, 4) for use in own]) == 23
+
+
+def test_an_empty_file_of_another_format_between_text_files_takes_none_of_them_away(tmp_path):
+    for name in ("a.txt", "c.txt", "d.txt"):
+        made.write(tmp_path / name, b"text")
+    for name in ("b.jsonl", "bb.jsonl.gz"):
+        made.write(tmp_path / name, b"")
+    source = planned(Corpus(tmp_path, {}))
+    assert every(source).files.tolist() == [1, 2]
+    assert sorted(name for own in uses_in(source, 2) for name, _, _ in own) == ["a.txt", "c.txt", "d.txt"]
 
 
 # Empty and odd sources

@@ -1,0 +1,96 @@
+"""docs/scale.md: its Kubernetes job and its Ray script do what the page says, and its limits are the code's."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packprep.building.array import array_position
+from packprep.building.plan import MIB, _shard_text_bytes
+from packprep.building.run import open_job
+from packprep.dataset.manifest import read_manifest, receipt_name, shard_name
+from packprep.dataset.shard import layout
+from packprep.recipe import read_recipe
+from tests import made
+from tests.command_line import packprep
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scale.md").read_text("utf-8")
+
+
+def block(language):
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.S | re.M)
+    return found
+
+
+def test_the_job_of_kubernetes_parses_and_gives_each_pod_its_place():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    job = yaml.safe_load(block("yaml"))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    command = container["command"]
+    assert all(isinstance(word, str) for word in command) and command[:2] == ["packprep", "build"]
+    count = int(command[command.index("--array-count") + 1])
+    assert count == job["spec"]["completions"] and job["spec"]["completionMode"] == "Indexed"
+    assert command[command.index("--workers") + 1] == container["resources"]["requests"]["cpu"]
+    assert array_position(None, count, {"JOB_COMPLETION_INDEX": "7"}) == (7, count)
+
+
+def ray_here():
+    """A ray that does everything at once, in this process."""
+    ray = types.ModuleType("ray")
+
+    class Handle:
+        def __init__(self, kind):
+            self._actor = kind()
+
+        def __getattr__(self, name):
+            return types.SimpleNamespace(remote=getattr(self._actor, name))
+
+    def remote(**options):
+        assert options["num_cpus"] == 1
+        return lambda kind: types.SimpleNamespace(remote=lambda: Handle(kind))
+
+    ray.init, ray.remote, ray.get = lambda: None, remote, list
+    return ray
+
+
+def test_the_script_for_ray_makes_the_dataset_that_a_build_makes(tmp_path, monkeypatch, capsys):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(300))
+    recipe = (
+        'seq_length = 512\ntokenizer = "bytes"\n[[sources]]\npaths = ["a.jsonl"]\n[[tasks]]\npreset = "ul2r"\n'
+        "[output]\nshard_text_bytes = 20000\n"
+    )
+    (tmp_path / "recipe.toml").write_text(recipe)
+    (line,) = re.findall(r"^packprep build .*$", PAGE, re.M)
+    said = packprep(*line.split()[1:], at=tmp_path)
+    assert said.status == 0 and not (tmp_path / "packed" / "receipts").exists()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", ray_here())
+    script: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(block("python"), "docs/scale.md", "exec"), script)
+    manifest = read_manifest(tmp_path / "packed")
+    assert f"{sum(entry['tokens'] for entry in manifest['shards']):,} tokens" in capsys.readouterr().out
+    assert len(manifest["shards"]) == open_job(tmp_path / "packed").shards > 3
+    assert packprep("build", "recipe.toml", "--out", "again", at=tmp_path).status == 0
+    assert made.contents(tmp_path / "packed") == made.contents(tmp_path / "again")
+
+
+def test_the_caps_on_shards_are_those_of_the_page():
+    recipe = read_recipe({**made.table("x.jsonl"), "output": {}}, Path())
+    sizes = {text: _shard_text_bytes(recipe, text, 0.25) for text in (10**9, 10**12, 10**13, 26_843_545_600_000)}
+    assert list(sizes.values()) == [64 * MIB, 64 * MIB, 200_000_000, 512 * MIB]
+    assert all(-(-text // size) <= 50_000 for text, size in sizes.items())
+    at_60_tb = _shard_text_bytes(recipe, 60 * 10**12, 0.25)
+    assert at_60_tb == 512 * MIB and -(-60 * 10**12 // at_60_tb) == 111_759
+    assert "112 000 at 60 TB" in PAGE and "26.8 TB" in PAGE
+
+
+def test_no_folder_holds_more_than_a_thousand_shards_and_names_stay_apart_beyond_a_million():
+    for name in (shard_name, receipt_name):
+        folders = np.unique([name(b).rpartition("/")[0] for b in range(0, 112_000, 7)], return_counts=True)[1]
+        assert folders.max() <= 143
+    assert shard_name(1_234_567) == "shards/1234/1234567.safetensors"
+    dtypes = {name: dtype for name, (dtype, _) in layout(1, 1, 8, "u2").items()}
+    assert dtypes["segment_file"] == np.uint32 and dtypes["segment_source"] == dtypes["segment_repeat"] == np.uint16
