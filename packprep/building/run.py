@@ -172,9 +172,8 @@ def build(
                 time.sleep(LIST_AGAIN_S)  # listings may be cached
                 manifest = publish(out, job)
         except EngineRevoked as error:
-            if (standing := plan_and_digest(out)) and standing[
-                1
-            ] == job.digest:  # and not one that has been replaced in the meantime
+            standing = plan_and_digest(out)
+            if standing and standing[1] == job.digest:  # and not one that has been replaced in the meantime
                 leave_note(out, error)
             raise
         finally:
