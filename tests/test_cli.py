@@ -525,6 +525,40 @@ def test_more_array_tasks_than_shards(corpus, tmp_path):
     assert said.status == 0 and "none of the 5 shards is this array task's" in said.err
 
 
+# Slurm
+
+
+def test_slurm_writes_scripts_that_build_with_these_options(corpus, tmp_path):
+    out = tmp_path / "out"
+    said = inside(
+        "slurm", corpus / "recipe.toml", "--out", out, "--array", 40, "--seed", 7, "--set", "documents.long=drop",
+        "--source", f"web={corpus / 'web'}", "--workers", 1, "--", "--mem", "4G", "-p", "x",
+    )  # fmt: skip
+    assert said.status == 0 and f"{out}.slurm/build.sh: 40 tasks, 16 at a time" in said.out
+    text = (tmp_path / "out.slurm" / "build.sh").read_text()
+    assert "#SBATCH --mem 4G\n#SBATCH -p x\n" in text
+    options = f"--seed 7 --set documents.long=drop --source web={corpus / 'web'} --out {out} --workers 1"
+    assert f"packprep build {corpus / 'recipe.toml'} {options} " in text
+    assert not out.exists()
+
+
+def test_slurm_that_verifies_needs_no_recipe(tmp_path):
+    said = inside(
+        "slurm", "--command", "verify", "--out", tmp_path / "out", "--array", 2, "--replay", 9, "--", "--mem=1G"
+    )
+    assert said.status == 0 and "verify.sh: 2 tasks, 2 at a time" in said.out
+    assert f"packprep verify --replay 9 {tmp_path / 'out'}" in (tmp_path / "out.slurm" / "verify.sh").read_text()
+
+
+def test_slurm_refuses_what_every_task_would(corpus, tmp_path):
+    arguments = ["slurm", "--out", tmp_path / "out", "--array", 2]
+    assert "paths" in refused(*arguments)
+    assert "presett" in refused(*arguments, corpus / "recipe.toml", "--set", "tasks.0.presett=x")
+    assert "--seed does not go with --command verify" in refused(*arguments, "--command", "verify", "--seed", 1)
+    assert "--source web: expected NAME=PREFIX" in refused(*arguments, corpus / "recipe.toml", "--source", "web")
+    assert not list(tmp_path.iterdir())
+
+
 # Signals, pipes, terminals
 
 
