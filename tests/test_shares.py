@@ -14,9 +14,9 @@ import pytest
 from packprep import open_dataset
 from packprep.building.run import open_job, read_plan
 from packprep.inspection.summary import describe_build, describe_dataset
+from packprep.twin import chance
 from tests import made
 from tests.command_line import inside
-from tests.reference import chance
 
 REPEAT = 11  # purpose of randomness.py
 SHARES = {"notes": 0.7, "pages": 0.25, "books": 0.05}

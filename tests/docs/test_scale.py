@@ -63,9 +63,6 @@ def test_the_script_for_ray_makes_the_dataset_that_a_build_makes(tmp_path, monke
         "[output]\nshard_text_bytes = 20000\n"
     )
     (tmp_path / "recipe.toml").write_text(recipe)
-    (line,) = re.findall(r"^packprep build .*$", PAGE, re.M)
-    said = packprep(*line.split()[1:], at=tmp_path)
-    assert said.status == 0 and not (tmp_path / "packed" / "receipts").exists()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", ray_here())
     script: dict[str, object] = {"__name__": "__main__"}
