@@ -111,15 +111,16 @@ _FILE: dict[str, Test] = {"source": _is_count, "name": _is_name, "size": _is_cou
 
 
 def _check(where: str, value: Any, form: Mapping[str, Test]) -> None:
+    restore = "put the file back as it was, or begin anew in another folder"
     if not isinstance(value, dict):
-        raise PlanError(f"{where}: is no object; put the right file back, or begin anew in another folder")
+        raise PlanError(f"{where}: is no object; {restore}")
     if value.keys() != form.keys():
         key = min(value.keys() ^ form.keys())
         what = "unknown" if key in value else "missing"
-        raise PlanError(f"{where}: key {key!r} is {what}; put the right file back, or begin anew in another folder")
+        raise PlanError(f"{where}: key {key!r} is {what}; {restore}")
     for key, good in form.items():
         if not good(value[key]):
-            raise PlanError(f"{where}: {key} is {value[key]!r:.200}, which no plan has; put the right file back")
+            raise PlanError(f"{where}: {key} is {value[key]!r:.200}, which no plan has; {restore}")
 
 
 def check_plan(plan: Any, where: str) -> None:

@@ -81,13 +81,13 @@ def plan_and_digest(out: Path) -> tuple[dict[str, Any], str] | None:
         raise PlanError(f"{path}: {error.strerror}; see to it, or begin anew in another folder") from None
     if not isinstance(plan, dict) or plan.get("format") != FORMAT or plan.get("version") != VERSION:
         raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
-    check_plan(plan, str(path))
     digest = own_digest(plan)
-    if plan["digest"] != digest:
+    if plan.get("digest") != digest:
         raise PlanError(
-            f"{path}: it carries the digest {plan['digest']!r} and its own is {digest}: it was changed or damaged after it was "
+            f"{path}: it carries the digest {plan.get('digest')!r} and its own is {digest}: it was changed or damaged after it was "
             f"written; {restore}"
         )
+    check_plan(plan, str(path))
     return plan, digest_of(data)
 
 
