@@ -4,7 +4,7 @@ Every process makes whole shards and commits them; the parent hands out shard nu
 killed leaves nothing but temporaries, and the same command makes what is missing.
 """
 
-import functools
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from packprep.buffers import Buffers
-from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
+from packprep.building.commit import commit_shard
 from packprep.building.forecast import forecast
+from packprep.building.output import Output, output_of
 from packprep.building.plan import Inputs, Job, differences, look_up, make_plan
 from packprep.building.plan_form import check_plan
 from packprep.building.processes import Do, Report, available_cpus, spread, stoppable
@@ -25,9 +26,8 @@ from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note
 from packprep.building.work import make_shard
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
-from packprep.dataset.opening import read_file
-from packprep.digests import digest_of_file, own_digest
+from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
+from packprep.digests import digest_of, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError
 from packprep.kernel import warm_kernels
 from packprep.recipe import Recipe
@@ -50,7 +50,7 @@ class Progress(Protocol):
 class Outcome:
     """What a build came to: its plan, and the manifest once all shards are done."""
 
-    out: Path
+    out: Path | str  # the folder, or its URL
     job: Job
     manifest: dict[str, Any] | None
     made: int  # shards made by this call
@@ -58,12 +58,13 @@ class Outcome:
     profile: Profile
 
 
-def read_plan(out: Path) -> dict[str, Any] | None:
+def read_plan(out: str | os.PathLike | Output) -> dict[str, Any] | None:
     """The plan of an output folder; None if there is none. PlanError if one byte of it is not as it was written."""
-    path = out / "plan.json"
+    out = output_of(out)
+    path = out.place(PLAN_NAME)
     restore = "put the file back as it was, or begin anew in another folder"
     try:
-        plan = decode(read_file(path), str(path))
+        plan = decode(out.read(PLAN_NAME), path)
     except FileNotFoundError:
         return None
     except DatasetError as error:
@@ -72,7 +73,7 @@ def read_plan(out: Path) -> dict[str, Any] | None:
         raise PlanError(f"{path}: {error.strerror}; see to it, or begin anew in another folder") from None
     if not isinstance(plan, dict) or plan.get("format") != FORMAT or plan.get("version") != VERSION:
         raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
-    check_plan(plan, str(path))
+    check_plan(plan, path)
     digest = own_digest(plan)
     if plan["digest"] != digest:
         raise PlanError(
@@ -82,17 +83,18 @@ def read_plan(out: Path) -> dict[str, Any] | None:
     return plan
 
 
-def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
+def open_job(out: str | os.PathLike | Output, prefixes: Sequence[str] | None = None) -> Job:
     """The job of an output folder that has a plan and a tokenizer."""
+    out = output_of(out)
     plan = read_plan(out)
     if plan is None:
         raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
-    path = out / plan["tokenizer"]["file"]
+    name = plan["tokenizer"]["file"]
     try:
-        tokenizer_json = read_file(path)
+        tokenizer_json = out.read(name)
     except OSError as error:
         raise PlanError(
-            f"{path}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
+            f"{out.place(name)}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
         ) from None
     return Job(plan, tokenizer_json, prefixes)
 
@@ -104,19 +106,20 @@ def share_of(index: int, count: int, shards: int) -> range:
 
 def build(
     recipe: Recipe,
-    out: Path,
+    out: str | os.PathLike | Output,
     progress: Progress,
     workers: int | None = 1,
     moved: Mapping[str, str] | None = None,
     array: tuple[int, int] = (0, 1),
 ) -> Outcome:
-    """Build a recipe into `out`, or go on with a build that stopped there.
+    """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
 
     workers: processes; None: one for each CPU that this process may use, and fewer for little text.
     moved: source name → prefix where its files lie now. array: (index, count) of this array task.
     Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1.
     """
     clock, begin = Clock(), time.perf_counter()
+    out = output_of(out)
     with clock.stage("plan"):
         inputs = look_up(recipe, moved or {})
     for note in inputs.vocabulary.notes:
@@ -144,7 +147,7 @@ def build(
         try:
             if missing:
                 items = [Shard(b) for b in missing]
-                clean = functools.partial(remove_all_temporaries, out)
+                clean = out.remove_temporaries
                 made = spread(_setup, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
                 for _, seconds in made:
                     clock.add(seconds)
@@ -160,11 +163,13 @@ def build(
         finally:
             progress.end()
     if manifest is not None and not manifest["ledger"]["rows"]:
-        progress.say(f"warning: no document could be used, so the dataset has no rows; see {out / 'rejects'} for why")
+        progress.say(
+            f"warning: no document could be used, so the dataset has no rows; see {out.place('rejects')} for why"
+        )
     others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
     profile = Profile(time.perf_counter() - begin, workers, clock.take(), documents, text_bytes, tokens)
-    return Outcome(out, job, manifest, len(missing), others, profile)
+    return Outcome(out.location, job, manifest, len(missing), others, profile)
 
 
 def _workers_for(text_bytes: int) -> int:
@@ -180,24 +185,24 @@ def _to_do(share: int, missing: int, shards: int) -> str:
     return f"{missing} of {whose} shards to make" if missing else f"nothing to make: {whose} shards are done"
 
 
-def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
+def _planned(inputs: Inputs, out: Output, progress: Progress) -> Job:
     """The job of the plan that stands in `out`, written now if there is none."""
     plan = read_plan(out)
     if plan is None:
-        if (out / MANIFEST).exists() or (out / "receipts").exists():
+        if out.exists(MANIFEST) or out.has_folder("receipts"):
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
             )
         fresh = make_plan(inputs, progress.say)
         for warning in forecast(fresh, inputs)["warnings"]:
             progress.say(f"warning: {warning}")
-        tokenizer = out / "tokenizer.json"
-        first = write_first(tokenizer, inputs.vocabulary.tokenizer_json)
-        if not first and read_plan(out) is None and digest_of_file(tokenizer) != inputs.vocabulary.digest:
+        first = out.write_first(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
+        if not first and read_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:
             raise PlanError(
-                f"{tokenizer} is another tokenizer, left there without a plan: remove it, or build into another folder"
+                f"{out.place(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
+                "another folder"
             )
-        write_first(out / "plan.json", encode(fresh))
+        out.write_first(PLAN_NAME, encode(fresh))
         plan = read_plan(out)
         assert plan is not None
     changed = differences(inputs, plan)
@@ -209,16 +214,16 @@ def _planned(inputs: Inputs, out: Path, progress: Progress) -> Job:
     note = read_note(out)
     if is_revoked(plan, note):
         progress.say(
-            f"warning: {out / NOTE} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
+            f"warning: {out.place(NOTE)} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
             "replaced by the same with the reference engine, and all shards are made anew"
         )
-        write_whole(out / "plan.json", [encode(with_reference(plan))], out)
+        out.write_whole(PLAN_NAME, [encode(with_reference(plan))])
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         progress.say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
     return open_job(out, inputs.prefixes)
 
 
-def _setup(out: Path, prefixes: Sequence[str]) -> Do:
+def _setup(out: Output, prefixes: Sequence[str]) -> Do:
     """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next."""
     clock = Clock()
     with clock.stage("start-up"):

@@ -1,8 +1,9 @@
 """Which shards of a build are done, and what would make the others."""
 
-from pathlib import Path
+import os
 from typing import Any
 
+from packprep.building.output import Output, output_of
 from packprep.building.publication import MANIFEST, missing_shards
 from packprep.building.revocation import NOTE, is_revoked, read_note
 from packprep.building.run import read_plan, share_of
@@ -11,12 +12,13 @@ from packprep.digests import digest_of
 from packprep.errors import PlanError
 
 
-def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
+def status_of(out: str | os.PathLike | Output, array_count: int | None = None) -> dict[str, Any]:
     """{shards, done, missing, published, revoked, array}.
 
     missing: the shards that are not done. revoked: whether the plan's engine was caught in a difference. array: the array
     indices that would make what is missing.
     """
+    out = output_of(out)
     plan = read_plan(out)
     if plan is None:
         raise PlanError(f"{out}: no plan.json: nothing was begun here; `packprep build … --out {out}` begins a build")
@@ -26,7 +28,7 @@ def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
         "shards": plan["shards"],
         "done": plan["shards"] - len(missing),
         "missing": missing,
-        "published": not missing and (out / MANIFEST).exists(),
+        "published": not missing and out.exists(MANIFEST),
         "revoked": is_revoked(plan, read_note(out)),
     }
     if array_count is not None:
@@ -56,7 +58,7 @@ def print_status(result: dict[str, Any]) -> None:
         print(f"--array={result['array']}")
     if result["revoked"]:
         print(
-            f"stopped: its engine gave other ids than the reference; see {Path(result['out']) / NOTE}; "
+            f"stopped: its engine gave other ids than the reference; see {output_of(result['out']).place(NOTE)}; "
             "run the build's command again, and it begins anew with the reference engine"
         )
     if not result["missing"] and not result["published"]:
