@@ -16,7 +16,7 @@ LEVELS = [
     ("errors",),
     ("randomness",),
     ("dataset",),
-    ("buffers", "clock", "digests", "kernel", "recipe"),
+    ("buffers", "clock", "digests", "kernel", "recipe", "storage"),
     ("corpus", "objectives"),
     ("building", "twin"),
     ("adapters", "exporting", "inspection", "verification"),
