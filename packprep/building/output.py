@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from packprep.building import files
+from packprep.dataset.manifest import MANIFEST_NAME
 from packprep.dataset.opening import read_file
 from packprep.errors import BuildError, PackprepError
 from packprep.storage import Remote, is_url
@@ -38,6 +39,9 @@ class Output(Protocol):
     @property
     def location(self) -> Path | str:
         """The path of a local folder; the URL of another."""
+
+    def reach(self) -> None:
+        """Nothing, or StorageError where no such folder can be: there is no such bucket, or it may not be looked at."""
 
     def place(self, name: str) -> str:
         """A file's whole path or URL, for messages."""
@@ -94,6 +98,9 @@ class LocalOutput:
     def location(self) -> Path:
         return self.path
 
+    def reach(self) -> None:
+        return  # what cannot be read or made says so itself
+
     def place(self, name: str) -> str:
         return str(self.path / name)
 
@@ -147,6 +154,9 @@ class RemoteOutput:
     def location(self) -> str:
         return self.remote.url
 
+    def reach(self) -> None:
+        self.remote.list(MANIFEST_NAME)  # a folder of that name is empty, so that little is listed
+
     def place(self, name: str) -> str:
         return f"{self.remote.url}/{name}"
 
@@ -169,7 +179,7 @@ class RemoteOutput:
         return self.remote.write_new(name, data)
 
     def remove(self, name: str) -> None:
-        if self.exists(name):
+        if self.exists(name):  # who removes an object that is not there may leave the marker of a folder
             self.remote.remove(name)
 
     def flush(self) -> None:
@@ -242,10 +252,15 @@ class Nearby:
                 "set TMPDIR to a folder with room"
             ) from error
 
-    def drop(self, *names: str) -> None:
-        """Give the room of these files back; what has them open goes on."""
-        for name in names if self.holds_copies else ():
-            (self.folder / name).unlink(missing_ok=True)
+    @contextmanager
+    def brought(self, *names: str) -> Iterator[None]:
+        """Have these files here while this lasts."""
+        try:
+            self.bring(*names)
+            yield
+        finally:
+            for name in names if self.holds_copies else ():
+                (self.folder / name).unlink(missing_ok=True)
 
     def named(self, message: str) -> str:
         """A message about files here, as one about the output."""
@@ -258,6 +273,7 @@ def nearby(out: Output) -> Iterator[Nearby]:
     if isinstance(out, LocalOutput):
         yield Nearby(out, out.path)
         return
+    out.reach()
     with tempfile.TemporaryDirectory(prefix="packprep-") as name:
         here = Nearby(out, Path(name))
         try:

@@ -66,6 +66,7 @@ def read_plan(out: str | os.PathLike | Output) -> dict[str, Any] | None:
     try:
         plan = decode(out.read(PLAN_NAME), path)
     except FileNotFoundError:
+        out.reach()
         return None
     except DatasetError as error:
         raise PlanError(f"{error}; {restore}") from None

@@ -103,9 +103,8 @@ def _row_of_most_tasks(near: Nearby, dataset: Dataset) -> int:
     best, most, first_row = 0, -1, 0
     for number, entry in enumerate(dataset.manifest["shards"][:MOST_SHARDS]):
         if entry["rows"]:
-            near.bring(shard_name(number))
-            segments = segments_of(shard_of(near.folder, dataset.manifest, number), dataset.manifest)
-            near.drop(shard_name(number))
+            with near.brought(shard_name(number)):
+                segments = segments_of(shard_of(near.folder, dataset.manifest, number), dataset.manifest)
             seen = np.zeros((entry["rows"], len(dataset.tasks)), np.bool_)
             seen[segments.row, segments.task] = True
             count = seen[:, wanted].sum(axis=1)

@@ -156,24 +156,23 @@ def _lengths(near: Nearby, manifest: Manifest) -> dict[str, Any]:
     by_slots, by_segments = np.zeros(32, np.int64), np.zeros(32, np.int64)
     rows = most = 0
     for number in numbers:
-        near.bring(shard_name(number))
-        shard = shard_of(near.folder, manifest, number)
-        near.drop(shard_name(number))  # what is mapped stays
-        segments = segments_of(shard, manifest)
-        if not shard.segments:
-            continue
-        flat, at = shard.arrays.get("loss_mask"), segments.row * shard.seq_length + segments.begin
-        if flat is None:
-            prefix, size = shard.arrays["segment_prefix"], shard.rows * shard.seq_length
-            flat = next_token_loss_mask(at, segments.slots, prefix, size)
-        # From one segment's begin to the next: what lies between is padding, where the mask is 0.
-        own = np.add.reduceat(flat.reshape(-1), at, dtype=np.int64)
-        np.add.at(trained, segments.task, own)
-        np.add.at(slots, segments.task, segments.slots)
-        per_row = np.diff(shard.arrays["row_offsets"])
-        by_slots += _powers(segments.slots)
-        by_segments += _powers(per_row)
-        rows, most = rows + shard.rows, max(most, int(per_row.max()))
+        with near.brought(shard_name(number)):
+            shard = shard_of(near.folder, manifest, number)
+            segments = segments_of(shard, manifest)
+            if not shard.segments:
+                continue
+            flat, at = shard.arrays.get("loss_mask"), segments.row * shard.seq_length + segments.begin
+            if flat is None:
+                prefix, size = shard.arrays["segment_prefix"], shard.rows * shard.seq_length
+                flat = next_token_loss_mask(at, segments.slots, prefix, size)
+            # From one segment's begin to the next: what lies between is padding, where the mask is 0.
+            own = np.add.reduceat(flat.reshape(-1), at, dtype=np.int64)
+            np.add.at(trained, segments.task, own)
+            np.add.at(slots, segments.task, segments.slots)
+            per_row = np.diff(shard.arrays["row_offsets"])
+            by_slots += _powers(segments.slots)
+            by_segments += _powers(per_row)
+            rows, most = rows + shard.rows, max(most, int(per_row.max()))
     segment_count = int(by_slots.sum())
     return {
         "looked_at": {"shards": len(numbers), "segments": segment_count},

@@ -210,11 +210,8 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
 
     def check_item(item: Item, report: Report) -> Result:
         files = shard_name(item.number), receipt_name(item.number), rejects_name(item.number)
-        near.bring(*files)
-        try:
+        with near.brought(*files):
             return check_files(item, report)
-        finally:
-            near.drop(*files)
 
     def check_files(item: Item, report: Report) -> Result:
         faults = Faults()

@@ -184,9 +184,7 @@ def test_a_build_that_fails_at_any_write_tells_the_truth_and_goes_on(plain, url,
                 raise StorageError(f"{url}/{name}: the store is gone; run the same command again")
 
         monkeypatch.setattr(Remote, "write", lambda self, name, data: (fail(name), write(self, name, data))[1])
-        monkeypatch.setattr(
-            Remote, "write_new", lambda self, name, data: (fail(name), write_new(self, name, data))[1]
-        )
+        monkeypatch.setattr(Remote, "write_new", lambda self, name, data: (fail(name), write_new(self, name, data))[1])
         said = command_line.inside(*plain.command(url))
         monkeypatch.setattr(Remote, "write", write)
         monkeypatch.setattr(Remote, "write_new", write_new)
