@@ -361,8 +361,8 @@ def entry() -> None:
         main()
     except SystemExit as end:
         status = end.code
-    if not isinstance(status, int | None):
-        raise SystemExit(status)
+    if not isinstance(status, int | None) or "multiprocessing.forkserver" in sys.modules:
+        raise SystemExit(status)  # a server of processes has a folder to remove
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -4,9 +4,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from packprep.errors import BuildError, PlanError, StorageError
 from packprep.storage import Remote
 from tests import command_line, made
 from tests.crash import disturbed
+from tests.storage.conftest import BUCKET
 
 
 @pytest.fixture(scope="session")
@@ -309,3 +313,156 @@ def made_receipt(receipt):
     from packprep.dataset.manifest import encode
 
     return encode({**receipt, "rejects": None})
+
+
+# A real store, by S3
+
+
+@pytest.fixture
+def bucket(s3, request) -> str:
+    """A folder of the test's own, in a bucket that this process and those that it starts reach."""
+    return f"s3://{BUCKET}/output/{request.node.name.translate(str.maketrans('[]', '--'))}"
+
+
+class Slow:
+    """A way to a store that lets so many bytes a second pass towards it; `sent` counts them."""
+
+    def __init__(self, port: int, bytes_per_s: float):
+        self._to, self.rate, self.sent = port, bytes_per_s, 0
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            there = socket.create_connection(("127.0.0.1", self._to))
+            threading.Thread(target=self._pass, args=(client, there, True), daemon=True).start()
+            threading.Thread(target=self._pass, args=(there, client, False), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, slowly: bool) -> None:
+        try:
+            while data := source.recv(4096 if slowly else 1 << 16):
+                target.sendall(data)
+                if slowly:
+                    self.sent += len(data)
+                    time.sleep(len(data) / self.rate)
+        except OSError:
+            pass  # one end is gone; so is the other soon
+        for end in (source, target):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+    def close(self) -> None:
+        self._server.close()
+
+
+@pytest.fixture
+def slow(server) -> Iterator[Slow]:
+    """A way to the store of 150 kB a second."""
+    way = Slow(server.port, 150e3)
+    yield way
+    way.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(plain, bucket, workers, tmp_path):
+    said = command_line.packprep(*plain.command(bucket, workers))
+    assert said.status == 0 and f"{bucket}: " in said.out, said.err
+    assert objects(bucket) == plain.expected and check_truth(plain, bucket) == 3
+    verified = command_line.packprep(
+        "verify", bucket, "--replay", "all", "--workers", workers, "--json", TMPDIR=str(tmp_path)
+    )
+    assert verified.status == 0 and verified.json["replayed"] > 100, verified
+    assert not list(tmp_path.iterdir())
+    Remote(bucket).write("shards/000/odd", [b"?"])
+    data = plain.expected[shard_name(2)]
+    Remote(bucket).write(shard_name(2), [data[:-1] + bytes([data[-1] ^ 1])])
+    verified = command_line.packprep("verify", bucket, "--workers", workers, "--json")
+    assert verified.status == 1
+    assert {("P1", "shards/000/odd"), ("P1", shard_name(2))} <= {
+        (f["promise"], f["file"]) for f in verified.json["listed"]
+    }
+    assert command_line.packprep("inspect", bucket, "--row", 0).status == 0
+
+
+def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(plain, bucket):
+    tasks = []
+    for index in range(3):
+        arguments = [*plain.command(bucket), "--array-index", index, "--array-count", 3]
+        command = [sys.executable, "-m", "packprep", *map(str, arguments)]
+        environment = made.environment()
+        tasks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL))
+    said = [task.communicate(timeout=120)[1] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0, 0], said
+    assert objects(bucket) == plain.expected
+    Remote(bucket).remove(receipt_name(1))
+    Remote(bucket).remove(MANIFEST)
+    status = command_line.packprep("status", bucket, "--array-count", 3, "--json").json
+    assert (status["missing"], status["array"], status["published"]) == ([1], "1", False)
+    redone = command_line.packprep(*plain.command(bucket), "--array-index", 1, "--array-count", 3)
+    assert redone.status == 0 and objects(bucket) == plain.expected
+
+
+def test_two_builds_at_once_on_s3_give_the_bytes_of_one(plain, bucket):
+    commands = []
+    for workers in (1, 2):
+        command = [sys.executable, "-m", "packprep", *map(str, plain.command(bucket, workers))]
+        environment = made.environment()
+        commands.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL))
+    said = [command.communicate(timeout=120)[1] for command in commands]
+    assert [command.returncode for command in commands] == [0, 0], said
+    assert objects(bucket) == plain.expected
+
+
+def kill_when_sent(plain, slow, url: str, sent: int, workers: int = 1) -> None:
+    """A build by the slow way, killed with all its processes when so many bytes were sent."""
+    command = [sys.executable, "-m", "packprep", *map(str, plain.command(url, workers))]
+    environment = made.environment(AWS_ENDPOINT_URL=f"http://127.0.0.1:{slow.port}")
+    build = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                             start_new_session=True)  # fmt: skip
+    end = time.monotonic() + 100
+    while slow.sent < sent:
+        assert build.poll() is None and time.monotonic() < end, (build.returncode, slow.sent)
+        time.sleep(0.01)
+    os.killpg(build.pid, signal.SIGKILL)
+    assert build.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("sent, workers", [(20_000, 1), (60_000, 1), (110_000, 1), (130_000, 2), (170_000, 1)])
+def test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(plain, bucket, slow, sent, workers):
+    kill_when_sent(plain, slow, bucket, sent, workers)
+    assert check_truth(plain, bucket) < 3
+    said = command_line.packprep(*plain.command(bucket, workers))
+    assert said.status == 0 and objects(bucket) == plain.expected, said.err
+
+
+def test_fault_23_a_build_killed_amid_an_upload_in_parts_leaves_no_shard(bucket, slow, tmp_path):
+    large = disturbed.project(tmp_path, 28_000, 3_500_000)
+    sizes = [len(data) for name, data in large.expected.items() if name.startswith("shards/")]
+    assert max(sizes) > 12 << 20
+    slow.rate = 8e6
+    kill_when_sent(large, slow, bucket, 11 << 20)
+    assert check_truth(large, bucket) == 0
+    assert not any(name.startswith("shards/") for name in objects(bucket))
+    said = command_line.packprep(*large.command(bucket))
+    assert said.status == 0 and objects(bucket) == large.expected, said.err
+
+
+@pytest.mark.parametrize("command", ["build", "status", "verify", "inspect"])
+def test_wrong_credentials_and_no_such_bucket_are_one_clear_error(plain, bucket, command):
+    def refused(url: str, **changes: str) -> str:
+        arguments = plain.command(url) if command == "build" else [command, url]
+        said = command_line.packprep(*arguments, **changes)
+        assert said.status == 2 and said.err.count("error:") == 1, said
+        assert "disk" not in said.err and url.split("//")[1].split("/")[0] in said.err
+        return said.err
+
+    assert "credentials" in refused(bucket, AWS_SECRET_ACCESS_KEY="wrong")
+    assert "credentials" in refused(bucket, AWS_ACCESS_KEY_ID="nobody")
+    assert "bucket nowhere" in refused("s3://nowhere/out")
