@@ -1,6 +1,5 @@
 """One row, decoded: every segment's origin, its slots as text, and which predictions are trained."""
 
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from packprep.building.replay import replay_segments
 from packprep.building.run import open_job, read_plan
+from packprep.corpus.finding import absolute_prefix
 from packprep.dataset.loader import Dataset, Row, open_dataset
 from packprep.dataset.opening import read_file
 from packprep.digests import digest_of
@@ -130,7 +130,7 @@ def _rebuilt(directory: Path, dataset: Dataset, number: int, row: int, moved: Ma
     try:
         job = open_job(directory)
         if moved:
-            prefixes = [os.path.abspath(moved.get(source.name, source.prefix)) for source in job.sources]
+            prefixes = [absolute_prefix(moved.get(source.name, source.prefix)) for source in job.sources]
             job = open_job(directory, prefixes)
     except PackprepError as error:
         return [f"not rebuilt: {error}"] * len(chosen)

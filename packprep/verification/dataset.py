@@ -12,6 +12,7 @@ from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.replay import replay_segments, restore, stored_segments
 from packprep.building.run import Progress, open_job, read_plan, share_of
 from packprep.building.work import make_shard, read_shard
+from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import read_manifest, receipt_name, rejects_name, shard_name
 from packprep.dataset.shard import open_shard
@@ -152,7 +153,7 @@ def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[st
     for name in moved:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    return [str(Path(moved.get(source["name"], source["prefix"])).absolute()) for source in plan["sources"]]
+    return [absolute_prefix(moved.get(source["name"], source["prefix"])) for source in plan["sources"]]
 
 
 def _items(manifest: Mapping[str, Any], share: range, replay: int | None, twin: bool) -> list[Item]:
