@@ -50,6 +50,12 @@ def test_what_was_written_is_read(folder):
     assert folder.read("a/ünï b.bin", len(DATA) + 1) == b""
 
 
+@pytest.mark.parametrize("ending", ["gz", "zst", "bz2", "lz4", "parquet", "arrow"])
+def test_no_ending_of_a_name_changes_the_bytes(folder, ending):
+    folder.write(f"f.{ending}", [b"as they are"])
+    assert folder.read(f"f.{ending}") == b"as they are"
+
+
 def test_a_file_is_replaced_whole_and_removed(folder):
     folder.write("a", [b"one, longer"])
     folder.write("a", [b"two"])
