@@ -10,111 +10,21 @@ and which process makes which shard never shows.
     shards                                 |     0     |     1     |    2    |
 """
 
-import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.corpus.readers import PIECE_BYTES, Part, count_pieces, detect_format
-from packprep.errors import SourceError
+from packprep.corpus.finding import File, format_of
+from packprep.corpus.readers import PIECE_BYTES, Part
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 
 _WEIGHT_BITS = 16  # the kept part of a piece is an integer per 2¹⁶
-
-
-class File(NamedTuple):
-    """One input file, as the plan lists it: its source's index, name relative to the source's prefix, bytes, pieces."""
-
-    source: int
-    name: str
-    size: int
-    pieces: int
-
-
-def _has_wildcard(part: str) -> bool:
-    return any(c in part for c in "*?[")
-
-
-def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
-    """The longest folder common to all absolute patterns up to their first wildcard; for a file, its folder.
-
-    Nothing in `base`, the recipe's folder, is a wildcard.
-    """
-    folders = []
-    for pattern in patterns:
-        parts = pattern.split(os.sep)
-        literal = len(os.path.commonprefix([parts, base.split(os.sep)]))
-        wild = (i for i, part in enumerate(parts) if i >= literal and _has_wildcard(part))
-        folders.append(os.sep.join(parts[: next(wild, len(parts) - 1)]) or os.sep)
-    return os.path.commonpath(folders)
-
-
-def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, list[File]]:
-    """(prefix, files sorted bytewise by name) of a source. `prefix` says where the files lie now, if they were moved.
-
-    SourceError for a pattern that matches nothing, a folder, a pipe or device, a name that is not valid UTF-8, or a file
-    that cannot be read.
-    """
-    patterns = [os.path.abspath(os.path.join(base, os.path.expanduser(path))) for path in source.paths]
-    for path in source.paths:
-        if "://" in path:
-            raise SourceError(f"source {source.name!r}: {path}: URLs cannot be read yet; give local files")
-    root = fixed_prefix(patterns, os.path.abspath(base))
-    if prefix is not None:
-        moved = os.path.abspath(prefix)
-        patterns = [os.path.join(moved, os.path.relpath(pattern, root)) for pattern in patterns]
-        root = moved
-    names: set[str] = set()
-    for pattern, given in zip(patterns, source.paths, strict=True):
-        name = os.path.relpath(pattern, root)
-        if _has_wildcard(name) and not os.path.exists(pattern):
-            found = [n for n in glob.glob(name, root_dir=root, recursive=True) if os.path.isfile(os.path.join(root, n))]
-            if not found:
-                raise SourceError(f"source {source.name!r}: {given} matches no file (looked for {pattern})")
-        elif os.path.isdir(pattern):
-            raise SourceError(
-                f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"
-            )
-        elif not os.path.exists(pattern):
-            raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern})")
-        elif not os.path.isfile(pattern):
-            raise SourceError(
-                f"source {source.name!r}: {given} is no regular file but a pipe, a device or a socket, which cannot be "
-                "read twice; write what it gives to a file"
-            )
-        else:
-            found = [name]
-        names.update(found)
-    files = []
-    for name in names:
-        try:
-            name.encode("utf-8")
-        except UnicodeEncodeError:
-            raise SourceError(
-                f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename the file"
-            ) from None
-    for name in sorted(names, key=lambda n: n.encode("utf-8")):
-        path = os.path.join(root, name)
-        format, compression = format_of(source, name)
-        try:
-            size = os.path.getsize(path)
-        except OSError as error:
-            raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
-        files.append(File(index, name, size, count_pieces(path, format, compression, size)))
-    return root, files
-
-
-def format_of(source: Source, name: str) -> tuple[str, str]:
-    """(format, compression) of a file of a source."""
-    format, compression = detect_format(name)
-    return (format if source.format == "auto" else source.format), compression
 
 
 class Pieces(NamedTuple):

@@ -15,6 +15,7 @@ from rich.text import Text
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.replay import replay_segments
 from packprep.building.run import open_job, read_plan
+from packprep.corpus.finding import absolute_prefix
 from packprep.dataset.loader import Dataset, Row, open_dataset
 from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
 from packprep.dataset.opening import read_file
@@ -141,7 +142,7 @@ def _rebuilt(directory: Path, dataset: Dataset, number: int, row: int, moved: Ma
     try:
         job = open_job(directory)
         if moved:
-            prefixes = [os.path.abspath(moved.get(source.name, source.prefix)) for source in job.sources]
+            prefixes = [absolute_prefix(moved.get(source.name, source.prefix)) for source in job.sources]
             job = open_job(directory, prefixes)
     except PackprepError as error:
         return [f"not rebuilt: {error}"] * len(chosen)

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, BinaryIO, TypeVar, cast
 
 from packprep.errors import StorageError
@@ -76,7 +77,7 @@ class Remote:
             raise StorageError(f"{url} is no URL; one looks like s3://bucket/folder")
         self.scheme, rest = url.split("://", 1)
         self._folder = rest.rstrip("/")
-        self.url = f"{self.scheme}://{self._folder or rest[:1]}"
+        self.url = f"{self.scheme}://{self._folder}"
         self._connected: tuple[int, Store] | None = None
 
     def __reduce__(self) -> tuple[type["Remote"], tuple[str]]:
@@ -185,6 +186,23 @@ class Remote:
         else:
             advice = f"Check the URL and what is set in the environment: {variables}."
         return f"{self._url(name)}: {doing} failed: {said.rstrip('.')}. {advice}"
+
+
+@lru_cache(maxsize=256)
+def _root(url: str) -> Remote:
+    return Remote(url)
+
+
+def locate(url: str) -> tuple[Remote, str]:
+    """(the store of a file's URL, as one Remote a bucket and process; the file's name in it)."""
+    scheme, rest = url.split("://", 1)
+    bucket, _, name = rest.partition("/")
+    return _root(f"{scheme}://{bucket}"), name
+
+
+def forget_connections() -> None:
+    """Make `locate` connect anew, as after a change of the environment."""
+    _root.cache_clear()
 
 
 class _Opened:

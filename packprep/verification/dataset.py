@@ -11,6 +11,7 @@ from packprep.building.output import Nearby, Output, RemoteOutput, nearby, outpu
 from packprep.building.plan import Job
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.run import Progress, open_job, read_plan, share_of
+from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import (
     MANIFEST_NAME,
@@ -179,7 +180,7 @@ def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[st
     for name in moved:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    return [str(Path(moved.get(source["name"], source["prefix"])).absolute()) for source in plan["sources"]]
+    return [absolute_prefix(moved.get(source["name"], source["prefix"])) for source in plan["sources"]]
 
 
 def _items(manifest: Mapping[str, Any], share: range, replay: int | None, twin: bool) -> list[Item]:

@@ -1,4 +1,4 @@
-"""A real S3 server."""
+"""A real S3 server, and a connection to it that breaks."""
 
 import json
 import os
@@ -6,12 +6,16 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from packprep.storage.remote import forget_connections
 
 ACCESS_KEY, SECRET_KEY = "packprep", "not a secret"
 BUCKET = "corpora"
@@ -72,14 +76,19 @@ def server(tmp_path_factory) -> Iterator[Server]:
     command = [
         weed, "server", "-ip=127.0.0.1", f"-dir={folder / 'data'}", f"-master.port={master}", f"-volume.port={volume}",
         "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", f"-s3.config={folder / 's3.json'}",
-        "-volume.max=100", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=64",
+        "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=100", "-master.volumeSizeLimitMB=64",
+        "-master.telemetry=false",
     ]  # fmt: skip
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, cwd=folder) as process:
         try:
             _wait_for(s3, process, folder / "log")
             yield Server(s3)
         finally:
-            process.kill()
+            process.terminate()
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _wait_for(port: int, process: subprocess.Popen, log: Path) -> None:
@@ -112,6 +121,69 @@ def s3(server, monkeypatch) -> Server:
 
 
 def reach(monkeypatch, environment: dict[str, str]) -> None:
-    """Change the environment."""
+    """Change the environment, and forget the connections that were made in another."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+    forget_connections()
+
+
+class Breaking:
+    """A proxy that cuts the first `times` connections that pass more than `after` bytes in a direction.
+
+    cut: how many it has cut
+    """
+
+    def __init__(self, target: int, direction: str, after: int, times: int):
+        self._target, self._direction, self._after, self._times = target, direction, after, times
+        self.cut = 0
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            for source, sink, direction in ((client, server, "upload"), (server, client, "download")):
+                threading.Thread(target=self._pass, args=(source, sink, direction), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, direction: str) -> None:
+        passed = 0
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                passed += len(data)
+                if direction == self._direction and passed > self._after and self._may_cut():
+                    break
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _may_cut(self) -> bool:
+        with self._lock:
+            if self.cut == self._times:
+                return False
+            self.cut += 1
+            return True
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def breaking(server, monkeypatch) -> Iterator:
+    """A function (direction, after, times) → a proxy before the server, through which this process reaches it."""
+    made: list[Breaking] = []
+
+    def begin(direction: str, after: int, times: int) -> Breaking:
+        made.append(Breaking(server.port, direction, after, times))
+        reach(monkeypatch, reaching(made[-1].port))
+        return made[-1]
+
+    yield begin
+    for proxy in made:
+        proxy.close()
