@@ -27,8 +27,10 @@ app = typer.Typer(
 )
 
 Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | INPUT...", help="A recipe, or files and patterns.")]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The output folder.", show_default=False)]
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A dataset, or the output folder of a build.")]
+Out = Annotated[
+    str, typer.Option("--out", metavar="DIR", help="The output folder, or its URL: s3://…", show_default=False)
+]
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="A dataset, or the output of a build; or its URL.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Tokenizer = Annotated[
     str | None, typer.Option(help='A tokenizer.json, its folder, a Hub name, or "bytes".', show_default=False)
@@ -108,6 +110,7 @@ def build(
     """Build a dataset, or go on with a build that stopped: run the same command again."""
     _one_thread()
     from packprep.building.array import array_position
+    from packprep.building.output import output_of
     from packprep.building.profile import describe_profile, print_profile
     from packprep.building.run import build as run_build
     from packprep.inspection.summary import describe_build, first_document, print_summary
@@ -115,8 +118,9 @@ def build(
     recipe = _recipe(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
-    fresh = not (out / "plan.json").exists()
-    outcome = run_build(recipe, out, bar, workers, _moved(source), position)
+    output = output_of(out)
+    fresh = not output.exists("plan.json")
+    outcome = run_build(recipe, output, bar, workers, _moved(source), position)
     if fresh:
         bar.say(first_document(outcome.job))
     summary = describe_build(outcome)
@@ -368,8 +372,8 @@ def entry() -> None:
         main()
     except SystemExit as end:
         status = end.code
-    if not isinstance(status, int | None):
-        raise SystemExit(status)
+    if not isinstance(status, int | None) or "multiprocessing.forkserver" in sys.modules:
+        raise SystemExit(status)  # a server of processes has a folder to remove
     try:
         sys.stdout.flush()
         sys.stderr.flush()

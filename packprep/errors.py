@@ -5,6 +5,7 @@ PackprepError                 2   could not run, or the build stopped
 ├── RecipeError                   a key, a value or a combination in the recipe or on the command line
 ├── VocabularyError               a tokenizer that cannot be read, or lacks a role
 ├── SourceError                   an input file that is missing, unreadable, truncated or changed
+├── StorageError                  a URL that cannot be reached, read or written
 ├── PlanError                     a plan that does not fit the recipe, the inputs or this installation
 ├── BuildError                    a build that had to stop: full disk, differing digests, too many rejects
 │   └── EngineRevoked             a fast engine gave other ids than the reference
@@ -33,6 +34,10 @@ class VocabularyError(PackprepError):
 
 class SourceError(PackprepError):
     """An input file is missing, unreadable, truncated or not what the plan says."""
+
+
+class StorageError(PackprepError):
+    """What a URL names cannot be reached, read or written: permissions, no such bucket, or tries that came to nothing."""
 
 
 class PlanError(PackprepError):

@@ -16,7 +16,7 @@ LEVELS = [
     ("errors",),
     ("randomness",),
     ("dataset",),
-    ("buffers", "clock", "digests", "kernel", "recipe"),
+    ("buffers", "clock", "digests", "kernel", "recipe", "storage"),
     ("corpus", "objectives"),
     ("building", "twin"),
     ("adapters", "exporting", "inspection", "verification"),
@@ -29,7 +29,7 @@ ALLOWED = {
     for room in level
 } | {
     "__init__": {"dataset"},
-    "adapters": {"dataset", "randomness", "errors"},
+    "adapters": {"dataset", "randomness", "errors", "digests", "storage"},  # the last two for datasets at URLs
     "twin": {"errors"},  # it shares no code with what it checks
 }
 TWIN_LIBRARIES = {"numpy", "pyarrow", "tokenizers", "zstandard"}

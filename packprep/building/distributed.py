@@ -6,24 +6,29 @@ temporaries at most. All three go on with what `packprep build` began, and it wi
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from packprep.building.commit import done_receipt
+from packprep.building.output import output_of
 from packprep.building.plan import Job, look_up
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
 from packprep.building.publication import missing_shards, publish
 from packprep.building.revocation import leave_note
 from packprep.building.run import Shard, moved_prefixes, open_job, plan_and_digest, planned, shard_maker
-from packprep.digests import digest_of_file
+from packprep.dataset.manifest import PLAN_NAME
+from packprep.digests import digest_of
 from packprep.errors import ArgumentError, BuildError, EngineRevoked
 from packprep.recipe import Recipe
 
 
 def begin(
-    recipe: Recipe, out: Path, moved: Mapping[str, str] | None = None, say: Callable[[str], None] = say_on_stderr
+    recipe: Recipe,
+    out: str | os.PathLike,
+    moved: Mapping[str, str] | None = None,
+    say: Callable[[str], None] = say_on_stderr,
 ) -> Job:
     """Write the plan of a build into `out`, or read the one that stands there; `job.shards` is the number of shards.
 
@@ -33,10 +38,10 @@ def begin(
     inputs = look_up(recipe, moved or {})
     for note in inputs.vocabulary.notes:
         say(note)
-    return planned(inputs, out, say)
+    return planned(inputs, output_of(out), say)
 
 
-def build_shard(out: Path, number: int, moved: Mapping[str, str] | None = None) -> dict[str, Any]:
+def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Make shard `number` of the plan in `out`, 0 … shards − 1, and commit it; gives its receipt. Nothing if it is done.
 
     The process keeps plan, engine and memory for the next call, so few long-lived processes are better than many short ones.
@@ -45,19 +50,23 @@ def build_shard(out: Path, number: int, moved: Mapping[str, str] | None = None) 
     Raises ArgumentError for another number, PlanError without a plan, SourceError for an input that cannot be read,
     EngineRevoked (a BuildError) where a fast engine was caught in a difference: then `begin` again, and make all shards.
     """
-    plan_digest = digest_of_file(out / "plan.json") if (out / "plan.json").exists() else ""
-    job, make = _maker(out.absolute(), plan_digest, tuple(sorted((moved or {}).items())))
+    output = output_of(out)
+    try:
+        plan_digest = digest_of(output.read(PLAN_NAME))
+    except FileNotFoundError:
+        plan_digest = ""
+    job, make = _maker(absolute_prefix(str(output)), plan_digest, tuple(sorted((moved or {}).items())))
     if not 0 <= number < job.shards:
         raise ArgumentError(f"shard {number}: {out} has the shards 0 … {job.shards - 1}")
-    found = done_receipt(out, number, job.digest)
+    found = done_receipt(output, number, job.digest)
     if found is None:
         try:
             make(Shard(number), lambda *counts: None)
         except EngineRevoked as error:
-            if (standing := plan_and_digest(out)) and standing[1] == job.digest:
-                leave_note(out, error)
+            if (standing := plan_and_digest(output)) and standing[1] == job.digest:
+                leave_note(output, error)
             raise
-        found = done_receipt(out, number, job.digest)
+        found = done_receipt(output, number, job.digest)
     if found is None:
         raise BuildError(
             f"{out}: shard {number} was committed and is not there: see who removes files, and make it again"
@@ -65,20 +74,22 @@ def build_shard(out: Path, number: int, moved: Mapping[str, str] | None = None) 
     return found[0]
 
 
-def finish(out: Path) -> dict[str, Any]:
+def finish(out: str | os.PathLike) -> dict[str, Any]:
     """Publish the dataset; gives its manifest. BuildError while a shard is missing, or where too many documents are bad."""
-    job = open_job(out)
-    manifest = publish(out, job)
+    output = output_of(out)
+    job = open_job(output)
+    manifest = publish(output, job)
     if manifest is None:
-        missing = missing_shards(out, job.digest, range(job.shards))
+        missing = missing_shards(output, job.digest, range(job.shards))
         listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
         raise BuildError(f"{out}: {len(missing)} of {job.shards} shards are missing ({listed}): make them first")
     return manifest
 
 
 @functools.lru_cache(maxsize=1)
-def _maker(out: Path, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Job, Do]:
+def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Job, Do]:
     """(the job, what makes its shards). plan_digest: the plan may be replaced, once its engine is revoked."""
+    out = output_of(place)
     job = open_job(out)
     prefixes = moved_prefixes(job.plan, dict(moved))
     return job, shard_maker(out, prefixes)

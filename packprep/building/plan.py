@@ -19,7 +19,8 @@ from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, check_special_text
 from packprep.corpus.engines.registry import candidates, engine_facts, load_engine, loaded, refused
 from packprep.corpus.files import Files
-from packprep.corpus.planning import PlannedSource, find_files, format_name, step_bytes
+from packprep.corpus.finding import find_files
+from packprep.corpus.planning import PlannedSource, format_name, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenizer_json import continuing_tokens
 from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary

@@ -1,16 +1,16 @@
 """Receipts → the manifest. Whoever finds all receipts publishes; until then there is no dataset."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from packprep.building.commit import done_receipt, flush_output, remove_all_temporaries, write_first
+from packprep.building.commit import done_receipt
 from packprep.building.ledger import add_ledgers, check, is_ledger
+from packprep.building.output import Output
 from packprep.building.plan import Job
 from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, receipt_name, shard_name
-from packprep.dataset.opening import read_file
 from packprep.digests import digest_of, own_digest
 from packprep.errors import BuildError
 
@@ -18,25 +18,25 @@ MANIFEST = "dataset.json"
 MIN_BAD = 100
 
 
-def missing_shards(out: Path, plan_digest: str, shards: Sequence[int] | range) -> list[int]:
+def missing_shards(out: Output, plan_digest: str, shards: Sequence[int]) -> list[int]:
     """Those of `shards` that are not done."""
-    return [b for b in shards if done_receipt(out, b, plan_digest) is None]
+    found = out.each(partial(done_receipt, plan_digest=plan_digest), shards)
+    return [b for b, receipt in zip(shards, found, strict=True) if receipt is None]
 
 
-def publish(out: Path, job: Job) -> dict[str, Any] | None:
+def publish(out: Output, job: Job) -> dict[str, Any] | None:
     """Write dataset.json if all shards are done; gives the manifest, or None while a shard is missing.
 
     BuildError if too many documents are bad, or if another manifest stands there already.
     """
     entries, ledgers = [], []
-    for b in range(job.shards):
-        found = done_receipt(out, b, job.digest)
+    for b, found in enumerate(out.each(partial(done_receipt, plan_digest=job.digest), range(job.shards))):
         if found is None:
             return None
         receipt, data = found
         if not is_ledger(receipt["ledger"], [s.name for s in job.sources], [t.name for t in job.tasks]):
             raise BuildError(
-                f"{out / receipt_name(b)}: it has no ledger of this build: remove it, and run the command again"
+                f"{out.place(receipt_name(b))}: it has no ledger of this build: remove it, and run the command again"
             )
         entry = {key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")}
         entries.append({"file": shard_name(b), **entry, "receipt_digest": digest_of(data)})
@@ -46,10 +46,12 @@ def publish(out: Path, job: Job) -> dict[str, Any] | None:
     _refuse_too_many_bad(out, job, total)
     manifest = make_manifest(job, entries, total)
     data = encode(manifest)
-    remove_all_temporaries(out)
-    flush_output(out)  # those who wrote the shards may have been killed before they had
-    if not write_first(out / MANIFEST, data) and read_file(out / MANIFEST) != data:
-        raise BuildError(f"{out / MANIFEST} stands there and differs from this build's: begin anew in another folder")
+    out.remove_temporaries()
+    out.flush()  # those who wrote the shards may have been killed before they had
+    if not out.write_first(MANIFEST, data) and out.read(MANIFEST) != data:
+        raise BuildError(
+            f"{out.place(MANIFEST)} stands there and differs from this build's: begin anew in another folder"
+        )
     remove_note(out)
     return manifest
 
@@ -84,7 +86,7 @@ def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping
     return {**manifest, "digest": own_digest(manifest)}
 
 
-def _refuse_too_many_bad(out: Path, job: Job, total: Mapping[str, Any]) -> None:
+def _refuse_too_many_bad(out: Output, job: Job, total: Mapping[str, Any]) -> None:
     read = sum(source["documents"]["read"] for source in total["sources"].values())
     reasons: dict[str, int] = {}
     for source in total["sources"].values():
@@ -98,6 +100,6 @@ def _refuse_too_many_bad(out: Path, job: Job, total: Mapping[str, Any]) -> None:
         )
         raise BuildError(
             f"{bad} of {read} documents are bad ({listed}), more than max({MIN_BAD}, documents.max_bad_fraction = {fraction:g}); "
-            f"see {out / 'rejects'} for each one's place; mend the inputs and build into another folder, or, if that many "
+            f"see {out.place('rejects')} for each one's place; mend the inputs and build into another folder, or, if that many "
             "may be left out, begin anew with a higher documents.max_bad_fraction"
         )

@@ -5,47 +5,41 @@ the only case in which a plan is replaced; so the receipts of the old one are vo
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from packprep.building.commit import flush_output, write_error, write_whole
+from packprep.building.output import Output
 from packprep.building.plan import Job
 from packprep.corpus.engines.registry import REFERENCE
 from packprep.dataset.manifest import decode, encode
-from packprep.dataset.opening import read_file
 from packprep.digests import own_digest
 from packprep.errors import BuildError, EngineRevoked
 
 NOTE = "engine-revoked.json"
 
 
-def leave_note(out: Path, error: EngineRevoked) -> None:
+def leave_note(out: Output, error: EngineRevoked) -> None:
     """Write what was found, unless another process has."""
-    if error.found and not (out / NOTE).exists():
-        write_whole(out / NOTE, [encode(error.found)], out)
+    if error.found and not out.exists(NOTE):
+        out.write_whole(NOTE, [encode(error.found)])
 
 
-def read_note(out: Path) -> dict[str, Any] | None:
+def read_note(out: Output) -> dict[str, Any] | None:
     """What was found; None if nothing was."""
-    path = out / NOTE
     try:
-        note = decode(read_file(path), str(path))
+        note = decode(out.read(NOTE), out.place(NOTE))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BuildError(f"{path}: {error.strerror}; see to it and run the same command again") from None
+        raise BuildError(f"{out.place(NOTE)}: {error.strerror}; see to it and run the same command again") from None
     return note if isinstance(note, dict) else {}
 
 
-def remove_note(out: Path) -> None:
+def remove_note(out: Output) -> None:
     """Remove it, if there is one."""
-    if not (out / NOTE).exists():
+    if not out.exists(NOTE):
         return  # so that nothing is asked of a folder that can only be read
-    try:
-        (out / NOTE).unlink(missing_ok=True)
-    except OSError as error:
-        raise write_error(out / NOTE, error) from error
-    flush_output(out)
+    out.remove(NOTE)
+    out.flush()
 
 
 def is_revoked(plan: Mapping[str, Any], note: Mapping[str, Any] | None) -> bool:
@@ -59,10 +53,10 @@ def with_reference(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {**changed, "digest": own_digest(changed)}
 
 
-def stop_if_revoked(out: Path, job: Job) -> None:
+def stop_if_revoked(out: Output, job: Job) -> None:
     """EngineRevoked if another process has caught this job's engine in a difference: what it makes must not be kept."""
-    if "reference" in job.plan["engine"] and (out / NOTE).exists():
+    if "reference" in job.plan["engine"] and out.exists(NOTE):
         raise EngineRevoked(
-            f"{out / NOTE} stands there: the engine {job.plan['engine']['name']} was caught in a difference; "
+            f"{out.place(NOTE)} stands there: the engine {job.plan['engine']['name']} was caught in a difference; "
             "run the same command again, and it goes on with the reference engine"
         )

@@ -5,7 +5,7 @@ killed leaves nothing but temporaries, and the same command makes what is missin
 """
 
 import contextlib
-import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ import numpy as np
 
 from packprep.buffers import Buffers
 from packprep.building.array import share_of
-from packprep.building.commit import commit_shard, remove_all_temporaries, write_first, write_whole
+from packprep.building.commit import commit_shard
 from packprep.building.forecast import forecast
+from packprep.building.output import Output, output_of
 from packprep.building.plan import Inputs, Job, differences, look_up, make_plan
 from packprep.building.plan_form import check_plan
 from packprep.building.processes import Do, Report, available_cpus, ended_by_signals, spread, stoppable
@@ -26,10 +27,10 @@ from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
 from packprep.building.work import make_shard
 from packprep.clock import Clock
+from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import FORMAT, VERSION, decode, encode
-from packprep.dataset.opening import read_file
-from packprep.digests import digest_of, digest_of_file, own_digest
+from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
+from packprep.digests import digest_of, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
 from packprep.kernel import warm_kernels
 from packprep.recipe import Recipe
@@ -52,7 +53,7 @@ class Progress(Protocol):
 class Outcome:
     """What a build came to: its plan, and the manifest once all shards are done."""
 
-    out: Path
+    out: Path | str  # the folder, or its URL
     job: Job
     manifest: dict[str, Any] | None
     made: int  # shards made by this call
@@ -60,20 +61,22 @@ class Outcome:
     profile: Profile
 
 
-def read_plan(out: Path) -> dict[str, Any] | None:
+def read_plan(out: str | os.PathLike | Output) -> dict[str, Any] | None:
     """The plan of an output folder; None if there is none. PlanError if one byte of it is not as it was written."""
     found = plan_and_digest(out)
     return found[0] if found else None
 
 
-def plan_and_digest(out: Path) -> tuple[dict[str, Any], str] | None:
-    """(the plan of an output folder, the digest of its file); None if there is none."""
-    path = out / "plan.json"
+def plan_and_digest(out: str | os.PathLike | Output) -> tuple[dict[str, Any], str] | None:
+    """(the plan of an output folder, the digest of its file); None if there is none. PlanError as in `read_plan`."""
+    out = output_of(out)
+    path = out.place(PLAN_NAME)
     restore = "put the file back as it was, or begin anew in another folder"
     try:
-        data = read_file(path)
-        plan = decode(data, str(path))
+        data = out.read(PLAN_NAME)
+        plan = decode(data, path)
     except FileNotFoundError:
+        out.reach()
         return None
     except DatasetError as error:
         raise PlanError(f"{error}; {restore}") from None
@@ -84,28 +87,29 @@ def plan_and_digest(out: Path) -> tuple[dict[str, Any], str] | None:
     digest = own_digest(plan)
     if plan.get("digest") != digest:
         raise PlanError(
-            f"{path}: it carries the digest {plan.get('digest')!r} and its own is {digest}: it was changed or damaged after it was "
-            f"written; {restore}"
+            f"{path}: it carries the digest {plan.get('digest')!r} and its own is {digest}: it was changed or damaged "
+            f"after it was written; {restore}"
         )
-    check_plan(plan, str(path))
+    check_plan(plan, path)
     return plan, digest_of(data)
 
 
-def open_job(out: Path, prefixes: Sequence[str] | None = None) -> Job:
+def open_job(out: str | os.PathLike | Output, prefixes: Sequence[str] | None = None) -> Job:
     """The job of an output folder that has a plan and a tokenizer."""
+    out = output_of(out)
     found = plan_and_digest(out)
     if found is None:
         raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
     return _job(out, *found, prefixes)
 
 
-def _job(out: Path, plan: Mapping[str, Any], digest: str, prefixes: Sequence[str] | None) -> Job:
-    path = out / plan["tokenizer"]["file"]
+def _job(out: Output, plan: Mapping[str, Any], digest: str, prefixes: Sequence[str] | None) -> Job:
+    name = plan["tokenizer"]["file"]
     try:
-        tokenizer_json = read_file(path)
+        tokenizer_json = out.read(name)
     except OSError as error:
         raise PlanError(
-            f"{path}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
+            f"{out.place(name)}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
         ) from None
     return Job(plan, tokenizer_json, prefixes, digest)
 
@@ -116,18 +120,18 @@ def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[st
     for name in moved:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    return [str(Path(moved.get(source["name"], source["prefix"])).absolute()) for source in plan["sources"]]
+    return [absolute_prefix(moved.get(source["name"], source["prefix"])) for source in plan["sources"]]
 
 
 def build(
     recipe: Recipe,
-    out: Path,
+    out: str | os.PathLike | Output,
     progress: Progress,
     workers: int | None = 1,
     moved: Mapping[str, str] | None = None,
     array: tuple[int, int] = (0, 1),
 ) -> Outcome:
-    """Build a recipe into `out`, or go on with a build that stopped there.
+    """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
 
     workers: processes; None: one for each CPU that this process may use, and fewer for little text.
     moved: source name → prefix where its files lie now. array: (index, count) of this array task.
@@ -135,7 +139,8 @@ def build(
     made. In a main thread SIGTERM and SIGUSR1 end the process with status 75 if that takes more than some seconds.
     """
     clock, begin = Clock(), time.perf_counter()
-    clean = functools.partial(remove_all_temporaries, out)
+    out = output_of(out)
+    clean = out.remove_temporaries
     with ended_by_signals(clean), clock.stage("plan"):
         inputs = look_up(recipe, moved or {})
         for note in inputs.vocabulary.notes:
@@ -179,11 +184,13 @@ def build(
         finally:
             progress.end()
     if manifest is not None and not manifest["ledger"]["rows"]:
-        progress.say(f"warning: no document could be used, so the dataset has no rows; see {out / 'rejects'} for why")
+        progress.say(
+            f"warning: no document could be used, so the dataset has no rows; see {out.place('rejects')} for why"
+        )
     others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
     profile = Profile(time.perf_counter() - begin, workers, clock.take(), documents, text_bytes, tokens)
-    return Outcome(out, job, manifest, len(missing), others, profile)
+    return Outcome(out.location, job, manifest, len(missing), others, profile)
 
 
 def _workers_for(text_bytes: int) -> int:
@@ -199,24 +206,24 @@ def _to_do(share: int, missing: int, shards: int) -> str:
     return f"{missing} of {whose} shards to make" if missing else f"nothing to make: {whose} shards are done"
 
 
-def planned(inputs: Inputs, out: Path, say: Callable[[str], None]) -> Job:
+def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
     """The job of the plan that stands in `out`, written first if there is none; PlanError if it is another recipe's."""
     found = plan_and_digest(out)
     if found is None:
-        if (out / MANIFEST).exists() or (out / "receipts").exists():
+        if out.exists(MANIFEST) or out.has_folder("receipts"):
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
             )
         fresh = make_plan(inputs, say)
         for warning in forecast(fresh, inputs)["warnings"]:
             say(f"warning: {warning}")
-        tokenizer = out / "tokenizer.json"
-        first = write_first(tokenizer, inputs.vocabulary.tokenizer_json)
-        if not first and read_plan(out) is None and digest_of_file(tokenizer) != inputs.vocabulary.digest:
+        first = out.write_first(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
+        if not first and read_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:
             raise PlanError(
-                f"{tokenizer} is another tokenizer, left there without a plan: remove it, or build into another folder"
+                f"{out.place(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
+                "another folder"
             )
-        write_first(out / "plan.json", encode(fresh))
+        out.write_first(PLAN_NAME, encode(fresh))
         found = plan_and_digest(out)
         assert found is not None
     plan, digest = found
@@ -229,36 +236,36 @@ def planned(inputs: Inputs, out: Path, say: Callable[[str], None]) -> Job:
     note = read_note(out)
     if is_revoked(plan, note):
         say(
-            f"warning: {out / NOTE} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
+            f"warning: {out.place(NOTE)} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
             "replaced by the same with the reference engine, and all shards are made anew"
         )
         plan = with_reference(plan)
         data = encode(plan)
-        write_whole(out / "plan.json", [data], out)
+        out.write_whole(PLAN_NAME, [data])
         digest = digest_of(data)
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
     return _job(out, plan, digest, inputs.prefixes)
 
 
-_jobs: dict[Path, Job] = {}  # by output folder
+_jobs: dict[str, Job] = {}  # by output folder
 
 
 @contextlib.contextmanager
-def _at_hand(out: Path, job: Job) -> Iterator[None]:
+def _at_hand(out: Output, job: Job) -> Iterator[None]:
     """The job that this process, and those that are forked from it, need not read again."""
-    _jobs[out] = job
+    _jobs[str(out)] = job
     try:
         yield
     finally:
-        del _jobs[out]
+        del _jobs[str(out)]
 
 
-def shard_maker(out: Path, prefixes: Sequence[str]) -> Do:
+def shard_maker(out: Output, prefixes: Sequence[str]) -> Do:
     """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next."""
     clock = Clock()
     with clock.stage("start-up"):
-        job = _jobs.get(out) or open_job(out, prefixes)
+        job = _jobs.get(str(out)) or open_job(out, prefixes)
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 

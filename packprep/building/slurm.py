@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.array import ranges, tasks_of
-from packprep.building.commit import write_error, write_whole
+from packprep.building.files import write_error, write_whole
+from packprep.corpus.finding import absolute_prefix
 from packprep.errors import BuildError, RecipeError
+from packprep.storage import is_url
 
 COMMON_MAX_ARRAY_SIZE = 1001
 """Slurm's own default of MaxArraySize, which many sites keep."""
@@ -30,14 +32,14 @@ FINISH = "finish.sh"
 class ArrayJob:
     """An array that shares one command's work.
 
-    command: `build` or `verify`. arguments: what follows it (`arguments_of`). out: the output folder.
+    command: `build` or `verify`. arguments: what follows it (`arguments_of`). out: the output folder, a path or a URL.
     count: array tasks. at_once: how many of them may run at a time; None: `default_at_once`.
     workers: processes of each; None: the CPUs that Slurm gives it. options: of sbatch, word by word.
     """
 
     command: str
     arguments: tuple[str, ...]
-    out: Path
+    out: str
     count: int
     at_once: int | None = None
     workers: int | None = None
@@ -72,7 +74,7 @@ def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) 
                 text = os.path.abspath(text)
             elif flag == "--source":
                 name, _, prefix = text.partition("=")
-                text = f"{name}={os.path.abspath(prefix)}"
+                text = f"{name}={absolute_prefix(prefix)}"
             arguments += [flag, text]
     return tuple(arguments)
 
@@ -91,9 +93,12 @@ def default_at_once(count: int) -> int:
     return min(count, max(FEW_TASKS, -(-count // TASKS_PER_RUNNING)))
 
 
-def slurm_folder(out: Path) -> Path:
-    """Where scripts and logs of an output folder lie: beside it, with .slurm at its name's end. RecipeError for /."""
-    whole = Path(os.path.abspath(out))
+def slurm_folder(out: str) -> Path:
+    """Where scripts and logs of an output folder lie: beside it, with .slurm at its name's end. RecipeError for /.
+
+    Those of a URL lie in the folder that one is in, under the URL's last name.
+    """
+    whole = Path.cwd() / out.rstrip("/").rpartition("/")[2] if is_url(out) else Path(os.path.abspath(out))
     if not whole.name:
         raise RecipeError(f"--out {out}: the scripts go beside the output folder, and beside this there is no room")
     return whole.with_name(whole.name + ".slurm")
@@ -105,14 +110,14 @@ def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[
     jobs: [{script, job}] of what was submitted. submit: the shell command that submits what was not, or null.
     say: is told what else there is to know. RecipeError for an array that this site cannot take.
     """
-    job = replace(job, out=Path(os.path.abspath(job.out)))
+    job = replace(job, out=absolute_prefix(job.out))
     _check_size(job, say)
     folder, names = slurm_folder(job.out), list(scripts(job, slurm_folder(job.out)))
     for name in write_scripts(job):
         say(f"{folder / name} stood there with other text, which is in {name}.old")
     jobs = submit(job) if submitted else []
     return {
-        "out": str(job.out),
+        "out": job.out,
         "folder": str(folder),
         "scripts": names,
         "array": job.count,
@@ -205,7 +210,7 @@ def submit(job: ArrayJob) -> list[tuple[str, str]]:
         raise BuildError(f"the array is job {array}; what comes after it is not submitted: {error}") from None
 
 
-def redo_command(out: Path, missing: Sequence[int], shards: int) -> str | None:
+def redo_command(out: str, missing: Sequence[int], shards: int) -> str | None:
     """The shell command that makes the missing shards, then publishes, with the scripts in `DIR.slurm/`; None without any.
 
     The redo list's tasks have the numbers of the whole array, by whose size, which stands in the script, they go.
@@ -280,7 +285,7 @@ def _array_part(job: ArrayJob) -> str:
 
 
 def _finish_part(job: ArrayJob) -> str:
-    verify = shlex.join(["verify", str(job.out), *_workers(job)])
+    verify = shlex.join(["verify", job.out, *_workers(job)])
     return (
         "# Makes what is missing (nothing, after the whole array), publishes, verifies.\n"
         f"status=0\npackprep {_command(job)} &&\n  packprep {verify} || status=$?\n{_REQUEUE}"
@@ -288,7 +293,7 @@ def _finish_part(job: ArrayJob) -> str:
 
 
 def _command(job: ArrayJob) -> str:
-    where = ["--out", str(job.out)] if job.command == "build" else [str(job.out)]
+    where = ["--out", job.out] if job.command == "build" else [job.out]
     return shlex.join([job.command, *job.arguments, *where, *_workers(job)])
 
 

@@ -1,9 +1,10 @@
 """Which shards of a build are done, and what would make the others."""
 
-from pathlib import Path
+import os
 from typing import Any
 
 from packprep.building.array import ranges, tasks_of
+from packprep.building.output import Output, output_of
 from packprep.building.publication import MANIFEST, missing_shards
 from packprep.building.revocation import NOTE, is_revoked, read_note
 from packprep.building.run import plan_and_digest
@@ -11,13 +12,14 @@ from packprep.building.slurm import redo_command
 from packprep.errors import PlanError
 
 
-def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
+def status_of(out: str | os.PathLike | Output, array_count: int | None = None) -> dict[str, Any]:
     """{shards, done, missing, published, revoked, array, redo}.
 
     missing: the shards that are not done. revoked: whether the plan's engine was caught in a difference. array: the array
     indices that would make what is missing, of `array_count`. redo: the shell command that submits what is missing and the
     publication, if `packprep slurm` wrote scripts for this output.
     """
+    out = output_of(out)
     found = plan_and_digest(out)
     if found is None:
         raise PlanError(f"{out}: no plan.json: nothing was begun here; `packprep build … --out {out}` begins a build")
@@ -28,12 +30,12 @@ def status_of(out: Path, array_count: int | None = None) -> dict[str, Any]:
         "shards": plan["shards"],
         "done": plan["shards"] - len(missing),
         "missing": missing,
-        "published": not missing and (out / MANIFEST).exists(),
+        "published": not missing and out.exists(MANIFEST),
         "revoked": is_revoked(plan, read_note(out)),
     }
     if array_count is not None:
         result["array"] = ranges(tasks_of(missing, array_count, plan["shards"]))
-    if not result["published"] and (redo := redo_command(out, missing, plan["shards"])):
+    if not result["published"] and (redo := redo_command(str(out), missing, plan["shards"])):
         result["redo"] = redo
     return result
 
@@ -47,7 +49,7 @@ def print_status(result: dict[str, Any]) -> None:
         print(f"--array={result['array']}")
     if result["revoked"]:
         print(
-            f"stopped: its engine gave other ids than the reference; see {Path(result['out']) / NOTE}; "
+            f"stopped: its engine gave other ids than the reference; see {output_of(result['out']).place(NOTE)}; "
             "run the build's command again, and it begins anew with the reference engine"
         )
     if not result["missing"] and not result["published"]:

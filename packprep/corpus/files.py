@@ -2,12 +2,17 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import repeat
 from typing import NamedTuple, overload
 
 import numpy as np
 
 from packprep.corpus.readers import PIECE_BYTES, count_pieces, detect_format
+from packprep.storage import is_url
+
+_AT_ONCE = 16  # remote files that are looked at together
 
 
 class File(NamedTuple):
@@ -58,9 +63,13 @@ class Files(Sequence[File]):
             if format == "jsonl":
                 counts[own] = np.minimum(self.sizes[own], 1) if compression else -(-self.sizes[own] // PIECE_BYTES)
                 continue
-            for i in own.tolist():
-                path = os.path.join(self.root, self.names[i])
-                counts[i] = count_pieces(path, format, compression, int(self.sizes[i]))
+            paths = [os.path.join(self.root, self.names[i]) for i in own.tolist()]
+            every = (paths, repeat(format), repeat(compression), self.sizes[own].tolist())
+            if is_url(self.root):  # footers of many files, each some answers of the store away
+                with ThreadPoolExecutor(_AT_ONCE) as threads:
+                    counts[own] = list(threads.map(count_pieces, *every))
+            else:
+                counts[own] = list(map(count_pieces, *every))
         return counts
 
     def __len__(self) -> int:

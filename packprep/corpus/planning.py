@@ -10,21 +10,17 @@ and which process makes which shard never shows.
     shards                                 |     0     |     1     |    2    |
 """
 
-import glob
 import os
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from packprep.corpus.files import Files, Pieces, pieces_of
 from packprep.corpus.readers import Part
-from packprep.errors import SourceError
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 
@@ -34,86 +30,6 @@ _AT_ONCE = 1 << 18  # pieces: millions of them are worked on in parts that stay 
 
 def _chunks(size: int) -> Iterator[slice]:
     return (slice(begin, min(begin + _AT_ONCE, size)) for begin in range(0, size, _AT_ONCE))
-
-
-def _has_wildcard(part: str) -> bool:
-    return any(c in part for c in "*?[")
-
-
-def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
-    """The longest folder common to all absolute patterns up to their first wildcard; for a file, its folder.
-
-    Nothing in `base`, the recipe's folder, is a wildcard.
-    """
-    folders = []
-    for pattern in patterns:
-        parts = pattern.split(os.sep)
-        literal = len(os.path.commonprefix([parts, base.split(os.sep)]))
-        wild = (i for i, part in enumerate(parts) if i >= literal and _has_wildcard(part))
-        folders.append(os.sep.join(parts[: next(wild, len(parts) - 1)]) or os.sep)
-    return os.path.commonpath(folders)
-
-
-def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, Files]:
-    """(prefix, files sorted bytewise by name) of a source. `prefix` says where the files lie now, if they were moved.
-
-    SourceError for a pattern that matches nothing, a folder, a pipe or device, a name that is not valid UTF-8, or a file
-    that cannot be read.
-    """
-    patterns = [os.path.abspath(os.path.join(base, os.path.expanduser(path))) for path in source.paths]
-    for path in source.paths:
-        if "://" in path:
-            raise SourceError(f"source {source.name!r}: {path}: URLs cannot be read yet; give local files")
-    root = fixed_prefix(patterns, os.path.abspath(base))
-    if prefix is not None:
-        moved = os.path.abspath(prefix)
-        patterns = [os.path.join(moved, os.path.relpath(pattern, root)) for pattern in patterns]
-        root = moved
-    sizes: dict[str, int] = {}
-    for pattern, given in zip(patterns, source.paths, strict=True):
-        name = os.path.relpath(pattern, root)
-        if _has_wildcard(name) and not os.path.exists(pattern):
-            matched = False
-            for found in glob.iglob(name, root_dir=root, recursive=True):
-                size = _size(os.path.join(root, found))  # the one call for each file that the file system sees
-                if size is not None:
-                    sizes[found], matched = size, True
-            if not matched:
-                raise SourceError(f"source {source.name!r}: {given} matches no file (looked for {pattern})")
-        elif os.path.isdir(pattern):
-            raise SourceError(
-                f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"
-            )
-        elif not os.path.exists(pattern):
-            raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern})")
-        elif not os.path.isfile(pattern):
-            raise SourceError(
-                f"source {source.name!r}: {given} is no regular file but a pipe, a device or a socket, which cannot be "
-                "read twice; write what it gives to a file"
-            )
-        else:
-            try:
-                sizes[name] = os.path.getsize(pattern)
-            except OSError as error:
-                raise SourceError(f"source {source.name!r}: {pattern}: {error.strerror}") from None
-    for name in sizes:
-        try:
-            name.encode("utf-8")
-        except UnicodeEncodeError:
-            raise SourceError(
-                f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename the file"
-            ) from None
-    ordered = sorted(sizes)  # code points sort as their UTF-8 does
-    return root, Files(index, ordered, np.array([sizes[name] for name in ordered], np.int64), source.format, root)
-
-
-def _size(path: str) -> int | None:
-    """The bytes of a regular file; None if it is none, or cannot be asked for."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 @dataclass(frozen=True)

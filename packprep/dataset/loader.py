@@ -11,11 +11,12 @@ Opening reads the manifest alone. A shard is checked and opened at its first use
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from packprep.dataset.gathering import (
     stored_for,
 )
 from packprep.dataset.laws import Laws, laws_of
-from packprep.dataset.manifest import Manifest, Task, is_compact, read_manifest
+from packprep.dataset.manifest import Manifest, ShardEntry, Task, is_compact, read_manifest
 from packprep.dataset.mixture import Mixture, split_bound
 from packprep.dataset.reading import CAN_PREAD, FileArray
 from packprep.dataset.row import Row, read_only
@@ -50,6 +51,8 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 _new = object.__new__
+
+Held: TypeAlias = Callable[[ShardEntry], AbstractContextManager[Path]]
 
 TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")  # the columns of task_params
 
@@ -66,7 +69,7 @@ def _names(what: str, wanted: str | Iterable[str] | None, entries: Sequence[Mapp
     return np.array([name in wanted for name in names], bool)
 
 
-def _default_max_open() -> int:
+def default_max_open() -> int:
     """1024 maps, or half of the open files that the system allows: a map holds its file open."""
     if resource is None:
         return 256
@@ -82,8 +85,12 @@ class Dataset:
     (workers open it again), forked, and read by several threads.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, max_open: int, io: IO = "mmap"):
+    def __init__(
+        self, directory: Path | str, manifest: Manifest, max_open: int, io: IO = "mmap", held: Held | None = None
+    ):
+        """directory: where it lies, for messages, and for its shards unless `held` gives a shard's file while it is opened."""
         self.directory = directory
+        self._held = held
         self.manifest = manifest
         self.max_open = max_open
         self.io = io
@@ -110,6 +117,7 @@ class Dataset:
             self.manifest,
             self.max_open,
             self.io,
+            self._held,
             self._loss_on,
             self._columns,
             self._dtype,
@@ -161,15 +169,17 @@ class Dataset:
 
     def _opened(self, number: int) -> Shard:
         entry = self.manifest["shards"][number]
-        shard = open_shard(
-            self.directory / entry["file"],
-            self.seq_length,
-            self.token_dtype,
-            rows=entry["rows"],
-            segments=entry["segments"],
-            compact=self._is_compact,
-            io=self.io,
-        )
+        with self._held(entry) if self._held else nullcontext(Path(self.directory, entry["file"])) as path:
+            shard = open_shard(
+                path,
+                self.seq_length,
+                self.token_dtype,
+                rows=entry["rows"],
+                segments=entry["segments"],
+                compact=self._is_compact,
+                io=self.io,
+            )
+            _ = shard.tokens  # maps or opens the file, after which it may be removed
         if self._predicts_in_place and "labels" not in shard.layout:
             raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
         return shard
@@ -335,11 +345,12 @@ def _remade(
     manifest: Manifest,
     max_open: int,
     io: IO,
+    held: Held | None,
     loss_on: tuple[np.ndarray, np.ndarray] | None,
     columns: tuple[str, ...],
     dtype: Any,
 ) -> Dataset:
-    dataset = Dataset(directory, manifest, max_open, io)
+    dataset = Dataset(directory, manifest, max_open, io, held)
     dataset._loss_on, dataset._columns, dataset._dtype = loss_on, columns, dtype
     return dataset
 
@@ -366,7 +377,7 @@ def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
         raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
     if io == "pread" and not CAN_PREAD:
         raise ArgumentError("io = 'pread' needs preadv, which this system does not have; use 'mmap'")
-    limit = _default_max_open() if max_open is None else integer("max_open", max_open, 1, 1 << 31)
+    limit = default_max_open() if max_open is None else integer("max_open", max_open, 1, 1 << 31)
     if isinstance(directory, str | os.PathLike):
         if shares is not None:
             raise ArgumentError(f"shares = {shares!r} is for a list of directories, and {str(directory)!r} is one")

@@ -12,9 +12,12 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.replay import replay_segments
 from packprep.building.run import open_job, read_plan
+from packprep.corpus.finding import absolute_prefix
 from packprep.dataset.loader import Dataset, Row, open_dataset
+from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
 from packprep.dataset.opening import read_file
 from packprep.digests import digest_of
 from packprep.errors import ArgumentError, DatasetError, PackprepError, RecipeError, SourceError
@@ -40,7 +43,7 @@ STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}
 IDENTICAL = "identical"
 
 
-def describe_row(directory: Path, row: int, moved: Mapping[str, str]) -> dict[str, Any]:
+def describe_row(directory: str | os.PathLike | Output, row: int, moved: Mapping[str, str]) -> dict[str, Any]:
     """One row as plain values: its segments, and each segment's parts as pieces {text, ids, loss, kind}.
 
     row: its number, or −1 for the first row that shows the most tasks; `lacks` then names the tasks that it has not.
@@ -48,6 +51,13 @@ def describe_row(directory: Path, row: int, moved: Mapping[str, str]) -> dict[st
     Raises ArgumentError for a row that there is not, DatasetError for a dataset that cannot be read, RecipeError for an
     unknown source.
     """
+    with nearby(output_of(directory)) as near:
+        near.bring(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
+        return _describe_row(near, row, moved)
+
+
+def _describe_row(near: Nearby, row: int, moved: Mapping[str, str]) -> dict[str, Any]:
+    directory = near.folder
     dataset = open_dataset(directory)
     manifest = dataset.manifest
     if not len(dataset):
@@ -60,19 +70,20 @@ def describe_row(directory: Path, row: int, moved: Mapping[str, str]) -> dict[st
     for name in moved:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    chosen = row if row >= 0 else _row_of_most_tasks(directory, dataset)
+    chosen = row if row >= 0 else _row_of_most_tasks(near, dataset)
     texts = _token_texts(directory, dataset)
-    view = dataset.row(chosen)
     first_rows = np.concatenate(([0], np.cumsum([entry["rows"] for entry in manifest["shards"]])))
     shard = int(np.searchsorted(first_rows, chosen, side="right")) - 1
     in_shard = chosen - int(first_rows[shard])
+    near.bring(shard_name(shard))
+    view = dataset.row(chosen)
     rebuilt = _rebuilt(directory, dataset, shard, in_shard, moved)
     files = _file_names(directory)
     segments = [_describe_segment(dataset, view, i, texts, files, rebuilt[i]) for i in range(view.n_segments)]
     slots = sum(segment["slots"] for segment in segments)
     shown = {segment["task"] for segment in segments}
     return {
-        "directory": str(directory),
+        "directory": str(near.out),
         "row": chosen,
         "rows": len(dataset),
         "shard": manifest["shards"][shard]["file"],
@@ -86,14 +97,15 @@ def describe_row(directory: Path, row: int, moved: Mapping[str, str]) -> dict[st
     }
 
 
-def _row_of_most_tasks(directory: Path, dataset: Dataset) -> int:
+def _row_of_most_tasks(near: Nearby, dataset: Dataset) -> int:
     """The first row with a segment of every task that has one; else the first with the most tasks of those looked at."""
     ledger = dataset.manifest["ledger"].get("tasks", {})
     wanted = np.array([bool(t["weight"]) and ledger.get(t["name"], {}).get("segments", 1) > 0 for t in dataset.tasks])
     best, most, first_row = 0, -1, 0
     for number, entry in enumerate(dataset.manifest["shards"][:MOST_SHARDS]):
         if entry["rows"]:
-            segments = segments_of(shard_of(directory, dataset.manifest, number), dataset.manifest)
+            with near.brought(shard_name(number)):
+                segments = segments_of(shard_of(near.folder, dataset.manifest, number), dataset.manifest)
             seen = np.zeros((entry["rows"], len(dataset.tasks)), np.bool_)
             seen[segments.row, segments.task] = True
             count = seen[:, wanted].sum(axis=1)
@@ -130,7 +142,7 @@ def _rebuilt(directory: Path, dataset: Dataset, number: int, row: int, moved: Ma
     try:
         job = open_job(directory)
         if moved:
-            prefixes = [os.path.abspath(moved.get(source.name, source.prefix)) for source in job.sources]
+            prefixes = [absolute_prefix(moved.get(source.name, source.prefix)) for source in job.sources]
             job = open_job(directory, prefixes)
     except PackprepError as error:
         return [f"not rebuilt: {error}"] * len(chosen)

@@ -1,18 +1,19 @@
 """What a person who trains wants to know first of a dataset: its size, utilisation, mixes and lengths."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.plan import Job
 from packprep.building.run import Outcome
 from packprep.corpus.planning import PlannedSource
 from packprep.corpus.readers import Reject, read
 from packprep.corpus.reading import keeper
 from packprep.corpus.tokenization import tokenize
-from packprep.dataset.manifest import Manifest, read_manifest
+from packprep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest, shard_name
 from packprep.dataset.segments import next_token_loss_mask
 from packprep.errors import DatasetError
 from packprep.inspection.columns import segments_of, shard_of, spread
@@ -24,16 +25,18 @@ SHOWN_TOKENS = 8  # at either end of document 1
 BAR = 40
 
 
-def describe_dataset(directory: Path) -> dict[str, Any]:
+def describe_dataset(directory: str | os.PathLike | Output) -> dict[str, Any]:
     """A published dataset as plain values: the manifest's and ledger's figures, and what `_lengths` reads from shards."""
-    manifest = read_manifest(directory)
-    return {**_describe(directory, manifest), **_lengths(directory, manifest)}
+    with nearby(output_of(directory)) as near:
+        near.bring(MANIFEST_NAME)
+        manifest = read_manifest(near.folder)
+        return {**_describe(str(near.out), manifest), **_lengths(near, manifest)}
 
 
 def describe_build(outcome: Outcome) -> dict[str, Any]:
     """What a build came to, as plain values: the dataset, without reading a shard, or what is done and what to do next."""
     if outcome.manifest is not None:
-        return {**_describe(outcome.out, outcome.manifest), "made": outcome.made}  # type: ignore[arg-type]
+        return {**_describe(str(outcome.out), outcome.manifest), "made": outcome.made}  # type: ignore[arg-type]
     shards = outcome.job.shards
     return {
         "directory": str(outcome.out),
@@ -49,17 +52,17 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _describe(directory: Path, manifest: Manifest) -> dict[str, Any]:
+def _describe(directory: str, manifest: Manifest) -> dict[str, Any]:
     try:
         return _figures(directory, manifest)
     except (KeyError, TypeError) as error:
         raise DatasetError(
-            f"{directory / 'dataset.json'}: its ledger does not have what it should ({error!r}); "
+            f"{directory}/dataset.json: its ledger does not have what it should ({error!r}); "
             "the file is damaged: `packprep verify` says where else"
         ) from error
 
 
-def _figures(directory: Path, manifest: Manifest) -> dict[str, Any]:
+def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
     ledger, seq_length = manifest["ledger"], manifest["seq_length"]
     sources = ledger["sources"]
     tokens = sum(source["tokens"]["used"] for source in sources.values())
@@ -67,7 +70,7 @@ def _figures(directory: Path, manifest: Manifest) -> dict[str, Any]:
     rows, last_rows = ledger["rows"], ledger["last_rows"]
     padding = ledger["row_padding"]
     return {
-        "directory": str(directory),
+        "directory": directory,
         "published": True,
         "shards": len(manifest["shards"]),
         "bytes": sum(entry["bytes"] for entry in manifest["shards"]),
@@ -141,7 +144,7 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _lengths(directory: Path, manifest: Manifest) -> dict[str, Any]:
+def _lengths(near: Nearby, manifest: Manifest) -> dict[str, Any]:
     """Lengths and trained slots, of at most MOST_SHARDS shards at even distances, one at a time.
 
     looked_at: {shards, segments}. trained: task → {slots, trained, share}. segment_slots and row_segments: histograms
@@ -153,22 +156,23 @@ def _lengths(directory: Path, manifest: Manifest) -> dict[str, Any]:
     by_slots, by_segments = np.zeros(32, np.int64), np.zeros(32, np.int64)
     rows = most = 0
     for number in numbers:
-        shard = shard_of(directory, manifest, number)
-        segments = segments_of(shard, manifest)
-        if not shard.segments:
-            continue
-        flat, at = shard.arrays.get("loss_mask"), segments.row * shard.seq_length + segments.begin
-        if flat is None:
-            prefix, size = shard.arrays["segment_prefix"], shard.rows * shard.seq_length
-            flat = next_token_loss_mask(at, segments.slots, prefix, size)
-        # From one segment's begin to the next: what lies between is padding, where the mask is 0.
-        own = np.add.reduceat(flat.reshape(-1), at, dtype=np.int64)
-        np.add.at(trained, segments.task, own)
-        np.add.at(slots, segments.task, segments.slots)
-        per_row = np.diff(shard.arrays["row_offsets"])
-        by_slots += _powers(segments.slots)
-        by_segments += _powers(per_row)
-        rows, most = rows + shard.rows, max(most, int(per_row.max()))
+        with near.brought(shard_name(number)):
+            shard = shard_of(near.folder, manifest, number)
+            segments = segments_of(shard, manifest)
+            if not shard.segments:
+                continue
+            flat, at = shard.arrays.get("loss_mask"), segments.row * shard.seq_length + segments.begin
+            if flat is None:
+                prefix, size = shard.arrays["segment_prefix"], shard.rows * shard.seq_length
+                flat = next_token_loss_mask(at, segments.slots, prefix, size)
+            # From one segment's begin to the next: what lies between is padding, where the mask is 0.
+            own = np.add.reduceat(flat.reshape(-1), at, dtype=np.int64)
+            np.add.at(trained, segments.task, own)
+            np.add.at(slots, segments.task, segments.slots)
+            per_row = np.diff(shard.arrays["row_offsets"])
+            by_slots += _powers(segments.slots)
+            by_segments += _powers(per_row)
+            rows, most = rows + shard.rows, max(most, int(per_row.max()))
     segment_count = int(by_slots.sum())
     return {
         "looked_at": {"shards": len(numbers), "segments": segment_count},

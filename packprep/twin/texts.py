@@ -45,6 +45,8 @@ def documents(
     be read or has another size than planned."""
     name, size, _ = source["files"][extent.file]
     path = os.path.join(source["prefix"], name)
+    if "://" in path:
+        raise SourceError(f"{path}: the twin reads local files alone; copy the source and say --source NAME=FOLDER")
     try:
         if os.path.getsize(path) != size:
             raise SourceError(f"{path} has {os.path.getsize(path)} bytes and had {size} when the build was planned")

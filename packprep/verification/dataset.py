@@ -1,5 +1,6 @@
 """A whole dataset, shard by shard, in as many processes as asked for."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,16 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array import share_of
-from packprep.building.commit import encode_rejects
+from packprep.building.output import Nearby, Output, RemoteOutput, nearby, output_of
 from packprep.building.plan import Job
 from packprep.building.processes import Do, Report, spread, stoppable
-from packprep.building.replay import replay_segments, restore, stored_segments
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
-from packprep.building.work import make_shard, read_shard
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import read_manifest, receipt_name, rejects_name, shard_name
+from packprep.dataset.manifest import (
+    MANIFEST_NAME,
+    PLAN_NAME,
+    TOKENIZER_NAME,
+    read_manifest,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
 from packprep.dataset.shard import open_shard
-from packprep.digests import digest_of
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.randomness import REPLAY, bits64, permute
 from packprep.twin import thresholds
@@ -26,7 +32,6 @@ from packprep.verification.coverage import (
     Runs,
     check_apart,
     check_documents,
-    check_read,
     read_rejects,
 )
 from packprep.verification.files import (
@@ -34,11 +39,13 @@ from packprep.verification.files import (
     check_listing,
     check_manifest,
     check_manifest_digest,
+    check_objects,
     check_shard_files,
     check_sum,
     sound_ledgers,
 )
-from packprep.verification.report import MAX_LISTED, Faults, line_of
+from packprep.verification.replay import replay_shard, replay_some
+from packprep.verification.report import Faults, line_of
 from packprep.verification.rows import check_arrays, check_layout, count_arrays
 from packprep.verification.twin import check_twin, twin_of
 
@@ -69,7 +76,7 @@ class Result(NamedTuple):
 
 
 def verify_dataset(
-    directory: Path,
+    directory: str | os.PathLike | Output,
     replay: int | None,
     moved: Mapping[str, str],
     array: tuple[int, int],
@@ -86,15 +93,33 @@ def verify_dataset(
     """
     if twin and replay is None:
         raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
+    with nearby(output_of(directory)) as near:
+        return _verify(near, replay, moved, array, workers, progress, twin)
+
+
+def _verify(
+    near: Nearby,
+    replay: int | None,
+    moved: Mapping[str, str],
+    array: tuple[int, int],
+    workers: int,
+    progress: Progress,
+    twin: bool,
+) -> dict[str, Any]:
+    directory = near.folder
+    near.bring(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
     manifest = read_manifest(directory)
     if not (directory / manifest["plan"]["file"]).exists():
         raise PlanError(f"{directory}: plan.json is missing: without it nothing can be recomputed; put it back")
     faults = Faults()
     if array[0] == 0:
         check_manifest_digest(manifest, faults)
-        check_listing(directory, manifest, faults)
+        if isinstance(near.out, RemoteOutput):
+            check_objects(near.out, manifest, faults)
+        else:
+            check_listing(directory, manifest, faults)
     if not check_foundations(directory, manifest, faults):  # nothing can be recomputed from a damaged plan
-        return _report(directory, manifest, range(0), 0, 0, faults)
+        return _report(near, manifest, range(0), 0, 0, faults)
     plan = read_plan(directory)
     assert plan is not None
     if twin:
@@ -108,14 +133,14 @@ def verify_dataset(
     ledgers: list[Mapping[str, Any]] = []
     if array[0] == 0:
         check_manifest(job, manifest, faults)
-        ledgers += sound_ledgers(directory, manifest, job, range(share.stop, shards))
+        ledgers += sound_ledgers(near.out, manifest, job, range(share.stop, shards))
     items = _items(manifest, share, replay, twin)
     runs = []
     replayed = by_twin = 0
     with stoppable() as stop_asked:
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
         try:
-            arguments = (directory, prefixes, manifest["plan"]["digest"])
+            arguments = (near, prefixes, manifest["plan"]["digest"])
             for item, result in spread(_setup, arguments, items, workers, progress.add, stop_asked):
                 faults.join(result.faults)
                 replayed += result.replayed
@@ -129,16 +154,18 @@ def verify_dataset(
     if array[0] == 0 and len(ledgers) == len(manifest["shards"]):
         check_sum(manifest, ledgers, faults)
     check_apart(job, sorted(runs, key=lambda own: own[0]), len(runs) == job.shards, faults)
-    return _report(directory, manifest, share, replayed, by_twin, faults)
+    return _report(near, manifest, share, replayed, by_twin, faults)
 
 
 def _report(
-    directory: Path, manifest: Mapping[str, Any], share: range, replayed: int, by_twin: int, faults: Faults
+    near: Nearby, manifest: Mapping[str, Any], share: range, replayed: int, by_twin: int, faults: Faults
 ) -> dict[str, Any]:
     own = [manifest["shards"][b] for b in share]
+    for fault in faults.listed if near.holds_copies else ():
+        fault["message"] = near.named(fault["message"])
     faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
     return {
-        "directory": str(directory),
+        "directory": str(near.out),
         "shards": len(share),
         "rows": sum(entry["rows"] for entry in own),
         "segments": sum(entry["segments"] for entry in own),
@@ -166,7 +193,8 @@ def _items(manifest: Mapping[str, Any], share: range, replay: int | None, twin: 
     return [Item(b, entries[b], chosen.get(b), replay == ALL, twin) for b in share]
 
 
-def _setup(directory: Path, prefixes: list[str], plan_digest: str) -> Do:
+def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
+    directory = near.folder
     job, decoders = open_job(directory, prefixes), Decoders()
     loaded: list[Twin] = []
 
@@ -176,6 +204,11 @@ def _setup(directory: Path, prefixes: list[str], plan_digest: str) -> Do:
         return loaded[0]
 
     def check_item(item: Item, report: Report) -> Result:
+        files = shard_name(item.number), receipt_name(item.number), rejects_name(item.number)
+        with near.brought(*files):
+            return check_files(item, report)
+
+    def check_files(item: Item, report: Report) -> Result:
         faults = Faults()
         there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, job, faults)
         replayed = recomputed = 0
@@ -241,9 +274,9 @@ def _replay(
 ) -> int:
     """P17 of what is to be built again; gives how many segments were."""
     if item.whole:
-        return _replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults)
+        return replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults)
     if item.replay is not None:
-        return _replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults)
+        return replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults)
     return 0
 
 
@@ -269,105 +302,6 @@ def _check_counts(
             faults.add("P16", name, f"source {source}: the ledger's counts are not those of the arrays, {held}")
     if ledger["rows"] != len(arrays["row_offsets"]) - 1:
         faults.add("P16", name, "the ledger's rows are not the shard's", value=ledger["rows"])
-
-
-def _replay_shard(
-    job: Job,
-    number: int,
-    arrays: Mapping[str, np.ndarray],
-    receipt: Mapping[str, Any] | None,
-    rejects: Places | None,
-    decoders: Decoders,
-    faults: Faults,
-) -> int:
-    """P17 and P21 of a whole shard: made again, it is the same; inverted, it gives the documents' tokens."""
-    file, before = shard_name(number), faults.total
-    made = make_shard(job, number, decoders)
-    if receipt is not None:
-        changed = _changed_sources(receipt, made.reading.text_digests)
-        for message in changed:
-            faults.add("P17", file, message)
-        if changed:
-            return 0
-        if receipt["ledger"] != made.ledger:
-            faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
-        rejected = encode_rejects(made)
-        if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
-            faults.add("P17", rejects_name(number), "the rejects are not those of the shard made again")
-    if rejects is not None:
-        check_read(job, number, arrays, rejects, made, faults)
-    for name in made.arrays.keys() ^ arrays.keys():
-        faults.add("P17", file, f"array {name!r} is {'not made again' if name in arrays else 'missing'}")
-    for name in made.arrays.keys() & arrays.keys():
-        stored, again = arrays[name], made.arrays[name]
-        if stored.shape != again.shape:
-            faults.add("P17", file, f"{name} has shape {list(stored.shape)}, made again {list(again.shape)}")
-            continue
-        wrong = np.argwhere(stored.view(f"u{stored.itemsize}") != again.view(f"u{again.itemsize}"))
-        for place in wrong[:3]:
-            at = tuple(int(i) for i in place)
-            row, slot = (at[0], at[1]) if len(at) == 2 else (None, None)
-            where = "" if len(at) == 2 else f"[{at[0]}]"
-            faults.add("P17", file, f"{name}{where} made again is {again[at]}", row, slot, stored[at].item())
-    if faults.total > before:
-        return len(made.segments.n)
-    own, documents = made.segments, made.reading.documents
-    exact = stored_segments(job, arrays)._replace(bos=own.bos, eos=own.eos, copy=own.copy, bodies=own.bodies())
-    restored, offsets, _ = restore(job, arrays, exact, np.arange(len(own.n)))
-    first = documents.offsets[own.document] + own.start
-    within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], own.n)
-    differs = np.flatnonzero(restored != documents.ids[np.repeat(first, own.n) + within])
-    for g in np.unique(np.searchsorted(offsets, differs[:MAX_LISTED], "right") - 1):
-        message = f"segment {g}: inverting it does not give the document's tokens"
-        faults.add("P17", file, message, int(exact.row[g]))
-    return len(own.n)
-
-
-def _replay_some(
-    job: Job,
-    number: int,
-    arrays: Mapping[str, np.ndarray],
-    chosen: np.ndarray,
-    receipt: Mapping[str, Any] | None,
-    decoders: Decoders,
-    faults: Faults,
-) -> int:
-    """P17 of some segments."""
-    file = shard_name(number)
-    row = np.searchsorted(arrays["row_offsets"], chosen, "right") - 1
-    try:
-        differing = replay_segments(job, arrays, chosen)
-    except SourceError:
-        if not _note_changed_sources(job, number, receipt, decoders, faults):
-            raise
-        return 0
-    if any(differing) and _note_changed_sources(job, number, receipt, decoders, faults):
-        return 0
-    for g, r, difference in zip(chosen, row, differing, strict=True):
-        if difference:
-            faults.add("P17", file, f"segment {g}: {difference}", int(r))
-    return len(chosen)
-
-
-def _note_changed_sources(
-    job: Job, number: int, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
-) -> bool:
-    """Whether a difference comes from the sources: read all of the shard's text again, and note each that changed."""
-    if receipt is None:
-        return False
-    changed = _changed_sources(receipt, read_shard(job, number, decoders).text_digests)
-    for message in changed:
-        faults.add("P17", shard_name(number), message)
-    return bool(changed)
-
-
-def _changed_sources(receipt: Mapping[str, Any], digests: Mapping[str, str]) -> list[str]:
-    return [
-        f"source {name!r} changed since the build: the text of this shard has digest {digest}, "
-        f"when it was built {receipt['text_digests'].get(name)}"
-        for name, digest in digests.items()
-        if receipt["text_digests"].get(name) != digest
-    ]
 
 
 def print_report(report: dict[str, Any]) -> None:

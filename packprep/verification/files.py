@@ -7,6 +7,7 @@ from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, read_receipt
 from packprep.building.ledger import add_ledgers, imbalances, is_ledger
+from packprep.building.output import LocalOutput, Output, RemoteOutput
 from packprep.building.plan import Job
 from packprep.building.publication import MANIFEST, make_manifest
 from packprep.corpus.readers import count_pieces
@@ -58,11 +59,25 @@ def check_manifest(job: Job, manifest: Mapping[str, Any], faults: Faults) -> Non
         faults.add("P2", MANIFEST, f"it lists {len(manifest['shards'])} shards and the plan has {job.shards}")
 
 
-def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> None:
-    """P1: nothing lies in the directory that the dataset does not name."""
+def _named(manifest: Mapping[str, Any]) -> set[str]:
+    """The files that a dataset may have."""
     named = {MANIFEST, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
     for b in range(len(manifest["shards"])):
         named |= {shard_name(b), receipt_name(b), rejects_name(b)}
+    return named
+
+
+def check_objects(out: RemoteOutput, manifest: Mapping[str, Any], faults: Faults) -> None:
+    """P1 on object storage: there is no object below the URL that the dataset does not name."""
+    named = _named(manifest)
+    for name, _ in out.remote.list():
+        if name not in named:
+            faults.add("P1", _readable(name), "belongs to no dataset: remove it")
+
+
+def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> None:
+    """P1: nothing lies in the directory that the dataset does not name."""
+    named = _named(manifest)
 
     def unreadable(error: OSError) -> None:
         faults.add("P1", _readable(os.path.relpath(error.filename, directory)), f"cannot be listed: {error.strerror}")
@@ -93,7 +108,7 @@ def check_shard_files(
     Gives (whether the shard's file is there, the receipt if it is sound).
     """
     there = _check_file(directory, shard_name(shard), entry, faults)
-    found = read_receipt(directory, shard)
+    found = read_receipt(LocalOutput(directory), shard)
     name = receipt_name(shard)
     if found is None:
         faults.add("P1", name, "is missing or no receipt")
@@ -177,14 +192,12 @@ def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Fa
     return True
 
 
-def sound_ledgers(
-    directory: Path, manifest: Mapping[str, Any], job: Job, shards: Iterable[int]
-) -> list[dict[str, Any]]:
+def sound_ledgers(out: Output, manifest: Mapping[str, Any], job: Job, shards: Iterable[int]) -> list[dict[str, Any]]:
     """The ledgers of these shards' receipts, of those that are sound; the others are somebody's to report."""
     sources, tasks = [s.name for s in job.sources], [t.name for t in job.tasks]
     ledgers: list[dict[str, Any]] = []
     for b in shards:
-        found = read_receipt(directory, b)
+        found = read_receipt(out, b)
         if found and digest_of(found[1]) == manifest["shards"][b]["receipt_digest"]:
             ledgers += [found[0]["ledger"]] if is_ledger(found[0]["ledger"], sources, tasks) else []
     return ledgers

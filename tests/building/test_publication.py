@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 
+from packprep.building.output import output_of
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.run import open_job
 from packprep.dataset.manifest import check_manifest, encode, receipt_name
@@ -35,23 +36,23 @@ def test_nothing_is_published_while_a_shard_is_missing(out):
     job = open_job(out)
     (out / MANIFEST).unlink()
     (out / receipt_name(2)).unlink()
-    assert publish(out, job) is None and not (out / MANIFEST).exists()
-    assert missing_shards(out, job.digest, range(job.shards)) == [2]
+    assert publish(output_of(out), job) is None and not (out / MANIFEST).exists()
+    assert missing_shards(output_of(out), job.digest, range(job.shards)) == [2]
 
 
 def test_whoever_publishes_writes_the_same_bytes_and_removes_temporaries(out):
     before = (out / MANIFEST).read_bytes()
     (out / MANIFEST).unlink()
     made.write(out / "shards" / "000" / ".000000.safetensors.h-1-aa.tmp", b"")
-    publish(out, open_job(out))
-    publish(out, open_job(out))
+    publish(output_of(out), open_job(out))
+    publish(output_of(out), open_job(out))
     assert (out / MANIFEST).read_bytes() == before and not made.temporaries(out)
 
 
 def test_another_manifest_that_stands_there_stops_the_build(out):
     (out / MANIFEST).write_bytes(b"{}\n")
     with pytest.raises(BuildError, match="dataset.json stands there and differs from this build's: begin anew"):
-        publish(out, open_job(out))
+        publish(output_of(out), open_job(out))
 
 
 def test_a_ledger_that_does_not_balance_is_not_published(out):
@@ -60,7 +61,7 @@ def test_a_ledger_that_does_not_balance_is_not_published(out):
     receipt["ledger"]["row_padding"] += 1
     (out / receipt_name(1)).write_bytes(encode(receipt))
     with pytest.raises(BuildError, match="the ledger does not balance"):
-        publish(out, open_job(out))
+        publish(output_of(out), open_job(out))
     assert not (out / MANIFEST).exists()
 
 

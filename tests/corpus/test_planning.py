@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packprep.corpus.planning import PlannedSource, find_files, fixed_prefix, format_name, step_bytes
+from packprep.corpus.finding import find_files, fixed_prefix
+from packprep.corpus.planning import PlannedSource, format_name, step_bytes
 from packprep.corpus.readers import PIECE_BYTES, Decoders, read
 from packprep.corpus.reading import keeper
 from packprep.errors import SourceError
@@ -360,8 +361,6 @@ def test_what_names_no_file_is_refused_with_where_it_was_looked_for(tmp_path):
         find_files(source_of("*.jsonl"), 0, tmp_path, None)
     with pytest.raises(SourceError, match=r"folder/ is a folder; say which files, as in folder/\*\*/\*.jsonl"):
         find_files(source_of("folder/"), 0, tmp_path, None)
-    with pytest.raises(SourceError, match="source 'web': s3://bucket/x.jsonl: URLs cannot be read yet"):
-        find_files(source_of("s3://bucket/x.jsonl"), 0, tmp_path, None)
 
 
 def test_a_name_that_is_not_utf8_is_refused(tmp_path):

@@ -162,7 +162,8 @@ def _guard(out: Path, gate: int, log: int, strike: str | int, where: str) -> Non
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal short
             place = ours.get(arguments[0]) if name in ("write", "fsync", "close") else os.fspath(arguments[0])
-            if not isinstance(place, str) or not (place == top or place.startswith(top + "/")):
+            reads = name == "open" and not arguments[1] & (os.O_WRONLY | os.O_DIRECTORY)
+            if reads or not isinstance(place, str) or not (place == top or place.startswith(top + "/")):
                 return real(*arguments, **named)
             if name == "open" and not arguments[1] & (os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY):
                 return real(*arguments, **named)  # it is read

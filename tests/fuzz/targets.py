@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from packprep.building.commit import done_receipt
+from packprep.building.output import LocalOutput
 from packprep.building.run import open_job
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import receipt_name, shard_name
@@ -177,7 +178,7 @@ def targets(folder: Path) -> dict[str, Target]:
         entry = json.loads((directory / "dataset.json").read_bytes())["shards"][0]
 
         def read() -> None:
-            done_receipt(directory, 0, job.digest)
+            done_receipt(LocalOutput(directory), 0, job.digest)
             for digest in (entry["receipt_digest"], digest_of(data)):  # with its own it is looked into
                 signed = {**entry, "receipt_digest": digest}
                 check_shard_files(directory, 0, signed, job.digest, job, Faults())

@@ -16,6 +16,7 @@ from packprep.corpus.conversations import MarkReader
 from packprep.corpus.readers.columnar import Columns, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 from packprep.corpus.readers.streams import Decoders
+from packprep.storage import is_url
 
 _MAGIC = b"ARROW1"
 _CONTINUATION = 0xFFFFFFFF
@@ -48,7 +49,7 @@ def read_record_batch(
         if begin == end:
             return
         # Mapped, so that only the pages of the columns that are read are touched.
-        with pa.memory_map(part.path) as source:
+        with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
             columns = _columns(part, source, index, text_key, marks)
             columns = columns.of([_validated(column).slice(begin, end - begin) for column in columns.there()])
             batch = BatchBuilder(part.file)
@@ -57,7 +58,7 @@ def read_record_batch(
             yield from batch.take()
 
 
-def _columns(part: Part, source: pa.MemoryMappedFile, index: Index, text_key: str, marks: MarkReader | None) -> Columns:
+def _columns(part: Part, source: pa.NativeFile, index: Index, text_key: str, marks: MarkReader | None) -> Columns:
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
     columns = find_columns(part.path, schema, text_key, marks)
     wanted = columns.there()

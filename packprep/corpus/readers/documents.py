@@ -10,6 +10,7 @@ import numpy as np
 
 from packprep.corpus.conversations import MARK_REASONS, Marked
 from packprep.errors import SourceError
+from packprep.storage import is_url, locate
 
 PIECE_BYTES = 4 << 20  # a piece of an uncompressed line file
 MAX_DOCUMENT_BYTES = 32 << 20  # a longer line or text file is rejected, and never held in memory whole
@@ -158,11 +159,21 @@ def invalid_utf8(error: UnicodeDecodeError, whole: str) -> tuple[str, str]:
 
 @contextmanager
 def open_source(path: str, size: int) -> Iterator[BinaryIO]:
-    """An input file, open for reading, after a check that it still has the planned `size`; see `source_errors`."""
-    with source_errors(path), Path(path).open("rb") as file:
-        check_size(path, size, file.seek(0, 2))
-        file.seek(0)
-        yield file
+    """An input file or URL, open for reading, after a check that it still has the planned `size`; see `source_errors`."""
+    with source_errors(path):
+        if is_url(path):
+            remote, name = locate(path)
+            found = remote.size(name)
+            if found is None:
+                raise FileNotFoundError(path)
+            check_size(path, size, found)
+            with remote.open(name, size) as file:
+                yield file
+        else:
+            with Path(path).open("rb") as file:
+                check_size(path, size, file.seek(0, 2))
+                file.seek(0)
+                yield file
 
 
 def check_size(path: str, size: int, found: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +16,7 @@ _BUFFER_BYTES = 1 << 20  # how much of a column is read ahead; without it pyarro
 
 def count_row_groups(path: str, size: int) -> int:
     """The row groups of a file, from its footer."""
-    with _opened(path, size) as file:
+    with _opened(path, size) as (_, file):
         return len(_groups(file, file.num_row_groups))
 
 
@@ -24,7 +24,7 @@ def read_row_group(
     part: Part, text_key: str, keep: Keep | None, batch_bytes: int, marks: MarkReader | None = None
 ) -> Iterator[Batch]:
     """The documents of a part of a row group; see `readers.read`."""
-    with _opened(part.path, part.size) as file:
+    with _opened(part.path, part.size) as (source, file):
         columns = find_columns(part.path, file.schema_arrow, text_key, marks)
         names = [file.schema_arrow.names[i] for i in columns.there()]
         groups = _groups(file, part.piece + 1)
@@ -34,7 +34,7 @@ def read_row_group(
             return
         batch = BatchBuilder(part.file)
         row = 0
-        rows_at_once = _rows_at_once(part.path, groups[-1], names, batch_bytes)
+        rows_at_once = _rows_at_once(source, groups[-1], names, batch_bytes)
         for rows in file.iter_batches(rows_at_once, row_groups=[part.piece], columns=names, use_threads=False):
             low, high = max(begin - row, 0), min(end - row, rows.num_rows)
             if low < high:
@@ -56,26 +56,25 @@ def _groups(file: pq.ParquetFile, count: int) -> list[pq.RowGroupMetaData]:
     return groups
 
 
-def _rows_at_once(path: str, group: pq.RowGroupMetaData, names: Sequence[str], batch_bytes: int) -> int:
+def _rows_at_once(source: BinaryIO, group: pq.RowGroupMetaData, names: Sequence[str], batch_bytes: int) -> int:
     """As many rows as hold about `batch_bytes`; fewer where a dictionary hides how long the texts are."""
     columns = [group.column(i) for i in range(group.num_columns)]
     found = [c for c in columns if any((c.path_in_schema + ".").startswith(name + ".") for name in names)]
     per_row = max(1, sum(c.total_uncompressed_size for c in found) // max(1, group.num_rows))
     longest = max(
-        (_dictionary_bytes(path, c.dictionary_page_offset) for c in found if c.has_dictionary_page), default=0
+        (_dictionary_bytes(source, c.dictionary_page_offset) for c in found if c.has_dictionary_page), default=0
     )
     return max(1, min(SLICE_ROWS, batch_bytes // per_row, REPEATED_BYTES // max(1, longest)))
 
 
-def _dictionary_bytes(path: str, offset: int) -> int:
+def _dictionary_bytes(source: BinaryIO, offset: int) -> int:
     """The bytes of a dictionary's page, and so at most of its longest value; 0 if there is no such page.
 
     From the page's header: Parquet's PageHeader in Thrift's compact protocol begins with the fields 1, type, and
     2, uncompressed_page_size, each a byte 0x15 and a zigzag varint; type 2 is a dictionary's.
     """
-    with Path(path).open("rb") as file:
-        file.seek(offset)
-        header = file.read(9)
+    source.seek(offset)
+    header = source.read(9)
     if header[:3] != b"\x15\x04\x15":
         return 0
     value = shift = 0
@@ -88,10 +87,10 @@ def _dictionary_bytes(path: str, offset: int) -> int:
 
 
 @contextmanager
-def _opened(path: str, size: int) -> Iterator[pq.ParquetFile]:
+def _opened(path: str, size: int) -> Iterator[tuple[BinaryIO, pq.ParquetFile]]:
     with (
         open_source(path, size) as source,
         arrow_errors(path, "Parquet file"),
         pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True) as file,
     ):
-        yield file
+        yield source, file

@@ -16,6 +16,7 @@ import zstandard
 
 from packprep.corpus.readers.documents import open_source, source_errors
 from packprep.errors import SourceError
+from packprep.storage import is_url
 
 _MAX_OUTPUT = 1 << 20  # bytes of one block of gzip
 _READ_BYTES = 1 << 20
@@ -176,6 +177,8 @@ class Decoders:
 
 
 def _identity(path: str) -> tuple[str, int, int, int, int]:
+    if is_url(path):
+        return path, 0, 0, 0, 0
     with source_errors(path):
         status = Path(path).stat()
     return path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,204 @@
+"""Datasets at a URL: their shards are fetched when they are first read, into a folder that the processes of a node share.
+
+    open_remote("s3://bucket/packed", cache="/local/ssd") ─► Dataset, whose shards are files of the cache
+
+A shard's file in the cache is named by its digest and is checked against it when it arrives. So datasets may share a
+cache, and a file in it is whole.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+from packprep.dataset.batches import integer
+from packprep.dataset.loader import Dataset, default_max_open
+from packprep.dataset.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from packprep.dataset.mixture import Mixture, split_bound
+from packprep.dataset.shard import IO
+from packprep.dataset.shares import counts_of
+from packprep.digests import digest_of, digest_of_buffers
+from packprep.errors import ArgumentError, DatasetError
+from packprep.storage import Remote
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_READ_BYTES = 8 << 20
+
+
+@contextmanager
+def _locked(path: Path, shared: bool = False) -> Iterator[None]:
+    """A lock between processes and threads: it goes when its process ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class ShardCache:
+    """A local folder of shards of at most about `max_bytes`, for any number of processes of one machine.
+
+    ```
+    shards/DIGEST       a whole shard, checked
+    arriving/DIGEST     one that is being fetched, or whose fetching was killed
+    locks/00 … ff       held while a shard is fetched, by the first byte of its digest: it is fetched once
+    removing            shared while a shard is opened, alone while shards are removed
+    ```
+    Those that were opened longest ago are removed first. What a process has mapped stays readable after that, and its
+    space is free when the last process lets go of it.
+    """
+
+    remote: Remote
+    folder: Path
+    max_bytes: int | None
+
+    def prepare(self) -> None:
+        """Make the folders."""
+        for name in ("shards", "arriving", "locks", "manifests"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    def manifest(self) -> Manifest:
+        """The dataset's manifest as it is at the URL at this moment."""
+        try:
+            data = self.remote.read(MANIFEST_NAME)
+        except FileNotFoundError as error:
+            raise DatasetError(
+                f"{self.remote.url}: there is no {MANIFEST_NAME}: it is no dataset, or its build has not ended"
+            ) from error
+        folder = self.folder / "manifests" / digest_of(data)
+        folder.mkdir(exist_ok=True)
+        part = folder / f"{MANIFEST_NAME}.{os.getpid()}"
+        part.write_bytes(data)
+        os.replace(part, folder / MANIFEST_NAME)
+        return read_manifest(folder)
+
+    @contextmanager
+    def held(self, entry: ShardEntry) -> Iterator[Path]:
+        """The path of a shard, which is fetched if need be; it is not removed while this lasts.
+
+        Raises DatasetError if it is not there or not what the manifest says, StorageError if it cannot be fetched.
+        """
+        path = self.folder / "shards" / entry["digest"]
+        removing = self.folder / "removing"
+        while True:
+            with _locked(removing, shared=True):
+                if path.exists():
+                    os.utime(path)
+                    yield path
+                    return
+            with _locked(self.folder / "locks" / entry["digest"][:2]):
+                if not path.exists():
+                    arrived = self._fetched(entry)
+                    with _locked(removing):
+                        self._make_room(entry["bytes"])
+                        os.replace(arrived, path)
+
+    def _fetched(self, entry: ShardEntry) -> Path:
+        path = self.folder / "arriving" / entry["digest"]
+        where = f"{self.remote.url}/{entry['file']}"
+        size = self.remote.size(entry["file"])
+        if size is None:
+            raise DatasetError(
+                f"{where}: the manifest names this shard, and it is not there; publish the dataset again"
+            )
+        if size != entry["bytes"]:
+            raise DatasetError(
+                f"{where} has {size} bytes, and {entry['bytes']} in the manifest; publish the dataset again"
+            )
+        with self.remote.open(entry["file"], size) as source, path.open("wb") as target:
+
+            def blocks() -> Iterator[bytes]:
+                while data := source.read(_READ_BYTES):
+                    target.write(data)
+                    yield data
+
+            digest = digest_of_buffers(blocks())
+        if digest != entry["digest"]:
+            path.unlink()
+            raise DatasetError(
+                f"{where} has the digest {digest}, and {entry['digest']} in the manifest: it is damaged, or of another "
+                "dataset; publish the dataset again"
+            )
+        return path
+
+    def _make_room(self, size: int) -> None:
+        """Remove what was opened longest ago until `size` bytes more fit, or nothing is left."""
+        if self.max_bytes is None:
+            return
+        files = []
+        for file in os.scandir(self.folder / "shards"):
+            status = file.stat()
+            files.append((status.st_mtime_ns, file.path, status.st_size))
+        total = sum(bytes for _, _, bytes in files) + size
+        for _, path, bytes in sorted(files):
+            if total <= self.max_bytes:
+                return
+            os.unlink(path)
+            total -= bytes
+
+
+@overload
+def open_remote(
+    url: str,
+    *,
+    cache: str | os.PathLike,
+    max_bytes: int | None = None,
+    shares: None = None,
+    io: IO = "mmap",
+    max_open: int | None = None,
+) -> Dataset: ...
+@overload
+def open_remote(
+    url: Sequence[str],
+    *,
+    cache: str | os.PathLike,
+    max_bytes: int | None = None,
+    shares: Sequence[float],
+    io: IO = "mmap",
+    max_open: int | None = None,
+) -> Mixture: ...
+def open_remote(url, *, cache, max_bytes=None, shares=None, io="mmap", max_open=None):
+    """The dataset at a URL, as open_dataset gives one of a directory: rows, batches, state and workers are the same.
+
+    url: where dataset.json lies, "s3://bucket/packed"; or a list of URLs, which are mixed by `shares`, a number above 0
+    for each. cache: a folder on a local disk; the processes of a machine and several datasets may share it. max_bytes:
+    of the cached shards; None: no bound. It should hold all shards that rows are drawn from at a time: a smaller one
+    fetches them again and again. io, max_open: as in open_dataset; by default no more shards stay open than the cache
+    holds. Raises DatasetError if there is no dataset or it cannot be used, StorageError if the store cannot be read,
+    ArgumentError for arguments that do not fit.
+    """
+    if fcntl is None:
+        raise ArgumentError("a cache needs file locks, which this system does not have; copy the dataset instead")
+    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+        raise ArgumentError(f"max_bytes is {max_bytes!r} and should be a positive number of bytes, or None")
+    if io not in ("mmap", "pread"):
+        raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
+    urls = [url] if isinstance(url, str) else list(url)
+    if not urls or (shares is None) != isinstance(url, str) or (shares is not None and len(shares) != len(urls)):
+        raise ArgumentError("a list of URLs needs shares = […], one for each and at least one; a single URL has none")
+    counts = counts_of(shares) if shares is not None else None
+    caches = [ShardCache(Remote(one), Path(cache).absolute(), max_bytes) for one in urls]
+    for one in caches:
+        one.prepare()
+    manifests = [one.manifest() for one in caches]
+    if max_open is None:
+        largest = max((entry["bytes"] for manifest in manifests for entry in manifest["shards"]), default=1)
+        limit = default_max_open()
+        if max_bytes is not None:
+            limit = max(1, min(limit, max_bytes // max(1, largest)))
+    else:
+        limit = integer("max_open", max_open, 1, 1 << 31)
+    bounds = split_bound(limit, [len(manifest["shards"]) for manifest in manifests])
+    datasets = [
+        Dataset(one.remote.url, manifest, bound, io, one.held)
+        for one, manifest, bound in zip(caches, manifests, bounds, strict=True)
+    ]
+    return datasets[0] if counts is None else Mixture(datasets, counts)

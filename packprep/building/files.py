@@ -1,0 +1,184 @@
+"""Files of a local output folder that appear whole or not at all.
+
+A temporary is `.NAME.HOST-PID-RANDOM.tmp` beside its file: written, flushed to disk, renamed; then the folder is flushed.
+"""
+
+import contextlib
+import errno
+import glob
+import os
+import re
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from packprep.digests import digest_of_buffers, digest_of_file
+from packprep.errors import BuildError
+
+TEMPORARIES = ".*.tmp"
+_HINTS = {
+    errno.ENOSPC: "the disk is full: make room",
+    errno.EDQUOT: "the quota is used up: make room",
+    errno.EFBIG: "the file would be larger than this process may write (ulimit -f): raise the limit",
+    errno.EROFS: "the folder cannot be written: choose another --out",
+    errno.EACCES: "the folder cannot be written: choose another --out, or its permissions",
+    errno.EIO: "the disk reports an error: see to it",
+}
+
+
+def write_error(path: str | Path, error: OSError) -> BuildError:
+    """The BuildError of a failed write: what, where, what to do."""
+    hint = _HINTS.get(error.errno or 0, "see to it")
+    return BuildError(
+        f"{path}: {error.strerror or error}; {hint}, and run the same command again: what is committed stays"
+    )
+
+
+def _owner(process: int) -> str:
+    """The part of a temporary's name that says whose it is."""
+    host = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
+    return f".{host}-{process}-"
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_owner(os.getpid())}{secrets.token_hex(4)}.tmp")
+
+
+def _write_temporary(path: Path, buffers: Iterable) -> Path:
+    temporary = _temporary(path)
+    try:
+        _make_folder(path.parent)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            for buffer in buffers:
+                view = memoryview(buffer).cast("B")
+                while len(view):
+                    view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise write_error(path, error) from error
+    return temporary
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, each with its entry in the one above on disk."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # what may be written and not listed cannot be flushed
+        _flush_folder(folder.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_folders_last(path: Path, top: Path) -> None:
+    """Flush the folders from a file's own up to `top`, so that their entries survive a power cut too."""
+    folder = path.parent
+    while True:
+        _flush_folder(folder)
+        if folder == top or folder == folder.parent:
+            return
+        folder = folder.parent
+
+
+def flush_output(out: Path) -> None:
+    """Flush all folders of an output: what any process renamed into them or removed is so after a power cut too."""
+    try:
+        for kind in ("shards", "receipts", "rejects"):
+            for folder in (*(out / kind).glob("*/"), out / kind):
+                if folder.is_dir():
+                    _flush_folder(folder)
+        _flush_folder(out)
+    except OSError as error:
+        raise write_error(out, error) from error
+
+
+def write_whole(path: Path, buffers: Sequence, top: Path) -> None:
+    """Write a file, replacing one that stands; the file and the folders up to `top` are on disk when this returns.
+
+    BuildError if it cannot be written, or if somebody else removed the temporary and left another file than this.
+    """
+    temporary = _write_temporary(path, buffers)
+    try:
+        os.rename(temporary, path)
+        _make_folders_last(path, top)
+    except FileNotFoundError:
+        # another committer of the same file was faster and tidied up
+        ours = digest_of_buffers(buffers)
+        if not path.exists() or digest_of_file(path) != ours:
+            raise BuildError(
+                f"{path}: its temporary {temporary.name} was removed while this process wrote it; run the same command again"
+            ) from None
+        _make_folders_last(path, top)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise write_error(path, error) from error
+    remove_temporaries(path.parent, path.name)
+
+
+def write_first(path: Path, data: bytes) -> bool:
+    """Write a file unless there is one already, whole or not at all; whether it was this process that wrote it.
+
+    The file is on disk when this returns, also one that another process wrote.
+    """
+    first = not path.exists() and _write_if_missing(path, data)
+    try:
+        _flush_folder(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+    return first
+
+
+def _write_if_missing(path: Path, data: bytes) -> bool:
+    temporary = _write_temporary(path, [data])
+    try:
+        return _give_name(temporary, path)
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def _give_name(temporary: Path, path: Path) -> bool:
+    """Give a temporary's file its name, unless that is taken; whether it got it."""
+    try:
+        os.link(temporary, path)
+        return True
+    except OSError as error:
+        if path.exists():  # taken; or whoever took it has also removed the temporary
+            return False
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+    os.rename(temporary, path)  # a file system without hard links
+    return True
+
+
+def remove_temporaries(folder: Path, name: str | None = None, of_process: int | None = None) -> None:
+    """Remove the temporaries in a folder: all, or those of one file, or those of one process of this host."""
+    pattern = f".{glob.escape(name)}.*.tmp" if name else TEMPORARIES
+    for temporary in folder.glob(pattern):
+        if of_process is None or _owner(of_process) in temporary.name:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def remove_all_temporaries(out: Path, of_process: int | None = None) -> None:
+    """Remove the temporaries of a whole output: its top folder and those of shards, receipts and rejects."""
+    remove_temporaries(out, of_process=of_process)
+    for kind in ("shards", "receipts", "rejects"):
+        for folder in (out / kind).glob("*/"):
+            remove_temporaries(folder, of_process=of_process)

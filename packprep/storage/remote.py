@@ -1,0 +1,322 @@
+"""A folder of a file system, by its URL: every call is tried again where what went wrong may pass."""
+
+import errno
+import io
+import os
+import random
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, BinaryIO, TypeVar, cast
+
+from packprep.errors import StorageError
+from packprep.storage.stores import Buffer, Reader, Store, connect
+
+T = TypeVar("T")
+
+_TRIES = 7  # over about half a minute, besides what the tries themselves take
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 16.0  # seconds
+_READ_AT_ONCE = 16 << 20  # bytes: what a lost connection costs at most
+_BLOCK_BYTES = 2 << 20  # of an open file; neighbouring ones are fetched together when it is read in order
+_BLOCKS = 6  # blocks that an open file keeps
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_REFUSED = re.compile(
+    "ACCESS_?DENIED|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT_?MATCH|INCOMPLETE_?SIGNATURE|EXPIRED_?TOKEN|INVALID_?TOKEN|"
+    "TOKEN_?ID|UNRECOGNIZED_?CLIENT|AUTHENTICAT|AUTHORIZ|PERMISSION_?DENIED|CREDENTIAL|TOO_?SKEWED|FORBIDDEN",
+    re.IGNORECASE,
+)
+_NO_BUCKET = re.compile("NO_?SUCH_?BUCKET|BUCKET_?NOT_?FOUND|Bucket '.*' not found", re.IGNORECASE)
+_STATUS = re.compile(r"HTTP status(?: code)?:? (\d{3})", re.IGNORECASE)
+_NETWORK = re.compile(
+    "Timeout|Connect|Network|Protocol|Incomplete|Read|Write|Client"
+)  # in the names of exceptions' types
+_PASSING = {408, 425, 429}  # the statuses below 500 that pass by themselves
+_PASSING_NUMBERS = {
+    errno.EINTR,
+    errno.EIO,
+    errno.EAGAIN,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+    errno.ECONNREFUSED,
+    errno.ECONNABORTED,
+    errno.EPIPE,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ESTALE,
+}
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION and AWS_ENDPOINT_URL",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "hf": "HF_TOKEN",
+}
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is a URL, "scheme://…", and no local path."""
+    return _URL.match(path) is not None
+
+
+class _ShortRead(OSError):
+    """Fewer bytes came than were asked for and are there."""
+
+
+class Remote:
+    """A folder of a file system, or what lies below a prefix in a bucket: "s3://bucket/dir", "hf://datasets/me/it", ….
+
+    It connects when it is first used, once in each process: it may be pickled and may be there while a process forks.
+    Every call is tried again where the cause may pass: a lost connection, a time-out, 429 and 5xx, a short read. What
+    will not pass is a StorageError at once: no permission, no such bucket, a library that is not installed.
+    """
+
+    def __init__(self, url: str):
+        if not is_url(url):
+            raise StorageError(f"{url} is no URL; one looks like s3://bucket/folder")
+        self.scheme, rest = url.split("://", 1)
+        self._folder = rest.rstrip("/")
+        self.url = f"{self.scheme}://{self._folder}"
+        self._connected: tuple[int, Store] | None = None
+
+    def __reduce__(self) -> tuple[type["Remote"], tuple[str]]:
+        return Remote, (self.url,)
+
+    def __repr__(self) -> str:
+        return f"Remote({self.url!r})"
+
+    def list(self, below: str = "") -> list[tuple[str, int]]:
+        """(name relative to the folder, bytes) of all files below its subfolder `below`, sorted bytewise by name.
+
+        Empty where there are none; StorageError where there is no such bucket.
+        """
+        found = self._tried("listing", below, lambda store: store.list(self._path(below)))
+        start = below.strip("/") + "/" if below.strip("/") else ""
+        return sorted(((start + name, size) for name, size in found), key=lambda item: os.fsencode(item[0]))
+
+    def size(self, name: str) -> int | None:
+        """The bytes of a file; None if it is not there."""
+        return self._tried("looking for", name, lambda store: store.size(self._path(name)))
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        """The file's bytes [begin, end), to its end without `end` or if it ends earlier; FileNotFoundError if it is not there."""
+        opened = _Opened(self, name)
+        length = opened.length()
+        end = length if end is None else min(end, length)
+        return b"".join(opened.read(at, min(end - at, _READ_AT_ONCE)) for at in range(begin, end, _READ_AT_ONCE))
+
+    def open(self, name: str, size: int) -> BinaryIO:
+        """A file of `size` bytes to read and seek in, by ranges and a few megabytes ahead, each range retried by itself.
+
+        FileNotFoundError if it is not there; StorageError if it has another size.
+        """
+        opened = _Opened(self, name)
+        if opened.length() != size:
+            raise StorageError(f"{self._url(name)} has {opened.length()} bytes and should have {size}")
+        # Names to call it by are what libraries ask of an open file.
+        return cast(BinaryIO, io.BufferedReader(_Ranges(opened, size), 128 << 10))
+
+    def write(self, name: str, buffers: Sequence[Buffer]) -> None:
+        """Write a file whole, in place of one that is there; a part of it never shows under its name."""
+        whole = list(buffers)
+        self._tried("writing", name, lambda store: store.put(self._path(name), whole))
+
+    def write_new(self, name: str, data: bytes) -> bool:
+        """Write a file if there is none; whether this call wrote it.
+
+        In one step on file:// and memory://. Other stores are asked first: of two who write in the same moment, both may
+        be told that they wrote it, and the later one's bytes stay.
+        """
+        tries = 0
+
+        def create(store: Store) -> bool:
+            nonlocal tries
+            tries += 1
+            # A try whose answer was lost may have written it.
+            return store.create(self._path(name), data) or (tries > 1 and self.read(name) == data)
+
+        return self._tried("writing", name, create)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; no error if it is not there."""
+
+        def remove(store: Store) -> None:
+            with suppress(FileNotFoundError):
+                store.remove(self._path(name))
+
+        self._tried("removing", name, remove)
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name.strip('/')}".rstrip("/") if name else self._folder
+
+    def _url(self, name: str) -> str:
+        return f"{self.scheme}://{self._path(name)}"
+
+    def _store(self) -> Store:
+        if self._connected is None or self._connected[0] != os.getpid():
+            self._connected = os.getpid(), connect(self.scheme, self._folder)
+        return self._connected[1]
+
+    def _tried(self, doing: str, name: str, action: Callable[[Store], T]) -> T:
+        """What `action` gives, tried again while its errors may pass. FileNotFoundError is passed on."""
+        for tried in range(1, _TRIES + 1):
+            try:
+                return action(self._store())
+            except (FileNotFoundError, StorageError):
+                raise
+            except Exception as error:  # of any library below; all become a StorageError but those that may pass
+                if tried == _TRIES or not _may_pass(error):
+                    raise StorageError(self._message(doing, name, error, tried)) from error
+                pause = min(_FIRST_PAUSE * 2 ** (tried - 1), _LONGEST_PAUSE)
+                time.sleep(pause * random.uniform(0.5, 1))
+        raise AssertionError("unreachable")
+
+    def _message(self, doing: str, name: str, error: Exception, tried: int) -> str:
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        variables = _VARIABLES.get(self.scheme, "its credentials")
+        if _NO_BUCKET.search(said):
+            advice = "There is no such bucket: create it, or correct the URL and the endpoint."
+        elif _is_refused(error):
+            advice = (
+                f"The store refused the credentials, or they lack the permission: check {variables} in the environment."
+            )
+        elif tried > 1:
+            advice = f"It was tried {tried} times. Check the network and the store, then run the same command again."
+        else:
+            advice = f"Check the URL and what is set in the environment: {variables}."
+        return f"{self._url(name)}: {doing} failed: {said.rstrip('.')}. {advice}"
+
+
+@lru_cache(maxsize=256)
+def _root(url: str) -> Remote:
+    return Remote(url)
+
+
+def locate(url: str) -> tuple[Remote, str]:
+    """(the store of a file's URL, as one Remote a bucket and process; the file's name in it)."""
+    scheme, rest = url.split("://", 1)
+    bucket, _, name = rest.partition("/")
+    return _root(f"{scheme}://{bucket}"), name
+
+
+def forget_connections() -> None:
+    """Make `locate` connect anew, as after a change of the environment."""
+    _root.cache_clear()
+
+
+class _Opened:
+    """A file that is read in ranges, opened again after an error."""
+
+    def __init__(self, remote: Remote, name: str):
+        self._remote, self._name = remote, name
+        self._reader: tuple[int, Reader] | None = None
+
+    def _tried(self, action: Callable[[Reader], T]) -> T:
+        def on(store: Store) -> T:
+            if self._reader is None or self._reader[0] != os.getpid():
+                self._reader = os.getpid(), store.open(self._remote._path(self._name))
+            try:
+                return action(self._reader[1])
+            except BaseException:
+                self._reader = None
+                raise
+
+        return self._remote._tried("reading", self._name, on)
+
+    def length(self) -> int:
+        return self._tried(lambda reader: reader.size())
+
+    def read(self, begin: int, count: int) -> bytes:
+        def whole(reader: Reader) -> bytes:
+            data = reader.read_at(count, begin)
+            if len(data) != count:
+                raise _ShortRead(f"{len(data)} bytes came of {count} from byte {begin} on")
+            return data
+
+        return self._tried(whole)
+
+
+class _Ranges(io.RawIOBase):
+    """An open file as blocks: the few that were used last are kept, and what is read in order is fetched ahead."""
+
+    def __init__(self, opened: _Opened, size: int):
+        self._opened, self._size, self._at = opened, size, 0
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._next = -1  # the block after the last fetched one
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if self._at < 0:
+            raise ValueError(f"negative seek position {self._at}")
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        count = max(0, min(len(target), self._size - self._at))
+        done = 0
+        while done < count:
+            number, offset = divmod(self._at + done, _BLOCK_BYTES)
+            if count - done >= 2 * _BLOCK_BYTES and number not in self._blocks:
+                data = self._opened.read(self._at + done, min(count - done, _READ_AT_ONCE))
+                self._next = (self._at + done + len(data)) // _BLOCK_BYTES
+            else:
+                data = self._block(number)[offset : offset + count - done]
+            target[done : done + len(data)] = data
+            done += len(data)
+        self._at += count
+        return count
+
+    def _block(self, number: int) -> bytes:
+        if number not in self._blocks:
+            ahead = 3 if number == self._next else 1
+            begin = number * _BLOCK_BYTES
+            data = self._opened.read(begin, min(ahead * _BLOCK_BYTES, self._size - begin))
+            for i in range(0, len(data), _BLOCK_BYTES):
+                self._blocks[number + i // _BLOCK_BYTES] = data[i : i + _BLOCK_BYTES]
+            while len(self._blocks) > _BLOCKS:
+                self._blocks.popitem(last=False)
+            self._next = number + ahead
+        self._blocks.move_to_end(number)
+        return self._blocks[number]
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error of a library holds."""
+    response = getattr(error, "response", None)
+    for status in (
+        getattr(response, "status_code", None),
+        getattr(error, "status", None),
+        getattr(error, "code", None),
+    ):
+        if isinstance(status, int) and 300 <= status < 600:
+            return status
+    written = _STATUS.search(str(error))
+    return int(written[1]) if written else None
+
+
+def _is_refused(error: BaseException) -> bool:
+    names = " ".join(kind.__name__ for kind in type(error).__mro__)
+    refused = isinstance(error, PermissionError) or _REFUSED.search(f"{names} {error}")
+    return bool(refused) or _status_of(error) in (401, 403)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later."""
+    if _is_refused(error) or _NO_BUCKET.search(str(error)):
+        return False
+    status = _status_of(error)
+    if status is not None:
+        return status >= 500 or status in _PASSING
+    if isinstance(error, OSError):
+        return error.errno is None or error.errno in _PASSING_NUMBERS
+    return any(_NETWORK.search(kind.__name__) for kind in type(error).__mro__)

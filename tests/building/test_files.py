@@ -1,0 +1,157 @@
+import errno
+import os
+import threading
+
+import pytest
+
+from packprep.building import files
+from packprep.building.files import remove_all_temporaries, remove_temporaries, write_error, write_first, write_whole
+from packprep.errors import BuildError
+from tests import made
+
+
+def test_write_whole_replaces_a_file_and_removes_this_file_s_temporaries_alone(tmp_path):
+    made.write(tmp_path / "d" / "x", b"old")
+    for name in (".x.other-1-aa.tmp", ".y.other-1-aa.tmp", ".xy.other-1-aa.tmp"):
+        made.write(tmp_path / "d" / name, b"")
+    write_whole(tmp_path / "d" / "x", [b"ne", memoryview(b"w")], tmp_path)
+    assert set(made.contents(tmp_path)) == {"d/x", "d/.y.other-1-aa.tmp", "d/.xy.other-1-aa.tmp"}
+    assert (tmp_path / "d" / "x").read_bytes() == b"new"
+
+
+def test_a_name_with_wildcards_removes_no_other_file_s_temporaries(tmp_path):
+    made.write(tmp_path / ".x1.other-1-aa.tmp", b"")
+    write_whole(tmp_path / "x[1]", [b"new"], tmp_path)
+    assert set(made.contents(tmp_path)) == {"x[1]", ".x1.other-1-aa.tmp"}
+
+
+def test_a_temporary_names_file_host_and_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.socket, "gethostname", lambda: "a/b.c")
+    seen = []
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda a, b: (seen.append(os.path.basename(a)), rename(a, b)))
+    write_whole(tmp_path / "x.json", [b"1"], tmp_path)
+    assert seen[0].startswith(f".x.json.a-b-c-{os.getpid()}-") and seen[0].endswith(".tmp")
+
+
+def test_a_committer_whose_temporary_was_removed_checks_the_committed_file_instead(tmp_path, monkeypatch):
+    rename = os.rename
+    for content in (b"same", b"other", None):
+
+        def lose(temporary, path, content=content):
+            os.unlink(temporary)  # as another committer of the same file does after its own commit
+            if content is not None:
+                path.write_bytes(content)
+            rename(temporary, path)
+
+        monkeypatch.setattr(os, "rename", lose)
+        (tmp_path / "x").unlink(missing_ok=True)
+        if content == b"same":
+            write_whole(tmp_path / "x", [b"sa", b"me"], tmp_path)
+        else:
+            with pytest.raises(BuildError, match=r"/x: its temporary .x..* was removed while this process wrote it"):
+                write_whole(tmp_path / "x", [b"sa", b"me"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "number, said",
+    [
+        (errno.ENOSPC, "No space left on device; the disk is full: make room"),
+        (errno.EDQUOT, "the quota is used up: make room"),
+        (errno.EIO, "the disk reports an error"),
+        (errno.EACCES, "cannot be written: choose another --out"),
+        (errno.EMFILE, "see to it"),
+    ],
+)
+@pytest.mark.parametrize("where", ["write", "fsync", "rename"])
+def test_fault_24_a_failed_write_is_an_error_with_the_file_and_what_to_do_and_the_old_file_stays(
+    tmp_path, monkeypatch, number, said, where
+):
+    made.write(tmp_path / "x", b"old")
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, where, fail)
+    with pytest.raises(BuildError, match=f"{tmp_path / 'x'}: .*{said}.*run the same command again"):
+        write_whole(tmp_path / "x", [b"new"], tmp_path)
+    monkeypatch.undo()
+    assert made.contents(tmp_path) == {"x": b"old"}
+
+
+def test_write_error_without_a_number_still_says_what_happened():
+    assert "x: something odd; see to it" in str(write_error("x", OSError("something odd")))
+
+
+def test_write_first_leaves_a_file_that_stands(tmp_path):
+    assert write_first(tmp_path / "a" / "x", b"first")
+    assert not write_first(tmp_path / "a" / "x", b"second")
+    assert made.contents(tmp_path) == {"a/x": b"first"}
+
+
+def test_of_many_writers_at_once_one_is_first_and_the_file_is_whole(tmp_path):
+    results = []
+    barrier = threading.Barrier(8)
+
+    def write(i):
+        barrier.wait()
+        results.append((write_first(tmp_path / "x", bytes([i]) * 100_000), i))
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winners = [i for won, i in results if won]
+    assert len(winners) == 1 and made.contents(tmp_path) == {"x": bytes(winners) * 100_000}
+
+
+def test_write_first_without_hard_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert write_first(tmp_path / "x", b"first") and not write_first(tmp_path / "x", b"second")
+    assert made.contents(tmp_path) == {"x": b"first"}
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_write_first_whose_temporary_was_removed_leaves_what_stands_or_says_so(tmp_path, monkeypatch, taken):
+    link = os.link
+
+    def lose(temporary, path):
+        os.unlink(temporary)  # as another process does that publishes the same
+        if taken:
+            path.write_bytes(b"theirs")
+        link(temporary, path)
+
+    monkeypatch.setattr(os, "link", lose)
+    if taken:
+        assert not write_first(tmp_path / "x", b"ours") and made.contents(tmp_path) == {"x": b"theirs"}
+    else:
+        with pytest.raises(
+            BuildError, match="/x: No such file or directory; see to it, and run the same command again"
+        ):
+            write_first(tmp_path / "x", b"ours")
+
+
+def test_folders_that_are_made_are_on_disk_before_what_is_written_into_them(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    write_first(tmp_path / "a" / "b" / "x", b"1")
+    at = [str(tmp_path / part) for part in ("", "a", "a/b")]
+    assert flushed[:2] == at[:2] and flushed[2].startswith(at[2] + "/.x.") and flushed[3:] == at[2:]
+
+
+def test_temporaries_of_a_process_or_all_are_removed_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.socket, "gethostname", lambda: "here")
+    own = ("shards/000/.000001.safetensors.here-12-aa.tmp", ".plan.json.here-12-cc.tmp")
+    others = ("receipts/000/.000001.json.here-7-bb.tmp", "shards/000/.000002.safetensors.there-12-aa.tmp")
+    kept = ("shards/000/000001.safetensors", ".hidden", "shards/000/x.tmp")
+    for name in (*own, *others, *kept):
+        made.write(tmp_path / name, b"")
+    remove_all_temporaries(tmp_path, of_process=12)  # of this host: elsewhere 12 may be at work
+    assert set(made.contents(tmp_path)) == {*others, *kept}
+    remove_all_temporaries(tmp_path)
+    assert set(made.contents(tmp_path)) == set(kept)
+    remove_temporaries(tmp_path / "nowhere")
