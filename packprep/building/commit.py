@@ -7,8 +7,8 @@ is written last. A second commit of a shard compares digests and changes nothing
 from typing import Any
 
 from packprep.building.files import write_error
+from packprep.building.job import Job
 from packprep.building.output import Output
-from packprep.building.plan import Job
 from packprep.building.work import Made
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import FORMAT, VERSION, decode, encode, receipt_name, rejects_name, shard_name

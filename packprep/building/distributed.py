@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from packprep.building.commit import done_receipt
+from packprep.building.job import Job
 from packprep.building.output import output_of
-from packprep.building.plan import Job, look_up
+from packprep.building.plan import look_up
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
 from packprep.building.publication import missing_shards, publish
 from packprep.building.revocation import leave_note
 from packprep.building.run import Shard, moved_prefixes, open_job, plan_and_digest, planned, shard_maker
+from packprep.corpus.finding import absolute_prefix
 from packprep.dataset.manifest import PLAN_NAME
 from packprep.digests import digest_of
 from packprep.errors import ArgumentError, BuildError, EngineRevoked

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from packprep.building.commit import done_receipt
+from packprep.building.job import Job
 from packprep.building.ledger import add_ledgers, check, is_ledger
 from packprep.building.output import Output
-from packprep.building.plan import Job
 from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, receipt_name, shard_name

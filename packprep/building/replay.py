@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.job import Job
 from packprep.building.render import Layout, render
 from packprep.building.segments import Segments, cut, slots_of
 from packprep.corpus.planning import Extent, PlannedSource

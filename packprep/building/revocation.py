@@ -7,8 +7,8 @@ the only case in which a plan is replaced; so the receipts of the old one are vo
 from collections.abc import Mapping
 from typing import Any
 
+from packprep.building.job import Job
 from packprep.building.output import Output
-from packprep.building.plan import Job
 from packprep.corpus.engines.registry import REFERENCE
 from packprep.dataset.manifest import decode, encode
 from packprep.digests import own_digest

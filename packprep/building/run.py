@@ -18,8 +18,9 @@ from packprep.buffers import Buffers
 from packprep.building.array import share_of
 from packprep.building.commit import commit_shard
 from packprep.building.forecast import forecast
+from packprep.building.job import Job
 from packprep.building.output import Output, output_of
-from packprep.building.plan import Inputs, Job, differences, look_up, make_plan
+from packprep.building.plan import Inputs, differences, look_up, make_plan
 from packprep.building.plan_form import check_plan
 from packprep.building.processes import Do, Report, available_cpus, ended_by_signals, spread, stoppable
 from packprep.building.profile import Profile

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, nearby, output_of
-from packprep.building.plan import Job
 from packprep.building.run import Outcome
 from packprep.corpus.planning import PlannedSource
 from packprep.corpus.readers import Reject, read

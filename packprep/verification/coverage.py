@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.job import Job
 from packprep.building.work import TOO_LONG, Made
 from packprep.corpus.planning import PlannedSource
 from packprep.corpus.readers import BAD_REASONS

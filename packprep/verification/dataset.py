@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array import share_of
+from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, RemoteOutput, nearby, output_of
-from packprep.building.plan import Job
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
 from packprep.corpus.readers import Decoders

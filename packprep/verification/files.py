@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, read_receipt
+from packprep.building.job import Job
 from packprep.building.ledger import add_ledgers, imbalances, is_ledger
 from packprep.building.output import LocalOutput, Output, RemoteOutput
-from packprep.building.plan import Job
 from packprep.building.publication import MANIFEST, make_manifest
 from packprep.corpus.readers import count_pieces
 from packprep.dataset.manifest import PLAN_NAME, decode, receipt_name, rejects_name, shard_name

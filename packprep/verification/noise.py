@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.job import Job
 from packprep.building.render import Table, draw_noise, target_of
 from packprep.building.replay import Stored, segment_slots
 from packprep.dataset.segments import spread

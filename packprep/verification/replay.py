@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.commit import encode_rejects
-from packprep.building.plan import Job
+from packprep.building.job import Job
 from packprep.building.replay import replay_segments, restore, stored_segments
 from packprep.building.work import make_shard, read_shard
 from packprep.corpus.readers import Decoders

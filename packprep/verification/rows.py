@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.job import Job
 from packprep.building.render import expected_prefix
 from packprep.building.replay import Stored, file_keys, fitting, segment_slots, stored_segments
 from packprep.corpus.reading import keeper

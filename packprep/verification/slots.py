@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.job import Job
 from packprep.building.replay import Stored
 from packprep.kernel import kernel
 from packprep.verification.noise import trainable

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.job import Job
 from packprep.twin.comparison import compare_segments, compare_shard
 from packprep.twin.shard import Twin
 from packprep.verification.report import Faults

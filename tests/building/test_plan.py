@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from packprep.building.forecast import forecast
-from packprep.building.plan import Job, differences, look_up, make_plan, token_dtype
+from packprep.building.job import Job
+from packprep.building.plan import differences, look_up, make_plan, token_dtype
 from packprep.dataset.manifest import decode, encode
 from packprep.digests import own_digest
 from packprep.errors import PlanError, RecipeError

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.plan import Job, make_plan
+from packprep.building.job import Job
+from packprep.building.plan import make_plan
 from packprep.corpus import calibration
 from packprep.corpus.files import File, Files, pieces_of
 from packprep.corpus.readers import PIECE_BYTES, detect_format

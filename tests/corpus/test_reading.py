@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from packprep.building.plan import Job, look_up, make_plan
+from packprep.building.job import Job
+from packprep.building.plan import look_up, make_plan
 from packprep.corpus.planning import Extent
 from packprep.corpus.reading import Rejected, is_bad, keeper, read_documents
 from packprep.errors import SourceError
