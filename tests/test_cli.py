@@ -305,7 +305,6 @@ def test_text_key_with_sources_that_are_none(own):
         ('tokenizer = "bytes"\n[[sources]]\n', "paths is missing"),
         ('tokenizer = "bytes"\n[[sources]]\npaths = []\n', "expected a text or a list of texts"),
         ('tokenizer = "bytes"\n[[sources]]\npaths = ["web/*.jsonl"]\n[[tasks]]\nobjective = "causl"\n', "'causal'?"),
-        ('tokenizer = "bytes"\n[[sources]]\npaths = ["s3://x/*.parquet"]\n', "URLs cannot be read yet"),
     ],
 )
 def test_a_recipe_that_cannot_be_used_is_refused_before_work_starts(own, text, words):

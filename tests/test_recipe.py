@@ -214,7 +214,7 @@ def test_an_unknown_key_names_the_nearest_known(table, said):
     [
         ({"sources": LEAST["sources"]}, "tokenizer is missing: a file, a directory"),
         ({"tokenizer": "bytes"}, "the recipe has no [[sources]]: give at least one"),
-        ({**LEAST, "sources": [{"name": "a"}]}, "sources[0].paths is missing: files or patterns"),
+        ({**LEAST, "sources": [{"name": "a"}]}, "sources[0].paths is missing: files, patterns or URLs"),
         ({**LEAST, "tasks": [{"name": "a"}]}, "tasks[0].objective is missing"),
         ({**LEAST, "tasks": []}, "tasks is empty"),
         ({**LEAST, "sources": {"paths": ["x"]}}, "sources: expected [[sources]] tables"),

@@ -7,7 +7,9 @@ torch_attention.py ── SDPA, FlexAttention, varlen                 masks and 
 torch_loss.py ─────── masked_loss                                 the loss that packprep's labels are made for
 huggingface.py ────── Collator, model_inputs                      Transformers models and their Trainer
 megatron.py ───────── GPTRows, packed_seq_params, torchtitan      Megatron-LM and torchtitan
+remote.py ─────────── open_remote                                 datasets at a URL, through a local cache
 jax/ ──── loader, splash_attention, dense_mask, masked_loss       JAX, MaxText, Levanter, TransformerEngine, Grain
 ```
-Nothing here is imported by the rest of packprep, and only `packprep.dataset` is imported from it.
+Nothing here is imported by the rest of packprep, and only `packprep.dataset` is imported from it; by remote.py, storage
+and digests too.
 """

@@ -87,8 +87,6 @@ def _below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
         patterns = [os.path.abspath(os.path.join(base, os.path.expanduser(path))) for path in source.paths]
         root = fixed_prefix(patterns, os.path.abspath(base))
         return root, [os.path.relpath(pattern, root) for pattern in patterns]
-    if len(urls) != len(source.paths):
-        raise SourceError(f"source {source.name!r} has local paths and URLs; make two sources of them")
     buckets = sorted({"/".join(url.split("/")[:3]) for url in urls})
     if len(buckets) > 1:
         raise SourceError(f"source {source.name!r} has files in {', '.join(buckets)}; make a source for each")

@@ -43,7 +43,7 @@ from packprep.dataset.row import Row, read_only
 from packprep.dataset.segments import Place, Segments
 from packprep.dataset.shard import IO, Shard, open_shard
 from packprep.dataset.shares import counts_of
-from packprep.errors import ArgumentError, DatasetError
+from packprep.errors import ArgumentError, DatasetError, PackprepError
 
 try:
     import resource
@@ -311,7 +311,7 @@ class Dataset:
                 for name in wanted:
                     if name in shard.layout:
                         shard.will_need(name, row)
-        except (DatasetError, OSError):
+        except (PackprepError, OSError):
             pass  # the read that comes says what is wrong
 
     def with_loss_on(

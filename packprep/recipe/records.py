@@ -24,7 +24,9 @@ class Source:
     """One `[[sources]]`: files whose documents share a format and a use."""
 
     name: str = _key("", TEXT, "default source0, source1, … by position")
-    paths: tuple[str, ...] = _key(_REQUIRED, STRINGS, "files or patterns, relative to the recipe; ** crosses folders")
+    paths: tuple[str, ...] = _key(
+        _REQUIRED, STRINGS, "files, patterns or URLs, relative to the recipe; ** crosses folders"
+    )
     format: str = _key(
         "auto", choice("auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"), "auto: by the file's suffix"
     )

@@ -90,7 +90,6 @@ def test_what_cannot_be_found_is_said(tmp_path):
         ((f"{url}/x/b.jsonl",), "b.jsonl matches no file"),
         ((f"{url}/x/*.parquet",), r"\*.parquet matches no file"),
         ((f"{url}/x",), "is a folder; say which files"),
-        ((f"{url}/x/a.jsonl", "x/a.jsonl"), "local paths and URLs; make two sources"),
         (("s3://one/x", "s3://two/x"), "has files in s3://one, s3://two; make a source for each"),
     ]:
         with pytest.raises(SourceError, match=message):

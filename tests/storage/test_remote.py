@@ -11,6 +11,7 @@ import pytest
 from packprep.errors import StorageError
 from packprep.storage import Remote, is_url
 from packprep.storage.remote import _may_pass
+from tests.made import run_python
 from tests.storage.conftest import BUCKET, reach, reaching
 
 pytestmark = pytest.mark.xdist_group("s3")
@@ -124,6 +125,19 @@ def test_no_partial_object_shows_its_name(s3, tmp_path):
         with pytest.raises(StorageError):
             folder.write(name, [DATA, "no bytes"])  # type: ignore[list-item]
     assert folder.list() == [("f", 6)] and folder.read("f") == b"before"
+
+
+def test_a_process_that_ends_in_an_upload_publishes_nothing(s3, tmp_path):
+    folder = Remote(f"s3://{BUCKET}/{tmp_path.name}")
+    ended = run_python(
+        "from packprep.storage import Remote\n"
+        "def stop(number, frame): raise KeyboardInterrupt\n"
+        f"folder = Remote({folder.url!r}); folder.list()\n"
+        "import signal; signal.signal(signal.SIGALRM, stop); signal.setitimer(signal.ITIMER_REAL, 0.5)\n"
+        "folder.write('f', [bytes(64)] * (1 << 24))\n"
+    )
+    assert "KeyboardInterrupt" in ended.stderr and ended.returncode != 0
+    assert folder.list() == []
 
 
 @pytest.mark.parametrize("after", [0, 100_000, 3_000_000])
