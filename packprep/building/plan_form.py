@@ -110,17 +110,19 @@ _SOURCE: dict[str, Test] = {
 _FILE: dict[str, Test] = {"source": _is_count, "name": _is_name, "size": _is_count, "pieces": _is_count}
 
 
+_RESTORE = "put the file back as it was, or begin anew in another folder"
+
+
 def _check(where: str, value: Any, form: Mapping[str, Test]) -> None:
-    restore = "put the file back as it was, or begin anew in another folder"
     if not isinstance(value, dict):
-        raise PlanError(f"{where}: is no object; {restore}")
+        raise PlanError(f"{where}: is no object; {_RESTORE}")
     if value.keys() != form.keys():
         key = min(value.keys() ^ form.keys())
         what = "unknown" if key in value else "missing"
-        raise PlanError(f"{where}: key {key!r} is {what}; {restore}")
+        raise PlanError(f"{where}: key {key!r} is {what}; {_RESTORE}")
     for key, good in form.items():
         if not good(value[key]):
-            raise PlanError(f"{where}: {key} is {value[key]!r:.200}, which no plan has; {restore}")
+            raise PlanError(f"{where}: {key} is {value[key]!r:.200}, which no plan has; {_RESTORE}")
 
 
 def check_plan(plan: Any, where: str) -> None:
@@ -130,14 +132,14 @@ def check_plan(plan: Any, where: str) -> None:
     vocabulary = plan["vocabulary"]
     listed = [*vocabulary["roles"].values(), *vocabulary["sentinels"], *vocabulary["mode_tokens"].values()]
     if max([*listed, *vocabulary["special_ids"]]) >= vocabulary["vocab_size"]:
-        raise PlanError(f"{where}: vocabulary: an id is not below vocab_size {vocabulary['vocab_size']}")
+        raise PlanError(f"{where}: vocabulary: an id is not below vocab_size {vocabulary['vocab_size']}; {_RESTORE}")
     if plan["token_dtype"] == "uint16" and vocabulary["vocab_size"] > 1 << 16:
-        raise PlanError(f"{where}: vocab_size {vocabulary['vocab_size']} does not fit token_dtype uint16")
+        raise PlanError(f"{where}: vocab_size {vocabulary['vocab_size']} does not fit token_dtype uint16; {_RESTORE}")
     for i, source in enumerate(plan["sources"]):
         _check(f"{where}: sources[{i}]", source, _SOURCE)
     for i, file in enumerate(plan["files"]):
         _check(f"{where}: files[{i}]", file, _FILE)
         if not (plan["files"][i - 1]["source"] if i else 0) <= file["source"] < len(plan["sources"]):
-            raise PlanError(f"{where}: files[{i}]: source {file['source']} is none, or out of order")
+            raise PlanError(f"{where}: files[{i}]: source {file['source']} is none, or out of order; {_RESTORE}")
     if sum(file["pieces"] for file in plan["files"]) > MOST_PIECES:
-        raise PlanError(f"{where}: files: more than {MOST_PIECES} pieces, which no corpus has")
+        raise PlanError(f"{where}: files: more than {MOST_PIECES} pieces, which no corpus has; {_RESTORE}")
