@@ -22,10 +22,12 @@ from unittest import mock
 import numpy as np
 
 import packprep
-from packprep.building import commit, plan, publication, run, status
+from packprep.building import commit, files, plan, publication, run, status
+from packprep.building.output import output_of
 from packprep.corpus import calibration
 from packprep.corpus.files import Files
 from packprep.dataset.manifest import encode, read_manifest, receipt_name, shard_name
+from packprep.digests import own_digest
 from packprep.recipe import parse_size, read_recipe
 from packprep.verification.files import check_listing
 from packprep.verification.report import Faults
@@ -120,11 +122,11 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
     recipe, out = read_recipe({**table, "output": {"shard_text_bytes": 1 << 20}}, source), folder / "out"
     run.build(recipe, out, Silent())
     values = run.read_plan(out)
-    receipt = commit.read_receipt(out, 0)
+    receipt = commit.read_receipt(output_of(out), 0)
     assert values is not None and receipt is not None
     (out / "dataset.json").unlink()
     values["shards"] = shards
-    (out / "plan.json").write_bytes(encode(values))
+    (out / "plan.json").write_bytes(encode({**values, "digest": own_digest(values)}))
     job = run.open_job(out)
     laps.lap("build one shard")
     for b in range(shards):
@@ -139,11 +141,11 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
     laps.lap("write receipts, unflushed", f"{shards:,} shards, at most {most:,} entries in a folder")
     few = min(200, shards)
     for b in range(few):
-        commit.write_whole(out / receipt_name(b), [(out / receipt_name(b)).read_bytes()], out)
+        files.write_whole(out / receipt_name(b), [(out / receipt_name(b)).read_bytes()], out)
     laps.lap(f"flush {few} of them, one by one")
     assert not status.status_of(out, 500)["missing"]
     laps.lap("status")
-    manifest = publication.publish(out, job)
+    manifest = publication.publish(output_of(out), job)
     assert manifest is not None and len(manifest["shards"]) == shards
     laps.lap("publish", f"dataset.json of {(out / 'dataset.json').stat().st_size / 1e6:.1f} MB")
     assert len(packprep.open_dataset(out)) == manifest["ledger"]["rows"]

@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     lines: list[Line] = []
     for group in arguments.only:
         contenders: list[Contender] = importlib.import_module(f"peers.{group}").CONTENDERS
+        if arguments.line:
+            contenders = [contender for contender in contenders if contender.name in arguments.line]
         found = available(group, pythons, environment())
         runs: list[tuple[Line, Contender, Config, str]] = []
         for contender in contenders:
@@ -96,6 +98,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peers-python", type=Path, nargs="+", default=[], metavar="PYTHON", help="interpreters of peers"
     )
+    parser.add_argument("--line", action="append", metavar="NAME", help="only this line of a group; may be given again")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each line (default: 5)")
     parser.add_argument("--slow-repeats", type=int, default=3, help="runs of slow lines (default: 3)")
     parser.add_argument("--size", type=parse_size, help="bytes of JSON lines (default: the whole corpus)")

@@ -246,7 +246,7 @@ def old_folders(tmp_path, monkeypatch):
 
 
 def names_of(parent):
-    return sorted(int(path.name[8:], 16) for path in parent.glob("kernels-0*"))
+    return sorted(int(path.name[8:], 16) for path in parent.glob("kernels-00000000*"))
 
 
 def test_folders_that_nobody_used_for_long_are_removed_when_a_new_one_begins(old_folders):

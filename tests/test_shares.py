@@ -150,6 +150,12 @@ def test_every_source_has_its_share_of_the_whole_and_of_every_shard(corpora, tmp
             off = abs(shard[0] - share * shard.sum())
             assert off <= max(0.02 * both.sum(), spread) + ((1 - share, share) * grain[pair]).sum(), (pair, tokens)
 
+    # All sources together: within 2 points, or 3 standard errors of documents drawn at random.
+    variance = WANTED * size * np.array([(own.astype(float) ** 2).mean() / own.mean() for own in LENGTHS.values()])
+    of_share = np.sqrt((1 - 2 * WANTED) * variance + WANTED**2 * variance.sum()) / size
+    for shard in tokens:
+        assert (abs(shard / shard.sum() - WANTED) <= np.maximum(0.02, 3 * of_share)).all(), tokens
+
     # No source ends before the others.
     assert (tokens[-1][:2] > 0).all() and (tokens[0][:2] > 0).all()
 

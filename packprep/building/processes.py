@@ -95,8 +95,9 @@ def spread(
     try:
         for _ in range(min(workers, len(items))):
             here, there = context.Pipe()
-            ours = [here, *processes] if context.get_start_method() == "fork" else []
-            process = context.Process(target=_worker, args=(there, ours, setup, arguments), daemon=True)
+            is_forked = context.get_start_method() == "fork"
+            ours, environment = ([here, *processes], None) if is_forked else ([], dict(os.environ))
+            process = context.Process(target=_worker, args=(there, ours, environment, setup, arguments), daemon=True)
             process.start()
             there.close()
             processes[here] = process
@@ -205,11 +206,21 @@ def _end_when_told(told: int, clean: Callable[[int], None]) -> None:
 
 
 def _worker(
-    connection: Connection, inherited: Sequence[Connection], setup: Callable[..., Do], arguments: Sequence[Any]
+    connection: Connection,
+    inherited: Sequence[Connection],
+    environment: Mapping[str, str] | None,
+    setup: Callable[..., Do],
+    arguments: Sequence[Any],
 ) -> None:
-    """inherited: the parent's ends of pipes, of which a fork leaves copies: they would hide that the parent is gone."""
+    """inherited: the parent's ends of pipes, of which a fork leaves copies: they would hide that the parent is gone.
+
+    environment: the parent's, for a server of forks keeps the one that it began with.
+    """
     for copy in inherited:
         copy.close()
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
     try:

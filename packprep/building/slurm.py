@@ -39,7 +39,7 @@ class ArrayJob:
 
     command: str
     arguments: tuple[str, ...]
-    out: str
+    out: str | os.PathLike
     count: int
     at_once: int | None = None
     workers: int | None = None
@@ -93,12 +93,13 @@ def default_at_once(count: int) -> int:
     return min(count, max(FEW_TASKS, -(-count // TASKS_PER_RUNNING)))
 
 
-def slurm_folder(out: str) -> Path:
+def slurm_folder(out: str | os.PathLike) -> Path:
     """Where scripts and logs of an output folder lie: beside it, with .slurm at its name's end. RecipeError for /.
 
     Those of a URL lie in the folder that one is in, under the URL's last name.
     """
-    whole = Path.cwd() / out.rstrip("/").rpartition("/")[2] if is_url(out) else Path(os.path.abspath(out))
+    place = os.fspath(out)
+    whole = Path.cwd() / place.rstrip("/").rpartition("/")[2] if is_url(place) else Path(os.path.abspath(place))
     if not whole.name:
         raise RecipeError(f"--out {out}: the scripts go beside the output folder, and beside this there is no room")
     return whole.with_name(whole.name + ".slurm")
@@ -110,14 +111,14 @@ def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[
     jobs: [{script, job}] of what was submitted. submit: the shell command that submits what was not, or null.
     say: is told what else there is to know. RecipeError for an array that this site cannot take.
     """
-    job = replace(job, out=absolute_prefix(job.out))
+    job = replace(job, out=absolute_prefix(os.fspath(job.out)))
     _check_size(job, say)
     folder, names = slurm_folder(job.out), list(scripts(job, slurm_folder(job.out)))
     for name in write_scripts(job):
         say(f"{folder / name} stood there with other text, which is in {name}.old")
     jobs = submit(job) if submitted else []
     return {
-        "out": job.out,
+        "out": os.fspath(job.out),
         "folder": str(folder),
         "scripts": names,
         "array": job.count,
@@ -210,7 +211,7 @@ def submit(job: ArrayJob) -> list[tuple[str, str]]:
         raise BuildError(f"the array is job {array}; what comes after it is not submitted: {error}") from None
 
 
-def redo_command(out: str, missing: Sequence[int], shards: int) -> str | None:
+def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:
     """The shell command that makes the missing shards, then publishes, with the scripts in `DIR.slurm/`; None without any.
 
     The redo list's tasks have the numbers of the whole array, by whose size, which stands in the script, they go.
@@ -285,7 +286,7 @@ def _array_part(job: ArrayJob) -> str:
 
 
 def _finish_part(job: ArrayJob) -> str:
-    verify = shlex.join(["verify", job.out, *_workers(job)])
+    verify = shlex.join(["verify", os.fspath(job.out), *_workers(job)])
     return (
         "# Makes what is missing (nothing, after the whole array), publishes, verifies.\n"
         f"status=0\npackprep {_command(job)} &&\n  packprep {verify} || status=$?\n{_REQUEUE}"
@@ -293,7 +294,7 @@ def _finish_part(job: ArrayJob) -> str:
 
 
 def _command(job: ArrayJob) -> str:
-    where = ["--out", job.out] if job.command == "build" else [job.out]
+    where = ["--out", os.fspath(job.out)] if job.command == "build" else [os.fspath(job.out)]
     return shlex.join([job.command, *job.arguments, *where, *_workers(job)])
 
 

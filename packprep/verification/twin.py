@@ -19,7 +19,8 @@ def twin_of(job: Job) -> Twin:
         return job.marks.marked(None, None, messages)
 
     prefixes = [source.prefix for source in job.sources]
-    return Twin(job.plan, job.vocabulary.tokenizer_json, prefixes, conversation)
+    plan = {**job.plan, "files": [file._asdict() for source in job.sources for file in source.files]}
+    return Twin(plan, job.vocabulary.tokenizer_json, prefixes, conversation)
 
 
 def check_twin(

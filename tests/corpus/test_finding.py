@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packprep.corpus.finding import File, find_files
+from packprep.corpus.files import File
+from packprep.corpus.finding import find_files
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.storage import Remote

@@ -201,6 +201,11 @@ def sum_ledgers(directory):
     edit_manifest(directory, lambda manifest: manifest.update(ledger=add_ledgers(ledgers)))
 
 
+def files_of(directory):
+    """The files of the plan."""
+    return read_json(directory / "plan.json")["files"]
+
+
 def a_document(directory, source, shard=0):
     """(place, pieces) of a document of one segment, of a source, in the middle of what the shard has of its file."""
     found = {}
@@ -291,7 +296,7 @@ def test_p21_a_document_that_is_lost_and_no_longer_counted(directory, source):
 def test_p21_a_row_between_two_shards_that_is_lost(directory):
     """The last row that a shard reads of a row group, of which the next shard has the next rows."""
     shards = range(len(manifest_of(directory)["shards"]))
-    file = next(i for i, f in enumerate(open_job(directory).plan["files"]) if f["name"] == "t.parquet")
+    file = next(i for i, f in enumerate(files_of(directory)) if f["name"] == "t.parquet")
     owner = {}
     for b in shards:
         used = used_documents(arrays_of(directory, b))
@@ -421,7 +426,7 @@ def test_p21_a_reject_that_is_listed_twice(directory):
 def test_p21_a_document_that_is_used_and_rejected(directory, source):
     shard = shard_of(directory, source)
     (file, use, position), _ = a_document(directory, source, shard)
-    name = open_job(directory).plan["files"][file]["name"]
+    name = files_of(directory)[file]["name"]
     record = {"source": source, "file": name, "position": position, "repeat": use, "reason": "empty", "detail": ""}
     put_rejects(directory, [*records_of(directory, shard), record], shard)
     (fault,) = faults_of(directory)
