@@ -142,19 +142,20 @@ def build(
     clock, begin = Clock(), time.perf_counter()
     out = output_of(out)
     clean = out.remove_temporaries
-    with ended_by_signals(clean), clock.stage("plan"):
-        inputs = look_up(recipe, moved or {})
-        for note in inputs.vocabulary.notes:
-            progress.say(note)
-        job = planned(inputs, out, progress.say)
-    share = share_of(*array, job.shards)
-    missing = missing_shards(out, job.digest, share)
-    to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
-    workers = min(workers or _workers_for(to_do), max(1, len(missing)))
-    if workers > 1:
-        with clock.stage("start-up"):
-            job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
-            warm_kernels()
+    with ended_by_signals(clean):
+        with clock.stage("plan"):
+            inputs = look_up(recipe, moved or {})
+            for note in inputs.vocabulary.notes:
+                progress.say(note)
+            job = planned(inputs, out, progress.say)
+        share = share_of(*array, job.shards)
+        missing = missing_shards(out, job.digest, share)
+        to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
+        workers = min(workers or _workers_for(to_do), max(1, len(missing)))
+        if workers > 1:
+            with clock.stage("start-up"):
+                job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
+                warm_kernels()
     with stoppable() as stop_asked:
         if len(missing) < job.shards:
             progress.say(_to_do(len(share), len(missing), job.shards))
