@@ -17,8 +17,7 @@ from packprep.building.plan import look_up
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
 from packprep.building.publication import missing_shards, publish
-from packprep.building.revocation import leave_note
-from packprep.building.run import Shard, moved_prefixes, open_job, plan_and_digest, planned, shard_maker
+from packprep.building.run import Shard, moved_prefixes, note_revocation, open_job, planned, shard_maker
 from packprep.corpus.finding import absolute_prefix
 from packprep.dataset.manifest import PLAN_NAME
 from packprep.digests import digest_of
@@ -37,10 +36,7 @@ def begin(
     moved: source name → prefix where its files lie now. say: is told what a user should know.
     Raises what is wrong with recipe and inputs; PlanError if the plan that stands there is another recipe's.
     """
-    inputs = look_up(recipe, moved or {})
-    for note in inputs.vocabulary.notes:
-        say(note)
-    return planned(inputs, output_of(out), say)
+    return planned(look_up(recipe, moved or {}), output_of(out), say)
 
 
 def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -65,8 +61,7 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
         try:
             make(Shard(number), lambda *counts: None)
         except EngineRevoked as error:
-            if (standing := plan_and_digest(output)) and standing[1] == job.digest:
-                leave_note(output, error)
+            note_revocation(output, job, error)
             raise
         found = done_receipt(output, number, job.digest)
     if found is None:

@@ -30,11 +30,12 @@ def publish(out: Output, job: Job) -> dict[str, Any] | None:
     BuildError if too many documents are bad, or if another manifest stands there already.
     """
     entries, ledgers = [], []
+    sources, tasks = [s.name for s in job.sources], [t.name for t in job.tasks]
     for b, found in enumerate(out.each(partial(done_receipt, plan_digest=job.digest), range(job.shards))):
         if found is None:
             return None
         receipt, data = found
-        if not is_ledger(receipt["ledger"], [s.name for s in job.sources], [t.name for t in job.tasks]):
+        if not is_ledger(receipt["ledger"], sources, tasks):
             raise BuildError(
                 f"{out.place(receipt_name(b))}: it has no ledger of this build: remove it, and run the command again"
             )

@@ -145,8 +145,6 @@ def build(
     with ended_by_signals(clean):
         with clock.stage("plan"):
             inputs = look_up(recipe, moved or {})
-            for note in inputs.vocabulary.notes:
-                progress.say(note)
             job = planned(inputs, out, progress.say)
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)
@@ -179,9 +177,7 @@ def build(
                 time.sleep(LIST_AGAIN_S)  # listings may be cached
                 manifest = publish(out, job)
         except EngineRevoked as error:
-            standing = plan_and_digest(out)
-            if standing and standing[1] == job.digest:  # and not one that has been replaced in the meantime
-                leave_note(out, error)
+            note_revocation(out, job, error)
             raise
         finally:
             progress.end()
@@ -209,7 +205,12 @@ def _to_do(share: int, missing: int, shards: int) -> str:
 
 
 def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
-    """The job of the plan that stands in `out`, written first if there is none; PlanError if it is another recipe's."""
+    """The job of the plan that stands in `out`, written first if there is none; PlanError if it is another recipe's.
+
+    say: is told what a user should know.
+    """
+    for message in inputs.vocabulary.notes:
+        say(message)
     found = plan_and_digest(out)
     if found is None:
         if out.exists(MANIFEST) or out.has_folder("receipts"):
@@ -248,6 +249,13 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
     return _job(out, plan, digest, inputs.prefixes)
+
+
+def note_revocation(out: Output, job: Job, error: EngineRevoked) -> None:
+    """Leave the note of what was found of a job's engine, unless its plan has been replaced in the meantime."""
+    standing = plan_and_digest(out)
+    if standing and standing[1] == job.digest:
+        leave_note(out, error)
 
 
 _jobs: dict[str, Job] = {}  # by output folder

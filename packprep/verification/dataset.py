@@ -28,7 +28,6 @@ from packprep.randomness import REPLAY, bits64, permute
 from packprep.twin import thresholds
 from packprep.twin.shard import Twin, check
 from packprep.verification.coverage import (
-    Places,
     Runs,
     check_apart,
     check_documents,
@@ -229,7 +228,10 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
             if receipt is not None and rejects is not None:
                 runs = check_documents(job, item.number, arrays, rejects, receipt, faults)
             try:
-                replayed = _replay(job, item, arrays, receipt, rejects, decoders, faults)
+                if item.whole:
+                    replayed = replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults)
+                elif item.replay is not None:
+                    replayed = replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults)
                 # Where the sources changed nothing was replayed, and the twin would find that at every segment.
                 if item.twin and (replayed or (item.whole and not item.entry["segments"])):
                     chosen = None if item.whole or item.replay is None else item.replay.tolist()
@@ -261,23 +263,6 @@ def _arrays_of(directory: Path, job: Job, item: Item, faults: Faults) -> Mapping
         return None
     walkable = check_layout(job, arrays, file, faults) and check_arrays(job, arrays, file, faults)
     return arrays if walkable else None
-
-
-def _replay(
-    job: Job,
-    item: Item,
-    arrays: Mapping[str, np.ndarray],
-    receipt: Mapping[str, Any] | None,
-    rejects: Places | None,
-    decoders: Decoders,
-    faults: Faults,
-) -> int:
-    """P17 of what is to be built again; gives how many segments were."""
-    if item.whole:
-        return replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults)
-    if item.replay is not None:
-        return replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults)
-    return 0
 
 
 def _check_counts(
