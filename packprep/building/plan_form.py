@@ -1,11 +1,10 @@
 """The form of a plan: what its keys must be before anything is computed, opened or allocated from them."""
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from packprep.dataset.manifest import FORMAT, TOKENIZER_NAME, VERSION
+from packprep.dataset.manifest import FORMAT, TOKENIZER_NAME, VERSION, is_count, is_digest, is_id
 from packprep.errors import PlanError
 
 MOST_PIECES = 1 << 26
@@ -20,20 +19,8 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
-
-
 def _is_positive(value: Any) -> bool:
-    return _is_count(value) and value > 0
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 31
+    return is_count(value) and value > 0
 
 
 def _is_repeat(value: Any) -> bool:
@@ -58,11 +45,11 @@ def _texts(value: Any) -> bool:
 
 
 def _ids_by_text(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_id, value.values()))
+    return isinstance(value, dict) and all(map(is_id, value.values()))
 
 
 def _ids(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_id, value))
+    return isinstance(value, list) and all(map(is_id, value))
 
 
 def _counts_by_text(value: Any) -> bool:
@@ -73,7 +60,7 @@ _PLAN: dict[str, Test] = {
     "format": lambda v: v == FORMAT,
     "version": lambda v: type(v) is int and v == VERSION,
     "law_version": _is_positive,
-    "fingerprint": _is_digest,
+    "fingerprint": is_digest,
     "recipe": _is_object,
     "engine": lambda v: _texts(v) and {"name", "version"} <= v.keys() <= {"name", "version", "reference"},
     "made_with": _texts,
@@ -86,10 +73,10 @@ _PLAN: dict[str, Test] = {
     "shard_text_bytes": _is_positive,
     "sources": _is_list,
     "files": _is_list,
-    "digest": _is_digest,
+    "digest": is_digest,
 }
 _VOCABULARY: dict[str, Test] = {
-    "vocab_size": lambda v: _is_id(v) and v > 0,
+    "vocab_size": lambda v: is_id(v) and v > 0,
     "roles": lambda v: _ids_by_text(v) and "pad" in v,
     "sentinels": _ids,
     "mode_tokens": _ids_by_text,
@@ -102,12 +89,12 @@ _SOURCE: dict[str, Test] = {
     "repeat": _is_repeat,
     "ratios": _counts_by_text,
     "step_bytes": lambda v: _is_positive(v) and v < 1 << 31,
-    "text_bytes": _is_count,
-    "tokens": _is_count,
-    "documents": _is_count,
+    "text_bytes": is_count,
+    "tokens": is_count,
+    "documents": is_count,
     "relative_error": lambda v: v is None or type(v) in (int, float),
 }
-_FILE: dict[str, Test] = {"source": _is_count, "name": _is_name, "size": _is_count, "pieces": _is_count}
+_FILE: dict[str, Test] = {"source": is_count, "name": _is_name, "size": is_count, "pieces": is_count}
 
 
 _RESTORE = "put the file back as it was, or begin anew in another folder"

@@ -140,20 +140,23 @@ def _no_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not allowed")
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether it is an integer that counts something: 0 … 2⁶² − 1."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def _is_id(value: Any) -> bool:
+def is_id(value: Any) -> bool:
+    """Whether it is an integer that may be a token's id: 0 … 2³¹ − 1."""
     return type(value) is int and 0 <= value < 1 << 31
 
 
-def _is_digest(value: Any) -> bool:
+def is_digest(value: Any) -> bool:
+    """Whether it is 32 hex digits."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
 def _is_id_or_ids(value: Any) -> bool:
-    return _is_id(value) or (isinstance(value, list) and all(map(_is_id, value)))
+    return is_id(value) or (isinstance(value, list) and all(map(is_id, value)))
 
 
 def _is_number(value: Any) -> bool:
@@ -181,11 +184,11 @@ def _instance_of(*types: type) -> Callable[[Any], bool]:
 _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "format": (repr(FORMAT), _one_of(FORMAT)),
     "version": (str(VERSION), _one_of(VERSION)),
-    "law_version": ("a positive integer", lambda v: _is_count(v) and v > 0),
-    "seq_length": ("a multiple of 8 below 2³¹", lambda v: _is_count(v) and 0 < v < 1 << 31 and v % 8 == 0),
+    "law_version": ("a positive integer", lambda v: is_count(v) and v > 0),
+    "seq_length": ("a multiple of 8 below 2³¹", lambda v: is_count(v) and 0 < v < 1 << 31 and v % 8 == 0),
     "token_dtype": ("uint16 or int32", _one_of("uint16", "int32")),
-    "vocab_size": ("a positive integer below 2³¹", lambda v: _is_count(v) and 0 < v < 1 << 31),
-    "pad_id": ("an id", _is_id),
+    "vocab_size": ("a positive integer below 2³¹", lambda v: is_count(v) and 0 < v < 1 << 31),
+    "pad_id": ("an id", is_id),
     "specials": ("role → id or ids", lambda v: isinstance(v, dict) and all(map(_is_id_or_ids, v.values()))),
     "added_tokens": ("a list of objects", lambda v: isinstance(v, list)),
     "tokenizer": ("an object", _instance_of(dict)),
@@ -193,22 +196,22 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "tasks": ("a list with at least one task", lambda v: isinstance(v, list) and len(v) > 0),
     "sources": ("a list with at least one source", lambda v: isinstance(v, list) and len(v) > 0),
     "recipe": ("an object, as are its documents and output", _is_recipe),
-    "fingerprint": ("32 hex digits", _is_digest),
+    "fingerprint": ("32 hex digits", is_digest),
     "engine": ("a string or an object", _instance_of(str, dict)),
     "made_with": ("a string or an object", _instance_of(str, dict)),
     "shards": ("a list", _instance_of(list)),
     "ledger": ("an object", _instance_of(dict)),
-    "digest": ("32 hex digits", _is_digest),
+    "digest": ("32 hex digits", is_digest),
 }
-_FILE_KEYS = {"file": ("a file name", _instance_of(str)), "digest": ("32 hex digits", _is_digest)}
+_FILE_KEYS = {"file": ("a file name", _instance_of(str)), "digest": ("32 hex digits", is_digest)}
 _SHARD_KEYS = {
     "file": ("a file name", _instance_of(str)),
-    **{key: ("a non-negative integer below 2⁶²", _is_count) for key in ("rows", "segments", "tokens", "bytes")},
-    "digest": ("32 hex digits", _is_digest),
-    "receipt_digest": ("32 hex digits", _is_digest),
+    **{key: ("a non-negative integer below 2⁶²", is_count) for key in ("rows", "segments", "tokens", "bytes")},
+    "digest": ("32 hex digits", is_digest),
+    "receipt_digest": ("32 hex digits", is_digest),
 }
 _ADDED_KEYS = {
-    "id": ("an id", _is_id),
+    "id": ("an id", is_id),
     "text": ("a string", _instance_of(str)),
     "role": ("a string or null", _instance_of(str, type(None))),
 }
@@ -219,7 +222,7 @@ _TASK_KEYS = {
     "weight": ("a number", _is_number),
     "attention": (f"one of {', '.join(ATTENTION_RULES)}", _one_of(*ATTENTION_RULES)),
     "label_alignment": (f"one of {', '.join(LABEL_ALIGNMENTS)}", _one_of(*LABEL_ALIGNMENTS)),
-    "mode_token": ("an id or null", lambda v: v is None or _is_id(v)),
+    "mode_token": ("an id or null", lambda v: v is None or is_id(v)),
     "parameters": ("an object of values of at most 64 bits", _are_parameters),
 }
 
