@@ -255,7 +255,8 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a dataset: totals, utilisation, task and source mix, lengths; or one row, decoded."""
-    from packprep.inspection.row import describe_row, print_row
+    from packprep.inspection.printed_row import print_row
+    from packprep.inspection.row import describe_row
     from packprep.inspection.summary import describe_dataset, print_summary
 
     if row is None:

@@ -1,46 +1,20 @@
 """One row, decoded: every segment's origin, its slots as text, and which predictions are trained."""
 
 import os
-import shutil
-import sys
 from collections.abc import Mapping
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.text import Text
 
-from packprep.building.output import Nearby, Output, nearby, output_of
-from packprep.building.replay import replay_segments
-from packprep.building.run import open_job, read_plan
-from packprep.corpus.finding import absolute_prefix
-from packprep.dataset.loader import Dataset, Row, open_dataset
-from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
-from packprep.dataset.opening import read_file
-from packprep.digests import digest_of
-from packprep.errors import ArgumentError, DatasetError, PackprepError, RecipeError, SourceError
+from packprep.building.output import Nearby, Output
+from packprep.dataset.loader import Dataset, Row
+from packprep.dataset.manifest import shard_name
+from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection.columns import segments_of, shard_of
-from packprep.inspection.decoding import BYTES, SPECIAL, TokenTexts
-from packprep.inspection.lines import (
-    IN_PART,
-    LED_ON,
-    NOT_TRAINED,
-    TRAINED,
-    Unit,
-    counted,
-    shortened,
-    units_of,
-    visible,
-    wrapped,
-)
+from packprep.inspection.decoding import TokenTexts
+from packprep.inspection.opened import Opened, opened
 
 MOST_SHARDS = 256  # that are searched for a row with all tasks
-MOST_SEGMENTS = 24  # of a row that are printed, beside the first of each task
-WIDTH = 100
-STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}
-IDENTICAL = "identical"
 
 
 def describe_row(directory: str | os.PathLike | Output, row: int, moved: Mapping[str, str]) -> dict[str, Any]:
@@ -51,40 +25,33 @@ def describe_row(directory: str | os.PathLike | Output, row: int, moved: Mapping
     Raises ArgumentError for a row that there is not, DatasetError for a dataset that cannot be read, RecipeError for an
     unknown source.
     """
-    with nearby(output_of(directory)) as near:
-        near.bring(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
-        return _describe_row(near, row, moved)
+    with opened(directory, moved) as data:
+        rows = len(data.dataset)
+        if not rows:
+            raise ArgumentError(f"{data.near.out} has no rows: none of its documents was used")
+        if not -1 <= row < rows:
+            raise ArgumentError(
+                f"row {row}: {data.near.out} has {rows} rows; give 0 … {rows - 1}, or −1 for one that shows its tasks"
+            )
+        described = row_of(data, row if row >= 0 else _row_of_most_tasks(data.near, data.dataset))
+        shown = {segment["task"] for segment in described["segments"]}
+        tasks = data.dataset.tasks if row < 0 else []
+        return {**described, "lacks": [t["name"] for t in tasks if t["weight"] and t["name"] not in shown]}
 
 
-def _describe_row(near: Nearby, row: int, moved: Mapping[str, str]) -> dict[str, Any]:
-    directory = near.folder
-    dataset = open_dataset(directory)
-    manifest = dataset.manifest
-    if not len(dataset):
-        raise ArgumentError(f"{directory} has no rows: none of its documents was used")
-    if not -1 <= row < len(dataset):
-        raise ArgumentError(
-            f"row {row}: {directory} has {len(dataset)} rows; give 0 … {len(dataset) - 1}, or −1 for one that shows its tasks"
-        )
-    names = [source["name"] for source in manifest["sources"]]
-    for name in moved:
-        if name not in names:
-            raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    chosen = row if row >= 0 else _row_of_most_tasks(near, dataset)
-    texts = _token_texts(directory, dataset)
-    first_rows = np.concatenate(([0], np.cumsum([entry["rows"] for entry in manifest["shards"]])))
-    shard = int(np.searchsorted(first_rows, chosen, side="right")) - 1
-    in_shard = chosen - int(first_rows[shard])
-    near.bring(shard_name(shard))
-    view = dataset.row(chosen)
-    rebuilt = _rebuilt(directory, dataset, shard, in_shard, moved)
-    files = _file_names(directory)
-    segments = [_describe_segment(dataset, view, i, texts, files, rebuilt[i]) for i in range(view.n_segments)]
+def row_of(data: Opened, number: int) -> dict[str, Any]:
+    """Row `number`, which there is, of an open dataset, as plain values."""
+    dataset, manifest = data.dataset, data.dataset.manifest
+    shard, in_shard = data.place(number)
+    data.near.bring(shard_name(shard))
+    view = dataset.row(number)
+    stored = shard_of(data.near.folder, manifest, shard)
+    rebuilt = data.rebuilt(shard, np.arange(*stored.segment_range(in_shard)))
+    segments = [_describe_segment(data, view, i, rebuilt[i]) for i in range(view.n_segments)]
     slots = sum(segment["slots"] for segment in segments)
-    shown = {segment["task"] for segment in segments}
     return {
-        "directory": str(near.out),
-        "row": chosen,
+        "directory": str(data.near.out),
+        "row": number,
         "rows": len(dataset),
         "shard": manifest["shards"][shard]["file"],
         "row_in_shard": in_shard,
@@ -93,7 +60,6 @@ def _describe_row(near: Nearby, row: int, moved: Mapping[str, str]) -> dict[str,
         "padding": dataset.seq_length - slots,
         "trained": int(view.loss_mask.sum()),
         "segments": segments,
-        "lacks": [task["name"] for task in dataset.tasks if row < 0 and task["weight"] and task["name"] not in shown],
     }
 
 
@@ -117,56 +83,8 @@ def _row_of_most_tasks(near: Nearby, dataset: Dataset) -> int:
     return best
 
 
-def _token_texts(directory: Path, dataset: Dataset) -> TokenTexts:
-    path = directory / dataset.manifest["tokenizer"]["file"]
-    try:
-        data = read_file(path)
-    except OSError as error:
-        raise DatasetError(f"{path}: {error.strerror}; rows cannot be decoded without it: put it back") from None
-    here, digest = digest_of(data), dataset.manifest["tokenizer"]["digest"]
-    if here != digest:
-        raise DatasetError(f"{path}: its digest is {here} and the manifest's {digest}: put the right file back")
-    roles = dataset.manifest["specials"].values()
-    return TokenTexts(data, [id for ids in roles for id in (ids if isinstance(ids, list) else [ids])])
-
-
-def _file_names(directory: Path) -> list[str]:
-    plan = read_plan(directory)
-    return [file["name"] for file in plan["files"]] if plan else []
-
-
-def _rebuilt(directory: Path, dataset: Dataset, number: int, row: int, moved: Mapping[str, str]) -> list[str]:
-    """For each segment of a row of a shard: "identical", "differs: …" or "not rebuilt: …"."""
-    shard = shard_of(directory, dataset.manifest, number)
-    chosen = np.arange(*shard.segment_range(row))
-    try:
-        job = open_job(directory)
-        if moved:
-            prefixes = [absolute_prefix(moved.get(source.name, source.prefix)) for source in job.sources]
-            job = open_job(directory, prefixes)
-    except PackprepError as error:
-        return [f"not rebuilt: {error}"] * len(chosen)
-
-    def replay(which: np.ndarray) -> list[str]:
-        return [f"differs: {what}" if what else IDENTICAL for what in replay_segments(job, shard.arrays, which)]
-
-    try:
-        return replay(chosen)
-    except PackprepError as error:
-        if not isinstance(error, SourceError):
-            return [f"not rebuilt: {error}"] * len(chosen)
-    lines = []
-    for i in range(len(chosen)):  # one missing file says nothing of the segments of others
-        try:
-            lines += replay(chosen[i : i + 1])
-        except SourceError as error:
-            lines.append(f"not rebuilt: {error}")
-    return lines
-
-
-def _describe_segment(
-    dataset: Dataset, row: Row, i: int, texts: TokenTexts, files: list[str], rebuilt: str
-) -> dict[str, Any]:
+def _describe_segment(data: Opened, row: Row, i: int, rebuilt: str) -> dict[str, Any]:
+    dataset, texts, files = data.dataset, data.texts, data.files
     columns = {name: values[i].item() for name, values in row.segments.items()}
     for name, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
         if columns[name] >= len(entries):
@@ -227,96 +145,3 @@ def _pieces(texts: TokenTexts, ids: np.ndarray, loss: np.ndarray) -> list[dict[s
         pieces.append({"text": piece.text, "ids": piece.ids, "loss": loss[at:end].tolist(), "kind": piece.kind})
         at = end
     return pieces
-
-
-def print_row(row: Mapping[str, Any]) -> None:
-    """The row as text: in a terminal as wide as that and with colour, else plain, 100 columns wide."""
-    console = Console(highlight=False)
-    width = min(max(shutil.get_terminal_size((WIDTH, 24)).columns, 40), 160) if console.is_terminal else WIDTH
-    with console.capture() as drawn:  # written at once, so that a reader that has gone is met where any other would be
-        _draw(console, row, width)
-    sys.stdout.write(drawn.get())
-
-
-def _draw(console: Console, row: Mapping[str, Any], width: int) -> None:
-    def put(line: Text | str, style: str = "") -> None:
-        console.print(line if isinstance(line, Text) else Text(line, style), soft_wrap=True)
-
-    put(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}", "bold")
-    put(
-        f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
-        f"{row['padding']:,} padding · {row['trained']:,} trained"
-    )
-    if row["lacks"]:
-        put(f"no row with a segment of every task was found; this one lacks {', '.join(row['lacks'])}")
-    printed = _printed(row["segments"])
-    names = [len(part["name"]) for segment in printed for part in segment["parts"]]
-    gutter = max(names, default=0) + 4
-    marks: set[str] = set()
-    for segment in printed:
-        put("")
-        _put_header(put, segment)
-        for part in segment["parts"]:
-            name = part["name"]
-            for line in shortened(list(wrapped(units_of(part["pieces"]), width - gutter))):
-                text = Text().append(f"  {name:<{gutter - 2}}", "dim")
-                for style, units in groupby(line, _style):
-                    text.append("".join(unit.shown for unit in units), style)
-                put(text)
-                if marked := "".join(unit.marks for unit in line).rstrip():
-                    put(" " * gutter + marked, "dim")
-                    marks.update(marked)
-                name = ""
-        if segment["padding"]:
-            put(f"  then {counted(segment['padding'], 'slot')} of padding")
-    put("")
-    left_out = len(row["segments"]) - len(printed)
-    if left_out:
-        put(f"… and {counted(left_out, 'more segment')}; --json gives all")
-    if row["padding"]:
-        put(f"padding: {counted(row['padding'], 'slot')}")
-    put(_legend(marks, {segment["predicts"] for segment in printed}), "dim")
-
-
-def _style(unit: Unit) -> str:
-    return STYLES.get(unit.kind, "green" if unit.mark in (TRAINED, IN_PART, LED_ON) else "")
-
-
-def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first segments, and of the others the first of each task that they have not."""
-    printed, seen = segments[:MOST_SEGMENTS], {segment["task"] for segment in segments[:MOST_SEGMENTS]}
-    for segment in segments[MOST_SEGMENTS:]:
-        if segment["task"] not in seen:
-            printed.append(segment)
-            seen.add(segment["task"])
-    return printed
-
-
-def _put_header(put, segment: Mapping[str, Any]) -> None:
-    objective = f" ({segment['objective']})" if segment["objective"] != segment["task"] else ""
-    origin = f"{segment['source']} {visible(segment['file'])} at {segment['document']:,}"
-    put(f"{segment['number']}  {segment['task']}{objective} · {origin}", "bold")
-    facts = [
-        f"tokens {segment['start']:,} … {segment['start'] + segment['tokens'] - 1:,} of the document",
-        f"{segment['slots']:,} slots from {segment['begin']:,}",
-        f"prefix {segment['prefix']:,}",
-        f"{segment['trained']:,} trained",
-    ]
-    if segment["noise"]:
-        facts.append(f"noise {segment['noise']:.3g}, loss weight {segment['loss_weight']:.3g}")
-    put(f"  {' · '.join(facts)}")
-    use = f" · use {segment['repeat']}" if segment["repeat"] else ""
-    rebuilt = segment["rebuilt"]
-    words = rebuilt if rebuilt.startswith("not rebuilt") else f"rebuilt from source: {rebuilt}"
-    put(f"  key {segment['key']}{use} · {words}")
-
-
-def _legend(marks: set[str], predicts: set[str]) -> str:
-    what = " or ".join({"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts))
-    words = {
-        TRAINED: f"{TRAINED} trained: the prediction of {what} made here is in the loss",
-        NOT_TRAINED: f"{NOT_TRAINED} not trained",
-        IN_PART: f"{IN_PART} a character of several tokens, some trained",
-        LED_ON: f"{LED_ON} the same token",
-    }
-    return " · ".join(text for mark, text in words.items() if mark in marks)

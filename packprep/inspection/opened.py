@@ -1,0 +1,117 @@
+"""A dataset as inspection reads it: its rows, the texts of its tokens, the names of its files, its segments built again."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from packprep.building.job import Job
+from packprep.building.output import Nearby, Output, nearby, output_of
+from packprep.building.replay import replay_segments
+from packprep.building.run import open_job, read_plan
+from packprep.corpus.finding import absolute_prefix
+from packprep.dataset.loader import Dataset, open_dataset
+from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
+from packprep.dataset.opening import read_file
+from packprep.digests import digest_of
+from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
+from packprep.inspection.columns import shard_of
+from packprep.inspection.decoding import TokenTexts
+
+IDENTICAL = "identical"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A published dataset, near; shards at a URL are brought when they are asked for.
+
+    texts: the text of every token. files: the plan's file names, by segment_file. moved: source → where its files lie now.
+    """
+
+    near: Nearby
+    dataset: Dataset
+    texts: TokenTexts
+    files: list[str]
+    moved: Mapping[str, str]
+
+    @cached_property
+    def first_rows(self) -> np.ndarray:
+        """int64[shards + 1]: the rows before each shard."""
+        return np.concatenate(([0], np.cumsum([entry["rows"] for entry in self.dataset.manifest["shards"]])))
+
+    def place(self, row: int) -> tuple[int, int]:
+        """(shard number, row in the shard) of a row."""
+        shard = int(np.searchsorted(self.first_rows, row, side="right")) - 1
+        return shard, row - int(self.first_rows[shard])
+
+    @cached_property
+    def job(self) -> Job | PackprepError:
+        """What builds segments of this dataset again, or the error that says why that cannot be done here."""
+        try:
+            job = open_job(self.near.folder)
+            if self.moved:
+                prefixes = [absolute_prefix(self.moved.get(source.name, source.prefix)) for source in job.sources]
+                job = open_job(self.near.folder, prefixes)
+            return job
+        except PackprepError as error:
+            return error
+
+    def rebuilt(self, number: int, chosen: np.ndarray) -> list[str]:
+        """For each chosen segment of a shard: "identical", "differs: …" or "not rebuilt: …"."""
+        job = self.job
+        if isinstance(job, PackprepError):
+            return [f"not rebuilt: {job}"] * len(chosen)
+        arrays = shard_of(self.near.folder, self.dataset.manifest, number).arrays
+
+        def replay(which: np.ndarray) -> list[str]:
+            return [f"differs: {what}" if what else IDENTICAL for what in replay_segments(job, arrays, which)]
+
+        try:
+            return replay(chosen)
+        except PackprepError as error:
+            if not isinstance(error, SourceError):
+                return [f"not rebuilt: {error}"] * len(chosen)
+        lines = []
+        for i in range(len(chosen)):  # one missing file says nothing of the segments of others
+            try:
+                lines += replay(chosen[i : i + 1])
+            except SourceError as error:
+                lines.append(f"not rebuilt: {error}")
+        return lines
+
+
+@contextmanager
+def opened(directory: str | os.PathLike | Output, moved: Mapping[str, str]) -> Iterator[Opened]:
+    """A dataset to inspect; what had to be brought near is removed at the end.
+
+    Raises DatasetError for a dataset that cannot be read, RecipeError for an unknown source in `moved`.
+    """
+    with nearby(output_of(directory)) as near:
+        near.bring(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
+        dataset = open_dataset(near.folder)
+        names = [source["name"] for source in dataset.manifest["sources"]]
+        for name in moved:
+            if name not in names:
+                raise RecipeError(
+                    f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}"
+                )
+        plan = read_plan(near.folder)
+        files = [file["name"] for file in plan["files"]] if plan else []
+        yield Opened(near, dataset, _token_texts(near.folder, dataset), files, moved)
+
+
+def _token_texts(directory: Path, dataset: Dataset) -> TokenTexts:
+    path = directory / dataset.manifest["tokenizer"]["file"]
+    try:
+        data = read_file(path)
+    except OSError as error:
+        raise DatasetError(f"{path}: {error.strerror}; rows cannot be decoded without it: put it back") from None
+    here, digest = digest_of(data), dataset.manifest["tokenizer"]["digest"]
+    if here != digest:
+        raise DatasetError(f"{path}: its digest is {here} and the manifest's {digest}: put the right file back")
+    roles = dataset.manifest["specials"].values()
+    return TokenTexts(data, [id for ids in roles for id in (ids if isinstance(ids, list) else [ids])])
