@@ -142,7 +142,7 @@ def test_this_test_can_fail(name, source):
 @pytest.mark.parametrize(
     "name, source",
     [
-        ("cli.py", "from packprep.building.run import build"),
+        ("cli/x.py", "from packprep.building.run import build"),
         ("objectives/x.py", "from packprep.objectives.objective import Task\nfrom packprep.kernel import kernel"),
         ("objectives/tasks.py", "from packprep.objectives import REGISTRY, causal"),
         (

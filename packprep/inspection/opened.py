@@ -15,7 +15,7 @@ from packprep.building.replay import replay_segments
 from packprep.building.run import open_job, read_plan
 from packprep.corpus.finding import absolute_prefix
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
+from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
 from packprep.dataset.opening import read_file
 from packprep.digests import digest_of
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError

@@ -1,0 +1,117 @@
+"""What the commands are given: each option's declaration, once, and what it is read as."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from packprep.building.progress import say
+
+Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | INPUT...", help="A recipe, or files and patterns.")]
+Out = Annotated[
+    str, typer.Option("--out", metavar="DIR", help="The output folder, or its URL: s3://…", show_default=False)
+]
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="A dataset, or the output of a build; or its URL.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(help='A tokenizer.json, its folder, a Hub name, or "bytes".', show_default=False)
+]
+SeqLength = Annotated[int | None, typer.Option(metavar="N", help="Slots per row.", show_default=False)]
+Tasks = Annotated[
+    str | None, typer.Option(metavar="PRESET", help="causal, prefix_lm, t5, ul2, ul2r, …", show_default=False)
+]
+TextKey = Annotated[
+    str | None, typer.Option(metavar="K", help="The field or column that holds the text.", show_default=False)
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed of all chance.", show_default=False)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set a key of the recipe; TOML, or else a text.", show_default=False
+    ),
+]
+Moved = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="NAME=PREFIX",
+        help="Where a source's files lie now, if they have moved.",
+        show_default=False,
+    ),
+]
+Replay = Annotated[
+    str | None,
+    typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False),
+]
+Workers = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Processes. Default: the CPUs it may use.", show_default=False)
+]
+ArrayIndex = Annotated[
+    int | None, typer.Option(metavar="I", min=0, help="This array task: 0 … N−1.", show_default=False)
+]
+ArrayCount = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="How many array tasks share the build.", show_default=False)
+]
+
+
+def recipe_of(
+    inputs: list[str],
+    tokenizer: str | None,
+    seq_length: int | None,
+    tasks: str | None,
+    text_key: str | None,
+    seed: int | None,
+    assignments: list[str] | None,
+) -> Any:
+    from packprep.errors import RecipeError
+    from packprep.recipe import load_recipe, read_recipe, set_value
+
+    recipes = [name for name in inputs if name.endswith(".toml")]
+    if recipes and len(inputs) > 1:
+        raise RecipeError(f"{recipes[0]} is a recipe: give one recipe, or inputs, not both")
+    if recipes:
+        table, base = load_recipe(Path(recipes[0])), Path(recipes[0]).resolve().parent
+    else:
+        table, base = {"sources": [{"paths": list(inputs)}]}, Path.cwd()
+        if tokenizer is None and not any(a.startswith("tokenizer=") for a in assignments or ()):
+            say('tokenizer: "bytes", the built-in byte vocabulary; name another with --tokenizer')
+            table["tokenizer"] = "bytes"
+    for key, value in (("seq_length", seq_length), ("seed", seed)):
+        if value is not None:
+            table[key] = value
+    if tokenizer is not None:
+        exists = Path(tokenizer).exists()
+        table["tokenizer"] = str(Path(tokenizer).resolve()) if exists else tokenizer
+    if tasks is not None:
+        table["tasks"] = [{"preset": tasks}]
+    sources = table.get("sources")
+    if text_key is not None and isinstance(sources, list):
+        table["sources"] = [
+            {**source, "text_key": text_key} if isinstance(source, dict) else source for source in sources
+        ]
+    for assignment in assignments or ():
+        set_value(table, assignment)
+    return read_recipe(table, base)
+
+
+def moved_of(pairs: list[str] | None) -> dict[str, str]:
+    from packprep.errors import RecipeError
+
+    moved = {}
+    for pair in pairs or ():
+        name, equals, prefix = pair.partition("=")
+        if not equals or not name or not prefix:
+            raise RecipeError(f"--source {pair}: expected NAME=PREFIX, as in --source web=/data/web")
+        moved[name] = prefix
+    return moved
+
+
+def replay_of(text: str | None) -> int | None:
+    """How many segments to build again; −1 for all shards; None for no replay."""
+    from packprep.errors import RecipeError
+
+    if text is None or text == "all":
+        return None if text is None else -1
+    if not text.isdecimal() or int(text) < 1:
+        raise RecipeError(f"--replay {text}: expected a number of segments, or all")
+    return int(text)

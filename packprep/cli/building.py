@@ -1,0 +1,150 @@
+"""The commands that make a dataset: build, plan, status, slurm."""
+
+import os
+from typing import Annotated, Any, Literal
+
+import typer
+
+from packprep.building.progress import Bar, say
+from packprep.cli.application import one_thread, put
+from packprep.cli.arguments import (
+    ArrayCount,
+    ArrayIndex,
+    Directory,
+    Inputs,
+    Json,
+    Moved,
+    Out,
+    Replay,
+    Seed,
+    SeqLength,
+    Set,
+    Tasks,
+    TextKey,
+    Tokenizer,
+    Workers,
+    moved_of,
+    recipe_of,
+)
+
+
+def build(
+    inputs: Inputs,
+    out: Out,
+    tokenizer: Tokenizer = None,
+    seq_length: SeqLength = None,
+    tasks: Tasks = None,
+    text_key: TextKey = None,
+    seed: Seed = None,
+    workers: Workers = None,
+    set_: Set = None,
+    source: Moved = None,
+    array_index: ArrayIndex = None,
+    array_count: ArrayCount = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Build a dataset, or go on with a build that stopped: run the same command again."""
+    one_thread()
+    from packprep.building.array import array_position
+    from packprep.building.output import output_of
+    from packprep.building.profile import describe_profile, print_profile
+    from packprep.building.run import build as run_build
+    from packprep.inspection.summary import describe_build, first_document, print_summary
+
+    recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
+    position = array_position(array_index, array_count, os.environ)
+    bar = Bar()
+    output = output_of(out)
+    fresh = not output.exists("plan.json")
+    outcome = run_build(recipe, output, bar, workers, moved_of(source), position)
+    if fresh:
+        bar.say(first_document(outcome.job))
+    summary = describe_build(outcome)
+    if not profile:
+        put(summary, as_json, print_summary)
+        return
+    with_profile = {**summary, "profile": describe_profile(outcome.profile)}
+
+    def print_both(result: dict[str, Any]) -> None:
+        print_summary(result)
+        print()
+        print_profile(result["profile"])
+
+    put(with_profile, as_json, print_both)
+
+
+def plan(
+    inputs: Inputs,
+    tokenizer: Tokenizer = None,
+    seq_length: SeqLength = None,
+    tasks: Tasks = None,
+    text_key: TextKey = None,
+    seed: Seed = None,
+    set_: Set = None,
+    source: Moved = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a build would make: shards, tokens, bytes, memory, shares, spans. Reads almost nothing."""
+    one_thread()
+    from packprep.building.forecast import forecast, print_forecast
+    from packprep.building.plan import look_up, make_plan
+
+    recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
+    found = look_up(recipe, moved_of(source))
+    for note in found.vocabulary.notes:
+        say(note)
+    put(forecast(make_plan(found, say), found), as_json, print_forecast)
+
+
+def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:
+    """Say which shards are done and which are missing, and the --array= list that would make them."""
+    from packprep.building.status import print_status, status_of
+
+    result = status_of(directory, array_count)
+    put(result, as_json, print_status)
+    if not result["published"]:
+        raise typer.Exit(1)
+
+
+def slurm(
+    out: Out,
+    array: Annotated[int, typer.Option("--array", metavar="N", min=1, help="Array tasks.", show_default=False)],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE.toml | INPUT... [-- SBATCH OPTIONS]", help="As for build, and options of sbatch."
+        ),
+    ] = None,
+    command: Annotated[Literal["build", "verify"], typer.Option(help="What the array does.")] = "build",
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K", min=1, help="Tasks that run at a time. Default: N/4, at least 16.", show_default=False
+        ),
+    ] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the scripts, too.")] = False,
+    tokenizer: Tokenizer = None,
+    seq_length: SeqLength = None,
+    tasks: Tasks = None,
+    text_key: TextKey = None,
+    seed: Seed = None,
+    workers: Workers = None,
+    set_: Set = None,
+    source: Moved = None,
+    replay: Replay = None,
+) -> None:
+    """Write the scripts of a Slurm array that builds or verifies, into DIR.slurm/; submit them with --submit."""
+    from packprep.building.slurm import ArrayJob, arguments_of, prepare, print_prepared
+
+    first = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
+    given, words = (inputs or [])[:first], [] if first is None else (inputs or [])[first:]
+    if command == "build":
+        recipe_of(given, tokenizer, seq_length, tasks, text_key, seed, set_)  # refused here, and not in every task
+        moved_of(source)
+    flags = {
+        "--tokenizer": tokenizer, "--seq-length": seq_length, "--tasks": tasks, "--text-key": text_key, "--seed": seed,
+        "--set": set_, "--source": source, "--replay": replay,
+    }  # fmt: skip
+    job = ArrayJob(command, arguments_of(command, given, flags), out, array, at_once, workers, tuple(words))
+    print_prepared(prepare(job, submit, say))
