@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
         batch = next(batches)
         loading += time.perf_counter() - before
         # With several ranks, the sums of all ranks: all_reduce a tensor of them.
-        denominator = max(batch["loss_weight"], 1e-6)
+        denominator = max(batch["loss_weight_sum"], 1e-6)
         batch = {
             name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
-        print(f"step {step:>5}  loss {loss.item():.6f}  trained {batch['trained']}", flush=True)
+        print(f"step {step:>5}  loss {loss.item():.6f}  trained {batch['n_trained']}", flush=True)
         if given.checkpoint and (step % given.save_every == 0 or step == given.steps):
             save(
                 given.checkpoint,

@@ -210,7 +210,7 @@ def loader(
 
         tokens labels position_ids   int64     loss_mask      bool: cross_entropy(logits[t], labels[t]) where it is True
         segment_ids prefix_ends      int32     loss_weights   float32, where a task predicts in place
-        trained, loss_weight         int, float: the sums that a loss over all ranks is divided by
+        n_trained, loss_weight_sum   int, float: the sums that a loss over all ranks is divided by
 
     layout "thd": the same as one row, [1, slots], and cu_seqlens int32[segments + 1], max_seqlen int. tail "segment":
     each run of padding is a segment of its own, so that no kernel leaves a slot unwritten; "drop": padding is left out.

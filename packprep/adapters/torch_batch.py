@@ -35,10 +35,10 @@ def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
 
 
 def batch_sums(batch: Mapping[str, np.ndarray]) -> dict[str, int | float]:
-    """trained: the slots that loss_mask trains; loss_weight: the sum of their weights, 1 each without loss_weights."""
-    trained = int(np.count_nonzero(batch["loss_mask"]))
+    """n_trained: the slots that loss_mask trains; loss_weight_sum: that of their weights, 1 each without loss_weights."""
+    n = int(np.count_nonzero(batch["loss_mask"]))
     weights = batch.get("loss_weights")
-    return {"trained": trained, "loss_weight": float(trained if weights is None else weights.sum(dtype=np.float64))}
+    return {"n_trained": n, "loss_weight_sum": float(n if weights is None else weights.sum(dtype=np.float64))}
 
 
 class Form:

@@ -13,7 +13,7 @@ def masked_loss(logits: torch.Tensor, batch: Mapping[str, Any], denominator: Any
     logits: float[B, T, vocab], or [n, vocab] of the n trained slots alone, in order (what a head that is applied to
     `hidden[loss_mask]` gives, which saves its work on the rest). loss_weights: 1 where the batch has none.
     denominator: by default the trained slots of this batch, at least 1. Over ranks and accumulated batches give the sum
-    of all their `trained`; then add the losses up.
+    of all their `n_trained`; then add the losses up.
 
     Slots that are not trained are left out before the cross entropy: 0 · NaN is NaN, and kernels may leave anything in
     a slot outside every segment. Their gradient is exactly 0.

@@ -97,7 +97,7 @@ def test_gradients_are_accumulated_over_the_number_that_the_trainer_counts(next_
     batch = next(loader(next_token, 4))
     parts = [{k: v[i : i + 2] for k, v in batch.items() if isinstance(v, torch.Tensor)} for i in (0, 2)]
     n = sum((collator.inputs(part)["shift_labels"] != -100).sum() for part in parts)
-    assert n == batch["trained"] == sum((collator.inputs(part)["labels"][..., 1:] != -100).sum() for part in parts)
+    assert n == batch["n_trained"] == sum((collator.inputs(part)["labels"][..., 1:] != -100).sum() for part in parts)
     model = llama()
     losses = [model(**collator.inputs(part), num_items_in_batch=n).loss for part in parts]
     torch.testing.assert_close(sum(losses), model(**collator.inputs(batch)).loss)

@@ -61,10 +61,10 @@ def test_a_batch_has_the_loader_s_values_in_torch_s_types(directory):
     wanted = {"tokens": torch.int64, "labels": torch.int64, "position_ids": torch.int64, "segment_ids": torch.int32}
     wanted |= {"prefix_ends": torch.int32, "loss_mask": torch.bool}
     assert {name: batch[name].dtype for name in wanted} == wanted
-    assert set(batch) == {*wanted, "trained", "loss_weight"}
+    assert set(batch) == {*wanted, "n_trained", "loss_weight_sum"}
     for name in wanted:
         assert np.array_equal(batch[name].numpy(), plain[name]), name
-    assert batch["trained"] == plain["loss_mask"].sum() == batch["loss_weight"]
+    assert batch["n_trained"] == plain["loss_mask"].sum() == batch["loss_weight_sum"]
     torch.nn.Embedding(528, 4)(batch["tokens"] + 1)
 
 
@@ -84,19 +84,19 @@ def test_fault_14_k_step_labels_of_a_batch_never_cross_a_segment(directory):
             assert labels[r, t] == batch["tokens"][r, t + k] and ids[r, t] == ids[r, t + k] > 0
             assert mask[r, t + k - 1]
             trained += 1
-        assert trained > 50 and (k > 1 or trained == batch["trained"])
+        assert trained > 50 and (k > 1 or trained == batch["n_trained"])
 
 
 def test_weights_come_where_a_task_predicts_in_place(in_place):
     batch = next(loader(in_place, 4))
     assert batch["loss_weights"].dtype == torch.float32
-    assert batch["loss_weight"] == pytest.approx(float(batch["loss_weights"].sum())) != batch["trained"]
+    assert batch["loss_weight_sum"] == pytest.approx(float(batch["loss_weights"].sum())) != batch["n_trained"]
     assert (batch["loss_weights"][~batch["loss_mask"]] == 0).all()
 
 
 def test_columns_and_ignore_index(directory):
     batch = next(loader(directory, 4, columns=["tokens", "labels"], ignore_index=-100))
-    assert set(batch) == {"tokens", "labels", "loss_mask", "trained", "loss_weight"}
+    assert set(batch) == {"tokens", "labels", "loss_mask", "n_trained", "loss_weight_sum"}
     assert torch.equal(batch["labels"] == -100, ~batch["loss_mask"])
     assert set(next(loader(directory, 4, columns=["tokens"]))) == {"tokens"}
 
@@ -109,7 +109,7 @@ def test_thd_is_one_row_with_boundaries(directory, tail):
         assert torch.equal(flat[name][0], wide[name][kept])
     cu_seqlens = flat["cu_seqlens"]
     assert cu_seqlens.dtype == torch.int32 and cu_seqlens[0] == 0 and cu_seqlens[-1] == kept.sum()
-    assert flat["max_seqlen"] == int(cu_seqlens.diff().max()) and flat["trained"] == wide["trained"]
+    assert flat["max_seqlen"] == int(cu_seqlens.diff().max()) and flat["n_trained"] == wide["n_trained"]
 
 
 def test_block_diffusion_says_its_rule_in_both_layouts(in_place):
@@ -256,11 +256,11 @@ def mixture(directory, in_place, tmp_path_factory):
 def test_a_mixture_has_the_columns_of_all_tasks_and_each_dataset_s_values(mixture):
     batches = loader(mixture, 10, seed=3, samples=35)
     plain = mixture.batches(10, seed=3, samples=35, columns=batches.batches.form.columns)
-    wanted = {*plain_columns(), "loss_weights", "prefix_ends", "block_lengths", "trained", "loss_weight"}
+    wanted = {*plain_columns(), "loss_weights", "prefix_ends", "block_lengths", "n_trained", "loss_weight_sum"}
     in_blocks = 0
     for expected in plain:
         batch = next(batches)
-        assert set(batch) == wanted and batch["trained"] == expected["loss_mask"].sum()
+        assert set(batch) == wanted and batch["n_trained"] == expected["loss_mask"].sum()
         for name, values in expected.items():
             assert np.array_equal(batch[name].numpy(), values), name
         assert torch.equal(batch["prefix_ends"] == -1, batch["block_lengths"] > 0)
@@ -418,4 +418,4 @@ def test_everyone_s_last_steps_may_be_short_and_are_as_many(tmp_path):
         ]
         assert sizes == [[2], [2], [1], [0]]
     (batch,) = loader(tmp_path, 2, 3, 4, layout="thd", epochs=1)
-    assert batch["cu_seqlens"].tolist() == [0] and batch["max_seqlen"] == 0 and batch["trained"] == 0
+    assert batch["cu_seqlens"].tolist() == [0] and batch["max_seqlen"] == 0 and batch["n_trained"] == 0
