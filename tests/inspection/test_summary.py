@@ -7,7 +7,9 @@ from packprep.building.run import build, open_job
 from packprep.dataset.loader import open_dataset
 from packprep.errors import DatasetError
 from packprep.inspection import summary
-from packprep.inspection.summary import describe_build, describe_dataset, first_document, print_summary
+from packprep.inspection.first_document import first_document
+from packprep.inspection.printed_summary import print_summary
+from packprep.inspection.summary import describe_build, describe_dataset
 from packprep.recipe import read_recipe
 from tests.dataset.synthetic import make_dataset
 from tests.inspection.conftest import Silent, built, write_corpus
