@@ -150,13 +150,15 @@ def check_view(given: dict[str, bool]) -> None:
     for option in (option for option, there in given.items() if there and option not in VIEWS):
         if view is None or option not in VIEWS[view]:
             goes_with = [name for name, options in VIEWS.items() if option in options]
-            raise RecipeError(f"{option} goes with {' or '.join(goes_with)}; {_instead(view, option)}")
+            raise RecipeError(f"{option} goes with {' or '.join(goes_with)}; {_instead(view, option, goes_with)}")
 
 
-def _instead(view: str | None, option: str) -> str:
+def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
     if option == "--segment" and view is None:
         return "give --row R too: segments are numbered 1, 2, … in each row, as segment_ids are"
-    return f"give one of these, or leave {option.split()[0]} out"
+    if view is None:
+        return f"give {' or '.join(goes_with)} too, or leave it out"
+    return f"leave it or {view} out"
 
 
 def replay_of(text: str | None) -> int | None:

@@ -18,16 +18,17 @@ MOST_FILES = 5  # that are named of each source
 MOST_SHARDS = 3  # that differ and are looked into
 AROUND = 8  # tokens that are shown on either side of a slot
 _ROWS_AT_ONCE = 256
-MADE_BY = ("plan", "engine", "made_with", "digest")  # keys of the manifest that say how a dataset was made
-_ELSEWHERE = ("shards", "ledger", "recipe")  # keys of the manifest that are compared apart
+MADE_BY = ("plan", "engine", "made_with")  # keys of the manifest that say how a dataset was made
+_ELSEWHERE = ("shards", "ledger", "recipe", "digest")  # keys of the manifest that are compared apart, or follow
 
 
 def describe_difference(directory: str | os.PathLike | Output, other: str | os.PathLike | Output) -> dict[str, Any]:
     """What differs between two datasets, `here` and `there`, as plain values.
 
-    Gives {directory, other, equal, manifest, recipe, plan: [{key, here, there}], files, totals, tasks, sources, shards,
-    rows, rows_not_compared}. equal: whether a trainer reads the same: every shard, and every key of the manifest but those
-    that say how it was made (plan, engine, made_with) and the digests of receipts. A key that one has not is null there.
+    Gives {directory, other, equal, recipe, manifest, plan: [{key, here, there}], files, totals, tasks, sources, shards,
+    rows, rows_not_compared}. manifest and plan are without what the recipe says already; a key that one has not is null
+    there. equal: whether a trainer reads the same: every shard, and every key of the manifest but those that say how it was
+    made (plan, engine, made_with) and the digests of receipts.
     Raises ArgumentError where both are one dataset, DatasetError where one cannot be read.
     """
     if _location(directory) == _location(other):
@@ -35,8 +36,13 @@ def describe_difference(directory: str | os.PathLike | Output, other: str | os.P
     with opened(directory, {}) as here, opened(other, {}) as there:
         one, two = here.dataset.manifest, there.dataset.manifest
         shards, differing = _shards(one["shards"], two["shards"])
-        manifest = list(_differences(_without(one, _ELSEWHERE), _without(two, _ELSEWHERE)))
         recipe = list(_differences(one["recipe"], two["recipe"]))
+        asked = {difference["key"] for difference in recipe}
+
+        def beside_recipe(here: Any, there: Any) -> list[dict[str, Any]]:
+            return [found for found in _differences(here, there) if found["key"] not in asked]
+
+        manifest = beside_recipe(_without(one, _ELSEWHERE), _without(two, _ELSEWHERE))
         plans = read_plan(here.near.folder) or {}, read_plan(there.near.folder) or {}
         same = all(difference["key"].split(".")[0] in MADE_BY for difference in manifest)
         why_not = None
@@ -51,7 +57,7 @@ def describe_difference(directory: str | os.PathLike | Output, other: str | os.P
             "equal": same and not recipe and shards["equal"] == len(one["shards"]) == len(two["shards"]),
             "manifest": manifest,
             "recipe": recipe,
-            "plan": list(_differences(*map(_own_of_plan, plans))),
+            "plan": beside_recipe(*map(_own_of_plan, plans)),
             "files": _files(*plans),
             **_totals(one["ledger"], two["ledger"]),
             "shards": shards,
@@ -74,25 +80,26 @@ def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {**_without(plan, (*Manifest.__annotations__, "files")), "sources": plan.get("sources", [])}
 
 
-def _differences(here: Any, there: Any) -> Iterator[dict[str, Any]]:
-    """The values that differ of two JSON values, each with its place, as in sources[web].repeat."""
-    one, two = dict(_values(here)), dict(_values(there))
-    for key in sorted({*one, *two}):
-        if one.get(key) != two.get(key) or (key in one) != (key in two):
-            yield {"key": key, "here": one.get(key), "there": two.get(key)}
+def _differences(here: Any, there: Any, place: str = "") -> Iterator[dict[str, Any]]:
+    """The values that differ of two JSON values, each with its place, as in sources[web].repeat; None where one has none.
+
+    Lists of named objects are compared name by name; one that only one of them has is one difference.
+    """
+    if isinstance(here, Mapping) and isinstance(there, Mapping):
+        for key in dict.fromkeys([*here, *there]):
+            yield from _differences(here.get(key), there.get(key), f"{place}.{key}" if place else str(key))
+    elif _are_named(here) and _are_named(there):
+        one, two = ({part["name"]: part for part in parts} for parts in (here, there))
+        for name in dict.fromkeys([*one, *two]):
+            yield from _differences(one.get(name), two.get(name), f"{place}[{name}]")
+        if [*one] != [*two] and {*one} == {*two}:
+            yield {"key": f"{place}: order", "here": [*one], "there": [*two]}
+    elif here != there or type(here) is not type(there):
+        yield {"key": place, "here": here, "there": there}
 
 
-def _values(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """(place, value) of what is neither an object nor a list of named objects."""
-    if isinstance(value, Mapping) and value:
-        for key, part in value.items():
-            yield from _values(part, f"{place}.{key}" if place else str(key))
-    elif isinstance(value, list) and value and all(isinstance(part, Mapping) and "name" in part for part in value):
-        for part in value:
-            yield from _values(part, f"{place}[{part['name']}]")
-        yield f"{place}[…]", [part["name"] for part in value]
-    else:
-        yield place, value
+def _are_named(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, Mapping) and "name" in part for part in value)
 
 
 def _files(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[str, Any]]:

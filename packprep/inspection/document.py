@@ -20,9 +20,8 @@ from packprep.corpus.readers import PIECE_BYTES, read
 from packprep.corpus.reading import in_sample, keeper
 from packprep.dataset.manifest import decode, rejects_name
 from packprep.errors import DatasetError, PackprepError, RecipeError
-from packprep.inspection.opened import Opened, check_source, opened
+from packprep.inspection.opened import Opened, check_source, nearest, opened
 from packprep.inspection.originals import stored_of
-from packprep.recipe.reading import unknown
 
 MOST_FILES = 20  # of a source that have a document at the position, that are described
 SHOWN_CHARACTERS = 400  # of the document's beginning
@@ -87,10 +86,9 @@ def _place(source: PlannedSource, place: str) -> tuple[int | None, int]:
         return None, int(text)
     names = source.files.names
     if file not in names:
-        near = unknown("file", file, names) if len(names) <= 1000 else f"it has {len(names)} others"
         raise RecipeError(
-            f"--doc {place}: source {source.name!r} has no file of that name: {near[:500]}; "
-            "names are those of the plan, relative to the source's prefix"
+            f"--doc {place}: source {source.name!r} has no file {file!r}, named relative to its prefix; it has "
+            f"{nearest(file, names)}"
         )
     return list(names).index(file), int(text)
 

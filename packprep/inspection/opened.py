@@ -1,5 +1,6 @@
 """A dataset as inspection reads it: its rows, the texts of its tokens, the names of its files, its segments built again."""
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,10 @@ from packprep.digests import digest_of
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
 from packprep.inspection.columns import segments_of, shard_of
 from packprep.inspection.decoding import TokenTexts
-from packprep.recipe.reading import unknown
 
 IDENTICAL = "identical"
+NEAREST = 8  # names in a message
+MOST_COMPARED = 10_000  # names to find them among
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,16 @@ def opened(directory: str | os.PathLike | Output, moved: Mapping[str, str]) -> I
 def check_source(name: str, names: Sequence[str]) -> None:
     """RecipeError for a source that the dataset does not have, with the nearest of those that it has."""
     if name not in names:
-        raise RecipeError(f"--source {name}: the dataset has no source of that name: {unknown('source', name, names)}")
+        raise RecipeError(f"--source {name}: the dataset has no source of that name; it has {nearest(name, names)}")
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Names that there are, for a message: all of a few, else the nearest to one that there is not, and how many more."""
+    if len(names) <= NEAREST:
+        return ", ".join(names)
+    near = difflib.get_close_matches(name, names[:MOST_COMPARED], NEAREST, 0)
+    more = len(names) - len(near)
+    return ", ".join(near) + (f" and {more:,} more" if more else "")
 
 
 def _token_texts(directory: Path, dataset: Dataset) -> TokenTexts:

@@ -8,7 +8,7 @@ from packprep.inspection.lines import counted, visible
 from packprep.inspection.page import DIM, HEAD, Page, page
 
 MOST_KEYS = 40
-LONGEST_VALUE = 36  # characters of a value
+LONGEST_VALUE = 32  # characters of a value
 
 
 def print_difference(described: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from packprep.inspection.lines import units_of, visible, wrapped
+from packprep.inspection.lines import special, units_of, visible, wrapped
 from packprep.inspection.page import DIM, HEAD, Page, page
 from packprep.inspection.printed_row import gutter_of, legend, put_header, put_lines
 
@@ -43,7 +43,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
         page.put()
         spans = [
             (
-                visible(span["sentinel"]),
+                special(span["sentinel"]),
                 visible(span["text"]),
                 f"{span['tokens'][0]:,} … {span['tokens'][1] - 1:,}",
                 f"{span['input_slot']:,}",
