@@ -21,6 +21,7 @@ from rich.text import Text
 WIDTH = 100
 NARROWEST, WIDEST = 40, 160
 BAR = 40
+LEAST_TEXT = 16  # cells to which a column of text is folded at most
 HEAD, NAME, DIM, BAR_STYLE = "bold", "bold cyan", "dim", "cyan"
 
 
@@ -48,7 +49,7 @@ class Page:
             return
         first, *others = text.wrap(self._console, self.width)
         self.put(_without_end(first))
-        rest = Text(" ").join(others)
+        rest = Text(" ").join(map(_without_end, others))
         for line in rest.wrap(self._console, max(self.width - indent, 20)):
             self.put(Text(" " * indent) + _without_end(line))
 
@@ -59,32 +60,48 @@ class Page:
             self.wrap(Text().append(f"{name:<{gutter}}", NAME).append(text, style), indent=gutter)
 
     def table(self, head: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int) -> None:
-        """The lines under their head; the first `text_columns` to the left, numbers to the right."""
+        """The lines under their head; the first `text_columns` to the left, numbers to the right.
+
+        In a terminal that is too narrow for its columns each line becomes a paragraph.
+        """
+        widths = [max(cell_len(line[i]) for line in [head, *lines]) for i in range(len(head))]
         if not self.in_colour:
-            self._plain_table(head, lines, text_columns)
+            self._plain_table(head, lines, text_columns, widths)
             return
-        table = Table(box=box.SIMPLE_HEAD, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
-        for i, name in enumerate(head):
+        least = [min(width, LEAST_TEXT) if i < text_columns else width for i, width in enumerate(widths)]
+        if sum(least) + 2 * (len(head) - 1) > self.width:
+            self._paragraphs(head, lines)
+            return
+        # A space on the right and one of the box between columns: two, as off a terminal.
+        table = Table(box=box.SIMPLE_HEAD, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        for i, (name, width) in enumerate(zip(head, least, strict=True)):
             is_text = i < text_columns
             table.add_column(
                 name,
                 justify="left" if is_text else "right",
                 no_wrap=not is_text,
                 overflow="fold",
+                min_width=width,
                 style="" if i else NAME,
             )
         for line in lines:
             table.add_row(*(Text(cell) for cell in line))
         self._console.print(table, width=self.width)
 
-    def _plain_table(self, head: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int) -> None:
-        widths = [max(cell_len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+    def _plain_table(
+        self, head: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int, widths: Sequence[int]
+    ) -> None:
         for line in [head, *lines]:
             cells = []
             for i, (cell, width) in enumerate(zip(line, widths, strict=True)):
                 room = " " * (width - cell_len(cell))
                 cells.append(cell + room if i < text_columns else room + cell)
             self.put("  ".join(cells).rstrip())
+
+    def _paragraphs(self, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+        for line in lines:
+            others = " · ".join(f"{name.strip()} {cell}" for name, cell in zip(head[1:], line[1:], strict=True) if cell)
+            self.wrap(Text().append(line[0], NAME).append(f"  {others}"), indent=4)
 
     def bars(self, histogram: Sequence[Mapping[str, int]]) -> None:
         """A histogram [{from, to, count}]: a line for each range, with its count and a bar."""

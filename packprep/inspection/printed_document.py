@@ -21,7 +21,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
     for file in described["files"]:
         where = f"{described['source']} {visible(file['file'])} at {position:,}"
         size = "" if file["tokens"] is None else f" · {counted(file['tokens'], 'token')}"
-        page.put(f"{where}{size}", HEAD)
+        page.wrap(f"{where}{size}", HEAD)
         if file["text"] is not None:
             more = " …" if len(file["text"]) > SHOWN else ""
             page.wrap(f"  {visible(file['text'][:SHOWN])}{more}", indent=2)

@@ -32,7 +32,7 @@ def print_row(row: Mapping[str, Any]) -> None:
 
 
 def _draw(page: Page, row: Mapping[str, Any]) -> None:
-    page.put(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}", HEAD)
+    page.wrap(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}", HEAD)
     page.wrap(
         f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
         f"{row['padding']:,} padding · {row['trained']:,} trained"
@@ -97,7 +97,7 @@ def put_header(page: Page, segment: Mapping[str, Any]) -> None:
     """What a segment is and where it comes from, in three lines or as many as they need."""
     objective = f" ({segment['objective']})" if segment["objective"] != segment["task"] else ""
     origin = f"{segment['source']} {visible(segment['file'])} at {segment['document']:,}"
-    page.put(f"{segment['number']}  {segment['task']}{objective} · {origin}", HEAD)
+    page.wrap(f"{segment['number']}  {segment['task']}{objective} · {origin}", HEAD)
     facts = [
         f"tokens {segment['start']:,} … {segment['start'] + segment['tokens'] - 1:,} of the document",
         f"{segment['slots']:,} slots from {segment['begin']:,}",

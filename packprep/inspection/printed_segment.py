@@ -21,7 +21,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
     where = (
         f"row {described['row']:,} of {described['rows']:,} · segment {segment['number']} of {described['segments']:,}"
     )
-    page.put(f"{where} · {described['shard']} row {described['row_in_shard']:,}", HEAD)
+    page.wrap(f"{where} · {described['shard']} row {described['row_in_shard']:,}", HEAD)
     page.put()
     put_header(page, segment)
     page.put()

@@ -21,7 +21,7 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         return
     rows = counted(s["rows"], "row")
     where = f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}"
-    page.put(f"{where}, {size_text(s['bytes'])}", HEAD)
+    page.wrap(f"{where}, {size_text(s['bytes'])}", HEAD)
     page.put()
     page.facts(_totals(s))
     page.put()
