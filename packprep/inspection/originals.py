@@ -67,19 +67,41 @@ def originals(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, chosen
     return Originals(*restore(job, arrays, stored, chosen))
 
 
-def slots_of_tokens(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, segment: int) -> np.ndarray:
-    """int64[n]: the slot of the row at which each token of a segment stands; in block diffusion its slot in x_t.
+def slots_of_tokens(
+    job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, segment: int, ids: np.ndarray
+) -> np.ndarray:
+    """int64[n]: the slot of the row at which each original token of a segment stands; in block diffusion its slot in x_t.
 
-    The inverse itself says it: it is given a row whose slots hold their own numbers.
+    ids: [n], the segment's original tokens. −1 where that cannot be told: an objective from elsewhere may read values.
+    The inverse itself says it. It is given a row whose slots hold their own numbers, counted from beyond the vocabulary; the
+    role tokens that fill_in_the_middle looks for stay.
     """
-    numbers = np.arange(arrays["tokens"].shape[1], dtype=np.int32)[None]
+    row, begin = int(stored.row[segment]), int(stored.begin[segment])
+    task = job.tasks[int(arrays["segment_task"][segment])]
+    values = arrays["labels" if task.in_place else "tokens"][row]
+    numbers = np.arange(len(values), dtype=np.int32) + job.vocabulary.vocab_size
+    roles = np.isin(values, task.ids.fim)
+    numbers[roles] = values[roles]
     in_row_0 = stored._replace(row=np.zeros_like(stored.row))
-    found, _, _ = restore(job, {**arrays, "tokens": numbers, "labels": numbers}, in_row_0, np.array([segment]))
-    return found.astype(np.int64)
+    of_numbers = {**arrays, "tokens": numbers[None], "labels": numbers[None]}
+    found = originals(job, of_numbers, in_row_0, np.array([segment])).ids
+    slots = found.astype(np.int64) - job.vocabulary.vocab_size
+    end = begin + int(stored.slots[segment])
+    known = (slots >= begin) & (slots < end)
+    known[known] = values[slots[known]] == ids[known]
+    slots[~known] = -1
+    unknown = np.flatnonzero(~known)
+    for step, order in ((1, unknown), (-1, unknown[::-1])):  # a role token of the text stands beside its neighbours
+        for i in order[(order >= step) & (order < len(slots) + min(step, 0))].tolist():
+            beside = int(slots[i - step]) + step
+            if slots[i] < 0 and slots[i - step] >= 0 and begin <= beside < end and values[beside] == ids[i]:
+                slots[i] = beside
+    return slots
 
 
 def ranges_of(slots: np.ndarray) -> list[list[int]]:
-    """Slots as half-open ranges, in the slots' order: [3 4 5 9] is [[3, 6], [9, 10]]."""
+    """Slots as half-open ranges, in the slots' order: [3 4 5 9] is [[3, 6], [9, 10]]; −1 in none."""
+    slots = slots[slots >= 0]
     if not len(slots):
         return []
     bounds = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]

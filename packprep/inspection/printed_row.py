@@ -56,7 +56,7 @@ def _draw(page: Page, row: Mapping[str, Any]) -> None:
         page.put(f"… and {counted(left_out, 'more segment')}; --json gives all")
     if row["padding"]:
         page.put(f"padding: {counted(row['padding'], 'slot')}")
-    page.wrap(legend(marks, {segment["predicts"] for segment in printed}), DIM)
+    page.put(legend(marks, {segment["predicts"] for segment in printed}), DIM)
 
 
 def gutter_of(names: Sequence[str]) -> int:

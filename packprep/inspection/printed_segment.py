@@ -55,7 +55,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
     if segment["padding"]:
         page.put(f"then {segment['padding']:,} slots of padding")
     page.put()
-    page.wrap(legend(marks, {segment["predicts"]}), DIM)
+    page.put(legend(marks, {segment["predicts"]}), DIM)
 
 
 def _differs(segment: Mapping[str, Any]) -> bool:

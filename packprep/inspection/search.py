@@ -32,6 +32,7 @@ class _Find(NamedTuple):
     end: int
     before: str
     after: str
+    ids: np.ndarray  # the segment's original tokens
 
 
 class ByteTable:
@@ -109,6 +110,11 @@ def _finds(data: Opened, shard: Any, stored: Stored, table: ByteTable, needle: b
     bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(n)))
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         found = originals(data.usable_job, shard.arrays, stored, np.arange(first, last))
+        if not found.fits.all():
+            raise DatasetError(
+                f"{shard.path}: segment {first + int(np.argmin(found.fits))}: what stands between its tokens is not what its "
+                "header says; the file is damaged: `packprep verify` says where else"
+            )
         if int(found.ids.max()) >= table.size:
             raise DatasetError(
                 f"{shard.path}: it has the token {found.ids.max()} and the vocabulary ends before {table.size}; the file is "
@@ -125,7 +131,8 @@ def _finds(data: Opened, shard: Any, stored: Stored, table: ByteTable, needle: b
             if end <= high:
                 tokens = np.searchsorted(offsets, [at, end - 1], "right") - 1 - found.offsets[own]
                 before, after = _around(whole, low, at, end, high)
-                yield _Find(first + own, int(tokens[0]), int(tokens[1]) + 1, before, after)
+                ids = found.ids[found.offsets[own] : found.offsets[own + 1]]
+                yield _Find(first + own, int(tokens[0]), int(tokens[1]) + 1, before, after, ids)
                 at = whole.find(needle, end)
             else:  # it begins in one segment and ends in another; the next may begin inside of it
                 at = whole.find(needle, at + 1)
@@ -147,7 +154,7 @@ def _match(data: Opened, number: int, shard: Any, stored: Stored, find: _Find, t
     in_shard = int(stored.row[g])
     file = int(arrays["segment_file"][g])
     start = int(arrays["segment_start"][g])
-    slots = slots_of_tokens(data.usable_job, arrays, stored, g)[find.begin : find.end]
+    slots = slots_of_tokens(data.usable_job, arrays, stored, g, find.ids)[find.begin : find.end]
     return {
         "row": int(data.first_rows[number]) + in_shard,
         "segment": g - int(arrays["row_offsets"][in_shard]) + 1,

@@ -46,7 +46,11 @@ def _restored(data: Opened, shard: Any, chosen: int, described: Mapping[str, Any
         return {"original": None, "not_restored": str(job), "fits": None, "spans": []}
     arrays, stored = shard.arrays, stored_of(job, shard)
     found = originals(job, arrays, stored, np.array([chosen]))
-    slots = slots_of_tokens(job, arrays, stored, chosen)
+    if (
+        not found.fits[0] and described["objective"] == "fill_in_the_middle"
+    ):  # the rest is where its role tokens are not
+        return {"original": None, "not_restored": "its role tokens are not there", "fits": False, "spans": []}
+    slots = slots_of_tokens(job, arrays, stored, chosen, found.ids)
     pieces, at = [], 0
     for piece in data.texts.pieces(found.ids.tolist()):
         end = at + len(piece.ids)
