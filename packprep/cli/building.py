@@ -50,7 +50,9 @@ def build(
     from packprep.building.output import output_of
     from packprep.building.profile import describe_profile, print_profile
     from packprep.building.run import build as run_build
-    from packprep.inspection.summary import describe_build, first_document, print_summary
+    from packprep.inspection.first_document import first_document
+    from packprep.inspection.printed_summary import print_summary
+    from packprep.inspection.summary import describe_build
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     position = array_position(array_index, array_count, os.environ)

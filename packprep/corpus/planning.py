@@ -145,6 +145,19 @@ class PlannedSource:
             weight = int(ends[i]) - first
             yield Extent(int(pieces[i]), i // per_use, max(begin - first, 0), min(end - first, weight), weight)
 
+    def shards_of(self, pieces: np.ndarray, shards: int) -> np.ndarray:
+        """int64[k]: which of `shards` shards take something of any of these pieces, int64[n], in any use; ascending."""
+        listed, ends = self._list
+        found: set[int] = set()
+        if self.weight:
+            at = np.flatnonzero(np.isin(listed, pieces))
+            firsts = np.where(at > 0, ends[at - 1], 0).tolist()
+            for first, end in zip(firsts, ends[at].tolist(), strict=True):
+                # Shard b takes [b · weight // shards, (b + 1) · weight // shards).
+                low, high = (-(-unit * shards // self.weight) - 1 for unit in (first + 1, end))
+                found.update(range(low, high + 1))
+        return np.array(sorted(found), np.int64)
+
     def parts(self, extent: Extent) -> Iterator[Part]:
         """The parts of files that an extent names; `file` in them is the index into the plan's files."""
         piece = self.pieces.at(np.array([extent.piece]))

@@ -104,22 +104,33 @@ def is_bad(reason: str) -> bool:
     return reason in BAD_REASONS or reason == "special_text"
 
 
+def _sample_bounds(source: PlannedSource) -> tuple[int, int]:
+    low, high = (int(Fraction(bound) * 2**53) for bound in source.source.sample)
+    return low, high
+
+
+def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.ndarray:
+    """bool[n]: the documents that `sample` keeps: u(file's relative name, position) in [low, high), whatever the seed and
+    the source's name. file: of the plan; positions: int64[n]."""
+    low, high = _sample_bounds(source)
+    name = source.files[file - source.first_file].name
+    u = (bits64(segment_key(text_key("sample", name), positions, 0, 0), SAMPLE) >> np.uint64(11)).astype(np.int64)
+    return (u >= low) & (u < high)
+
+
 def keeper(source: PlannedSource, use: int) -> Callable[[int, np.ndarray], np.ndarray] | None:
     """(file, positions int64[n]) → bool[n]: the documents that `sample` and a fractional `repeat` keep; None: all.
 
-    sample: u(file's relative name, position) in [low, high), whatever the seed and the source's name.
     repeat: u(key of the document in its last use) < fraction.
     """
-    low, high = (int(Fraction(bound) * 2**53) for bound in source.source.sample)
     part = int(source.kept_of_use(use) * 2**53)
-    if low == 0 and high == 2**53 and part == 2**53:
+    if _sample_bounds(source) == (0, 2**53) and part == 2**53:
         return None
 
     def keep(file: int, positions: np.ndarray) -> np.ndarray:
-        name = source.files[file - source.first_file].name
-        u = (bits64(segment_key(text_key("sample", name), positions, 0, 0), SAMPLE) >> np.uint64(11)).astype(np.int64)
-        kept = (u >= low) & (u < high)
+        kept = in_sample(source, file, positions)
         if part < 2**53:
+            name = source.files[file - source.first_file].name
             key = segment_key(text_key(source.seed, source.name, name), positions, use, 0)
             kept &= (bits64(key, REPEAT) >> np.uint64(11)).astype(np.int64) < part
         return kept

@@ -1,9 +1,13 @@
 """What a dataset looks like, for the people who train on it.
 
 ```
-manifest ─► summary      totals, utilisation, mixes, lengths
-shard ─► row ─► lines    one row: its segments as text, the loss marked under each token
-         ▲
-         decoding        token ids → pieces of text
+manifest ─► summary       totals, utilisation, mixes, lengths
+shard ─┬─► row            one row: its segments as text, the loss marked under each token
+       ├─► segment        one of them whole, and the document's tokens that it was made of
+       ├─► document       where a document went, or why it did not
+       ├─► search         which rows hold a text
+       └─► difference     what two datasets do not have alike
 ```
+Each describes, in plain values; its printed_ file puts that on a page, in a terminal or off it. `originals` inverts
+segments; `decoding` makes text of token ids, `lines` lines of text with their marks.
 """

@@ -1,7 +1,8 @@
 """A dataset as inspection reads it: its rows, the texts of its tokens, the names of its files, its segments built again."""
 
+import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,14 +16,17 @@ from packprep.building.replay import replay_segments
 from packprep.building.run import open_job, read_plan
 from packprep.corpus.finding import absolute_prefix
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
+from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
 from packprep.dataset.opening import read_file
+from packprep.dataset.shard import Shard
 from packprep.digests import digest_of
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
-from packprep.inspection.columns import shard_of
+from packprep.inspection.columns import segments_of, shard_of
 from packprep.inspection.decoding import TokenTexts
 
 IDENTICAL = "identical"
+NEAREST = 8  # names in a message
+MOST_COMPARED = 10_000  # names to find them among
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,32 @@ class Opened:
         """(shard number, row in the shard) of a row."""
         shard = int(np.searchsorted(self.first_rows, row, side="right")) - 1
         return shard, row - int(self.first_rows[shard])
+
+    def file_name(self, file: int) -> str:
+        """The name of a file of the plan, by segment_file."""
+        return self.files[file] if file < len(self.files) else f"file {file}"
+
+    def source_name(self, source: int) -> str:
+        """The name of a source, by segment_source; DatasetError for one that there is not."""
+        sources = self.dataset.manifest["sources"]
+        if source >= len(sources):
+            raise DatasetError(f"{self.near.out}: segment_source {source} is beyond the manifest's {len(sources)}")
+        return sources[source]["name"]
+
+    @contextmanager
+    def shard(self, number: int) -> Iterator[Shard]:
+        """A shard, near and with sound boundaries, while this lasts."""
+        with self.near.brought(shard_name(number)):
+            shard = shard_of(self.near.folder, self.dataset.manifest, number)
+            segments_of(shard, self.dataset.manifest)
+            yield shard
+
+    @property
+    def usable_job(self) -> Job:
+        """The job; raises what says why there is none."""
+        if isinstance(self.job, PackprepError):
+            raise self.job
+        return self.job
 
     @cached_property
     def job(self) -> Job | PackprepError:
@@ -95,13 +125,25 @@ def opened(directory: str | os.PathLike | Output, moved: Mapping[str, str]) -> I
         dataset = open_dataset(near.folder)
         names = [source["name"] for source in dataset.manifest["sources"]]
         for name in moved:
-            if name not in names:
-                raise RecipeError(
-                    f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}"
-                )
+            check_source(name, names)
         plan = read_plan(near.folder)
         files = [file["name"] for file in plan["files"]] if plan else []
         yield Opened(near, dataset, _token_texts(near.folder, dataset), files, moved)
+
+
+def check_source(name: str, names: Sequence[str]) -> None:
+    """RecipeError for a source that the dataset does not have, with the nearest of those that it has."""
+    if name not in names:
+        raise RecipeError(f"--source {name}: the dataset has no source of that name; it has {nearest(name, names)}")
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Names that there are, for a message: all of a few, else the nearest to one that there is not, and how many more."""
+    if len(names) <= NEAREST:
+        return ", ".join(names)
+    near = difflib.get_close_matches(name, names[:MOST_COMPARED], NEAREST, 0)
+    more = len(names) - len(near)
+    return ", ".join(near) + (f" and {more:,} more" if more else "")
 
 
 def _token_texts(directory: Path, dataset: Dataset) -> TokenTexts:

@@ -1,12 +1,9 @@
 """One row as text for a terminal: its segments with a mark under every token."""
 
-import shutil
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from packprep.inspection.decoding import BYTES, SPECIAL
@@ -22,59 +19,64 @@ from packprep.inspection.lines import (
     visible,
     wrapped,
 )
+from packprep.inspection.page import DIM, HEAD, Page, page
 
 MOST_SEGMENTS = 24  # of a row that are printed, beside the first of each task
-WIDTH = 100
 STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}
 
 
 def print_row(row: Mapping[str, Any]) -> None:
     """The row as text: in a terminal as wide as that and with colour, else plain, 100 columns wide."""
-    console = Console(highlight=False)
-    width = min(max(shutil.get_terminal_size((WIDTH, 24)).columns, 40), 160) if console.is_terminal else WIDTH
-    with console.capture() as drawn:  # written at once, so that a reader that has gone is met where any other would be
-        _draw(console, row, width)
-    sys.stdout.write(drawn.get())
+    with page() as drawn:
+        _draw(drawn, row)
 
 
-def _draw(console: Console, row: Mapping[str, Any], width: int) -> None:
-    def put(line: Text | str, style: str = "") -> None:
-        console.print(line if isinstance(line, Text) else Text(line, style), soft_wrap=True)
-
-    put(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}", "bold")
-    put(
+def _draw(page: Page, row: Mapping[str, Any]) -> None:
+    page.wrap(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}", HEAD)
+    page.wrap(
         f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
         f"{row['padding']:,} padding · {row['trained']:,} trained"
     )
     if row["lacks"]:
-        put(f"no row with a segment of every task was found; this one lacks {', '.join(row['lacks'])}")
+        page.put(f"no row with a segment of every task was found; this one lacks {', '.join(row['lacks'])}")
     printed = _printed(row["segments"])
-    names = [len(part["name"]) for segment in printed for part in segment["parts"]]
-    gutter = max(names, default=0) + 4
+    gutter = gutter_of([part["name"] for segment in printed for part in segment["parts"]])
     marks: set[str] = set()
     for segment in printed:
-        put("")
-        _put_header(put, segment)
+        page.put()
+        put_header(page, segment)
         for part in segment["parts"]:
-            name = part["name"]
-            for line in shortened(list(wrapped(units_of(part["pieces"]), width - gutter))):
-                text = Text().append(f"  {name:<{gutter - 2}}", "dim")
-                for style, units in groupby(line, _style):
-                    text.append("".join(unit.shown for unit in units), style)
-                put(text)
-                if marked := "".join(unit.marks for unit in line).rstrip():
-                    put(" " * gutter + marked, "dim")
-                    marks.update(marked)
-                name = ""
+            lines = shortened(list(wrapped(units_of(part["pieces"]), page.width - gutter)))
+            marks |= put_lines(page, part["name"], lines, gutter)
         if segment["padding"]:
-            put(f"  then {counted(segment['padding'], 'slot')} of padding")
-    put("")
+            page.put(f"  then {counted(segment['padding'], 'slot')} of padding")
+    page.put()
     left_out = len(row["segments"]) - len(printed)
     if left_out:
-        put(f"… and {counted(left_out, 'more segment')}; --json gives all")
+        page.put(f"… and {counted(left_out, 'more segment')}; --json gives all")
     if row["padding"]:
-        put(f"padding: {counted(row['padding'], 'slot')}")
-    put(_legend(marks, {segment["predicts"] for segment in printed}), "dim")
+        page.put(f"padding: {counted(row['padding'], 'slot')}")
+    page.put(legend(marks, {segment["predicts"] for segment in printed}), DIM)
+
+
+def gutter_of(names: Sequence[str]) -> int:
+    """The cells left of parts' texts, in which their names stand."""
+    return max(map(len, names), default=0) + 4
+
+
+def put_lines(page: Page, name: str, lines: Sequence[Sequence[Unit]], gutter: int) -> set[str]:
+    """A part: its lines with the marks under each; gives the marks that were printed."""
+    marks: set[str] = set()
+    for line in lines:
+        text = Text().append(f"  {name:<{gutter - 2}}", DIM)
+        for style, units in groupby(line, _style):
+            text.append("".join(unit.shown for unit in units), style)
+        page.put(text)
+        if marked := "".join(unit.marks for unit in line).rstrip():
+            page.put(" " * gutter + marked, DIM)
+            marks.update(marked)
+        name = ""
+    return marks
 
 
 def _style(unit: Unit) -> str:
@@ -91,10 +93,11 @@ def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return printed
 
 
-def _put_header(put, segment: Mapping[str, Any]) -> None:
+def put_header(page: Page, segment: Mapping[str, Any]) -> None:
+    """What a segment is and where it comes from, in three lines or as many as they need."""
     objective = f" ({segment['objective']})" if segment["objective"] != segment["task"] else ""
     origin = f"{segment['source']} {visible(segment['file'])} at {segment['document']:,}"
-    put(f"{segment['number']}  {segment['task']}{objective} · {origin}", "bold")
+    page.wrap(f"{segment['number']}  {segment['task']}{objective} · {origin}", HEAD)
     facts = [
         f"tokens {segment['start']:,} … {segment['start'] + segment['tokens'] - 1:,} of the document",
         f"{segment['slots']:,} slots from {segment['begin']:,}",
@@ -103,14 +106,15 @@ def _put_header(put, segment: Mapping[str, Any]) -> None:
     ]
     if segment["noise"]:
         facts.append(f"noise {segment['noise']:.3g}, loss weight {segment['loss_weight']:.3g}")
-    put(f"  {' · '.join(facts)}")
+    page.wrap(f"  {' · '.join(facts)}", indent=2)
     use = f" · use {segment['repeat']}" if segment["repeat"] else ""
     rebuilt = segment["rebuilt"]
     words = rebuilt if rebuilt.startswith("not rebuilt") else f"rebuilt from source: {rebuilt}"
-    put(f"  key {segment['key']}{use} · {words}")
+    page.wrap(f"  key {segment['key']}{use} · {words}", indent=2)
 
 
-def _legend(marks: set[str], predicts: set[str]) -> str:
+def legend(marks: set[str], predicts: set[str]) -> str:
+    """What the marks that were printed mean."""
     what = " or ".join({"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts))
     words = {
         TRAINED: f"{TRAINED} trained: the prediction of {what} made here is in the loss",

@@ -26,40 +26,53 @@ def describe_row(directory: str | os.PathLike | Output, row: int, moved: Mapping
     unknown source.
     """
     with opened(directory, moved) as data:
-        rows = len(data.dataset)
-        if not rows:
-            raise ArgumentError(f"{data.near.out} has no rows: none of its documents was used")
-        if not -1 <= row < rows:
-            raise ArgumentError(
-                f"row {row}: {data.near.out} has {rows} rows; give 0 … {rows - 1}, or −1 for one that shows its tasks"
-            )
-        described = row_of(data, row if row >= 0 else _row_of_most_tasks(data.near, data.dataset))
+        described = row_of(data, row_number(data, row))
         shown = {segment["task"] for segment in described["segments"]}
         tasks = data.dataset.tasks if row < 0 else []
         return {**described, "lacks": [t["name"] for t in tasks if t["weight"] and t["name"] not in shown]}
 
 
+def row_number(data: Opened, row: int) -> int:
+    """The row that is asked for: itself, or for −1 the first that shows the most tasks. ArgumentError if there is none."""
+    rows = len(data.dataset)
+    if not rows:
+        raise ArgumentError(f"{data.near.out} has no rows: none of its documents was used")
+    if not -1 <= row < rows:
+        raise ArgumentError(
+            f"row {row}: {data.near.out} has {rows} rows; give 0 … {rows - 1}, or −1 for one that shows its tasks"
+        )
+    return row if row >= 0 else _row_of_most_tasks(data.near, data.dataset)
+
+
 def row_of(data: Opened, number: int) -> dict[str, Any]:
     """Row `number`, which there is, of an open dataset, as plain values."""
-    dataset, manifest = data.dataset, data.dataset.manifest
+    dataset = data.dataset
     shard, in_shard = data.place(number)
     data.near.bring(shard_name(shard))
     view = dataset.row(number)
-    stored = shard_of(data.near.folder, manifest, shard)
+    stored = shard_of(data.near.folder, dataset.manifest, shard)
     rebuilt = data.rebuilt(shard, np.arange(*stored.segment_range(in_shard)))
-    segments = [_describe_segment(data, view, i, rebuilt[i]) for i in range(view.n_segments)]
+    segments = [segment_of(data, view, i, rebuilt[i]) for i in range(view.n_segments)]
     slots = sum(segment["slots"] for segment in segments)
     return {
-        "directory": str(data.near.out),
-        "row": number,
-        "rows": len(dataset),
-        "shard": manifest["shards"][shard]["file"],
-        "row_in_shard": in_shard,
+        **place_of(data, number),
         "seq_length": dataset.seq_length,
         "slots": slots,
         "padding": dataset.seq_length - slots,
         "trained": int(view.loss_mask.sum()),
         "segments": segments,
+    }
+
+
+def place_of(data: Opened, number: int) -> dict[str, Any]:
+    """Where row `number` is."""
+    shard, in_shard = data.place(number)
+    return {
+        "directory": str(data.near.out),
+        "row": number,
+        "rows": len(data.dataset),
+        "shard": data.dataset.manifest["shards"][shard]["file"],
+        "row_in_shard": in_shard,
     }
 
 
@@ -83,8 +96,9 @@ def _row_of_most_tasks(near: Nearby, dataset: Dataset) -> int:
     return best
 
 
-def _describe_segment(data: Opened, row: Row, i: int, rebuilt: str) -> dict[str, Any]:
-    dataset, texts, files = data.dataset, data.texts, data.files
+def segment_of(data: Opened, row: Row, i: int, rebuilt: str) -> dict[str, Any]:
+    """Segment i of a row as plain values: its header, and its parts as pieces {text, ids, loss, kind}."""
+    dataset, texts = data.dataset, data.texts
     columns = {name: values[i].item() for name, values in row.segments.items()}
     for name, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
         if columns[name] >= len(entries):
@@ -98,7 +112,7 @@ def _describe_segment(data: Opened, row: Row, i: int, rebuilt: str) -> dict[str,
         "task": task["name"],
         "objective": task["objective"],
         "source": dataset.manifest["sources"][columns["source"]]["name"],
-        "file": files[columns["file"]] if columns["file"] < len(files) else f"file {columns['file']}",
+        "file": data.file_name(columns["file"]),
         "document": columns["doc"],
         "start": columns["start"],
         "tokens": columns["tokens"],

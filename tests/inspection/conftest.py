@@ -7,6 +7,7 @@ import pytest
 
 from packprep.building.run import Outcome, build
 from packprep.recipe import read_recipe
+from tests.inspection import datasets_made
 
 DOCUMENTS = [
     "The cat sat on the mat, and the dog did not mind. " * 4,
@@ -71,3 +72,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session", params=["ul2r", "causal"])
 def dataset(request, folder):
     return folder / request.param
+
+
+@pytest.fixture(scope="session", params=datasets_made.CONFIGURATIONS)
+def known(request, tmp_path_factory):
+    """A dataset of which every document is known, in each of its configurations."""
+    return datasets_made.known(tmp_path_factory.mktemp(request.param), request.param)

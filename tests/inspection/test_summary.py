@@ -3,11 +3,12 @@ import json
 import numpy as np
 import pytest
 
-from packprep.building.run import build, open_job
+from packprep.building.run import build
 from packprep.dataset.loader import open_dataset
 from packprep.errors import DatasetError
 from packprep.inspection import summary
-from packprep.inspection.summary import describe_build, describe_dataset, first_document, print_summary
+from packprep.inspection.printed_summary import print_summary
+from packprep.inspection.summary import describe_build, describe_dataset
 from packprep.recipe import read_recipe
 from tests.dataset.synthetic import make_dataset
 from tests.inspection.conftest import Silent, built, write_corpus
@@ -194,55 +195,3 @@ def test_a_finished_build_reads_no_shard(folder, monkeypatch, capsys):
     assert s == {**{key: whole[key] for key in s if key != "made"}, "made": 0}
     print_summary(s)
     assert "utilisation" in capsys.readouterr().out
-
-
-def lines_of(folder, **table):
-    built(folder, "out", tasks=[{"preset": "causal"}], **table)
-    return first_document(open_job(folder / "out"))
-
-
-@pytest.fixture
-def one(tmp_path):
-    """A folder to which documents are written by calling the value."""
-    (tmp_path / "corpus").mkdir()
-
-    def write(*documents):
-        text = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents)
-        (tmp_path / "corpus" / "abc.jsonl").write_text(text, encoding="utf-8")
-        return tmp_path
-
-    return write
-
-
-def test_document_1_is_shown_by_its_first_and_last_tokens(one):
-    assert lines_of(one({"text": "abcdefghijklmnopqrstuvwxyz"})) == (
-        "document 1: source0 abc.jsonl at 0: 26 tokens: a│b│c│d│e│f│g│h … t│u│v│w│x│y│z│‹eos›"
-    )
-
-
-def test_a_short_document_1_is_shown_whole_token_by_token(one):
-    folder = one({"text": "é\n日"})
-    assert lines_of(folder, documents={"prepend_bos": True}) == (
-        "document 1: source0 abc.jsonl at 0: 6 tokens: ‹bos›│\\xc3│\\xa9│␊│\\xe6│\\x97│\\xa5│‹eos›"
-    )
-
-
-def test_a_doubled_bos_shows(one):
-    folder = one({"text": "<bos>one"})
-    line = lines_of(folder, documents={"prepend_bos": True, "special_text": "special"})
-    assert line.endswith("4 tokens: ‹bos›│‹bos›│o│n│e│‹eos›")
-
-
-def test_document_1_is_the_first_with_tokens(one):
-    folder = one({"words": "no"}, {"text": ""}, {"text": "yes"})
-    assert lines_of(folder).startswith("document 1: source0 abc.jsonl at 29: 3 tokens: y│e│s")
-
-
-def test_a_wrong_text_key_shows(one):
-    folder = one({"words": "no text"}, {"words": "here"})
-    line = lines_of(folder)
-    assert "shard 0 has no document that can be used; the first is source0 abc.jsonl at 0: missing_text: " in line
-
-
-def test_no_document_at_all_is_said(one):
-    assert lines_of(one({"text": ""})) == "document 1: shard 0 has no document with tokens"

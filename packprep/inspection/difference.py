@@ -1,0 +1,260 @@
+"""What differs between two datasets: what was asked for, what it came to, and the first slot that is not the same."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from packprep.building.output import Output, output_of
+from packprep.building.run import read_plan
+from packprep.dataset.manifest import Manifest
+from packprep.dataset.shard import Shard
+from packprep.errors import ArgumentError
+from packprep.inspection.opened import Opened, opened
+
+MOST_FILES = 5  # that are named of each source
+MOST_SHARDS = 3  # that differ and are looked into
+AROUND = 8  # tokens that are shown on either side of a slot
+_ROWS_AT_ONCE = 256
+MADE_BY = ("plan", "engine", "made_with")  # keys of the manifest that say how a dataset was made
+_ELSEWHERE = ("shards", "ledger", "recipe", "digest")  # keys of the manifest that are compared apart, or follow
+
+
+def describe_difference(directory: str | os.PathLike | Output, other: str | os.PathLike | Output) -> dict[str, Any]:
+    """What differs between two datasets, `here` and `there`, as plain values.
+
+    Gives {directory, other, equal, recipe, manifest, plan: [{key, here, there}], files, totals, tasks, sources, shards,
+    rows, rows_not_compared}. manifest and plan are without what the recipe says already; a key that one has not is null
+    there. equal: whether a trainer reads the same: every shard, and every key of the manifest but those that say how it was
+    made (plan, engine, made_with) and the digests of receipts.
+    Raises ArgumentError where both are one dataset, DatasetError where one cannot be read.
+    """
+    if _location(directory) == _location(other):
+        raise ArgumentError(f"--diff {other}: that is the dataset itself; name another one")
+    with opened(directory, {}) as here, opened(other, {}) as there:
+        one, two = here.dataset.manifest, there.dataset.manifest
+        shards, differing = _shards(one["shards"], two["shards"])
+        recipe = list(_differences(one["recipe"], two["recipe"]))
+        asked = {difference["key"] for difference in recipe}
+
+        def beside_recipe(here: Any, there: Any) -> list[dict[str, Any]]:
+            return [found for found in _differences(here, there) if found["key"] not in asked]
+
+        manifest = beside_recipe(_without(one, _ELSEWHERE), _without(two, _ELSEWHERE))
+        plans = read_plan(here.near.folder) or {}, read_plan(there.near.folder) or {}
+        same = all(difference["key"].split(".")[0] in MADE_BY for difference in manifest)
+        why_not = None
+        if one["seq_length"] != two["seq_length"]:
+            why_not = (
+                f"rows of {one['seq_length']} and of {two['seq_length']} slots have nothing to compare slot by slot"
+            )
+            differing = []
+        return {
+            "directory": str(here.near.out),
+            "other": str(there.near.out),
+            "equal": same and not recipe and shards["equal"] == len(one["shards"]) == len(two["shards"]),
+            "manifest": manifest,
+            "recipe": recipe,
+            "plan": beside_recipe(*map(_own_of_plan, plans)),
+            "files": _files(*plans),
+            **_totals(one["ledger"], two["ledger"]),
+            "shards": shards,
+            "rows": [_first_difference(here, there, number) for number in differing[:MOST_SHARDS]],
+            "rows_not_compared": why_not,
+        }
+
+
+def _location(place: str | os.PathLike | Output) -> str:
+    location = output_of(place).location
+    return location.rstrip("/") if isinstance(location, str) else os.path.realpath(location)
+
+
+def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
+
+
+def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan has that its manifest does not repeat, but for the files; `sources` is what it resolved of each."""
+    return {**_without(plan, (*Manifest.__annotations__, "files")), "sources": plan.get("sources", [])}
+
+
+def _differences(here: Any, there: Any, place: str = "") -> Iterator[dict[str, Any]]:
+    """The values that differ of two JSON values, each with its place, as in sources[web].repeat; None where one has none.
+
+    Lists of named objects are compared name by name; one that only one of them has is one difference.
+    """
+    if isinstance(here, Mapping) and isinstance(there, Mapping):
+        for key in dict.fromkeys([*here, *there]):
+            yield from _differences(here.get(key), there.get(key), f"{place}.{key}" if place else str(key))
+    elif _are_named(here) and _are_named(there):
+        one, two = ({part["name"]: part for part in parts} for parts in (here, there))
+        for name in dict.fromkeys([*one, *two]):
+            yield from _differences(one.get(name), two.get(name), f"{place}[{name}]")
+        if [*one] != [*two] and {*one} == {*two}:
+            yield {"key": f"{place}: order", "here": [*one], "there": [*two]}
+    elif here != there or type(here) is not type(there):
+        yield {"key": place, "here": here, "there": there}
+
+
+def _are_named(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, Mapping) and "name" in part for part in value)
+
+
+def _files(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of each source: how many files are the same, differ in size, or are in one plan alone, and some names."""
+    both = [_files_by_source(plan) for plan in (here, there)]
+    found = []
+    for name in dict.fromkeys([*both[0], *both[1]]):
+        one, two = (files.get(name, {}) for files in both)
+        changed = [file for file, size in one.items() if two.get(file, size) != size]
+        only_here, only_there = [f for f in one if f not in two], [f for f in two if f not in one]
+        found.append(
+            {
+                "source": name,
+                "same": len(one) - len(changed) - len(only_here),
+                **{
+                    key: {"count": len(files), "names": files[:MOST_FILES]}
+                    for key, files in (("changed", changed), ("only_here", only_here), ("only_there", only_there))
+                },
+            }
+        )
+    return found
+
+
+def _files_by_source(plan: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    names = [source["name"] for source in plan.get("sources", ())]
+    found: dict[str, dict[str, int]] = {name: {} for name in names}
+    for file in plan.get("files", ()):
+        found[names[file["source"]]][file["name"]] = file["size"]
+    return found
+
+
+def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Rows, segments, tokens and the like of both, and segments and tokens by task and by source."""
+    both = here, there
+
+    def summed(ledger: Mapping[str, Any], *keys: str) -> int:
+        total = 0
+        for source in ledger["sources"].values():
+            for key in keys:
+                source = source[key]
+            total += source
+        return total
+
+    totals = {
+        "rows": [ledger["rows"] for ledger in both],
+        "segments": [summed(ledger, "segments") for ledger in both],
+        "documents": [summed(ledger, "documents", "used") for ledger in both],
+        "tokens": [summed(ledger, "tokens", "used") for ledger in both],
+        "row_padding": [ledger["row_padding"] for ledger in both],
+    }
+
+    def by_name(of: Sequence[Mapping[str, tuple[int, int]]]) -> list[dict[str, Any]]:
+        names = dict.fromkeys([*of[0], *of[1]])
+        return [{"name": name, "here": _counts(of[0].get(name)), "there": _counts(of[1].get(name))} for name in names]
+
+    tasks = [{name: (t["segments"], t["tokens"]) for name, t in ledger["tasks"].items()} for ledger in both]
+    sources = [{name: (s["segments"], s["tokens"]["used"]) for name, s in ledger["sources"].items()} for ledger in both]
+    return {
+        "totals": [{"name": name, "here": one, "there": two} for name, (one, two) in totals.items()],
+        "tasks": by_name(tasks),
+        "sources": by_name(sources),
+    }
+
+
+def _counts(counts: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if counts is None else {"segments": counts[0], "tokens": counts[1]}
+
+
+def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], list[int]]:
+    """(how many shards are equal by digest, differ, or are in one alone, the numbers of those that differ)."""
+    both = min(len(here), len(there))
+    differing = [i for i in range(both) if here[i]["digest"] != there[i]["digest"]]
+    return {
+        "equal": both - len(differing),
+        "differing": len(differing),
+        "only_here": len(here) - both,
+        "only_there": len(there) - both,
+    }, differing
+
+
+def _first_difference(here: Opened, there: Opened, number: int) -> dict[str, Any]:
+    """The first row, and the first array in it, that two shards of one number do not have alike.
+
+    {shard, array, row: of the shard, slot or segment, here, there: the values, here_text, there_text: the tokens around}.
+    array: null where all arrays that both have are alike as far as both go; then rows tells whether one has more.
+    """
+    with here.shard(number) as one, there.shard(number) as two:
+        best: tuple[int, int, str, int, int] | None = None
+        for order, name in enumerate(one.arrays):
+            found = _difference_of(one, two, name) if name in two.arrays else None
+            if found and (best is None or (found[0], order) < best[:2]):
+                best = found[0], order, name, found[1], found[2]
+        described = {
+            "shard": here.dataset.manifest["shards"][number]["file"],
+            "rows": [one.rows, two.rows],
+            "arrays_of_one": sorted(one.arrays.keys() ^ two.arrays.keys()),
+            "array": None, "row": None, "slot": None, "segment": None, "here": None, "there": None,
+            "here_text": None, "there_text": None,
+        }  # fmt: skip
+        if best is None:
+            return described
+        row, _, name, in_row, at = best
+        in_slots = one.arrays[name].ndim == 2 and name != "trained_ranges"
+        values = [shard.arrays[name][row, in_row] if in_slots else shard.arrays[name][at] for shard in (one, two)]
+        begin = in_row if in_slots else _begin_of(one, row, in_row)
+        for key, data, shard, value in zip(("here", "there"), (here, there), (one, two), values, strict=True):
+            described[key] = json.loads(json.dumps(value.tolist()))
+            described[f"{key}_text"] = _around(data, shard, row, begin)
+        return {**described, "array": name, "row": row, "slot" if in_slots else "segment": in_row + (not in_slots)}
+
+
+def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | None:
+    """(row, slot or segment in it, index) of the first value that an array of two shards does not have alike."""
+    a, b = one.arrays[name], two.arrays[name]
+    both = min(len(a), len(b))
+    for begin in range(0, both, _ROWS_AT_ONCE if a.ndim == 2 else max(both, 1)):
+        end = min(begin + (_ROWS_AT_ONCE if a.ndim == 2 else both), both)
+        differs = a[begin:end] != b[begin:end]
+        if a.dtype.kind == "f":
+            differs &= ~(np.isnan(a[begin:end]) & np.isnan(b[begin:end]))
+        if differs.any():
+            place = np.unravel_index(int(np.argmax(differs)), differs.shape)
+            return _row_of(one, name, begin + int(place[0]), int(place[-1]))
+    return None
+
+
+def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]:
+    """(row, slot or segment in it, index) of the value at an index of an array's first axis."""
+    offsets = shard.arrays["row_offsets"]
+    if shard.arrays[name].shape == (shard.rows, shard.seq_length):
+        return at, slot, at
+    if name == "row_offsets":
+        return max(at - 1, 0), 0, at
+    if name.startswith("cu_seqlens"):
+        row = int(np.searchsorted(offsets + np.arange(len(offsets)), at, "right")) - 1
+        return row, max(at - int(offsets[row]) - row - 1, 0), at
+    segment = at
+    if name.startswith(("block_", "trained_")):
+        own = shard.arrays["block_offsets" if name.startswith("block_") else "trained_offsets"]
+        segment = max(at - 1, 0) if name.endswith("_offsets") else int(np.searchsorted(own, at, "right")) - 1
+    row = int(np.searchsorted(offsets, segment, "right")) - 1
+    return row, segment - int(offsets[row]), at
+
+
+def _begin_of(shard: Shard, row: int, segment: int) -> int:
+    """The first slot of a segment of a row; the row's last slot where there is no such segment."""
+    first = int(shard.arrays["row_offsets"][row]) + row
+    physical = shard.arrays.get("cu_seqlens_padded", shard.arrays["cu_seqlens"])
+    return min(int(physical[min(first + segment, len(physical) - 1)]), shard.seq_length - 1)
+
+
+def _around(data: Opened, shard: Shard, row: int, slot: int) -> str | None:
+    """The tokens around a slot, as text; those before it, a bar, and the others. None for a row that there is not."""
+    if row >= shard.rows:
+        return None
+    ids = shard.arrays["tokens"][row].tolist()
+    before, after = ids[max(slot - AROUND, 0) : slot], ids[slot : slot + AROUND]
+    return "│".join("".join(piece.text for piece in data.texts.pieces(part)) for part in (before, after))

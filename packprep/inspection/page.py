@@ -1,0 +1,132 @@
+"""What inspection prints on: a terminal in colour and as wide as it is, or plain lines of 100 columns.
+
+```
+page.facts([("rows", "12 of 2,048 slots")])      rows  12 of 2,048 slots
+page.table(head, lines, text_columns=1)          columns two spaces apart, text to the left and numbers to the right
+page.bars(histogram)                             1 … 3  12  ████████
+```
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 100
+NARROWEST, WIDEST = 40, 160
+BAR = 40
+LEAST_TEXT = 16  # cells to which a column of text is folded at most
+HEAD, NAME, DIM, BAR_STYLE = "bold", "bold cyan", "dim", "cyan"
+
+
+class Page:
+    """Where lines, tables and histograms are drawn. width: cells of a line. in_colour: whether a terminal is drawn on."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self.in_colour = console.is_terminal
+        columns = shutil.get_terminal_size((WIDTH, 24)).columns
+        self.width = min(max(columns, NARROWEST), WIDEST) if self.in_colour else WIDTH
+
+    def put(self, line: Text | str = "", style: str = "") -> None:
+        """One line as it is, however long."""
+        self._console.print(line if isinstance(line, Text) else Text(line, style), soft_wrap=True)
+
+    def wrap(self, text: Text | str, style: str = "", indent: int = 0) -> None:
+        """A text in as many lines as a terminal needs, broken at spaces, those after the first `indent` cells further in.
+
+        Off a terminal it stays a line, for grep and the like.
+        """
+        text = text if isinstance(text, Text) else Text(text, style)
+        if not self.in_colour or text.cell_len <= self.width:
+            self.put(text)
+            return
+        first, *others = text.wrap(self._console, self.width)
+        self.put(_without_end(first))
+        rest = Text(" ").join(map(_without_end, others))
+        for line in rest.wrap(self._console, max(self.width - indent, 20)):
+            self.put(Text(" " * indent) + _without_end(line))
+
+    def facts(self, facts: Sequence[tuple[str, str]], style: str = "") -> None:
+        """A name and what is said of it in each line, aligned."""
+        gutter = max((cell_len(name) for name, _ in facts), default=0) + 2
+        for name, text in facts:
+            self.wrap(Text().append(f"{name:<{gutter}}", NAME).append(text, style), indent=gutter)
+
+    def table(self, head: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int) -> None:
+        """The lines under their head; the first `text_columns` to the left, numbers to the right.
+
+        In a terminal that is too narrow for its columns each line becomes a paragraph.
+        """
+        widths = [max(cell_len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+        if not self.in_colour:
+            self._plain_table(head, lines, text_columns, widths)
+            return
+        least = [min(width, LEAST_TEXT) if i < text_columns else width for i, width in enumerate(widths)]
+        if sum(least) + 2 * (len(head) - 1) > self.width:
+            self._paragraphs(head, lines)
+            return
+        # A space on the right and one of the box between columns: two, as off a terminal.
+        table = Table(box=box.SIMPLE_HEAD, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        for i, (name, width) in enumerate(zip(head, least, strict=True)):
+            is_text = i < text_columns
+            table.add_column(
+                name,
+                justify="left" if is_text else "right",
+                no_wrap=not is_text,
+                overflow="fold",
+                min_width=width,
+                style="" if i else NAME,
+            )
+        for line in lines:
+            table.add_row(*(Text(cell) for cell in line))
+        self._console.print(table, width=self.width)
+
+    def _plain_table(
+        self, head: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int, widths: Sequence[int]
+    ) -> None:
+        for line in [head, *lines]:
+            cells = []
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True)):
+                room = " " * (width - cell_len(cell))
+                cells.append(cell + room if i < text_columns else room + cell)
+            self.put("  ".join(cells).rstrip())
+
+    def _paragraphs(self, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+        for line in lines:
+            others = " · ".join(f"{name.strip()} {cell}" for name, cell in zip(head[1:], line[1:], strict=True) if cell)
+            self.wrap(Text().append(line[0], NAME).append(f"  {others}"), indent=4)
+
+    def bars(self, histogram: Sequence[Mapping[str, int]]) -> None:
+        """A histogram [{from, to, count}]: a line for each range, with its count and a bar."""
+        names = [f"{h['from']:,}" if h["from"] == h["to"] else f"{h['from']:,} … {h['to']:,}" for h in histogram]
+        counts = [f"{h['count']:,}" for h in histogram]
+        most = max((h["count"] for h in histogram), default=1)
+        name_width, count_width = max(map(len, names), default=0), max(map(len, counts), default=0)
+        room = self.width - name_width - count_width - 6 if self.in_colour else BAR
+        for name, count, h in zip(names, counts, histogram, strict=True):
+            bar = "█" * -(-h["count"] * max(room, 8) // max(most, 1))
+            line = Text(f"  {name:>{name_width}}  {count:>{count_width}}  ").append(bar, BAR_STYLE)
+            line.rstrip()
+            self.put(line)
+
+
+def _without_end(line: Text) -> Text:
+    line.rstrip()
+    return line
+
+
+@contextmanager
+def page() -> Iterator[Page]:
+    """A page that is written to stdout at its end, at once: so a reader that has gone is met where any other would be."""
+    console = Console(highlight=False)
+    drawn = Page(console)
+    with console.capture() as captured:
+        yield drawn
+    sys.stdout.write(captured.get())

@@ -1,0 +1,172 @@
+"""Which rows hold a text: the documents' tokens of every segment, decoded, whatever an objective made of them.
+
+```
+shard ─► tokens of the documents ─► bytes (a table id → bytes) ─► finds ─► segment, tokens, slots, a snippet
+         the objectives' inverses    some million tokens at once
+```
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.building.output import Output
+from packprep.building.replay import Stored
+from packprep.errors import ArgumentError, DatasetError
+from packprep.inspection.decoding import TokenTexts
+from packprep.inspection.opened import Opened, opened
+from packprep.inspection.originals import originals, ranges_of, slots_of_tokens, stored_of
+
+TOKENS_AT_ONCE = 1 << 19
+SNIPPET = 48  # characters on either side of a match
+_CHARACTER_BYTES = 4
+
+
+class _Find(NamedTuple):
+    """One place: segment of the shard, tokens [begin, end) of the segment, and the text around it."""
+
+    segment: int
+    begin: int
+    end: int
+    before: str
+    after: str
+    ids: np.ndarray  # the segment's original tokens
+
+
+class ByteTable:
+    """Token ids → bytes, a whole vocabulary at once: a special token is its own text."""
+
+    def __init__(self, texts: TokenTexts, vocab_size: int):
+        means = [texts.meaning(id) for id in range(vocab_size)]
+        data = [mean.encode() if isinstance(mean, str) else mean for mean in means]
+        self.size = vocab_size
+        self._sizes = np.array([len(one) for one in data], np.int32)
+        self._begins = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._sizes)[:-1]))
+        self._bytes = np.frombuffer(b"".join(data), np.uint8)
+
+    def decode(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(bytes uint8[n] of ids one after the other, where each begins and the last ends int64[len(ids) + 1])."""
+        sizes = self._sizes[ids]
+        offsets = np.zeros(len(ids) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        at = np.repeat(self._begins[ids] - offsets[:-1], sizes)
+        at += np.arange(len(at))
+        return self._bytes[at], offsets
+
+
+def describe_matches(directory: str | os.PathLike | Output, text: str, limit: int) -> dict[str, Any]:
+    """The rows that hold a text, as plain values; the first `limit` matches.
+
+    The text is looked for as it is, in the text of each segment's own tokens: one that two segments share is not found.
+    Gives {directory, text, shards, segments, tokens: what was searched, found: all matches, matching_segments,
+    matching_rows, matches: [{row, segment, shard, task, source, file, document, repeat, tokens: [begin, end) of the
+    document, slots: [[begin, end)] of the row, before, match, after}]}.
+    Raises ArgumentError for an empty text, DatasetError for a damaged shard.
+    """
+    if not text:
+        raise ArgumentError("--grep: the text is empty, and every row holds that; give what to look for")
+    try:
+        needle = text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"--grep {text!r}: not valid Unicode, so no document holds it") from None
+    with opened(directory, {}) as data:
+        manifest = data.dataset.manifest
+        table = ByteTable(data.texts, manifest["vocab_size"])
+        matches: list[dict[str, Any]] = []
+        found = segments = rows = tokens = 0
+        for number, entry in enumerate(manifest["shards"]):
+            if not entry["segments"]:
+                continue
+            with data.shard(number) as shard:
+                stored = stored_of(data.usable_job, shard)
+                last = last_row = -1
+                for find in _finds(data, shard, stored, table, needle):
+                    found += 1
+                    segments += find.segment != last
+                    rows += int(stored.row[find.segment]) != last_row
+                    last, last_row = find.segment, int(stored.row[find.segment])
+                    if len(matches) < limit:
+                        matches.append(_match(data, number, shard, stored, find, text))
+                tokens += int(shard.arrays["segment_tokens"].sum(dtype=np.int64))
+        return {
+            "directory": str(data.near.out),
+            "text": text,
+            "shards": len(manifest["shards"]),
+            "segments": sum(entry["segments"] for entry in manifest["shards"]),
+            "tokens": tokens,
+            "found": found,
+            "matching_segments": segments,
+            "matching_rows": rows,
+            "matches": matches,
+        }
+
+
+def _finds(data: Opened, shard: Any, stored: Stored, table: ByteTable, needle: bytes) -> Iterator[_Find]:
+    """All places of a shard, in segment order; those of one segment do not overlap."""
+    n = shard.arrays["segment_tokens"].astype(np.int64)
+    ends = np.cumsum(n)
+    bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(n)))
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        found = originals(data.usable_job, shard.arrays, stored, np.arange(first, last))
+        if not found.fits.all():
+            raise DatasetError(
+                f"{shard.path}: segment {first + int(np.argmin(found.fits))}: what stands between its tokens is not what its "
+                "header says; the file is damaged: `packprep verify` says where else"
+            )
+        if int(found.ids.max()) >= table.size:
+            raise DatasetError(
+                f"{shard.path}: it has the token {found.ids.max()} and the vocabulary ends before {table.size}; the file is "
+                "damaged: `packprep verify` says where else"
+            )
+        flat, offsets = table.decode(found.ids)
+        begins = offsets[found.offsets]
+        whole = flat.tobytes()
+        at = whole.find(needle)
+        while at >= 0:
+            end = at + len(needle)
+            own = int(np.searchsorted(begins, at, "right")) - 1
+            low, high = int(begins[own]), int(begins[own + 1])
+            if end <= high:
+                tokens = np.searchsorted(offsets, [at, end - 1], "right") - 1 - found.offsets[own]
+                before, after = _around(whole, low, at, end, high)
+                ids = found.ids[found.offsets[own] : found.offsets[own + 1]]
+                yield _Find(first + own, int(tokens[0]), int(tokens[1]) + 1, before, after, ids)
+                at = whole.find(needle, end)
+            else:  # it begins in one segment and ends in another; the next may begin inside of it
+                at = whole.find(needle, at + 1)
+
+
+def _around(whole: bytes, low: int, at: int, end: int, high: int) -> tuple[str, str]:
+    """The characters before and after whole[at:end], inside of the segment's whole[low:high]."""
+    begin, stop = max(low, at - _CHARACTER_BYTES * SNIPPET), min(high, end + _CHARACTER_BYTES * SNIPPET)
+    while begin > low and begin < at and whole[begin] & 0xC0 == 0x80:
+        begin += 1
+    while stop < high and stop > end and whole[stop] & 0xC0 == 0x80:
+        stop -= 1
+    before = whole[begin:at].decode("utf-8", "backslashreplace")
+    return before[-SNIPPET:], whole[end:stop].decode("utf-8", "backslashreplace")[:SNIPPET]
+
+
+def _match(data: Opened, number: int, shard: Any, stored: Stored, find: _Find, text: str) -> dict[str, Any]:
+    arrays, g, manifest = shard.arrays, find.segment, data.dataset.manifest
+    in_shard = int(stored.row[g])
+    file = int(arrays["segment_file"][g])
+    start = int(arrays["segment_start"][g])
+    slots = slots_of_tokens(data.usable_job, arrays, stored, g, find.ids)[find.begin : find.end]
+    return {
+        "row": int(data.first_rows[number]) + in_shard,
+        "segment": g - int(arrays["row_offsets"][in_shard]) + 1,
+        "shard": manifest["shards"][number]["file"],
+        "task": data.dataset.tasks[int(arrays["segment_task"][g])]["name"],
+        "source": data.source_name(int(arrays["segment_source"][g])),
+        "file": data.file_name(file),
+        "document": int(arrays["segment_doc"][g]),
+        "repeat": int(arrays["segment_repeat"][g]),
+        "tokens": [start + find.begin, start + find.end],
+        "slots": ranges_of(slots),
+        "before": find.before,
+        "match": text,
+        "after": find.after,
+    }

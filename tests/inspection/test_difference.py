@@ -1,0 +1,156 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from packprep import open_dataset
+from packprep.dataset.manifest import encode as encode_json
+from packprep.dataset.shard import encode, open_shard
+from packprep.errors import ArgumentError, DatasetError
+from packprep.inspection.difference import describe_difference
+from packprep.inspection.printed_difference import print_difference
+from tests import command_line
+from tests.inspection.conftest import built, write_corpus
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Datasets of the same corpus: one twice from two places, one with another seed, length and task."""
+    folder = tmp_path_factory.mktemp("two")
+    write_corpus(folder)
+    (folder / "moved").mkdir()
+    shutil.copytree(folder / "corpus", folder / "moved" / "corpus")
+    small = {"shard_text_bytes": "2KiB"}
+    built(folder, "one", output=small)
+    built(folder / "moved", "again", output=small)
+    built(folder, "seed", output=small, seed=1)
+    built(folder, "long", output=small, seq_length=512)
+    built(
+        folder,
+        "causal",
+        output=small,
+        tasks=[{"preset": "causal"}],
+        sources=[{"name": "a", "paths": ["corpus/a.jsonl"]}],
+    )
+    return folder
+
+
+def test_what_was_built_elsewhere_is_equal(two, capsys):
+    d = describe_difference(two / "one", two / "moved" / "again")
+    assert d["equal"] is True and d["recipe"] == [] and d["rows"] == []
+    assert {difference["key"] for difference in d["plan"]} == {"sources[source0].prefix"}
+    shards = len(open_dataset(two / "one").manifest["shards"])
+    assert d["shards"] == {"equal": shards, "differing": 0, "only_here": 0, "only_there": 0}
+    print_difference(json.loads(json.dumps(d)))
+    assert "equal: a trainer reads the same; what made them differs" in capsys.readouterr().out
+
+
+def first_row_that_differs(one, two, shard):
+    """By rows alone: of the arrays of a row, or of its segments' headers."""
+    a, b = (sum(e["rows"] for e in ds.manifest["shards"][:shard]) for ds in (one, two))
+    for r in range(min(ds.manifest["shards"][shard]["rows"] for ds in (one, two))):
+        here, there = one.row(a + r), two.row(b + r)
+        columns = here.segments.keys() | there.segments.keys()
+        if not np.array_equal(here.tokens, there.tokens) or any(
+            not np.array_equal(here.segments[name], there.segments[name]) for name in columns
+        ):
+            return r
+    return None
+
+
+def test_the_first_row_that_differs_is_it(two, capsys):
+    d = describe_difference(two / "one", two / "seed")
+    assert not d["equal"] and d["recipe"] == [{"key": "seed", "here": 0, "there": 1}]
+    assert "fingerprint" in {difference["key"] for difference in d["manifest"]}
+    one, other = open_dataset(two / "one"), open_dataset(two / "seed")
+    assert d["rows"] and len(d["rows"]) == min(3, d["shards"]["differing"])
+    for each in d["rows"]:
+        shard = int(each["shard"][-18:-12])
+        assert each["row"] == first_row_that_differs(one, other, shard)
+        if each["array"] == "tokens":
+            before, after = each["here_text"].split("│", 1)
+            assert before is not None and after is not None
+    assert json.loads(json.dumps(d)) == d
+    print_difference(d)
+    out = capsys.readouterr().out
+    assert "they differ" in out and "is the first that differs: " in out and "\x1b" not in out
+
+
+@pytest.mark.parametrize("array", ["tokens", "segment_noise", "segment_doc", "cu_seqlens", "segment_task"])
+def test_one_changed_value_is_found_where_it_is(two, tmp_path, array):
+    copy = tmp_path / "copy"
+    shutil.copytree(two / "one", copy)
+    path = copy / "shards" / "000" / "000001.safetensors"
+    shard = open_shard(path, 256, "uint16")
+    arrays = {name: values.copy() for name, values in shard.arrays.items()}
+    row = shard.rows - 1
+    segment = int(arrays["row_offsets"][row])
+    at = {"tokens": (row, 200), "cu_seqlens": segment + row + 1}.get(array, segment)
+    before = arrays[array][at].item()
+    arrays[array][at] = before + 1 if array != "segment_task" else 1 - min(before, 1)
+    path.write_bytes(b"".join(bytes(part) for part in encode(arrays)))
+    manifest = json.loads((copy / "dataset.json").read_text())
+    manifest["shards"][1]["digest"] = "0" * 32
+    (copy / "dataset.json").write_bytes(encode_json(manifest))
+    (each,) = describe_difference(two / "one", copy)["rows"]
+    assert (each["array"], each["row"], each["shard"]) == (array, row, "shards/000/000001.safetensors")
+    assert each["here"] == pytest.approx(before) and each["there"] != each["here"]
+    assert (each["slot"], each["segment"]) == ((200, None) if array == "tokens" else (None, 1))
+
+
+def test_mixes_and_files_are_compared_by_name(two, capsys):
+    d = describe_difference(two / "one", two / "causal")
+    assert {each["name"] for each in d["sources"]} == {"source0", "a"}
+    assert next(each for each in d["sources"] if each["name"] == "a")["here"] is None
+    assert [files["source"] for files in d["files"]] == ["source0", "a"]
+    assert d["files"][0]["only_here"] == {"count": 2, "names": ["a.jsonl", "b.jsonl"]}
+    assert d["files"][1]["only_there"] == {"count": 1, "names": ["a.jsonl"]}
+    totals = {each["name"]: (each["here"], each["there"]) for each in d["totals"]}
+    one, other = (open_dataset(two / name) for name in ("one", "causal"))
+    assert totals["rows"] == (len(one), len(other))
+    assert totals["segments"] == tuple(sum(ds.row(r).n_segments for r in range(len(ds))) for ds in (one, other))
+    print_difference(d)
+    assert "files of source0 only here: 2 (a.jsonl, b.jsonl)" in capsys.readouterr().out
+
+
+def test_rows_of_other_lengths_are_not_compared(two, capsys):
+    d = describe_difference(two / "one", two / "long")
+    assert d["rows"] == [] and "rows of 256 and of 512 slots" in d["rows_not_compared"]
+    print_difference(d)
+    assert "rows of 256 and of 512 slots" in capsys.readouterr().out
+
+
+def test_what_is_no_other_dataset_is_refused(two, tmp_path):
+    (tmp_path / "link").symlink_to(two / "one")
+    for other in (two / "one", two / "causal" / ".." / "one", tmp_path / "link"):
+        with pytest.raises(ArgumentError, match="that is the dataset itself"):
+            describe_difference(two / "one", other)
+    with pytest.raises(DatasetError, match="is no dataset"):
+        describe_difference(two / "one", tmp_path)
+
+
+def test_as_it_is_typed(two):
+    said = command_line.packprep("inspect", two / "one", "--diff", two / "seed")
+    assert said.status == 0 and "they differ" in said.out
+    assert command_line.inside("inspect", two / "one", "--diff", two / "seed", "--json").json["equal"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--row", 0, "--grep", "x"], "--row and --grep: inspect shows one thing at a time"),
+        (["--doc", "0", "--diff", "x"], "--doc and --diff: "),
+        (["--limit", 3], "--limit goes with --grep; give --grep too, or leave it out"),
+        (["--row", 0, "--limit", 3], "--limit goes with --grep; leave it or --row out"),
+        (["--grep", "x", "--segment", 1], "--segment goes with --row; leave it or --grep out"),
+        (["--segment", 1], "give --row R too: segments are numbered 1, 2, … in each row"),
+        (["--source", "web"], "--source NAME goes with --doc"),
+        (["--source", "web=/x"], "--source NAME=PREFIX goes with --row or --doc"),
+        (["--diff", "x", "--source", "web=/x"], "leave it or --diff out"),
+        (["--doc", "0", "--source", "web", "--source", "code"], "--source code: web is named already"),
+        (["--doc", "0", "--source", ""], "--source: expected NAME, or NAME=PREFIX"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(two, options, message):
+    assert message in command_line.refused("inspect", two / "one", *options)
