@@ -1,13 +1,24 @@
-"""The commands that read a dataset: verify, inspect."""
+"""The commands that read a dataset: verify, inspect, export."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from packprep.building.progress import Bar
 from packprep.cli.application import one_thread, put
-from packprep.cli.arguments import ArrayCount, ArrayIndex, Directory, Json, Moved, Replay, Workers, moved_of, replay_of
+from packprep.cli.arguments import (
+    ArrayCount,
+    ArrayIndex,
+    Directory,
+    Json,
+    Moved,
+    Out,
+    Replay,
+    Workers,
+    moved_of,
+    replay_of,
+)
 
 
 def verify(
@@ -55,3 +66,33 @@ def inspect(
         put(describe_dataset(directory), as_json, print_summary)
     else:
         put(describe_row(directory, row, moved_of(source)), as_json, print_row)
+
+
+def export(
+    directory: Directory,
+    to: Annotated[
+        Literal["megatron", "parquet"],
+        typer.Option("--to", help="The format: .bin and .idx, or Parquet.", show_default=False),
+    ],
+    out: Out,
+    what: Annotated[
+        Literal["documents", "rows"] | None,
+        typer.Option(help="Of Megatron: documents as they were (default), or packed rows.", show_default=False),
+    ] = None,
+    columns: Annotated[
+        Literal["nemo", "full"] | None,
+        typer.Option(
+            help="Of Parquet: NeMo's packed sequences (default), or the loader's columns.", show_default=False
+        ),
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Export a dataset for Megatron or as Parquet, or go on with an export that stopped: run the same command again."""
+    one_thread()
+    from packprep.building.processes import available_cpus
+    from packprep.exporting.export import export_dataset, print_export
+
+    bar = Bar()
+    result = export_dataset(directory, to, out, bar, what, columns, workers or available_cpus())
+    put(result, as_json, print_export)
