@@ -48,6 +48,7 @@ def standing_export(out: Output, identity: Mapping[str, Any]) -> dict[str, Any] 
                     "another folder, or remove that one"
                 )
         if name == RECEIPT and all(out.size(file["file"]) == file["bytes"] for file in found["files"]):
+            _tidy_up(out)  # who wrote the receipt may have been killed right after
             return found
         if name == BEGUN:
             return None
@@ -62,6 +63,10 @@ def standing_export(out: Output, identity: Mapping[str, Any]) -> dict[str, Any] 
 def finish(out: Output, receipt: Mapping[str, Any]) -> None:
     """Write the receipt, the last file of an export."""
     out.write_whole(RECEIPT, [encode(receipt)])
+    _tidy_up(out)
+
+
+def _tidy_up(out: Output) -> None:
     out.remove(BEGUN)
     out.remove_temporaries()
 
