@@ -382,7 +382,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "cli": help_of,
     **{
         f"cli {name}": (lambda name=name: help_of(name))
-        for name in ("build", "plan", "status", "verify", "inspect", "slurm")
+        for name in ("build", "plan", "status", "verify", "inspect", "export", "slurm")
     },
     "slurm script": slurm_script,
     **{

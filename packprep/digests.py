@@ -20,9 +20,14 @@ def own_digest(value: Mapping[str, Any]) -> str:
     return digest_of(encode({key: item for key, item in value.items() if key != "digest"}))
 
 
+def new_digest() -> xxhash.xxh3_128:
+    """A digest in the making: `update` it with bytes, then ask for its `hexdigest`."""
+    return xxhash.xxh3_128()
+
+
 def digest_of_buffers(buffers: Iterable) -> str:
     """The digest of the concatenation of `buffers` (bytes or contiguous memoryviews), without joining them."""
-    state = xxhash.xxh3_128()
+    state = new_digest()
     for buffer in buffers:
         state.update(buffer)
     return state.hexdigest()
@@ -30,7 +35,7 @@ def digest_of_buffers(buffers: Iterable) -> str:
 
 def digest_of_file(path: Path) -> str:
     """The digest of a regular file's bytes, read in blocks of 4 MiB; OSError if it is none."""
-    state = xxhash.xxh3_128()
+    state = new_digest()
     with open_file(path) as file:
         buffer = memoryview(bytearray(4 << 20))
         while count := file.readinto(buffer):

@@ -12,8 +12,9 @@ import secrets
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from packprep.digests import digest_of_buffers, digest_of_file
+from packprep.digests import digest_of_buffers, digest_of_file, new_digest
 from packprep.errors import BuildError
 
 TEMPORARIES = ".*.tmp"
@@ -127,6 +128,65 @@ def write_whole(path: Path, buffers: Sequence, top: Path) -> None:
             os.unlink(temporary)
         raise write_error(path, error) from error
     remove_temporaries(path.parent, path.name)
+
+
+class Growing:
+    """A file that is written piece by piece and appears whole: `append` what comes next, then `commit`; or `discard`.
+
+    It holds no descriptor between two pieces, so that there may be many. BuildError where it cannot be written.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.bytes = path, 0
+        self._temporary: Path | None = None
+        self._digest = new_digest()
+
+    def append(self, buffer: Any) -> None:
+        """The next bytes: of anything contiguous."""
+        view = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
+        try:
+            if self._temporary is None:
+                _make_folder(self.path.parent)
+                self._temporary = _temporary(self.path)
+                flags = os.O_CREAT | os.O_EXCL
+            else:
+                flags = os.O_APPEND
+            descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+            try:
+                rest = view
+                while len(rest):
+                    rest = rest[os.write(descriptor, rest) :]
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self.discard()
+            raise write_error(self.path, error) from error
+        self._digest.update(view)
+        self.bytes += len(view)
+
+    def commit(self) -> dict[str, Any]:
+        """Make it appear, in place of one that stands; it and its folder's entry are on disk then. {file, bytes, digest}."""
+        self.append(b"")
+        assert self._temporary is not None
+        try:
+            descriptor = os.open(self._temporary, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(self._temporary, self.path)
+            _flush_folder(self.path.parent)
+        except OSError as error:
+            self.discard()
+            raise write_error(self.path, error) from error
+        self._temporary = None
+        return {"file": self.path.name, "bytes": self.bytes, "digest": self._digest.hexdigest()}
+
+    def discard(self) -> None:
+        """Leave nothing behind of a file that was not committed."""
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary)
 
 
 def write_first(path: Path, data: bytes) -> bool:

@@ -12,11 +12,11 @@ from typing import Any
 from packprep.building.progress import say
 from packprep.cli.application import app
 from packprep.cli.building import build, plan, slurm, status
-from packprep.cli.datasets import inspect, verify
+from packprep.cli.datasets import export, inspect, verify
 
 __all__ = ["app", "entry", "main"]
 
-for command in (build, plan, status, verify, inspect, slurm):
+for command in (build, plan, status, verify, inspect, export, slurm):
     app.command()(command)
 
 

@@ -1,7 +1,7 @@
-"""The commands that read a dataset: verify, inspect."""
+"""The commands that read a dataset: verify, inspect, export."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,6 +14,7 @@ from packprep.cli.arguments import (
     Json,
     Moved,
     MovedOrNamed,
+    Out,
     Replay,
     Workers,
     check_view,
@@ -119,3 +120,33 @@ def inspect(
         from packprep.inspection.summary import describe_dataset
 
         put(describe_dataset(directory), as_json, print_summary)
+
+
+def export(
+    directory: Directory,
+    to: Annotated[
+        Literal["megatron", "parquet"],
+        typer.Option("--to", help="The format: .bin and .idx, or Parquet.", show_default=False),
+    ],
+    out: Out,
+    what: Annotated[
+        Literal["documents", "rows"] | None,
+        typer.Option(help="Of Megatron: documents as they were (default), or packed rows.", show_default=False),
+    ] = None,
+    columns: Annotated[
+        Literal["nemo", "full"] | None,
+        typer.Option(
+            help="Of Parquet: NeMo's packed sequences (default), or the loader's columns.", show_default=False
+        ),
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Export a dataset for Megatron or as Parquet, or go on with an export that stopped: run the same command again."""
+    one_thread()
+    from packprep.building.processes import available_cpus
+    from packprep.exporting.export import export_dataset, print_export
+
+    bar = Bar()
+    result = export_dataset(directory, to, out, bar, what, columns, workers or available_cpus())
+    put(result, as_json, print_export)

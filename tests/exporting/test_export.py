@@ -1,0 +1,257 @@
+"""The command: where it writes, what it refuses, and what is left when it is stopped, killed or out of room."""
+
+import errno
+import os
+import re
+import resource
+import shutil
+import signal
+
+import pytest
+
+from packprep import open_dataset
+from packprep.dataset.manifest import decode, shard_name
+from packprep.digests import digest_of
+from packprep.errors import DatasetError, PlanError, RecipeError, Stopped
+from packprep.exporting.export import export_dataset
+from packprep.storage import Remote
+from tests import made
+from tests.command_line import inside, packprep, refused
+from tests.crash import disturbed
+from tests.exporting.plain import documents_of
+
+FORMS = [("megatron", "--what", "documents"), ("megatron", "--what", "rows"), ("parquet", "--columns", "nemo")]
+FORMS += [("parquet", "--columns", "full")]
+
+
+def command(known, out, form, *more):
+    return ["export", known.out, "--to", form[0], *form[1:], "--out", out, "--workers", 1, *more]
+
+
+@pytest.fixture
+def own(known, tmp_path):
+    """A dataset that may be damaged."""
+    return shutil.copytree(known("repeated").out, tmp_path / "dataset")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_command_as_a_user_types_it(known, tmp_path, form):
+    said = packprep(*command(known("repeated"), tmp_path / "out", form))
+    assert said.status == 0 and "export.json" in said.out
+    before = made.contents(tmp_path / "out")
+    again = packprep(*command(known("repeated"), tmp_path / "out", form, "--json"))
+    assert again.status == 0 and "nothing to make" in again.err and again.json["to"] == form[0]
+    assert made.contents(tmp_path / "out") == before and "export-begun.json" not in before
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_receipt_names_all_files_and_what_they_were_made_of(known, tmp_path, form):
+    assert inside(*command(known("repeated"), tmp_path / "out", form)).status == 0
+    files = made.contents(tmp_path / "out")
+    receipt, manifest = decode(files.pop("export.json"), "export.json"), known("repeated").dataset.manifest
+    assert receipt["dataset"] == {"digest": manifest["digest"], "fingerprint": manifest["fingerprint"]}
+    assert receipt["to"] == form[0] and receipt[form[1][2:]] == form[2]
+    named = {file["file"]: (file["bytes"], file["digest"]) for file in receipt["files"]}
+    assert named == {name: (len(data), digest_of(data)) for name, data in files.items()}
+
+
+def test_rows_are_the_packed_rows(known, tmp_path):
+    receipt = known("repeated").export(tmp_path / "out", "megatron", what="rows")
+    dataset = open_dataset(known("repeated").out)
+    assert documents_of(tmp_path / "out/rows") == [dataset.row(i).tokens.tolist() for i in range(len(dataset))]
+    assert receipt["data_path"] == [str(len(dataset) * 256), str(tmp_path / "out/rows")]
+
+
+def test_a_path_with_spaces_can_be_pasted(known, tmp_path):
+    said = inside(*command(known("repeated"), tmp_path / "my out", FORMS[0]))
+    assert f"'{tmp_path}/my out/my_books_document'" in said.out
+
+
+def test_an_out_that_holds_something_else_is_refused(known, tmp_path):
+    out = tmp_path / "out"
+    made.write(out / "precious.txt", b"mine")
+    assert "is not empty and holds no export (there is 'precious.txt')" in refused(
+        *command(known("repeated"), out, FORMS[0])
+    )
+    assert made.contents(out) == {"precious.txt": b"mine"}
+    made.write(tmp_path / "file", b"mine")
+    assert "is no folder" in refused(*command(known("repeated"), tmp_path / "file", FORMS[0]))
+    known("repeated").export(tmp_path / "export", "megatron")
+    before = made.contents(tmp_path / "export")
+    for other, form, key in (
+        ("repeated", FORMS[1], "what"),
+        ("repeated", FORMS[2], "to"),
+        ("bos", FORMS[0], "dataset"),
+    ):
+        assert f"holds another export: {key} is" in refused(*command(known(other), tmp_path / "export", form))
+    assert made.contents(tmp_path / "export") == before
+    assert "holds no export" in refused(*command(known("repeated"), known("bos").out, FORMS[0]))
+
+
+@pytest.mark.parametrize("place", ["", "export", "shards/000", "../out/shards"])
+def test_an_out_inside_the_dataset_is_refused(known, place):
+    before = made.contents(known("repeated").out)
+    assert "lies in the dataset" in refused(*command(known("repeated"), known("repeated").out / place, FORMS[0]))
+    assert made.contents(known("repeated").out) == before
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_damaged_shard_is_refused_before_anything_is_exported_from_it(own, tmp_path, form):
+    path = own / shard_name(1)
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(
+        DatasetError, match=r"000001\.safetensors: its digest is .* `packprep verify` says what is wrong"
+    ):
+        export_dataset(own, form[0], tmp_path / "out", made.Silent(), **{form[1][2:]: form[2]})
+    assert "export.json" not in made.contents(tmp_path / "out") and not made.temporaries(tmp_path / "out")
+    data[-3] ^= 1
+    path.write_bytes(data)
+    export_dataset(own, form[0], tmp_path / "out", made.Silent(), **{form[1][2:]: form[2]})
+    export_dataset(own, form[0], tmp_path / "again", made.Silent(), **{form[1][2:]: form[2]})
+    assert made.contents(tmp_path / "out") == made.contents(tmp_path / "again")
+
+
+def test_datasets_that_lack_a_file_are_refused(own, tmp_path):
+    for name, error, words in (
+        (shard_name(0), DatasetError, "put it back"),
+        ("plan.json", PlanError, "no plan.json"),
+        ("tokenizer.json", PlanError, "put it back"),
+        ("dataset.json", DatasetError, "is no dataset, or its build is not finished"),
+    ):
+        (own / name).rename(tmp_path / "kept")
+        with pytest.raises(error, match=words):
+            export_dataset(own, "megatron", tmp_path / "out", made.Silent())
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        (tmp_path / "kept").rename(own / name)
+    manifest = (own / "dataset.json").read_bytes()
+    (own / "dataset.json").write_bytes(manifest.replace(b'"pad_id":256', b'"pad_id":255'))
+    with pytest.raises(DatasetError, match="changed or damaged after it was written"):
+        export_dataset(own, "parquet", tmp_path / "out", made.Silent())
+
+
+def test_options_of_the_other_target_are_refused(known, tmp_path):
+    for more, words in (
+        (["--columns", "full"], "--columns is Parquet's"),
+        (["--columns", "nemo"], "--columns is Parquet's"),
+    ):
+        assert words in refused(*command(known("repeated"), tmp_path / "out", FORMS[0], *more))
+    assert "--what is Megatron's" in refused(*command(known("repeated"), tmp_path / "out", FORMS[2], "--what", "rows"))
+    assert inside("export", known("repeated").out, "--to", "arrow", "--out", tmp_path / "out").status == 2
+    with pytest.raises(RecipeError, match="--to arrow: expected megatron or parquet"):
+        export_dataset(known("repeated").out, "arrow", tmp_path / "out", made.Silent())
+    assert not (tmp_path / "out").exists()
+
+
+class StopsAt(made.Silent):
+    """A progress in which the user ends the command after so many reports."""
+
+    def __init__(self, left):
+        super().__init__()
+        self.left = left
+
+    def add(self, *counts):
+        super().add(*counts)
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_export_that_a_signal_stops_leaves_no_temporary_and_goes_on(known, tmp_path, form):
+    options = {form[1][2:]: form[2]}
+    known("repeated").export(tmp_path / "whole", form[0], **options)
+    progress = StopsAt(2)
+    with pytest.raises(Stopped) as stopped:
+        export_dataset(known("repeated").out, form[0], tmp_path / "out", progress, **options)
+    assert stopped.value.exit_status == 75 and progress.ended == 1
+    left = made.contents(tmp_path / "out")
+    assert not made.temporaries(tmp_path / "out") and "export.json" not in left
+    assert len(left) == (2 if form[0] == "parquet" else 1)
+    known("repeated").export(tmp_path / "out", form[0], **options)
+    assert made.contents(tmp_path / "out") == made.contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_export_killed_at_any_call_goes_on_to_the_same_bytes(known, tmp_path, form):
+    calls = disturbed.run(command(known("repeated"), tmp_path / "whole", form), tmp_path / "whole").calls
+    expected = made.contents(tmp_path / "whole")
+    assert any(call.startswith("rename") for call in calls)
+    for at in disturbed.different([re.sub(r"[0-9]{6}", "N", call) for call in calls]):
+        out = tmp_path / f"out{at}"
+        killed = disturbed.run(command(known("repeated"), out, form), out, at)
+        assert killed.status == -signal.SIGKILL, killed
+        if out.exists():
+            there = {name: data for name, data in made.contents(out).items() if not name.endswith(".tmp")}
+            there.pop("export-begun.json", None)
+            assert there.items() <= expected.items()
+        again = inside(*command(known("repeated"), out, form))
+        assert again.status == 0, again.err
+        assert made.contents(out) == expected, calls[at - 1]
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
+def test_a_full_disk_is_named_and_what_is_whole_stays(known, tmp_path, form):
+    expected = tmp_path / "whole"
+    inside(*command(known("repeated"), expected, form))
+    limit = max(len(data) for name, data in made.contents(expected).items()) - 1
+    out = tmp_path / "out"
+    ended = disturbed.run(
+        command(known("repeated"), out, form), out,
+        before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert ended.status == 2 and "ulimit -f" in ended.err and not made.temporaries(out)
+    ended = disturbed.run(
+        command(known("repeated"), tmp_path / "full", form), tmp_path / "full", 9, strike=errno.ENOSPC
+    )
+    assert ended.status == 2 and "the disk is full: make room" in ended.err, ended
+    for folder in (out, tmp_path / "full"):
+        assert inside(*command(known("repeated"), folder, form)).status == 0
+        assert made.contents(folder) == made.contents(expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_that_is_gone_is_made_again(known, tmp_path, form):
+    run = command(known("repeated"), tmp_path / "out", form)
+    inside(*run)
+    expected = made.contents(tmp_path / "out")
+    for name in expected:
+        (tmp_path / "out" / name).unlink()
+        if name == "export.json":
+            assert "holds no export" in refused(*run)
+            (tmp_path / "out" / name).write_bytes(expected[name])
+        else:
+            assert inside(*run).status == 0
+        assert made.contents(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("note", ["export.json", "export-begun.json"])
+@pytest.mark.parametrize("data", [b"{}\n", b"[]\n", b"nonsense", b'{"files":1}\n'])
+def test_a_damaged_note_is_refused(known, tmp_path, note, data):
+    made.write(tmp_path / "out" / note, data)
+    assert note in refused(*command(known("repeated"), tmp_path / "out", FORMS[0]))
+    assert made.contents(tmp_path / "out") == {note: data}
+
+
+def test_a_dataset_at_a_url_and_parquet_into_one(known, tmp_path):
+    remote = Remote("memory://exporting/dataset")
+    for name, data in made.contents(known("repeated").out).items():
+        remote.write(name, [data])
+    for form in FORMS:
+        options = {form[1][2:]: form[2]}
+        known("repeated").export(tmp_path / form[0] / form[2], form[0], **options)
+        export_dataset(remote.url, form[0], tmp_path / "remote" / form[0] / form[2], made.Silent(), **options)
+    assert made.contents(tmp_path / "remote/megatron") == made.contents(tmp_path / "megatron")
+    assert made.contents(tmp_path / "remote/parquet") == made.contents(tmp_path / "parquet")
+    to = Remote("memory://exporting/parquet")
+    for _ in range(2):
+        export_dataset(remote.url, "parquet", to.url, made.Silent())
+    assert {name: to.read(name) for name, _ in to.list()} == made.contents(tmp_path / "parquet/nemo")
+    with pytest.raises(
+        RecipeError, match="memory://exporting/m: Megatron's files are written to a folder of this machine"
+    ):
+        export_dataset(remote.url, "megatron", "memory://exporting/m", made.Silent())
+    with pytest.raises(RecipeError, match="lies in the dataset"):
+        export_dataset(remote.url, "parquet", f"{remote.url}/more", made.Silent())
