@@ -289,6 +289,10 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
             f"{path} does not exist: {directory} is no dataset, or its build is not finished "
             f"(`packprep status {directory}` says what is missing)"
         ) from error
+    except NotADirectoryError as error:
+        raise DatasetError(
+            f"{directory} is a file, and a dataset is a folder: name the one with dataset.json"
+        ) from error
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from error
     listed = _listed_shards(data)
