@@ -19,7 +19,6 @@ from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.storage import Remote, is_url
 
-
 _LOOKED_AT, _SHOWN = 10_000, 6  # names of a folder, where a pattern matches nothing
 
 
@@ -169,9 +168,8 @@ def nearby(pattern: str) -> str:
     braces = "; {a,b} is no pattern: give each by itself" if "{" in pattern else ""
     return (
         f"{absent}; {folder} holds {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
-        + (f"; did you mean {near[0]}?" if near and near[0] not in pattern.split(os.sep) else "")
+        + (f"; did you mean {near[0]}?" if near and not _has_wildcard(below[0]) else "")
         + braces
-        + "; a path is relative to the recipe"
     )
 
 

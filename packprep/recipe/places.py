@@ -26,8 +26,8 @@ def line_of(text: str, key: Key) -> int | None:
     key = _by_number(tomllib.loads(text), key)
     best, deepest = None, 0
     for line, place in _statements(text):
-        if deepest < len(place) and key[: len(place)] == place:
-            best, deepest = line, len(place)
+        if deepest < min(len(place), len(key)) and key[: len(place)] == place[: len(key)]:
+            best, deepest = line, min(len(place), len(key))
     return best
 
 
