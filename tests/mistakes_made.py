@@ -6,9 +6,10 @@
 import gzip
 import json
 import os
+import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ paths = ["data/*.jsonl"]
 [[tasks]]
 preset = "ul2r"
 """
-BUILD = ("build", "recipe.toml", "--out", "out")
+BUILD = "build recipe.toml --out out"
 CAUSAL = {'preset = "ul2r"': 'objective = "causal"'}
 
 
@@ -52,10 +53,10 @@ class Mistake:
     change: Mapping[str, str] = field(default_factory=dict)
     more: str = ""
     before: Callable[[Path], Any] = lambda project: None
-    typed: Sequence[str] = BUILD
+    typed: str = BUILD
     environment: Mapping[str, str] = field(default_factory=dict)
     mended: Callable[[Path], Any] = lambda project: None
-    then: Sequence[str] | None = BUILD
+    then: str | None = BUILD
     status: int = 2
     most_lines: int = 6
     shown: bool = True
@@ -80,12 +81,12 @@ def make(mistake: Mistake, folder: Path) -> Said:
     return typed(folder, mistake.typed, mistake.environment)
 
 
-def typed(folder: Path, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Said:
+def typed(folder: Path, command: str, environment: Mapping[str, str] | None = None) -> Said:
     """A command, typed in a folder."""
     here = os.getcwd()
     os.chdir(folder)
     try:
-        return inside(*words, **(environment or {}))
+        return inside(*shlex.split(command), **(environment or {}))
     finally:
         os.chdir(here)
 
@@ -110,13 +111,13 @@ def lines(*documents: dict[str, Any]) -> str:
     return "".join(json.dumps(document) + "\n" for document in documents)
 
 
-def builds(*more: str, recipe: str = RECIPE) -> Callable[[Path], Any]:
+def builds(recipe: str = RECIPE) -> Callable[[Path], Any]:
     """Build `out` as it should be, whatever the recipe says at this moment."""
 
     def build(project: Path) -> None:
         wrong = (project / "recipe.toml").read_text()
         (project / "recipe.toml").write_text(recipe)
-        assert typed(project, [*BUILD, *more]).status == 0
+        assert typed(project, BUILD).status == 0
         (project / "recipe.toml").write_text(wrong)
 
     return build
@@ -162,6 +163,9 @@ def pastes(words: str) -> Callable[[Path], Any]:
 
 
 MESSAGES = lines({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "good day"}]})
-TEMPLATE = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
 BAD = lines(*({"text": text} for text in made.texts(5))) + "no JSON\n" * 150
 GZIP = gzip.compress(lines(*({"text": text} for text in made.texts(40))).encode(), mtime=0)

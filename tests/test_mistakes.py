@@ -67,14 +67,14 @@ def test_shares_that_do_not_sum_to_1_are_said(tmp_path):
     folder = project(tmp_path)
     text = RECIPE.replace("paths =", "share = 0.5\npaths =") + '\n[[sources]]\nshare = 0.3\npaths = ["data/a.jsonl"]\n'
     (folder / "recipe.toml").write_text(text)
-    said = typed(folder, ["build", "recipe.toml", "--out", "out"])
+    said = typed(folder, mistakes_made.BUILD)
     assert said.status == 0
     assert (
         "warning: the shares of the sources sum to 0.8, not 1, and are taken as source0 62.5%, source1 37.5%"
         in said.err
     )
     (folder / "recipe.toml").write_text(text.replace("0.3", "0.5"))
-    assert "sum to" not in typed(folder, ["build", "recipe.toml", "--out", "out2"]).err
+    assert "sum to" not in typed(folder, "build recipe.toml --out out2").err
 
 
 def test_building_a_finished_dataset_again_is_no_mistake(tmp_path):
@@ -89,7 +89,7 @@ def test_one_odd_file_among_good_ones_is_no_mistake_of_a_source(tmp_path):
     folder = project(tmp_path)
     made.write(folder / "data/aa.jsonl", b'{"body": "another key"}\n')
     made.write(folder / "data/ab.jsonl", b'[{"text": "an array"}]\n')
-    said = typed(folder, [*mistakes_made.BUILD, "--json"])
+    said = typed(folder, mistakes_made.BUILD + " --json")
     assert said.status == 0 and said.json["documents"]["rejected"] == {"malformed_json": 1, "missing_text": 1}
 
 
@@ -122,14 +122,20 @@ def _state(dataset, **changes):
 @pytest.mark.parametrize(
     "do, words",
     [
-        (lambda d: packprep.open_dataset(d.parent / "data"), ["data/dataset.json does not exist", "`packprep build --out`"]),
+        (
+            lambda d: packprep.open_dataset(d.parent / "data"),
+            ["data/dataset.json does not exist", "`packprep build --out`"],
+        ),
         (lambda d: packprep.open_dataset(d / "dataset.json"), ["dataset.json is a file", "name the one with"]),
         (lambda d: packprep.open_dataset([d, d], shares=[1]), ["2 directories", "shares = […], one for each"]),
         (lambda d: packprep.open_dataset(d).batches(batch_size=0), ["batch_size is 0", "in 1 …"]),
         (lambda d: packprep.open_dataset(d).batches(batch_size=2, rank=2, world_size=2), ["rank is 2", "in 0 … 1"]),
         (lambda d: packprep.open_dataset(d).batches(batch_size=2, columns=["token"]), ["'token'", "there are tokens,"]),
         (lambda d: packprep.open_dataset(d).with_loss_on(task="x-lon"), ["'x-lon'", "there are 'r', 'x-long'"]),
-        (lambda d: packprep.open_dataset(d).batches(batch_size=2).load_state_dict({"rows": 2}), ["['rows']", "give what state_dict() gave"]),
+        (
+            lambda d: packprep.open_dataset(d).batches(batch_size=2).load_state_dict({"rows": 2}),
+            ["['rows']", "give what state_dict() gave"],
+        ),
         (
             lambda d: packprep.open_dataset(d).batches(batch_size=2).load_state_dict(_state(d, fingerprint="0" * 32)),
             ["the state's fingerprint is '000", "open that dataset"],
@@ -139,7 +145,7 @@ def _state(dataset, **changes):
             ["the state's seed is 0, this loader's is 4", "with that seed"],
         ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_a_trainer_is_named_and_can_be_put_right(dataset, do, words):
     with pytest.raises(PackprepError) as caught:
         do(dataset)
