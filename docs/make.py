@@ -390,7 +390,7 @@ def mistakes(group: str) -> str:
         from tests.mistakes_table import MISTAKES
     finally:
         sys.path.pop(0)
-    rows = [(m.name, f"`{message(m).splitlines()[0]}`") for m in MISTAKES[group] if m.shown]
+    rows = [(m.name, f"`` {message(m).splitlines()[0]} ``") for m in MISTAKES[group] if m.shown]
     return _table(("mistake", "what is said"), rows)
 
 

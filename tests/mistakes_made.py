@@ -95,9 +95,8 @@ def message(mistake: Mistake) -> str:
     """What the error of a mistake says, made in a project at /project."""
     with tempfile.TemporaryDirectory() as name:
         said = make(mistake, project(Path(name).resolve() / "project"))
-        return (
-            said.err.rpartition("packprep: error: ")[2].strip().replace(f"{Path(name).resolve()}/project", "/project")
-        )
+        text = said.err.rpartition("packprep: error: ")[2] or said.out
+        return text.strip().replace(f"{Path(name).resolve()}/project", "/project")
 
 
 # What is done to a project

@@ -25,17 +25,38 @@ SHARE = {"paths =": "share = 0.5\npaths ="}
 SPANS = {'preset = "ul2r"': 'objective = "span_corruption"'}
 
 COMMAND_LINE = [
-    Mistake("no such command", "'biuld'", "packprep", "Did you mean 'build'?", typed="biuld recipe.toml"),
+    Mistake("no such command", "'biuld'", "packprep", "Did you mean 'build'?", typed="biuld recipe.toml", shown=False),
     Mistake(
-        "no such option", "No such option: --ouput", "packprep build", "--out", typed="build recipe.toml --ouput out"
+        "no such option",
+        "No such option: --ouput",
+        "packprep build",
+        "--out",
+        typed="build recipe.toml --ouput out",
+        shown=False,
     ),
-    Mistake("no --out", "Missing option '--out'", "packprep build", "give --out DIR", typed="build recipe.toml"),
     Mistake(
-        "--out without a folder", "requires an argument", "'--out'", "give --out DIR", typed="build recipe.toml --out"
+        "no --out", "Missing option '--out'", "packprep build", "give --out DIR", typed="build recipe.toml", shown=False
     ),
-    Mistake("no recipe", "Missing argument", "packprep build", "name a RECIPE.toml, or files", typed="build --out out"),
-    Mistake("a number with a unit", "valid integer", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k"),
-    Mistake("no workers", "greater than or equal to 1", "--workers", "'0'", typed=BUILD + " --workers 0"),
+    Mistake(
+        "--out without a folder",
+        "requires an argument",
+        "'--out'",
+        "give --out DIR",
+        typed="build recipe.toml --out",
+        shown=False,
+    ),
+    Mistake(
+        "no recipe",
+        "Missing argument",
+        "packprep build",
+        "name a RECIPE.toml, or files",
+        typed="build --out out",
+        shown=False,
+    ),
+    Mistake(
+        "a number with a unit", "valid integer", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k", shown=False
+    ),
+    Mistake("no workers", "greater than or equal to 1", "--workers", "'0'", typed=BUILD + " --workers 0", shown=False),
     Mistake(
         "a recipe of another name",
         "No such file",
@@ -149,6 +170,7 @@ COMMAND_LINE = [
         "give --array N",
         typed="slurm recipe.toml --out out",
         then="slurm recipe.toml --out out --array 2",
+        shown=False,
     ),
     Mistake(
         "a source that is none",
@@ -175,7 +197,12 @@ RECIPES = [
         more="[documents]\nappend_eos = True\n",
     ),
     Mistake(
-        "no TOML: twice", "Cannot overwrite", "at line 3", "take one out", {'"bytes"\n': '"bytes"\nseq_length = 8\n'}
+        "no TOML: twice",
+        "Cannot overwrite",
+        "at line 3",
+        "take one out",
+        {'"bytes"\n': '"bytes"\nseq_length = 8\n'},
+        shown=False,
     ),
     Mistake(
         "a key misspelt",
@@ -478,7 +505,7 @@ TOKENIZERS = [
     Mistake(
         "messages without a chat template",
         "the tokenizer has no chat template",
-        "a document has messages",
+        "source 'source0': a document has messages",
         "documents.chat_template",
         before=writes("data/c.jsonl", MESSAGES * 20),
         mended=writes("chat.jinja", TEMPLATE),
@@ -642,6 +669,7 @@ OUTPUTS = [
             builds(recipe=RECIPE.replace('preset = "ul2r"', 'objective = "causal"')), writes("llama.json", LLAMA)
         ),
         mended=writes("recipe.toml", RECIPE.replace('preset = "ul2r"', 'objective = "causal"')),
+        shown=False,
     ),
     Mistake(
         "going on with another file",

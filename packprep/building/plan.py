@@ -216,7 +216,10 @@ def _calibrated(inputs: Inputs, engine: Engine) -> tuple[list[PlannedSource], li
         unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
         planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
         first += len(inputs.files[i])
-        estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents.special_text, marks))
+        try:
+            estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents.special_text, marks))
+        except RecipeError as error:
+            raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
         if estimates[-1].supervised:
             check_supervised(recipe, i)
         sources.append(planned)

@@ -243,7 +243,7 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
     if changed:
         raise PlanError(
             f"{out} was begun with something else: {'; '.join(changed)}. "
-            "Go on with what it was begun with, or build into another folder (or remove this one first)"
+            "Go on with what it was begun with, or build into another folder"
         )
     note = read_note(out)
     if is_revoked(plan, note):

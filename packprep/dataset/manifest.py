@@ -292,8 +292,8 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
             ) from error
         there = "" if Path(directory).exists() else ", there is no such folder"
         raise DatasetError(
-            f"{path} does not exist: {directory} is no dataset, or its build is not finished{there}: "
-            "give the folder that `packprep build --out` wrote"
+            f"{path} does not exist: {directory} is no dataset, or its build is not finished{there} "
+            f"(`packprep status {directory}` says what is missing): give the folder that `packprep build --out` wrote"
         ) from error
     except NotADirectoryError as error:
         raise DatasetError(
