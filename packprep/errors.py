@@ -25,7 +25,14 @@ class PackprepError(Exception):
 
 
 class RecipeError(PackprepError):
-    """A key, a value or a combination in the recipe or on the command line cannot be used."""
+    """A key, a value or a combination in the recipe or on the command line cannot be used.
+
+    key: where in the recipe, as ("tasks", 0, "weight"), a task by number or by name; () where it is no one key.
+    """
+
+    def __init__(self, message: str, key: tuple[str | int, ...] = ()):
+        super().__init__(message)
+        self.key = key
 
 
 class VocabularyError(PackprepError):

@@ -370,7 +370,7 @@ def test_set_value_goes_by_key_number_or_name(assignment, path, value):
     [
         ("seed", "expected KEY=VALUE"),
         ("=5", "expected KEY=VALUE"),
-        ("sources.5.repeat=2", "there is no '5' among 2; go by number or by name"),
+        ("sources.5.repeat=2", "there is no '5' among 2 of sources; go by number, 0 … 1, or by name"),
         ("sources.book.repeat=2", "there is no 'book' among 2"),
         ("sources.0=2", "'sources.0' is no key; name one"),
         ("seed.x=2", "'seed.x' is no key"),

@@ -18,9 +18,11 @@ def array_position(index: int | None, count: int | None, environment: Mapping[st
         if index is None and completion.isdigit():
             index = int(completion)
         if index is None or count is None:
-            raise RecipeError("--array-index and --array-count go together: give both")
+            raise RecipeError(
+                "--array-index and --array-count go together: give both, as in --array-index 0 --array-count 4"
+            )
         if index >= count:
-            raise RecipeError(f"--array-index {index} is not below --array-count {count}")
+            raise RecipeError(f"--array-index {index} is not below --array-count {count}: indices are 0 … {count - 1}")
         return index, count
     given = {name: environment[name] for name in _SLURM if name in environment}
     if not given:

@@ -78,6 +78,10 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
                 "share_error": share * (1 - share) * source["relative_error"],
             }
         )
+    shares = [source.share for source in recipe.sources if source.share is not None]
+    if shares and abs(sum(shares) - 1) > 1e-6:
+        parts = ", ".join(f"{source.name} {(source.share or 0) / sum(shares):.1%}" for source in recipe.sources)
+        warnings.append(f"the shares of the sources sum to {sum(shares):g}, not 1, and are taken as {parts}")
     return {
         "shards": plan["shards"],
         "shard_text_bytes": plan["shard_text_bytes"],

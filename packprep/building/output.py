@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from packprep.building import files
-from packprep.dataset.manifest import MANIFEST_NAME
+from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
 from packprep.dataset.opening import read_file
 from packprep.errors import BuildError, PackprepError
 from packprep.storage import Remote, is_url
@@ -28,6 +28,7 @@ from packprep.storage import Remote, is_url
 AT_ONCE = 16
 """Requests that are under way at the same time where many objects are read."""
 _CHUNK = 256
+_NAMES = {MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, "receipts", "rejects", "shards", "lost+found"}
 _BLOCK_BYTES = 16 << 20
 
 T = TypeVar("T")
@@ -54,6 +55,9 @@ class Output(Protocol):
 
     def exists(self, name: str) -> bool:
         """Whether there is such a file."""
+
+    def others(self) -> list[str]:
+        """Names in the folder, as far as it can be listed at once, that no build writes."""
 
     def has_folder(self, name: str) -> bool:
         """Whether there is such a folder."""
@@ -116,6 +120,13 @@ class LocalOutput:
     def exists(self, name: str) -> bool:
         return (self.path / name).exists()
 
+    def others(self) -> list[str]:
+        try:
+            names = sorted(os.listdir(self.path))
+        except OSError:
+            return []  # there is none, or it cannot be read: what is written there says so
+        return [name for name in names if name not in _NAMES and not name.startswith(".")]
+
     def has_folder(self, name: str) -> bool:
         return (self.path / name).exists()
 
@@ -168,6 +179,9 @@ class RemoteOutput:
 
     def exists(self, name: str) -> bool:
         return self.size(name) is not None
+
+    def others(self) -> list[str]:
+        return []  # a bucket may hold millions of objects below it
 
     def has_folder(self, name: str) -> bool:
         return bool(self.remote.list(name))

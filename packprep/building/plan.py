@@ -20,6 +20,7 @@ from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, c
 from packprep.corpus.engines.registry import candidates, engine_facts, loaded, refused
 from packprep.corpus.files import Files
 from packprep.corpus.finding import find_files
+from packprep.corpus.first_look import first_look
 from packprep.corpus.planning import PlannedSource, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenizer_json import continuing_tokens
@@ -121,6 +122,8 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
     say: is told of a fast engine that failed its proof, where engine = "auto" takes another one.
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
+    for source, files in zip(recipe.sources, inputs.files, strict=True):
+        first_look(source, files, recipe.documents.loss_spans == "use")
     engine, sources, estimates = _proven_and_calibrated(inputs, say)
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
@@ -213,7 +216,10 @@ def _calibrated(inputs: Inputs, engine: Engine) -> tuple[list[PlannedSource], li
         unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
         planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
         first += len(inputs.files[i])
-        estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents.special_text, marks))
+        try:
+            estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents.special_text, marks))
+        except RecipeError as error:
+            raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
         if estimates[-1].supervised:
             check_supervised(recipe, i)
         sources.append(planned)
@@ -305,4 +311,11 @@ def _changed_keys(now: Any, planned: Any, where: str) -> list[str]:
         return [
             c for i, (a, b) in enumerate(zip(now, planned, strict=True)) for c in _changed_keys(a, b, f"{where}[{i}]")
         ]
-    return [] if now == planned else [f"{where} is {now!r} here and {planned!r} in the plan"]
+    return [] if now == planned else [f"{where} is {_short(now)} here and {_short(planned)} in the plan"]
+
+
+def _short(value: Any) -> str:
+    """A value of a recipe in a message; tables by their names."""
+    if isinstance(value, list) and value and all(isinstance(v, dict) and "name" in v for v in value):
+        return f"[{', '.join(v['name'] for v in value)}]"
+    return f"{value!r:.200}"

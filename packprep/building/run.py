@@ -29,6 +29,7 @@ from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note
 from packprep.building.work import make_shard
 from packprep.clock import Clock
 from packprep.corpus.finding import absolute_prefix
+from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
 from packprep.digests import digest_of, own_digest
@@ -82,6 +83,8 @@ def plan_and_digest(out: str | os.PathLike | Output) -> tuple[dict[str, Any], st
     except DatasetError as error:
         raise PlanError(f"{error}; {restore}") from None
     except OSError as error:
+        if isinstance(error, NotADirectoryError):
+            raise PlanError(f"{out} is a file, or lies below one, and an output is a folder: name another") from None
         raise PlanError(f"{path}: {error.strerror}; see to it, or begin anew in another folder") from None
     if not isinstance(plan, dict) or plan.get("format") != FORMAT or plan.get("version") != VERSION:
         raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
@@ -216,6 +219,12 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
         if out.exists(MANIFEST) or out.has_folder("receipts"):
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
+            )
+        others = out.others()
+        if others:
+            raise PlanError(
+                f"{out} holds files that are no packprep's: {listed(others)}. A dataset's folder holds nothing else: "
+                "give --out a folder that is new or empty"
             )
         fresh = make_plan(inputs, say)
         for warning in forecast(fresh, inputs)["warnings"]:

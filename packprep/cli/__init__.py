@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from packprep.building.progress import say
-from packprep.cli.application import app
+from packprep.cli.application import UsageError, app, say_usage
 from packprep.cli.building import build, plan, slurm, status
 from packprep.cli.datasets import export, inspect, verify
 
@@ -32,7 +32,12 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        status = app(standalone_mode=False)
+        if status:
+            raise SystemExit(status)
+    except UsageError as error:
+        say_usage(error, sys.argv)
+        raise SystemExit(2) from None
     except PackprepError as error:
         say(f"{'stopped' if error.exit_status == 75 else 'error'}: {error}")
         raise SystemExit(error.exit_status) from None

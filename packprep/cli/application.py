@@ -3,10 +3,12 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+
+from packprep.building.progress import say
 
 app = typer.Typer(
     name="packprep",
@@ -17,6 +19,32 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+UsageError: Any = typer.BadParameter.__base__
+"""What typer raises for a command line that it cannot read. Its own name for it depends on typer's version."""
+_WANTED = {
+    "--out": "give --out DIR, the folder to build into",
+    "--array": "give --array N, how many tasks the array has",
+    "RECIPE.toml | INPUT...": "name a RECIPE.toml, or files and patterns",
+    "DIR": "name the folder of a dataset",
+}
+
+
+def say_usage(error: Any, words: Sequence[str]) -> None:
+    """Say on stderr what is wrong with a command line, and what to do. words: the command line."""
+    message = error.format_message().rstrip(".")
+    if not message or "\n" in message:  # the help, for no command at all
+        error.show()
+        return
+    command = error.ctx.command_path if error.ctx else "packprep"
+    parameter = getattr(error, "param", None)
+    names = [getattr(error, "option_name", "")] if parameter is None else [*parameter.opts, str(parameter.metavar)]
+    given = next((w for option, w in zip(words, words[1:], strict=False) if option in names), None)
+    if given is not None and message.startswith("Invalid value"):
+        message += f", and {given!r} is given"
+    wanted = next((_WANTED[name] for name in names if name in _WANTED), None) if "Invalid" not in message else None
+    say(f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what there is")
 
 
 def _version(wanted: bool) -> None:

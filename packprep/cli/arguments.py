@@ -72,12 +72,24 @@ def recipe_of(
     seed: int | None,
     assignments: list[str] | None,
 ) -> Any:
+    """The recipe that the arguments of a command give. RecipeError that names the file and line, or the option."""
     from packprep.errors import RecipeError
-    from packprep.recipe import load_recipe, read_recipe, set_value
+    from packprep.objectives.tasks import complete
+    from packprep.recipe import load_recipe, read_recipe, set_value, split_assignment
 
+    for assignment in assignments or ():
+        split_assignment(assignment)  # said before `--set seed = 3` is taken for two inputs
     recipes = [name for name in inputs if name.endswith(".toml")]
+    if not inputs:
+        raise RecipeError("no recipe and no inputs are given: name a RECIPE.toml, or files and patterns as its paths")
+    if len(recipes) > 1:
+        raise RecipeError(f"{', '.join(recipes)} are {len(recipes)} recipes: give one recipe at a time")
     if recipes and len(inputs) > 1:
-        raise RecipeError(f"{recipes[0]} is a recipe: give one recipe, or inputs, not both")
+        others = ", ".join([name for name in inputs if name not in recipes][:3])
+        raise RecipeError(
+            f"{recipes[0]} is a recipe: give one recipe, or inputs, not both (beside it: {others}); "
+            "inputs of a recipe are the paths in its [[sources]]"
+        )
     if recipes:
         table, base = load_recipe(Path(recipes[0])), Path(recipes[0]).resolve().parent
     else:
@@ -85,22 +97,41 @@ def recipe_of(
         if tokenizer is None and not any(a.startswith("tokenizer=") for a in assignments or ()):
             say('tokenizer: "bytes", the built-in byte vocabulary; name another with --tokenizer')
             table["tokenizer"] = "bytes"
+    typed: dict[tuple[str | int, ...], str] = {}
     for key, value in (("seq_length", seq_length), ("seed", seed)):
         if value is not None:
             table[key] = value
+            typed[(key,)] = f"--{key.replace('_', '-')} {value}"
     if tokenizer is not None:
         exists = Path(tokenizer).exists()
         table["tokenizer"] = str(Path(tokenizer).resolve()) if exists else tokenizer
     if tasks is not None:
         table["tasks"] = [{"preset": tasks}]
+        typed["tasks",] = f"--tasks {tasks}"
     sources = table.get("sources")
     if text_key is not None and isinstance(sources, list):
         table["sources"] = [
             {**source, "text_key": text_key} if isinstance(source, dict) else source for source in sources
         ]
     for assignment in assignments or ():
-        set_value(table, assignment)
-    return read_recipe(table, base)
+        typed[set_value(table, assignment)] = f"--set {assignment}"
+    try:
+        return complete(read_recipe(table, base))
+    except RecipeError as error:
+        raise RecipeError(f"{_place(error.key, typed, recipes)}{error}", error.key) from None
+
+
+def _place(key: tuple[str | int, ...], typed: dict[tuple[str | int, ...], str], recipes: list[str]) -> str:
+    """What a message about a key begins with: the option that set it, or the recipe's file and line."""
+    from packprep.recipe import line_of
+
+    option = next(
+        (words for k, words in reversed(typed.items()) if key[: len(k)] == k or k[: len(key)] == key != ()), ""
+    )
+    if option or not recipes:
+        return f"{option}: " if option else ""
+    line = line_of(Path(recipes[0]).read_text("utf-8"), key) if key else None
+    return f"{recipes[0]}, line {line}: " if line else f"{recipes[0]}: "
 
 
 def moved_of(pairs: list[str] | None) -> dict[str, str]:

@@ -3,11 +3,13 @@
 A file's name, its order among the others and its size are the same wherever the files lie.
 """
 
+import difflib
 import fnmatch
 import glob
 import os
 import stat
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ from packprep.corpus.files import Files
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.storage import Remote, is_url
+
+_LOOKED_AT, _SHOWN = 10_000, 6  # names of a folder, where a pattern matches nothing
 
 
 def _has_wildcard(part: str) -> bool:
@@ -128,13 +132,15 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                 if size is not None:
                     sizes[found], matched = size, True
             if not matched:
-                raise SourceError(f"source {source.name!r}: {given} matches no file (looked for {pattern})")
+                raise SourceError(
+                    f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}"
+                )
         elif os.path.isdir(pattern):
             raise SourceError(
                 f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"
             )
         elif not os.path.exists(pattern):
-            raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern})")
+            raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern}){nearby(pattern)}")
         elif not os.path.isfile(pattern):
             raise SourceError(
                 f"source {source.name!r}: {given} is no regular file but a pipe, a device or a socket, which cannot be "
@@ -146,6 +152,32 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
             except OSError as error:
                 raise SourceError(f"source {source.name!r}: {pattern}: {error.strerror}") from None
     return sizes
+
+
+def nearby(pattern: str) -> str:
+    """A message's part for a pattern that matches nothing: what lies in the deepest of its folders that there is."""
+    folder, *below = _deepest_folder(pattern)
+    try:
+        with os.scandir(folder) as entries:
+            there = sorted(entry.name + os.sep * entry.is_dir() for entry in islice(entries, _LOOKED_AT))
+    except OSError as error:
+        return f"; the folder {folder} cannot be looked into: {error.strerror}"
+    absent = f"; there is no folder {os.path.join(folder, below[0])}" if len(below) > 1 else ""
+    near = difflib.get_close_matches(below[0] if below else "", [name.rstrip(os.sep) for name in there], 1, 0.6)
+    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+    braces = "; {a,b} is no pattern: give each by itself" if "{" in pattern else ""
+    return (
+        f"{absent}; {folder} holds {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
+        + (f"; did you mean {near[0]}?" if near and not _has_wildcard(below[0]) else "")
+        + braces
+    )
+
+
+def _deepest_folder(pattern: str) -> list[str]:
+    """The longest begin of an absolute path that is a folder, and the parts behind it."""
+    parts = pattern.split(os.sep)
+    n = next(n for n in range(len(parts), 0, -1) if os.path.isdir(os.sep.join(parts[:n]) or os.sep))
+    return [os.sep.join(parts[:n]) or os.sep, *parts[n:]]
 
 
 def _size(path: str) -> int | None:

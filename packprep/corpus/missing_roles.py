@@ -18,12 +18,14 @@ class Missing:
     why     what was looked for
     add     texts that would fill it; empty when a new token cannot, as for an unknown id
     wanted  how many tokens it takes
+    instead a token of the tokenizer that is known to play it; "" if there is none
     """
 
     key: str
     why: str
     add: tuple[str, ...]
     wanted: int = 1
+    instead: str = ""
 
 
 def missing_message(
@@ -90,15 +92,17 @@ def _lines_from_reserved(
     """TOML lines that give missing roles to tokens that are there, and whether they are enough for all roles."""
     singles = [part for part in missing if part.key != "sentinels"]
     spans = next((part for part in missing if part.key == "sentinels"), None)
+    known = [part for part in singles if part.instead]
+    singles = [part for part in singles if not part.instead]
     free = list(reserved)
     short = len(singles) - len(free)
     if 0 < short < len(spare_sentinels):
         free += spare_sentinels[-short:]
-    lines = [
-        f"{_toml_key(part.key)} = {_toml_string(tokens.texts[id])}" for part, id in zip(singles, free, strict=False)
-    ]
+    played = [(part, part.instead) for part in known]
+    played += [(part, tokens.texts[id]) for part, id in zip(singles, free, strict=False)]
+    lines = [f"{_toml_key(part.key)} = {_toml_string(text)}" for part, text in played]
     if spans is None:
-        return lines, len(lines) == len(singles)
+        return lines, len(lines) == len(known) + len(singles)
     rest = free[len(singles) :]
     run = _consecutive(rest, spans.wanted)
     if run:

@@ -28,6 +28,11 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, dict[str, str]]:
         return bytes_tokenizer_json(), dict(BYTES_ROLES)
     path = base / Path(name).expanduser()
     if path.is_file():
+        if path.suffix == ".model":
+            raise VocabularyError(
+                f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. "
+                f"Write one with transformers: AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(FOLDER)"
+            )
         return _read(path), _hints(lambda file: _read_if_there(path.with_name(file)))
     if path.is_dir():
         file = path / "tokenizer.json"

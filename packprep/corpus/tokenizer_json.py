@@ -115,7 +115,9 @@ def _parse(data: bytes) -> Mapping[str, Any]:
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _Unusable(f"not JSON ({error}). A tokenizer.json of the `tokenizers` library is wanted") from error
+        raise _Unusable(
+            f"not JSON ({error}). Give a tokenizer.json of the `tokenizers` library, or its folder"
+        ) from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
         raise _Unusable(
             'JSON, but no tokenizer.json of the `tokenizers` library: it has no "model". '

@@ -222,7 +222,7 @@ def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[
     wishes = {role: getattr(specials, role) for role in ROLES if getattr(specials, role) is not None}
     wishes |= {text: mapped.get(text, text) for text in (*needs.mode_tokens, *mapped)}
     given = {key: id for key, value in wishes.items() if (id := _id_of(value, tokens)) is not None}
-    missing = [_not_there(key, value, tokens) for key, value in wishes.items() if key not in given]
+    missing = [_not_there(key, value, tokens, hints) for key, value in wishes.items() if key not in given]
 
     taken = {id: key for key, id in given.items()}
     sentinels, sentinels_missing, notes = _sentinels(tokens, specials, needs, taken)
@@ -274,10 +274,12 @@ def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[s
     return {role: tuple(names[role][:1]) for role in roles}
 
 
-def _not_there(key: str, value: str | int, tokens: TokenTable) -> Missing:
+def _not_there(key: str, value: str | int, tokens: TokenTable, hints: Mapping[str, str]) -> Missing:
+    known = [hints.get(key, ""), *WELL_KNOWN.get(key, ())]
+    instead = next((name for name in known if name in tokens.ids), "")
     if isinstance(value, int):
-        return Missing(key, f"no token has the id {value} (they end at {tokens.n_ids - 1})", ())
-    return Missing(key, f"no token {value!r}", (value,) if value else ())
+        return Missing(key, f"no token has the id {value} (they end at {tokens.n_ids - 1})", (), instead=instead)
+    return Missing(key, f"no token {value!r}", (value,) if value else (), instead=instead)
 
 
 def _sentinels(

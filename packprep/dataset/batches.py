@@ -143,7 +143,7 @@ class Batches:
         mine = self.state_dict()
         if not isinstance(state, Mapping) or set(state) != set(mine):
             keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-            raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}")
+            raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave")
         for key in ("fingerprint", "seed", "shuffle"):
             if type(state[key]) is not type(mine[key]) or state[key] != mine[key]:
                 raise StateError(

@@ -285,9 +285,19 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
     try:
         data = read_file(path)
     except FileNotFoundError as error:
+        if (Path(directory) / PLAN_NAME).exists():
+            raise DatasetError(
+                f"{path} does not exist: the build of {directory} is not finished. Run its command again; "
+                f"`packprep status {directory}` says what is missing"
+            ) from error
+        there = "" if Path(directory).exists() else ", there is no such folder"
         raise DatasetError(
-            f"{path} does not exist: {directory} is no dataset, or its build is not finished "
-            f"(`packprep status {directory}` says what is missing)"
+            f"{path} does not exist: {directory} is no dataset, or its build is not finished{there} "
+            f"(`packprep status {directory}` says what is missing): give the folder that `packprep build --out` wrote"
+        ) from error
+    except NotADirectoryError as error:
+        raise DatasetError(
+            f"{directory} is a file, and a dataset is a folder: name the one with dataset.json"
         ) from error
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from error

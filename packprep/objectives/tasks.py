@@ -10,7 +10,7 @@ import numpy as np
 from packprep.errors import RecipeError
 from packprep.objectives import REGISTRY, find
 from packprep.objectives.objective import Ids, Objective, Task
-from packprep.recipe import Recipe, TaskEntry, tasks_named, unknown
+from packprep.recipe import Recipe, TaskEntry, misplaced, tasks_named, unknown
 
 TOO_SHORT = "too_short"
 SHORTEST = 3
@@ -28,7 +28,7 @@ def complete(recipe: Recipe) -> Recipe:
 def _objective(name: str, where: str) -> Objective:
     objective = find(name)
     if objective is None:
-        raise RecipeError(f"{where}: {unknown('objective', name, list(REGISTRY))}")
+        raise RecipeError(f"{where}: {unknown('objective', name, list(REGISTRY))}", ("tasks", name, "objective"))
     return objective
 
 
@@ -39,13 +39,21 @@ def _complete_entry(entry: TaskEntry) -> TaskEntry:
     for name in entry.parameters:
         if name not in declared:
             known = ["name", "objective", "weight", "mode_token", *declared]
-            raise RecipeError(f"{where}: {unknown(f'key of {objective.name}', name, known)}")
-    parameters = {
-        name: parameter.accept(entry.parameters.get(name, parameter.default), where)
-        for name, parameter in declared.items()
-    }
-    if objective.check:
-        objective.check(parameters, where)
+            said = unknown(f"key of {objective.name}", name, known)
+            if misplaced(name):
+                said = f"unknown key of {objective.name} {name!r}: {misplaced(name)}"
+            raise RecipeError(f"{where}: {said}", ("tasks", entry.name, name))
+    parameters = {}
+    name = ""
+    try:
+        for name, parameter in declared.items():
+            parameters[name] = parameter.accept(entry.parameters.get(name, parameter.default), where)
+        name = ""
+        if objective.check:
+            objective.check(parameters, where)
+    except RecipeError as error:
+        error.key = ("tasks", entry.name, *([name] if name else []))
+        raise
     return replace(entry, parameters=parameters)
 
 

@@ -3,7 +3,17 @@ fingerprinted in normal form (`normal`). Presets are in presets.toml beside this
 
 from packprep.recipe.kinds import Kind, parse_size
 from packprep.recipe.normal import fingerprint, fingerprint_parts, from_normalised, normalised, without_places
-from packprep.recipe.reading import load_recipe, presets, read_recipe, set_value, tasks_named, unknown
+from packprep.recipe.places import line_of
+from packprep.recipe.reading import (
+    load_recipe,
+    misplaced,
+    presets,
+    read_recipe,
+    set_value,
+    split_assignment,
+    tasks_named,
+    unknown,
+)
 from packprep.recipe.records import (
     SECTIONS,
     Documents,
@@ -32,12 +42,15 @@ __all__ = [
     "fingerprint_parts",
     "from_normalised",
     "keys_of",
+    "line_of",
     "load_recipe",
+    "misplaced",
     "normalised",
     "parse_size",
     "presets",
     "read_recipe",
     "set_value",
+    "split_assignment",
     "tasks_named",
     "unknown",
     "without_places",

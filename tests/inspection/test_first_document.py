@@ -49,8 +49,8 @@ def test_document_1_is_the_first_with_tokens(one):
     assert lines_of(folder).startswith("document 1: source0 abc.jsonl at 29: 3 tokens: y│e│s")
 
 
-def test_a_wrong_text_key_shows(one):
-    folder = one({"words": "no text"}, {"words": "here"})
+def test_without_a_document_the_first_reject_shows(one):
+    folder = one({"words": "no text"}, {"text": 5})
     line = lines_of(folder)
     assert "shard 0 has no document that can be used; the first is source0 abc.jsonl at 0: missing_text: " in line
 

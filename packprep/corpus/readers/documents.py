@@ -191,7 +191,9 @@ def source_errors(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise SourceError(f"{path}: the file is missing. Put it back, or say with --source where it lies.") from error
+        raise SourceError(
+            f"{path}: the file is missing. Put it back, or say with --source NAME=PREFIX where its source lies."
+        ) from error
     except PermissionError as error:
         raise SourceError(f"{path}: no permission to read the file. Allow it (chmod, chown), then go on.") from error
     except OSError as error:

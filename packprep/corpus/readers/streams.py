@@ -113,9 +113,10 @@ def decompressed(path: str, size: int, compression: str, step_bytes: int) -> Ite
                                 yield Block(step, position, output)
                                 position += len(output)
                     except (zlib.error, zstandard.ZstdError) as error:
+                        plain = " If it is not compressed, give it a name without that ending." if not at else ""
                         raise SourceError(
                             f"{path}: corrupt {compression} data between bytes {at} and {at + len(fed)} of {size}: "
-                            f"{error}. Fetch the file again, or take it out of the recipe."
+                            f"{error}. Fetch the file again, or take it out of the recipe.{plain}"
                         ) from error
                 offset += len(data)
     if not decompressor.at_end:

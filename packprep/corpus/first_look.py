@@ -1,0 +1,117 @@
+"""A look at the begin of some files of a source, before a plan is made: are they what their names say, and is there text?
+
+What one document spoils is a reject. Here it is a whole source that is spoilt, by a wrong text_key or a file of another kind:
+that is said before anything is written, so that the recipe can be mended and the same output folder be used.
+"""
+
+import json
+import os
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+
+from packprep.corpus.conversations import MESSAGES
+from packprep.corpus.files import Files
+from packprep.corpus.readers.documents import open_source
+from packprep.corpus.readers.lines import BOM
+from packprep.corpus.readers.streams import decompressed
+from packprep.errors import SourceError
+from packprep.recipe import Source
+
+FILES = 8
+BYTES = 64 << 10
+LINES = 200
+_STEP_BYTES = 16 << 10
+_KINDS = {
+    b"PAR1": 'a Parquet file: name it .parquet, or set format = "parquet"',
+    b"ARROW1": 'an Arrow file: name it .arrow, or set format = "arrow"',
+    b"\x1f\x8b": "a gzip file: let its name end in .gz, as in .jsonl.gz",
+    b"\x28\xb5\x2f\xfd": "a zstd file: let its name end in .zst, as in .jsonl.zst",
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"BZh": "a bzip2 file: decompress it, or compress it with gzip or zstd",
+    b"\xfd7zXZ\x00": "an xz file: decompress it, or compress it with gzip or zstd",
+    b"%PDF-": "a PDF: extract its text",
+    b"SQLite format 3\x00": "an SQLite database: export its text as JSONL or Parquet",
+}
+_TABLES = (".csv", ".tsv")
+
+
+def first_look(source: Source, files: Files, messages: bool) -> None:
+    """SourceError if all files looked at, FILES at most, are mistaken in a way that is known.
+
+    messages: whether a document may have messages in place of a text.
+    """
+    filled = np.flatnonzero(files.sizes)
+    chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
+    first = ""
+    for i in dict.fromkeys(chosen.tolist()):
+        found = _mistake(source, files, i, messages)
+        if not found:
+            return
+        first = first or f"source {source.name!r}: {os.path.join(files.root, files.names[i])}: {found}"
+    if first:
+        raise SourceError(first)
+
+
+def _mistake(source: Source, files: Files, i: int, messages: bool) -> str:
+    """What is mistaken about a file, and what to do; "" if nothing is known to be."""
+    format, compression = files.formats[i]
+    if format not in ("jsonl", "text"):
+        return ""  # its reader looks for the column, and says so
+    begin, whole = _begin(os.path.join(files.root, files.names[i]), int(files.sizes[i]), compression)
+    kind = next((kind for magic, kind in _KINDS.items() if begin.startswith(magic)), None)
+    if kind:
+        return f"it is read as {format} and begins as {kind}"
+    if format == "text":
+        if source.format == "auto" and files.names[i].lower().endswith(_TABLES):
+            return (
+                "a table as text would be one document with all its rows: write it as JSONL or Parquet, "
+                'or set format = "text" if that is meant'
+            )
+        return ""
+    return _mistake_of_lines(source.text_key, begin.removeprefix(BOM).lstrip(), whole, messages)
+
+
+def _begin(path: str, size: int, compression: str) -> tuple[bytes, bool]:
+    """(the first BYTES of a file's data, whether that is all)."""
+    if not compression:
+        with open_source(path, size) as file:
+            return file.read(BYTES), size <= BYTES
+    data = b""
+    for block in decompressed(path, size, compression, _STEP_BYTES):
+        data += block.data
+        if len(data) > BYTES:
+            return data[:BYTES], False
+    return data, True
+
+
+def _mistake_of_lines(text_key: str, begin: bytes, whole: bool, messages: bool) -> str:
+    if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
+        return "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]' FILE > FILE.jsonl"
+    if begin.split(b"\n", 1)[0].strip() == b"{":
+        return "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
+    lines = begin.split(b"\n")
+    longest: Counter[str] = Counter()
+    looked_at = 0
+    for line in islice(lines if whole else lines[:-1], LINES):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            return ""
+        if not isinstance(document, dict) or text_key in document or (messages and MESSAGES in document):
+            return ""
+        looked_at += 1
+        for key, value in document.items():
+            longest[key] += len(value) if isinstance(value, str) else 0
+    if not looked_at:
+        return ""
+    keys = ", ".join(map(repr, list(longest)[:20])) or "none"
+    likely = max(longest, key=longest.__getitem__, default="")
+    example = f", as in text_key = {json.dumps(likely, ensure_ascii=False)}" if longest[likely] else ""
+    return (
+        f"none of its first {looked_at} documents has the key {text_key!r}; their keys are: {keys}. "
+        f"Set text_key (--text-key) to the one that holds the text{example}"
+    )

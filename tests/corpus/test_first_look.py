@@ -1,0 +1,77 @@
+"""A look at the begin of a source's files: what spoils them all is an error, what spoils some of them is not."""
+
+import json
+
+import numpy as np
+import pytest
+
+from packprep.corpus.files import Files
+from packprep.corpus.first_look import FILES, first_look
+from packprep.errors import SourceError
+from packprep.recipe import Source
+from tests.made import write
+
+
+def look(folder, files, messages=True, **source):
+    """The message of a first look at files of these bytes; "" if it finds nothing."""
+    paths = [write(folder / name, data) for name, data in files.items()]
+    sizes = np.array([path.stat().st_size for path in paths], np.int64)
+    given = Source(name="web", paths=("*",), **source)
+    try:
+        first_look(given, Files(0, list(files), sizes, given.format, str(folder)), messages)
+    except SourceError as error:
+        return str(error)
+    return ""
+
+
+def line(**document):
+    return json.dumps(document).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        line(text="one"),
+        line(text=None),
+        b"\xef\xbb\xbf" + line(text="one"),
+        line(messages=[]),
+        line(body="x") + line(text="one"),
+        line(body="x") + b"no JSON\n",
+        b"no JSON\n",
+        b"[1, 2]\n" + line(text="one"),
+        b"\n\n" + line(text="one"),
+        b"",
+        b"\n",
+        b"[" * 100_000,
+    ],
+)
+def test_what_documents_alone_spoil_is_left_to_the_rejects(tmp_path, data):
+    assert look(tmp_path, {"a.jsonl": data}) == ""
+
+
+def test_a_key_that_no_document_has(tmp_path):
+    said = look(tmp_path, {"a.jsonl": line(id="7", body="a longer text")})
+    assert (
+        'text_key = "body"' in said and "'id', 'body'" in said and said.startswith(f"source 'web': {tmp_path}/a.jsonl")
+    )
+    assert look(tmp_path, {"a.jsonl": line(body="x")}, text_key="body") == ""
+    assert "messages" in look(tmp_path, {"a.jsonl": line(messages=[])}, messages=False)
+
+
+def test_one_good_file_is_enough(tmp_path):
+    bad = {f"a{i}.jsonl": line(body="x") for i in range(FILES - 1)}
+    assert look(tmp_path, bad) and look(tmp_path, {**bad, "b.jsonl": line(text="x")}) == ""
+
+
+@pytest.mark.parametrize(
+    "begin, words", [(b"PAR1", "Parquet"), (b"\x1f\x8b\x08", "gzip"), (b"BZh9", "bzip2"), (b"%PDF-1.7", "PDF")]
+)
+def test_a_file_of_another_kind(tmp_path, begin, words):
+    assert words in look(tmp_path, {"a.jsonl": begin + bytes(20)}) and words in look(
+        tmp_path, {"a.txt": begin + bytes(20)}
+    )
+
+
+def test_a_table_as_text_may_be_meant(tmp_path):
+    assert "one document" in look(tmp_path, {"a.csv": b"a,b\n"})
+    assert look(tmp_path, {"a.csv": b"a,b\n"}, format="text") == ""
