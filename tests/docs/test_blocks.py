@@ -25,7 +25,7 @@ NOT_RUN = {
         "it is the suite",
     ],
     "docs/benchmarks.md": ["it takes other tools, their environments and an hour"],
-    "docs/jax.md": ["pip installs"],
+    "docs/guides/jax.md": ["pip installs"],
     "docs/quickstart.md": ["pip installs"],
 }
 
@@ -51,7 +51,7 @@ def ray_built_what_a_build_builds(folder: Path) -> None:
 
 AFTER = {
     "docs/scale.md": ray_built_what_a_build_builds,
-    "docs/slurm.md": slurm_built_what_one_process_builds,
+    "docs/guides/slurm.md": slurm_built_what_one_process_builds,
 }
 
 
