@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 STAGED = ROOT / ".site"
 _FENCE = re.compile(r"^( *)(```+).*?^\1\2 *$", re.S | re.M)
 _LINK = re.compile(r"(?P<before>!?\[(?:[^\]\[]|\[[^\]]*\])*\]\()(?P<target>[^)\s]+)(?P<after>\))")
+_DRAWING = re.compile(r"^!\[.*?\]\((?P<target>drawings/\w+\.svg)\)$", re.M)
+_STYLE = re.compile(r"<style>.*?</style>\n")
 _COMMENT = re.compile(r"^ *<!--.*?-->\n?", re.S | re.M)
 
 # page of the API → (its title, what it is, the objects it shows). A module shows what its __all__ or its names say.
@@ -57,7 +59,16 @@ API = {
 
 def main() -> int:
     stage()
-    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
+    command = [
+        sys.executable,
+        "-m",
+        "zensical",
+        "build",
+        "--clean",
+        "--strict",
+        "--config-file",
+        str(ROOT / "mkdocs.yml"),
+    ]
     return subprocess.run(command, cwd=ROOT).returncode
 
 
@@ -69,7 +80,7 @@ def stage() -> None:
         name = path.relative_to(ROOT / "docs").as_posix()
         if path.suffix == ".md":
             _write(name, page(path.read_text("utf-8"), f"docs/{name}", name, linked))
-        elif path.suffix in (".svg", ".css"):
+        elif path.suffix == ".css":
             _write(name, path.read_text("utf-8"))
     done: set[str] = set()
     while missing := sorted(linked - done):
@@ -77,11 +88,14 @@ def stage() -> None:
             _write(source_page(target), _source(target, linked))
         done |= set(missing)
     for name, (title, words, objects) in API.items():
-        _write(f"api/{name}.md", "\n\n".join((f"# {title}", *filter(None, [words]), *(f"::: {shown}" for shown in objects))))
+        _write(
+            f"api/{name}.md",
+            "\n\n".join((f"# {title}", *filter(None, [words]), *(f"::: {shown}" for shown in objects))),
+        )
 
 
 def page(text: str, origin: str, name: str, linked: set[str]) -> str:
-    """A page for the site: without comments, and with links to files outside of docs/ led to the pages that show them.
+    """A page for the site: without comments, with drawings in place, and with links to files outside of docs/ led to the pages that show them.
 
     origin: its path in the repository; name: its path in .site/. What it links to outside of docs/ is added to `linked`.
     """
@@ -101,11 +115,17 @@ def page(text: str, origin: str, name: str, linked: set[str]) -> str:
     parts, at = [], 0
     for fence in (*_FENCE.finditer(text), None):
         end = fence.start() if fence else len(text)
-        parts.append(_LINK.sub(lead, _COMMENT.sub("", text[at:end])))
+        parts.append(_LINK.sub(lead, _DRAWING.sub(_inlined, _COMMENT.sub("", text[at:end]))))
         if fence:
             parts.append(fence[0])
             at = fence.end()
     return "".join(parts)
+
+
+def _inlined(match: re.Match[str]) -> str:
+    """A drawing in place of its link, so that its colour is that of the page's scheme."""
+    drawing = (ROOT / "docs" / match["target"]).read_text("utf-8")
+    return f'<div class="drawing">{_STYLE.sub("", drawing)}</div>'
 
 
 def source_page(target: str) -> str:
