@@ -290,9 +290,8 @@ def shards() -> str:
         for b, shard in enumerate(by_shard):
             for extent in shard:
                 w = (extent.hi - extent.lo) / total * width
-                marks.append(
-                    f'<rect x="{left + x:g}" y="{top}" width="{w:g}" height="28" fill="{COLOURS[task_of[b]]}" fill-opacity=".32"/>'
-                )
+                box = f'x="{left + x:g}" y="{top}" width="{w:g}" height="28"'
+                marks.append(f'<rect {box} fill="{COLOURS[task_of[b]]}" fill-opacity=".32"/>')
                 if extent.lo == 0:
                     marks.append(_line(left + x, top, left + x, top + 28, more='stroke-width="2"'))
                     marks.append(_text(left + x + 5, top + 19, str(extent.piece), size=11))

@@ -27,7 +27,7 @@ API = {
         "Datasets",
         "What a trainer opens, and what it gives. Numpy and the standard library only. In prose: [loader](../loader.md).",
         (
-            "packprep.dataset.loader.open_dataset",
+            "packprep.open_dataset",
             "packprep.dataset.loader.Dataset",
             "packprep.dataset.row.Row",
             "packprep.dataset.batches.Batches",
@@ -95,7 +95,8 @@ def stage() -> None:
 
 
 def page(text: str, origin: str, name: str, linked: set[str]) -> str:
-    """A page for the site: without comments, with drawings in place, and with links to files outside of docs/ led to the pages that show them.
+    """A page for the site: without comments, with drawings in place, and with links out of docs/ led to pages that show
+    what they lead to.
 
     origin: its path in the repository; name: its path in .site/. What it links to outside of docs/ is added to `linked`.
     """

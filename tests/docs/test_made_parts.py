@@ -1,9 +1,6 @@
 """What the docs take from the code is current; `python docs/make.py` rewrites it."""
 
-import importlib.util
 import re
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,18 +9,7 @@ from packprep.dataset.shard import NAMES
 from packprep.objectives import REGISTRY
 from packprep.recipe import presets
 from packprep.verification.promises import PROMISES
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-def module(name: str) -> Any:
-    """A module of docs/, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
+from tests.docs.modules import DOCS, module
 
 make, drawings = module("make"), module("drawings")
 
