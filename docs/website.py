@@ -136,7 +136,7 @@ def source_page(target: str) -> str:
 
 def _source(target: str, linked: set[str]) -> str:
     path = ROOT / target
-    unsearched = "---\nsearch:\n  exclude: true\n---\n"
+    unsearched = "---\nhide: [toc]\nsearch:\n  exclude: true\n---\n"
     if path.is_dir():
         files = sorted(file.name for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
         linked |= {f"{target}/{file}" for file in files}
