@@ -15,7 +15,7 @@ import traceback
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print past sys.stdout goes to stderr, and does not mix with answers
-    sys.path.insert(0, "")
+    sys.path[:2] = [sys.path[1], ""]  # packprep of PYTHONPATH, then the page's folder; not that of this file
     names: dict[str, object] = {"__name__": "__main__"}
     for line in sys.stdin:
         where, text = json.loads(line)

@@ -38,8 +38,8 @@ def run_page(
 ) -> list[str]:
     """Run a page's blocks in `folder`; gives what was left out for want of a library.
 
-    missing: pattern of modules that cannot be imported → why. A block of Python that imports one is left out, with all blocks of Python
-    after it, which may use its names, and the blocks of sh that call a file that was left out.
+    missing: pattern of modules that cannot be imported → why. A block of Python that imports one is left out, with all
+    blocks of Python after it, which may use its names, and the blocks of sh that call a file that was left out.
     after: called with what each block of sh printed.
     """
     left_out: list[str] = []
@@ -195,9 +195,10 @@ _CHECKS: dict[str, Callable[[Block, Path], None]] = {
 
 
 def commands(folder: Path) -> Path:
-    """A folder for PATH with packprep and python of this interpreter."""
+    """A folder for PATH with packprep and python of this interpreter. packprep is not that of the folder at hand, which
+    may look like a clone: kernels are compiled for the place of their source."""
     folder.mkdir()
-    for name, module in (("packprep", " -m packprep"), ("python", "")):
+    for name, module in (("packprep", " -P -m packprep"), ("python", "")):
         script = folder / name
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{module} "$@"\n')
         script.chmod(0o755)
