@@ -18,7 +18,9 @@ def tests(session: nox.Session) -> None:
 def trainers(session: nox.Session) -> None:
     """What trainers type, with the libraries that they use; without these the same tests skip."""
     session.install(".[test,trainers]")
-    session.run("python", "-m", "pytest", "-n", "auto", "tests/adapters", "tests/examples", "tests/docs")
+    session.run(
+        "python", "-m", "pytest", "-n", "auto", "tests/adapters", "tests/examples", "tests/exporting", "tests/docs"
+    )
 
 
 @nox.session
