@@ -1,7 +1,8 @@
 """The commands that read a dataset: verify, inspect."""
 
 import os
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -43,10 +44,17 @@ def inspect(
         int | None,
         typer.Option(metavar="N", help="Show this row. −1: the first with a segment of each task.", show_default=False),
     ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write a report of it all, with rows to page through.", show_default=False),
+    ] = None,
     source: Moved = None,
     as_json: Json = False,
 ) -> None:
-    """Show a dataset: totals, utilisation, task and source mix, lengths; or one row, decoded."""
+    """Show a dataset: totals, utilisation, task and source mix, lengths; or one row, decoded; or all in an HTML file."""
+    if html is not None:
+        put(_report(directory, html, row, source), as_json, _print_written)
+        return
     from packprep.inspection.printed_row import print_row
     from packprep.inspection.row import describe_row
     from packprep.inspection.summary import describe_dataset, print_summary
@@ -55,3 +63,34 @@ def inspect(
         put(describe_dataset(directory), as_json, print_summary)
     else:
         put(describe_row(directory, row, moved_of(source)), as_json, print_row)
+
+
+def _report(directory: str, html: str, row: int | None, source: list[str] | None) -> dict[str, Any]:
+    """Verify what the report looks at, and write it."""
+    one_thread()
+    from packprep.building.processes import available_cpus
+    from packprep.errors import ArgumentError, PackprepError, RecipeError, Stopped
+    from packprep.inspection.report import check_place, shards_shown, write_report
+    from packprep.verification import PROMISES, verify_dataset
+
+    if row is not None:
+        raise ArgumentError(f"--html and --row {row}: the report has rows of its own; leave one of the two out")
+    check_place(html)
+    moved, verification = moved_of(source), None
+    only = shards_shown(directory)
+    try:
+        verification = verify_dataset(directory, None, moved, (0, 1), available_cpus(), Bar(), only=only)
+    except (RecipeError, Stopped):
+        raise
+    except PackprepError as error:  # the page says so, and shows what can be read all the same
+        verification = error
+    return write_report(directory, html, moved, verification, PROMISES)
+
+
+def _print_written(written: Mapping[str, Any]) -> None:
+    from packprep.inspection.lines import counted
+
+    faults = written["faults"]
+    found = "not verified" if faults is None else "every promise holds" if not faults else counted(faults, "fault")
+    rows = f"{written['shown_rows']:,} of {counted(written['rows'], 'row')}"
+    print(f"{written['html']}: {written['bytes']:,} bytes, {rows}; {found}")
