@@ -69,20 +69,22 @@ def _report(directory: str, html: str, row: int | None, source: list[str] | None
     """Verify what the report looks at, and write it."""
     one_thread()
     from packprep.building.processes import available_cpus
-    from packprep.errors import ArgumentError, PackprepError, RecipeError, Stopped
+    from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
     from packprep.inspection.report import check_place, shards_shown, write_report
     from packprep.verification import PROMISES, verify_dataset
 
     if row is not None:
         raise ArgumentError(f"--html and --row {row}: the report has rows of its own; leave one of the two out")
     check_place(html)
-    moved, verification = moved_of(source), None
-    only = shards_shown(directory)
+    moved, only = moved_of(source), shards_shown(directory)
+    verification: dict[str, Any] | PackprepError
     try:
         verification = verify_dataset(directory, None, moved, (0, 1), available_cpus(), Bar(), only=only)
-    except (RecipeError, Stopped):
-        raise
-    except PackprepError as error:  # the page says so, and shows what can be read all the same
+    except (
+        DatasetError,
+        PlanError,
+        VocabularyError,
+    ) as error:  # the page says so, and shows what can be read all the same
         verification = error
     return write_report(directory, html, moved, verification, PROMISES)
 

@@ -221,7 +221,7 @@ def _lines(s: Mapping[str, Any]) -> Iterator[str]:
     engine = s["engine"]
     engine_name = f"{engine['name']} {engine['version']}" if isinstance(engine, Mapping) else engine
     rows = counted(s["rows"], "row")
-    yield f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}, {_size(s['bytes'])}"
+    yield f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}, {size_of(s['bytes'])}"
     yield ""
     yield f"documents    {documents['read']:,} read, {documents['used']:,} used{_listed(', rejected: ', rejected)}"
     left_out = _listed(", dropped: ", dropped) + (f", {tokens['truncated']:,} truncated" if tokens["truncated"] else "")
@@ -314,7 +314,8 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.2%}"
 
 
-def _size(n_bytes: int) -> str:
+def size_of(n_bytes: int) -> str:
+    """Bytes in the greatest binary unit below them, as in 129 MiB."""
     size, unit = float(n_bytes), 0
     while size >= 1024 and unit < 5:
         size, unit = size / 1024, unit + 1

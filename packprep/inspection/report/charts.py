@@ -36,7 +36,9 @@ def chart(
         if value > 0:
             height = max(_BOTTOM - y(value), 1.0)
             box = (_LEFT + i * step + gap / 2, _BOTTOM - height, step - gap, height)
-            parts.append(Markup('<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(*box))
+            parts.append(
+                Markup('<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(*box)
+            )
     if expected is not None:
         points = [(_LEFT + (i + 0.5) * step, y(value)) for i, value in enumerate(expected)]
         if len(points) > 1:

@@ -28,7 +28,9 @@ def rows_with_tasks(row: np.ndarray, task: np.ndarray, first: int) -> tuple[dict
     return by_task, int(counts.argmax()) + first, int(counts.max())
 
 
-def chosen_rows(rows: Sequence[range], by_task: Sequence[Mapping[int, Sequence[int]]], best: int, length: int) -> list[int]:
+def chosen_rows(
+    rows: Sequence[range], by_task: Sequence[Mapping[int, Sequence[int]]], best: int, length: int
+) -> list[int]:
     """The rows to show, ascending. rows: of each shard that is looked at; by_task: as `rows_with_tasks` gives, of each shard.
 
     best: a row that is shown in any case; −1: none. length: slots of a row. Each task gets a row first, however many there

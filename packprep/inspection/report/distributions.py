@@ -1,7 +1,7 @@
 """Figures → charts, each with its words and its table."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -61,8 +61,8 @@ def _lengths(title: str, note: str, counts: np.ndarray) -> Chart | None:
         low, high = max(low - 1, 0), high + 1
     shown = counts[low:high].tolist()
     names = [_range(int(LENGTHS[i]), int(LENGTHS[i + 1]) - 1) for i in range(low, high)]
-    every = max((high - low) // 4, 1)
-    ticks = [(float(i - low), _short(int(LENGTHS[i]))) for i in range(low, high, every) if high - i > every // 2]
+    powers = [i for i in range(low, high) if int(LENGTHS[i]).bit_count() == 1]
+    ticks = [(float(i - low), _short(int(LENGTHS[i]))) for i in powers[:: -(-len(powers) // 6)]]
     words = f"{title}: {sum(shown):,} in all, most often {names[int(np.argmax(shown))]}"
     svg = chart(shown, None, ticks, (max(shown), f"{max(shown):,}"), words)
     return Chart(title, note, svg, False, (title.lower(), "count"), list(zip(names, map(_count, shown), strict=True)))
@@ -108,7 +108,14 @@ def _spans(figures: Figures) -> Iterator[Chart]:
         words = f"Span lengths of task {task['name']}: {note}"
         most = max(*here, *there)
         svg = chart(here, there, ticks, (most, f"{round(most):,}"), words)
-        yield Chart(f"{task['name']}: span length", note, svg, True, ("tokens", "spans", "by theory"), _table(names, here, there))
+        yield Chart(
+            f"{task['name']}: span length",
+            note,
+            svg,
+            True,
+            ("tokens", "spans", "by theory"),
+            _table(names, here, there),
+        )
 
 
 def _pivots(figures: Figures) -> Iterator[Chart]:
@@ -120,7 +127,14 @@ def _pivots(figures: Figures) -> Iterator[Chart]:
         note = f"where the prefix ends, as a share of the tokens; {sum(here):,} segments"
         words = f"Pivots of task {_name(figures, t)}: {note}, in bins of {min(here):,} to {max(here):,}"
         svg = chart(here, there, _unit_ticks(0, 1), (most, f"{round(most):,}"), words)
-        yield Chart(f"{_name(figures, t)}: pivot", note, svg, True, ("pivot", "segments", "by theory"), _table(names, here, there))
+        yield Chart(
+            f"{_name(figures, t)}: pivot",
+            note,
+            svg,
+            True,
+            ("pivot", "segments", "by theory"),
+            _table(names, here, there),
+        )
 
 
 def _noise(figures: Figures) -> Iterator[Chart]:

@@ -39,7 +39,10 @@
         const flags = parseInt(run.f[i], 32), ids = [].concat(run.i[i]);
         const classes = CLASSES.filter(([bit]) => flags & bit).map(([, name]) => name);
         if (part.name === "original") classes.splice(0, classes.length, ...classes.filter((name) => name !== "trained"));
-        const token = make("span", ["tok", ...classes].join(" "), text.replaceAll("␊", "␊\n"));
+        const token = make("span", ["tok", ...classes].join(" "));
+        for (const piece of text.split(/([\u2400-\u2421]+)/)) {
+          if (piece) token.append(/^[\u2400-\u2421]/.test(piece) ? make("span", "control", piece.replaceAll("␊", "␊\n")) : piece);
+        }
         token.says = `token ${ids.join(", ")}${part.first < 0 ? "" : `, slot ${count(slot)}`}${classes.length ? `: ${classes.join(", ")}` : ""}`;
         box.append(token);
         slot += ids.length;
@@ -59,6 +62,11 @@
     return side;
   }
 
+  function point(target) {
+    const token = target.closest(".tok");
+    if (token) panel.querySelector(".token").textContent = token.says;
+  }
+
   function articleOf(own, i) {
     const article = make("article", `h${i % HUES}`);
     const heading = make("h3"), button = make("button");
@@ -67,15 +75,15 @@
     const objective = own.objective === own.task ? "" : `${own.objective} · `;
     button.append(make("small", "", `${objective}${several(own.slots, "slot")} · ${count(own.trained)} trained`));
     button.setAttribute("aria-controls", "panel");
-    for (const event of ["focus", "click"]) button.addEventListener(event, () => choose(i, event === "click"));
+    for (const event of ["focus", "click"]) button.addEventListener(event, () => choose(i));
     article.addEventListener("mouseover", (event) => {
-      if (!narrow.matches) choose(i, false);
-      if (event.target.says) panel.querySelector(".token").textContent = event.target.says;
+      if (!narrow.matches) choose(i);
+      point(event.target);
     });
     article.addEventListener("click", (event) => {
-      if (!event.target.says) return;
-      choose(i, true);
-      panel.querySelector(".token").textContent = event.target.says;
+      if (!event.target.closest(".tok")) return;
+      choose(i);
+      point(event.target);
     });
     heading.append(button);
     const sides = make("div", own.original || own.why === "" ? "sides" : "sides one");
@@ -90,7 +98,7 @@
 
   // The header of a segment
 
-  function choose(i, moves) {
+  function choose(i) {
     const own = shown[at].segments[i];
     if (!own) return;
     const changed = segment !== i || !panel.firstChild;
@@ -114,7 +122,7 @@
     }
     document.querySelectorAll("#segments article").forEach((article, k) => {
       article.classList.toggle("chosen", k === i);
-      if (k === i && narrow.matches && moves) article.insertBefore(panel, article.children[1]);
+      if (k === i && narrow.matches) article.insertBefore(panel, article.children[1]);
     });
     document.querySelectorAll("#strip button").forEach((button, k) => {
       button.classList.toggle("chosen", k === i);
@@ -212,7 +220,7 @@
         button.setAttribute("aria-label", button.title);
         button.style.flexGrow = own.slots;
         button.addEventListener("click", () => {
-          choose(k, false);
+          choose(k);
           place.children[k].querySelector("button").focus();
         });
         strip.append(button);
@@ -226,7 +234,7 @@
         const more = row.count - row.segments.length;
         place.append(make("p", "note", `… and ${several(more, "more segment")}, left out to keep this page small; packprep inspect --row ${row.row} --json has all.`));
       }
-      choose(0, false);
+      choose(0);
     }
     if (remembers) history.replaceState(null, "", `#row=${row.row}`);
   }

@@ -14,10 +14,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from packprep.inspection.lines import counted, visible
+from packprep.inspection.lines import clipped, counted, visible
 from packprep.inspection.report.charts import meter, stack
 from packprep.inspection.report.distributions import charts_of
 from packprep.inspection.report.figures import Figures
+from packprep.inspection.summary import size_of
 
 MOST_LINES = 200
 """Lines of a table: faults, tasks, sources."""
@@ -83,21 +84,10 @@ def _shown(value: Any) -> Any:
     return visible(clipped(value, _MESSAGE))
 
 
-def clipped(text: str, most: int = _NAME) -> str:
-    """The text, or its begin and end where it has more than `most` characters."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"
-
-
-def size_of(n_bytes: int) -> str:
-    """Bytes in the greatest binary unit below them: 129 MiB."""
-    size, unit = float(n_bytes), 0
-    while size >= 1024 and unit < 5:
-        size, unit = size / 1024, unit + 1
-    return f"{n_bytes} bytes" if not unit else f"{size:.3g} {('', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"
-
-
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.2%}"
+    if share is None:
+        return "–"
+    return "< 0.01%" if 0 < share < 0.00005 else f"{share:.2%}"
 
 
 def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,22 +96,22 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
     documents, fill = s["documents"], s["utilisation"]
     rejected = sum(documents["rejected"].values())
     without = fill["without_last_rows"]
-    mean = s["segments"] / s["rows"] if s["rows"] else 0.0
+    mean, shards = s["segments"] / s["rows"] if s["rows"] else 0.0, counted(s["shards"], "shard")
     return {
-        "lead": f"{counted(s['rows'], 'row')} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}, {size_of(s['bytes'])}",
+        "lead": f"{counted(s['rows'], 'row')} of {s['seq_length']:,} slots in {shards}, {size_of(s['bytes'])}",
         "cards": [
             ("rows", f"{s['rows']:,}", f"of {s['seq_length']:,} slots"),
             ("segments", f"{s['segments']:,}", f"{mean:.2f} a row"),
             ("tokens", f"{s['tokens']['used']:,}", "of documents"),
             ("documents", f"{documents['used']:,}", f"{rejected:,} rejected"),
             ("utilisation", _percent(fill["all_rows"]), "" if without is None else f"{without:.2%} without last rows"),
-            ("size", size_of(s["bytes"]), f"in {counted(s['shards'], 'shard')}"),
+            ("size", size_of(s["bytes"]), f"in {shards}"),
         ],
         "facts": [
             ("fingerprint", s["fingerprint"]),
             ("engine", name),
             ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}"),
-            ("folder", clipped(s["directory"])),
+            ("folder", clipped(s["directory"], _NAME)),
         ],
     }
 
@@ -129,7 +119,11 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
 def _sums(s: Mapping[str, Any]) -> list[dict[str, Any]]:
     documents, tokens, slots = s["documents"], s["tokens"], s["slots"]
     lines = [
-        ("Documents", ("read", documents["read"]), [("used", documents["used"]), *_named("rejected: ", documents["rejected"])]),
+        (
+            "Documents",
+            ("read", documents["read"]),
+            [("used", documents["used"]), *_named("rejected: ", documents["rejected"])],
+        ),
         (
             "Tokens",
             ("read", tokens["read"]),
@@ -149,7 +143,7 @@ def _sums(s: Mapping[str, Any]) -> list[dict[str, Any]]:
     sums = []
     for title, (label, whole), parts in lines:
         off = whole - sum(value for _, value in parts)
-        shown = [(clipped(name), f"{value:,}") for i, (name, value) in enumerate(parts) if value or not i]
+        shown = [(clipped(name, _NAME), f"{value:,}") for i, (name, value) in enumerate(parts) if value or not i]
         says = "✓ balances" if not off else f"✗ does not balance: off by {off:,}"
         whole_said = (label, f"{whole:,}")
         sums.append({"title": title, "whole": whole_said, "parts": shown, "balances": not off, "says": says})
@@ -166,60 +160,75 @@ def _usage(s: Mapping[str, Any]) -> dict[str, Any]:
     parts = [("tokens", slots["used"]), *_named("", slots["added"])]
     shown = [(f"u{min(i, 8)}", name, n) for i, (name, n) in enumerate(parts) if n] + [("u9", "padding", padding)]
     words = "Slots: " + ", ".join(f"{name} {n / whole:.2%}" for _, name, n in shown)
-    keys = [(kind, name, f"{n / whole:.2%}") for kind, name, n in shown]
+    keys = [(kind, name, _percent(n / whole)) for kind, name, n in shown]
     return {"svg": stack([(kind, n / whole) for kind, _, n in shown], words), "keys": keys}
 
 
-def _cell(count: int, share: float | None, wanted: float | None = None) -> dict[str, Any]:
-    return {"count": f"{count:,}", "share": _percent(share), "meter": meter(share, wanted)}
+Counted = tuple[int, float | None, float | None]
+"""A count, its share of all, and the share that was wanted."""
+
+
+def _cells(lines: Sequence[Counted], whole: bool = False) -> list[dict[str, Any]]:
+    """A column of meters, to the scale of the greatest share; whole: of 1."""
+    scale = 1.0 if whole else max((share or 0.0 for _, *shares in lines for share in shares), default=0.0) or 1.0
+    return [
+        {
+            "count": f"{count:,}",
+            "share": _percent(share),
+            "meter": meter((share or 0.0) / scale, None if wanted is None else wanted / scale),
+        }
+        for count, share, wanted in lines
+    ]
 
 
 def _mix(s: Mapping[str, Any], recipe: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]:
-    segments = s["segments"] or 1
-    rows: list[list[Any]] = []
-    for t, task in enumerate(s["tasks"]):
-        if not (task["drawn"] or task["segments"]):
-            continue
-        drawn = task["drawn"] if task["name"] != "too_short" else None
-        cells = [
-            clipped(task["name"]),
-            task["objective"],
-            _percent(drawn),
-            _cell(task["segments"], task["segments"] / segments, drawn),
-            _cell(task["tokens"], task["token_share"]),
-        ]
-        if figures is not None and figures.segments:
-            slots, trained = int(figures.task_slots[t]), int(figures.task_trained[t])
-            cells.append(_cell(trained, trained / slots if slots else None))
-        rows.append(cells)
-    head = [("task", ""), ("objective", ""), ("wanted", "n"), ("segments", "n"), ("tokens", "n")]
-    head += [("slots trained", "n")] if figures is not None and figures.segments else []
     asked = {source["name"]: source for source in recipe.get("sources", ())}
-    shares = [source.get("share") for source in asked.values()]
-    whole = sum(share for share in shares if share) if all(shares) and shares else 0
-    sources = [
-        [
-            clipped(source["name"]),
-            f"{source['repeat']:g}×",
-            _percent(asked[source["name"]]["share"] / whole) if whole else "–",
-            f"{source['documents']:,}",
-            _cell(source["segments"], source["segments"] / segments),
-            _cell(source["tokens"], source["token_share"], asked[source["name"]]["share"] / whole if whole else None),
-        ]
-        for source in s["sources"]
-    ]
-    source_head = [("source", ""), ("repeat", "n"), ("wanted", "n"), ("documents", "n"), ("segments", "n"), ("tokens", "n")]
-    tables = []
-    for title, named, lines in (("Tasks", head, rows), ("Sources", source_head, sources)):
-        left = len(lines) - MOST_LINES
-        title = f"{title}, the first {MOST_LINES} of {len(lines):,}" if left > 0 else title
-        tables.append({"title": title, "head": named, "rows": lines[:MOST_LINES]})
-    about = (
-        "A mark on a bar is what the recipe asks for: a task's weight is the share of segments that draw it, a source's share "
-        "that of the tokens."
-    )
+    about = "A mark on a bar is what the recipe asks for. Bars are to the scale of their column."
     if any(source.get("tasks") for source in asked.values()) or (figures is not None and figures.supervised):
         about += " Sources that draw only some tasks, and documents with trained ranges, move the drawn shares off their marks."
     if figures is not None and figures.segments:
-        about += " Slots trained are counted in the rows looked at."
-    return {"about": about, "tables": tables}
+        about += " Trained slots are those of the rows looked at, as a share of the task's slots."
+    return {"about": about, "tables": [_task_table(s, figures), _source_table(s, asked)]}
+
+
+def _task_table(s: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]:
+    shown = [(t, task) for t, task in enumerate(s["tasks"]) if task["drawn"] or task["segments"]]
+    wanted = [task["drawn"] or None for _, task in shown]
+    of = s["segments"] or 1
+    columns: list[list[Any]] = [
+        [clipped(task["name"], _NAME) for _, task in shown],
+        [task["objective"] for _, task in shown],
+        [_percent(share) for share in wanted],
+        _cells([(task["segments"], task["segments"] / of, w) for (_, task), w in zip(shown, wanted, strict=True)]),
+        _cells([(task["tokens"], task["token_share"], None) for _, task in shown]),
+    ]
+    head = [("task", ""), ("objective", ""), ("wanted", "n"), ("segments", "n"), ("tokens", "n")]
+    if figures is not None and figures.segments:
+        pairs = [(int(figures.task_trained[t]), int(figures.task_slots[t])) for t, _ in shown]
+        columns.append(_cells([(part, part / slots if slots else None, None) for part, slots in pairs], whole=True))
+        head.append(("trained slots", "n"))
+    return _table("Tasks", head, columns)
+
+
+def _source_table(s: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    sources, of = s["sources"], s["segments"] or 1
+    shares = [asked.get(source["name"], {}).get("share") for source in sources]
+    whole = sum(shares) if shares and all(shares) else 0
+    wanted = [share / whole if whole else None for share in shares]
+    columns: list[list[Any]] = [
+        [clipped(source["name"], _NAME) for source in sources],
+        [f"{source['repeat']:g}×" for source in sources],
+        [_percent(share) for share in wanted],
+        [f"{source['documents']:,}" for source in sources],
+        _cells([(source["segments"], source["segments"] / of, None) for source in sources]),
+        _cells([(source["tokens"], source["token_share"], w) for source, w in zip(sources, wanted, strict=True)]),
+    ]
+    head = [("source", ""), ("repeat", "n"), ("wanted", "n"), ("documents", "n"), ("segments", "n"), ("tokens", "n")]
+    return _table("Sources", head, columns)
+
+
+def _table(title: str, head: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """head: (words, class) of each column. Of many lines the first MOST_LINES."""
+    lines = len(columns[0])
+    title = f"{title}, the first {MOST_LINES} of {lines:,}" if lines > MOST_LINES else title
+    return {"title": title, "head": head, "rows": list(zip(*columns, strict=True))[:MOST_LINES]}

@@ -21,7 +21,7 @@ from packprep.dataset.manifest import shard_name
 from packprep.errors import DatasetError
 from packprep.inspection.columns import shard_of
 from packprep.inspection.decoding import BYTES, SPECIAL
-from packprep.inspection.lines import visible
+from packprep.inspection.lines import clipped, visible
 from packprep.inspection.opened import Opened
 from packprep.inspection.row import row_with
 
@@ -58,7 +58,7 @@ def sample_rows(data: Opened, rows: Sequence[int], sound: frozenset[int]) -> lis
 
 
 def _unreadable(data: Opened, row: int, error: Exception) -> dict[str, Any]:
-    message = _clipped(visible(data.near.named(str(error))), _MESSAGE)
+    message = clipped(visible(data.near.named(str(error))), _MESSAGE)
     return {"row": row, "shard": shard_name(data.place(row)[0]), "unreadable": message, "tasks": []}
 
 
@@ -69,11 +69,16 @@ def _of_shard(
     ranges = {row: shard.segment_range(data.place(row)[1]) for row in rows}
     every = np.concatenate([np.arange(*own) for own in ranges.values()])
     job = data.job
-    verdicts = dict.fromkeys(every.tolist(), "not rebuilt: verification found faults in this shard, or did not look at it")
+    verdicts = dict.fromkeys(
+        every.tolist(), "not rebuilt: verification found faults in this shard, or did not look at it"
+    )
     stored: Stored | None = None
     if sound and isinstance(job, Job):
         chosen, read = _affordable(job, shard.arrays, every, read)
-        verdicts = dict.fromkeys(every.tolist(), f"not rebuilt: its file takes more reading than {MOST_READ_BYTES >> 30} GiB in all; `packprep inspect --row` does it")
+        verdicts = dict.fromkeys(
+            every.tolist(),
+            f"not rebuilt: its file takes more reading than {MOST_READ_BYTES >> 30} GiB in all; `packprep inspect --row` does it",
+        )
         verdicts |= zip(chosen.tolist(), data.rebuilt(number, chosen), strict=True)
         stored = stored_segments(job, shard.arrays)
     elif sound:
@@ -92,12 +97,13 @@ def _of_shard(
 def _affordable(job: Job, arrays: Mapping[str, np.ndarray], every: np.ndarray, read: int) -> tuple[np.ndarray, int]:
     """(the segments whose files may be read again, ascending; bytes that reading takes with these)."""
     sources, files = arrays["segment_source"][every].tolist(), arrays["segment_file"][every].tolist()
-    chosen, known = [], {}
+    chosen: list[int] = []
+    known: dict[tuple[int, ...], bool] = {}
     for g, s, file in zip(every.tolist(), sources, files, strict=True):
         source = job.sources[s]
         format, compression = source.formats[file - source.first_file]
         size = int(source.files.sizes[file - source.first_file])
-        place = (file, int(arrays["segment_repeat"][g]))
+        place: tuple[int, ...] = (file, int(arrays["segment_repeat"][g]))
         if format == "jsonl" and not compression:
             size, place = min(size, PIECE_BYTES), (*place, int(arrays["segment_doc"][g]) // PIECE_BYTES)
         if place not in known:
@@ -117,7 +123,9 @@ def _fitted(
     for i in range(min(len(plain["segments"]), MOST_BOUNDS)):
         task = tasks[int(columns["task"][i])]
         begin, end, prefix = (int(columns[name][i]) for name in ("begin", "end", "prefix"))
-        bounds.append([begin, end, prefix, task["parameters"].get("block_length", 1)] if prefix < 0 else [begin, end, prefix])
+        bounds.append(
+            [begin, end, prefix, task["parameters"].get("block_length", 1)] if prefix < 0 else [begin, end, prefix]
+        )
     whole = [
         _segment(data, segment, view, first + i, stored, arrays)
         for i, segment in enumerate(plain["segments"][:MOST_SEGMENTS])
@@ -125,7 +133,7 @@ def _fitted(
     names = ("row", "shard", "row_in_shard", "slots", "padding", "trained")
     head = {name: plain[name] for name in names} | {
         "count": len(plain["segments"]),
-        "tasks": list(dict.fromkeys(_clipped(segment["task"]) for segment in plain["segments"])),
+        "tasks": list(dict.fromkeys(clipped(segment["task"], _NAME) for segment in plain["segments"])),
     }
     row: dict[str, Any] = {}
     for tokens, segments in _SIZES:
@@ -151,20 +159,35 @@ def _segment(
     kept = ("number", "document", "start", "tokens", "begin", "slots", "padding", "prefix", "trained", "noise")
     described = {name: segment[name] for name in (*kept, "loss_weight", "key", "repeat", "predicts")}
     for name in ("task", "objective", "source", "file"):
-        described[name] = _clipped(visible(segment[name]))
-    rebuilt = _clipped(visible(data.near.named(segment["rebuilt"])), _MESSAGE)
-    return {**described, "rebuilt": rebuilt, "rule": task["attention"], "parts": parts, "original": original, "why": why}
+        described[name] = clipped(visible(segment[name]), _NAME)
+    rebuilt = clipped(visible(data.near.named(segment["rebuilt"])), _MESSAGE)
+    return {
+        **described,
+        "rebuilt": rebuilt,
+        "rule": task["attention"],
+        "parts": parts,
+        "original": original,
+        "why": why,
+    }
 
 
 def _original(
-    data: Opened, segment: Mapping[str, Any], task: Mapping[str, Any], view: Row, g: int, stored: Stored | None, arrays: Any
+    data: Opened,
+    segment: Mapping[str, Any],
+    task: Mapping[str, Any],
+    view: Row,
+    g: int,
+    stored: Stored | None,
+    arrays: Any,
 ) -> tuple[dict[str, Any] | None, str]:
     """(the segment before its objective, its corrupted tokens flagged; or None and why there is nothing to show)."""
     begin, slots = segment["begin"], segment["slots"]
     if task["label_alignment"] == "same_slot":
         half = slots // 2 if task["attention"] == "block_diffusion" else slots
         ids, noised = view.labels[begin : begin + half], (view.tokens != view.labels)[begin : begin + half]
-        noised = noised | (view.loss_mask[begin : begin + half] != 0) if task["objective"] != "uniform_diffusion" else noised
+        noised = (
+            noised | (view.loss_mask[begin : begin + half] != 0) if task["objective"] != "uniform_diffusion" else noised
+        )
     elif task["objective"] in ("causal", "prefix_lm"):
         return None, "The row holds the text as it is."
     elif stored is None:
@@ -178,7 +201,12 @@ def _original(
         if task["objective"] == "span_corruption":
             before, prefix = int(stored.bos[g]) + int(task["mode_token"] is not None), segment["prefix"]
             inputs = view.tokens[begin + before : begin + prefix]
-            noised = noise_of(inputs, len(ids), view.tokens[begin + prefix : begin + slots], data.dataset.manifest["specials"]["sentinels"])
+            noised = noise_of(
+                inputs,
+                len(ids),
+                view.tokens[begin + prefix : begin + slots],
+                data.dataset.manifest["specials"]["sentinels"],
+            )
     texts = data.texts.pieces(ids.tolist())
     pieces = [{"text": p.text, "ids": p.ids, "kind": p.kind, "loss": [0] * len(p.ids)} for p in texts]
     return _tokens("original", pieces, noised, -1), ""
@@ -212,7 +240,7 @@ def _tokens(name: str, pieces: Sequence[Mapping[str, Any]], corrupted: np.ndarra
         flag = TRAINED if trained == end - at else IN_PART if trained else 0
         flag |= IS_SPECIAL * (piece["kind"] == SPECIAL) | IS_BYTES * (piece["kind"] == BYTES)
         flag |= CORRUPTED * bool(corrupted[at:end].any())
-        texts.append(_clipped(visible(piece["text"]), _TEXT))
+        texts.append(clipped(visible(piece["text"]), _TEXT))
         flags.append(DIGITS[flag])
         ids.append(piece["ids"][0] if end - at == 1 else piece["ids"])
         at = end
@@ -234,7 +262,3 @@ def _cut(part: Mapping[str, Any], most: int) -> dict[str, Any]:
     gap = sum(1 if isinstance(ids, int) else len(ids) for ids in middle)
     ends = [{k: v[:head] for k, v in run.items()}, {k: v[len(v) - tail :] for k, v in run.items()}]
     return {**part, "runs": [ends[0], {"gap": gap}, ends[1]]}
-
-
-def _clipped(text: str, most: int = _NAME) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"

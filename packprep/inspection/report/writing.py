@@ -8,7 +8,7 @@ from typing import Any
 from packprep.building.files import write_whole
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest, shard_name
-from packprep.errors import ArgumentError, DatasetError, PackprepError
+from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
 from packprep.inspection.columns import segments_of, shard_of, spread
 from packprep.inspection.lines import counted
 from packprep.inspection.opened import opened
@@ -126,7 +126,8 @@ Rows = tuple[list[Mapping[int, Sequence[int]]], int]
 
 
 def _figures(near: Nearby, manifest: Manifest, sound: Sequence[int], notes: list[str]) -> tuple[Figures, Rows]:
-    figures, by_task, best, most = Figures(manifest), [], -1, 0
+    by_task: list[Mapping[int, Sequence[int]]] = []
+    figures, best, most = Figures(manifest), -1, 0
     for b in sound:
         with near.brought(shard_name(b)):
             try:
@@ -162,13 +163,15 @@ def _rows(
     for entry in manifest["shards"]:
         first_rows.append(first_rows[-1] + entry["rows"])
     shown = sorted({*_with_rows(sound), *_with_rows([b for b in looked if b not in sound])})
-    chosen = chosen_rows([range(first_rows[b], first_rows[b + 1]) for b in shown], by_task, best, manifest["seq_length"])
+    chosen = chosen_rows(
+        [range(first_rows[b], first_rows[b + 1]) for b in shown], by_task, best, manifest["seq_length"]
+    )
     if not chosen:
         return [], 0
     try:
         with opened(near.out, moved) as data:
             return sample_rows(data, chosen, frozenset(sound)), best if best >= 0 else chosen[0]
-    except DatasetError as error:
+    except (DatasetError, PlanError, VocabularyError) as error:
         notes.append(f"No row can be shown: {error}")
         return [], 0
 
@@ -178,13 +181,17 @@ def _verdict(
 ) -> dict[str, Any]:
     verdict: dict[str, Any] = {"kind": "bad", "sign": "✗", "faults": [], "more": "", "promises": []}
     if isinstance(verification, PackprepError):
-        return {**verdict, "title": "Not verified", "text": f"Nothing of this dataset could be verified: {verification}"}
+        return {
+            **verdict,
+            "title": "Not verified",
+            "text": f"Nothing of this dataset could be verified: {verification}",
+        }
     some = "All" if len(looked) == shards else f"{len(looked)} of {shards:,}"
-    which = f"{some} {'shards' if shards != 1 else 'shard'}" if shards > 1 else "Its one shard"
+    which = f"{some} shards" if shards > 1 else "Its one shard"
     counts = ", ".join(counted(verification[f"{what}s"], what) for what in ("row", "segment", "token"))
     did = (
-        f"{which} recomputed ({counts}), with all files of the dataset's own. Nothing was built again from its sources: "
-        "packprep verify --replay does that."
+        f"{which} recomputed ({counts}), and all files of the dataset's own. Of the sources only the segments shown below were "
+        "read again, where their files are at hand: packprep verify --replay does that for all."
     )
     if len(looked) < shards:
         did += " The other shards were not looked at: packprep verify looks at all."
@@ -216,8 +223,9 @@ def _verdict(
 
 
 def _looked_at(figures: Figures, shards: int, total: int) -> str:
-    of = "all shards" if figures.shards == shards else f"{figures.shards} of {shards:,} shards, at even distances"
-    text = f"Lengths are of {figures.rows:,} of {counted(total, 'row')}, in {of}."
+    text = "Of all rows."
+    if figures.shards < shards:
+        text = f"Of {figures.rows:,} of {counted(total, 'row')}, in {figures.shards} of {shards:,} shards."
     if figures.slot_rows < figures.rows:
         text += f" Spans, pivots and noise are of the first rows of each, {figures.slot_rows:,} together."
     return text
@@ -227,8 +235,9 @@ def _sample_says(rows: Sequence[Mapping[str, Any]], total: int) -> str:
     if not rows:
         return "There is no row to show."
     if len(rows) == total:
-        return "All rows, as a model reads them: each segment, what is trained in it, and what it was before. The arrow keys page."
-    return (
-        f"{len(rows)} of {counted(total, 'row')}, as a model reads them: at even places, and some with each task. "
-        "Each segment, what is trained in it, and what it was before. The arrow keys page."
-    )
+        some = "All rows, as a model reads them."
+    else:
+        some = (
+            f"{len(rows)} of {counted(total, 'row')}, as a model reads them: at even places, and some with each task."
+        )
+    return f"{some} Each segment, what is trained in it, and what it was before. The arrow keys page."
