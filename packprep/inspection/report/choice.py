@@ -52,4 +52,7 @@ def chosen_rows(
         for some in candidates.values():
             if turn < len(some) and len(chosen) < most:
                 chosen.add(some[turn])
+    for row in every[places(len(every), most)].tolist():
+        if len(chosen) < most:
+            chosen.add(row)
     return sorted(chosen)
