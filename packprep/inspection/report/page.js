@@ -226,12 +226,17 @@
         strip.append(button);
         end = own.begin + own.slots + own.padding;
       });
-      const rest = make("span");
-      rest.style.flexGrow = data.length - end;
-      strip.append(rest);
+      const more = row.count - row.segments.length;
+      if (more) {
+        const rest = make("span", "more", `${count(more)} more`);
+        rest.style.flexGrow = data.length - row.padding - end;
+        strip.append(rest);
+      }
+      const empty = make("span");
+      empty.style.flexGrow = more ? row.padding : data.length - end;
+      strip.append(empty);
       place.replaceChildren(...row.segments.map(articleOf));
-      if (row.count > row.segments.length) {
-        const more = row.count - row.segments.length;
+      if (more) {
         place.append(make("p", "note", `… and ${several(more, "more segment")}, left out to keep this page small; packprep inspect --row ${row.row} --json has all.`));
       }
       choose(0);

@@ -27,13 +27,26 @@ from packprep.inspection.row import row_with
 
 TRAINED, IN_PART, IS_SPECIAL, CORRUPTED, IS_BYTES = 1, 2, 4, 8, 16
 DIGITS = "0123456789abcdefghijklmnopqrstuv"
-ALL_BYTES, MOST_BYTES = 3_300_000, 160_000
+ALL_BYTES, MOST_BYTES = 4_000_000, 160_000
 """JSON of all rows together, and of one."""
 MOST_SEGMENTS, MOST_BOUNDS = 200, 2000
 """Segments of a row that are described, and that are drawn in the picture of its mask."""
 MOST_READ_BYTES = 1 << 30
 """Bytes of source files that are read to build segments again."""
-_SIZES = ((1 << 40, 200), (4096, 200), (1024, 200), (256, 200), (64, 100), (32, 50), (16, 25), (8, 8))
+_SIZES = (
+    (1 << 40, 200),
+    (4096, 200),
+    (1024, 200),
+    (256, 200),
+    (128, 200),
+    (64, 100),
+    (32, 100),
+    (24, 60),
+    (16, 60),
+    (12, 40),
+    (8, 25),
+    (8, 8),
+)
 _TEXT, _NAME, _MESSAGE = 80, 200, 400  # characters that are kept
 
 
@@ -42,18 +55,19 @@ def sample_rows(data: Opened, rows: Sequence[int], sound: frozenset[int]) -> lis
 
     sound: shards in which verification found no fault: only their segments are inverted and built again.
     """
-    budget = min(MOST_BYTES, ALL_BYTES // max(len(rows), 1))
     described: list[dict[str, Any]] = []
     places = [data.place(row) for row in rows]
-    read = 0
+    read, left, unshown = 0, ALL_BYTES, len(rows)
     for shard in dict.fromkeys(shard for shard, _ in places):
         own = [row for row, (b, _) in zip(rows, places, strict=True) if b == shard]
         with data.near.brought(shard_name(shard)):
             try:
-                shown, read = _of_shard(data, shard, own, shard in sound, budget, read)
+                shown, read = _of_shard(data, shard, own, shard in sound, (left, unshown), read)
             except DatasetError as error:
                 shown = [_unreadable(data, row, error) for row in own]
             described += shown
+            left -= sum(map(_size, shown))
+            unshown -= len(own)
     return described
 
 
@@ -63,7 +77,7 @@ def _unreadable(data: Opened, row: int, error: Exception) -> dict[str, Any]:
 
 
 def _of_shard(
-    data: Opened, number: int, rows: Sequence[int], sound: bool, budget: int, read: int
+    data: Opened, number: int, rows: Sequence[int], sound: bool, room: tuple[int, int], read: int
 ) -> tuple[list[dict[str, Any]], int]:
     shard = shard_of(data.near.folder, data.dataset.manifest, number)
     ranges = {row: shard.segment_range(data.place(row)[1]) for row in rows}
@@ -83,8 +97,10 @@ def _of_shard(
         stored = stored_segments(job, shard.arrays)
     elif sound:
         verdicts = dict.fromkeys(every.tolist(), f"not rebuilt: {job}")
-    shown = []
+    shown: list[dict[str, Any]] = []
+    left, unshown = room
     for row, own in ranges.items():
+        budget = min(MOST_BYTES, (left - sum(map(_size, shown))) // (unshown - len(shown)))
         try:
             view = data.dataset.row(row)
             plain = row_with(data, row, [verdicts[g] for g in range(*own)])
@@ -138,9 +154,13 @@ def _fitted(
     row: dict[str, Any] = {}
     for tokens, segments in _SIZES:
         row = {**head, "bounds": bounds[: 10 * segments], "segments": [_shortened(s, tokens) for s in whole[:segments]]}
-        if len(json.dumps(row, separators=(",", ":"))) <= budget:
+        if _size(row) <= budget:
             break
     return row
+
+
+def _size(row: Mapping[str, Any]) -> int:
+    return len(json.dumps(row, separators=(",", ":")))
 
 
 def _segment(
