@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from packprep.building.output import RemoteOutput
 from packprep.dataset.manifest import read_manifest
 from packprep.errors import ArgumentError, DatasetError, PlanError
 from packprep.inspection.report import check_place, shards_shown, write_report
 from packprep.inspection.report import writing as module
 from packprep.inspection.report.page import as_data
+from packprep.storage import Remote
 from packprep.verification import PROMISES
 from tests import made
 from tests.command_line import inside, packprep, refused
@@ -254,3 +256,12 @@ def test_sources_that_have_moved(mixed, tmp_path):
     assert said.status == 0, said
     verdicts = {s["rebuilt"][:11] for row in data_of(html)["rows"] for s in row["segments"] if s["source"] == "web"}
     assert verdicts == {"not rebuilt"}
+
+
+def test_a_dataset_at_a_url(mixed, tmp_path):
+    remote = RemoteOutput(Remote(f"memory://report{tmp_path.name}/out"))
+    for name, data in made.contents(mixed).items():
+        remote.write_whole(name, [data])
+    said, local = report(remote, tmp_path / "a.html"), report(mixed, tmp_path / "b.html")
+    assert said["directory"] == str(remote) and said["faults"] == 0
+    assert data_of(tmp_path / "a.html") == data_of(tmp_path / "b.html") and said["shown_rows"] == local["shown_rows"]
