@@ -12,7 +12,8 @@ from typing import Any
 from packprep.building.progress import say
 from packprep.cli.application import UsageError, app, say_usage
 from packprep.cli.building import build, plan, slurm, status
-from packprep.cli.datasets import export, inspect, verify
+from packprep.cli.datasets import export, verify
+from packprep.cli.inspecting import inspect
 
 __all__ = ["app", "entry", "main"]
 

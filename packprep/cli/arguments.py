@@ -39,15 +39,6 @@ Moved = Annotated[
         show_default=False,
     ),
 ]
-MovedOrNamed = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--source",
-        metavar="NAME[=PREFIX]",
-        help="Where a source's files lie now; NAME alone: the source of --doc.",
-        show_default=False,
-    ),
-]
 Replay = Annotated[
     str | None,
     typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False),
@@ -144,52 +135,6 @@ def moved_of(pairs: list[str] | None) -> dict[str, str]:
             raise RecipeError(f"--source {pair}: expected NAME=PREFIX, as in --source web=/data/web")
         moved[name] = prefix
     return moved
-
-
-def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str]]:
-    """(the NAME that stands alone, or None; source → prefix) of the values of --source."""
-    from packprep.errors import RecipeError
-
-    names = [value for value in values or () if "=" not in value]
-    if len(names) > 1:
-        raise RecipeError(f"--source {names[1]}: {names[0]} is named already, and a document is of one source")
-    if names == [""]:
-        raise RecipeError("--source: expected NAME, or NAME=PREFIX as in --source web=/data/web")
-    return names[0] if names else None, moved_of([value for value in values or () if "=" in value])
-
-
-VIEWS = {
-    "--row": ("--segment", "--source NAME=PREFIX"),
-    "--doc": ("--source NAME", "--source NAME=PREFIX"),
-    "--grep": ("--limit",),
-    "--diff": (),
-}
-"""What `inspect` shows beside the summary, one at a time → the options that go with it."""
-
-
-def check_view(given: dict[str, bool]) -> None:
-    """Whether what `inspect` is given goes together. given: option of VIEWS → whether it is there.
-
-    Raises RecipeError for two views, and for an option that does not go with the one.
-    """
-    from packprep.errors import RecipeError
-
-    views = [option for option in VIEWS if given[option]]
-    if len(views) > 1:
-        raise RecipeError(f"{' and '.join(views)}: inspect shows one thing at a time; give one of them")
-    view = views[0] if views else None
-    for option in (option for option, there in given.items() if there and option not in VIEWS):
-        if view is None or option not in VIEWS[view]:
-            goes_with = [name for name, options in VIEWS.items() if option in options]
-            raise RecipeError(f"{option} goes with {' or '.join(goes_with)}; {_instead(view, option, goes_with)}")
-
-
-def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
-    if option == "--segment" and view is None:
-        return "give --row R too: segments are numbered 1, 2, … in each row, as segment_ids are"
-    if view is None:
-        return f"give {' or '.join(goes_with)} too, or leave it out"
-    return f"leave it or {view} out"
 
 
 def replay_of(text: str | None) -> int | None:

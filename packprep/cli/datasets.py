@@ -1,4 +1,4 @@
-"""The commands that read a dataset: verify, inspect, export."""
+"""The commands that go through a dataset: verify, export."""
 
 import os
 from typing import Annotated, Literal
@@ -13,13 +13,10 @@ from packprep.cli.arguments import (
     Directory,
     Json,
     Moved,
-    MovedOrNamed,
     Out,
     Replay,
     Workers,
-    check_view,
     moved_of,
-    named_and_moved,
     replay_of,
 )
 
@@ -49,77 +46,6 @@ def verify(
     put(report, as_json, print_report)
     if report["faults"]:
         raise typer.Exit(1)
-
-
-def inspect(
-    directory: Directory,
-    row: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Show this row. −1: the first with a segment of each task.", show_default=False),
-    ] = None,
-    segment: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Show the K-th segment of --row whole, from 1.", show_default=False),
-    ] = None,
-    doc: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[FILE:]POSITION", help="Say where this document of --source NAME went.", show_default=False
-        ),
-    ] = None,
-    grep: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="List the rows that hold this text.", show_default=False)
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Matches to list. Default: 100.", show_default=False)
-    ] = None,
-    diff: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="Say what differs in another dataset.", show_default=False)
-    ] = None,
-    source: MovedOrNamed = None,
-    as_json: Json = False,
-) -> None:
-    """Show a dataset: totals, utilisation, task and source mix, lengths; or what one of the options asks for."""
-    one_thread()
-    name, moved = named_and_moved(source)
-    check_view(
-        {
-            "--row": row is not None, "--segment": segment is not None, "--doc": doc is not None,
-            "--grep": grep is not None, "--limit": limit is not None, "--diff": diff is not None,
-            "--source NAME": name is not None, "--source NAME=PREFIX": bool(moved),
-        }
-    )  # fmt: skip
-    if segment is not None:
-        from packprep.inspection.printed_segment import print_segment
-        from packprep.inspection.segment import describe_segment
-
-        assert row is not None
-        put(describe_segment(directory, row, segment, moved), as_json, print_segment)
-    elif row is not None:
-        from packprep.inspection.printed_row import print_row
-        from packprep.inspection.row import describe_row
-
-        put(describe_row(directory, row, moved), as_json, print_row)
-    elif doc is not None:
-        from packprep.inspection.document import describe_document
-        from packprep.inspection.printed_document import print_document
-
-        put(describe_document(directory, name, doc, moved), as_json, print_document)
-    elif grep is not None:
-        from packprep.inspection.printed_search import print_matches
-        from packprep.inspection.search import describe_matches
-
-        put(describe_matches(directory, grep, 100 if limit is None else limit), as_json, print_matches)
-    elif diff is not None:
-        from packprep.inspection.difference import describe_difference
-        from packprep.inspection.printed_difference import print_difference
-
-        put(describe_difference(directory, diff), as_json, print_difference)
-    else:
-        from packprep.inspection.printed_summary import print_summary
-        from packprep.inspection.summary import describe_dataset
-
-        put(describe_dataset(directory), as_json, print_summary)
 
 
 def export(

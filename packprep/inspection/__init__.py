@@ -6,8 +6,9 @@ shard ─┬─► row            one row: its segments as text, the loss marked
        ├─► segment        one of them whole, and the document's tokens that it was made of
        ├─► document       where a document went, or why it did not
        ├─► search         which rows hold a text
-       └─► difference     what two datasets do not have alike
+       ├─► difference     what two datasets do not have alike
+       └─► report         all of it as one HTML file, with rows to page through
 ```
-Each describes, in plain values; its printed_ file puts that on a page, in a terminal or off it. `originals` inverts
+Each describes, in plain values; its printed_ file puts that on a page, in a terminal or off it, and the report into HTML. `originals` inverts
 segments; `decoding` makes text of token ids, `lines` lines of text with their marks.
 """

@@ -116,3 +116,16 @@ def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
 def counted(n: int, thing: str) -> str:
     """As in "1 row" and "2 rows"."""
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def clipped(text: str, most: int) -> str:
+    """The text, or its begin and end where it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"
+
+
+def size_of(n_bytes: int) -> str:
+    """As in "129 MiB"."""
+    size, unit = float(n_bytes), 0
+    while size >= 1024 and unit < 5:
+        size, unit = size / 1024, unit + 1
+    return f"{n_bytes} bytes" if not unit else f"{size:.3g} {('', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packprep.inspection.lines import counted, visible
-from packprep.inspection.page import DIM, HEAD, Page, page
+from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 MOST_KEYS = 40
 LONGEST_VALUE = 32  # characters of a value

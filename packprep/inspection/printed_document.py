@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from packprep.inspection.lines import counted, visible
-from packprep.inspection.page import DIM, HEAD, Page, page
+from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 SHOWN = 160  # characters of the document's beginning
 MOST_SEGMENTS = 50  # of one use

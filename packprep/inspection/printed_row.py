@@ -19,7 +19,7 @@ from packprep.inspection.lines import (
     visible,
     wrapped,
 )
-from packprep.inspection.page import DIM, HEAD, Page, page
+from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 MOST_SEGMENTS = 24  # of a row that are printed, beside the first of each task
 STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}

@@ -6,7 +6,7 @@ from typing import Any
 from rich.text import Text
 
 from packprep.inspection.lines import counted, visible
-from packprep.inspection.page import DIM, HEAD, Page, page
+from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 MARKED = "bold black on yellow"
 OPEN, CLOSE = "»", "«"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from packprep.inspection.lines import special, units_of, visible, wrapped
-from packprep.inspection.page import DIM, HEAD, Page, page
 from packprep.inspection.printed_row import gutter_of, legend, put_header, put_lines
+from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 ORIGINAL = "original"
 

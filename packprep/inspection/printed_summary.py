@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from packprep.inspection.lines import counted
-from packprep.inspection.page import HEAD, Page, page
+from packprep.inspection.lines import counted, size_of
+from packprep.inspection.terminal import HEAD, Page, page
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
@@ -21,7 +21,7 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         return
     rows = counted(s["rows"], "row")
     where = f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}"
-    page.wrap(f"{where}, {size_text(s['bytes'])}", HEAD)
+    page.wrap(f"{where}, {size_of(s['bytes'])}", HEAD)
     page.put()
     page.facts(_totals(s))
     page.put()
@@ -105,11 +105,3 @@ def _listed(before: str, counts: Mapping[str, int]) -> str:
 def percent(share: float | None) -> str:
     """A share as in "12.50%"; "–" where there is nothing to have a share of."""
     return "–" if share is None else f"{share:.2%}"
-
-
-def size_text(n_bytes: int) -> str:
-    """As in "129 MiB"."""
-    size, unit = float(n_bytes), 0
-    while size >= 1024 and unit < 5:
-        size, unit = size / 1024, unit + 1
-    return f"{n_bytes} bytes" if not unit else f"{size:.3g} {('', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"

@@ -1,7 +1,7 @@
 """One row, decoded: every segment's origin, its slots as text, and which predictions are trained."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,13 +46,17 @@ def row_number(data: Opened, row: int) -> int:
 
 def row_of(data: Opened, number: int) -> dict[str, Any]:
     """Row `number`, which there is, of an open dataset, as plain values."""
-    dataset = data.dataset
     shard, in_shard = data.place(number)
     data.near.bring(shard_name(shard))
+    stored = shard_of(data.near.folder, data.dataset.manifest, shard)
+    return row_with(data, number, data.rebuilt(shard, np.arange(*stored.segment_range(in_shard))))
+
+
+def row_with(data: Opened, number: int, rebuilt: Sequence[str]) -> dict[str, Any]:
+    """The same of a row whose shard is near; rebuilt: of each of its segments, what building it again came to."""
+    dataset = data.dataset
     view = dataset.row(number)
-    stored = shard_of(data.near.folder, dataset.manifest, shard)
-    rebuilt = data.rebuilt(shard, np.arange(*stored.segment_range(in_shard)))
-    segments = [segment_of(data, view, i, rebuilt[i]) for i in range(view.n_segments)]
+    segments = [segment_of(data, view, i, rebuilt[i]) for i in range(len(rebuilt))]
     slots = sum(segment["slots"] for segment in segments)
     return {
         **place_of(data, number),

@@ -21,13 +21,13 @@ def describe_dataset(directory: str | os.PathLike | Output) -> dict[str, Any]:
     with nearby(output_of(directory)) as near:
         near.bring(MANIFEST_NAME)
         manifest = read_manifest(near.folder)
-        return {**_describe(str(near.out), manifest), **_lengths(near, manifest)}
+        return {**describe_manifest(str(near.out), manifest), **_lengths(near, manifest)}
 
 
 def describe_build(outcome: Outcome) -> dict[str, Any]:
     """What a build came to, as plain values: the dataset, without reading a shard, or what is done and what to do next."""
     if outcome.manifest is not None:
-        return {**_describe(str(outcome.out), outcome.manifest), "made": outcome.made}  # type: ignore[arg-type]
+        return {**describe_manifest(str(outcome.out), outcome.manifest), "made": outcome.made}  # type: ignore[arg-type]
     shards = outcome.job.shards
     return {
         "directory": str(outcome.out),
@@ -43,7 +43,8 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _describe(directory: str, manifest: Manifest) -> dict[str, Any]:
+def describe_manifest(directory: str, manifest: Manifest) -> dict[str, Any]:
+    """The manifest's and ledger's figures as plain values, without reading a shard; DatasetError for a damaged ledger."""
     try:
         return _figures(directory, manifest)
     except (KeyError, TypeError) as error:

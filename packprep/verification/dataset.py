@@ -1,7 +1,7 @@
 """A whole dataset, shard by shard, in as many processes as asked for."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,18 +82,20 @@ def verify_dataset(
     workers: int,
     progress: Progress,
     twin: bool = False,
+    only: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
 
     replay: how many segments to build again from their sources; −1: all shards, whole; None: none.
     twin: recompute what is replayed by the plain twin, too, which is slow; PlanError where it lacks an objective.
+    only: these shards of the array task's, ascending; None: all. Of the others the receipts are read, for the ledger's sum.
     Gives {directory, shards, rows, segments, tokens, replayed, twin: segments that the twin recomputed, faults: count,
     listed: [fault]}; raises where the directory is no dataset. Where plan or tokenizer are damaged no shard is looked at.
     """
     if twin and replay is None:
         raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
     with nearby(output_of(directory)) as near:
-        return _verify(near, replay, moved, array, workers, progress, twin)
+        return _verify(near, replay, moved, array, workers, progress, twin, only)
 
 
 def _verify(
@@ -104,6 +106,7 @@ def _verify(
     workers: int,
     progress: Progress,
     twin: bool,
+    only: Sequence[int] | None,
 ) -> dict[str, Any]:
     directory = near.folder
     near.bring(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
@@ -128,11 +131,13 @@ def _verify(
     prefixes = moved_prefixes(plan, moved)
     job = open_job(directory, prefixes)
     shards = min(len(manifest["shards"]), plan["shards"])
-    share = share_of(*array, shards)
+    share: Sequence[int] = share_of(*array, shards)
+    if only is not None:
+        share = [b for b in only if b in share]
     ledgers: list[Mapping[str, Any]] = []
     if array[0] == 0:
         check_manifest(job, manifest, faults)
-        ledgers += sound_ledgers(near.out, manifest, job, range(share.stop, shards))
+        ledgers += sound_ledgers(near.out, manifest, job, sorted(set(range(shards)).difference(share)))
     items = _items(manifest, share, replay, twin)
     runs = []
     replayed = by_twin = 0
@@ -157,7 +162,7 @@ def _verify(
 
 
 def _report(
-    near: Nearby, manifest: Mapping[str, Any], share: range, replayed: int, by_twin: int, faults: Faults
+    near: Nearby, manifest: Mapping[str, Any], share: Sequence[int], replayed: int, by_twin: int, faults: Faults
 ) -> dict[str, Any]:
     own = [manifest["shards"][b] for b in share]
     for fault in faults.listed if near.holds_copies else ():
@@ -176,7 +181,7 @@ def _report(
     }
 
 
-def _items(manifest: Mapping[str, Any], share: range, replay: int | None, twin: bool) -> list[Item]:
+def _items(manifest: Mapping[str, Any], share: Sequence[int], replay: int | None, twin: bool) -> list[Item]:
     entries = manifest["shards"]
     chosen: dict[int, np.ndarray] = {}
     if replay is not None and replay != ALL:

@@ -10,9 +10,9 @@ from packprep.corpus.tokenizer_json import bytes_tokenizer_json
 from packprep.dataset.loader import open_dataset
 from packprep.digests import digest_of
 from packprep.errors import ArgumentError, DatasetError, PackprepError, RecipeError
-from packprep.inspection.page import WIDTH
 from packprep.inspection.printed_row import print_row
 from packprep.inspection.row import describe_row
+from packprep.inspection.terminal import WIDTH
 from tests.corpus import tokenizers_made
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
 from tests.inspection.conftest import built, write_corpus

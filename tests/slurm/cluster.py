@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests import packages
+
 NODES = 4
 CPUS_PER_NODE = 2
 MAX_ARRAY_SIZE = 1001
@@ -29,30 +31,10 @@ def install() -> None:
     """See to it that Slurm's programs are here; Unavailable, with the reason, if they cannot be."""
     if os.geteuid() != 0:
         raise Unavailable("a private Slurm needs root")
-    programs = ("slurmctld", "slurmd", "sbatch", "munged", "runuser")
-    if all(map(shutil.which, programs)):
-        return
-    if not shutil.which("apt-get"):
-        raise Unavailable("Slurm is not installed and there is no apt-get to install it")
-    policy = Path("/usr/sbin/policy-rc.d")  # status 101: a package that is installed starts no service
-    ours = not policy.exists()
-    if ours:
-        policy.write_text("#!/bin/sh\nexit 101\n")
-        policy.chmod(0o755)
-    quiet = {"env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, "capture_output": True, "text": True}
     try:
-        for step in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
-            done = subprocess.run(["apt-get", "-o", "DPkg::Lock::Timeout=120", *step], timeout=300, **quiet)
-            if done.returncode:
-                raise Unavailable(f"apt-get {step[0]} failed: {(done.stderr or done.stdout).strip()[-300:]}")
-    except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"apt-get took more than {error.timeout:g} s") from None
-    finally:
-        if ours:
-            policy.unlink()
-    missing = [program for program in programs if not shutil.which(program)]
-    if missing:
-        raise Unavailable(f"{', '.join(missing)}: not there after installing {', '.join(PACKAGES)}")
+        packages.install(PACKAGES, ("slurmctld", "slurmd", "sbatch", "munged", "runuser"))
+    except packages.Unavailable as reason:
+        raise Unavailable(f"Slurm: {reason}") from None
 
 
 def free_ports(count: int) -> list[int]:

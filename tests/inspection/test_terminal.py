@@ -3,7 +3,7 @@ import re
 import pytest
 from rich.cells import cell_len
 
-from packprep.inspection.page import page
+from packprep.inspection.terminal import page
 
 HEAD = ("task", "objective", "drawn", "segments", "tokens", "share", "slots", "trained")
 LINES = [

@@ -1,0 +1,233 @@
+"""Totals, figures, sample and faults → one HTML file that asks for nothing.
+
+Names come from recipes, files and documents, and may be anything: what the template puts out has every character showing
+and is escaped, and what the script reads is JSON without a character that means something in HTML.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from packprep.inspection.lines import clipped, counted, size_of, visible
+from packprep.inspection.report.charts import meter, stack
+from packprep.inspection.report.distributions import charts_of
+from packprep.inspection.report.figures import Figures
+
+MOST_LINES = 200
+"""Lines of a table: faults, tasks, sources."""
+_NAME = 200  # characters of a name
+_MESSAGE = 600
+
+
+def page(
+    directory: str,
+    totals: Mapping[str, Any] | None,
+    recipe: Mapping[str, Any],
+    figures: Figures | None,
+    verdict: Mapping[str, Any],
+    notes: Sequence[str],
+    rows: Mapping[str, Any],
+    looked_at: str,
+    sample_says: str,
+) -> bytes:
+    """The page. totals: as `describe_manifest` gives; rows: what the script reads; the rest are sentences and their parts."""
+    style, script = (_text(f"page.{kind}") for kind in ("css", "js"))
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True)
+    return (
+        environment.from_string(_text("page.html"))
+        .render(
+            name=directory.rstrip("/").rpartition("/")[2] or directory,
+            style=Markup(style),
+            style_hash=_hash(style),
+            script=Markup(script),
+            script_hash=_hash(script),
+            verdict=verdict,
+            notes=notes,
+            totals=totals and _totals(totals),
+            sums=totals and _sums(totals),
+            usage=totals and _usage(totals),
+            mix=totals and _mix(totals, recipe, figures),
+            groups=charts_of(figures) if figures is not None and figures.segments else [],
+            looked_at=looked_at,
+            sample_says=sample_says,
+            foot=f"Written by packprep inspect {directory} --html. This page is one file and loads nothing.",
+            data=Markup(as_data(rows)),
+        )
+        .encode()
+    )
+
+
+def as_data(value: Any) -> str:
+    """JSON of ASCII alone, without <, > and &, so that it may stand inside of a script element."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _text(name: str) -> str:
+    return (files(__package__) / name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _shown(value: Any) -> Any:
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return visible(clipped(value, _MESSAGE))
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "–"
+    return "< 0.01%" if 0 < share < 0.00005 else f"{share:.2%}"
+
+
+def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
+    engine = s["engine"]
+    name = f"{engine['name']} {engine['version']}" if isinstance(engine, Mapping) else engine
+    documents, fill = s["documents"], s["utilisation"]
+    rejected = sum(documents["rejected"].values())
+    without = fill["without_last_rows"]
+    mean, shards = s["segments"] / s["rows"] if s["rows"] else 0.0, counted(s["shards"], "shard")
+    return {
+        "lead": f"{counted(s['rows'], 'row')} of {s['seq_length']:,} slots in {shards}, {size_of(s['bytes'])}",
+        "cards": [
+            ("rows", f"{s['rows']:,}", f"of {s['seq_length']:,} slots"),
+            ("segments", f"{s['segments']:,}", f"{mean:.2f} a row"),
+            ("tokens", f"{s['tokens']['used']:,}", "of documents"),
+            ("documents", f"{documents['used']:,}", f"{rejected:,} rejected"),
+            ("utilisation", _percent(fill["all_rows"]), "" if without is None else f"{without:.2%} without last rows"),
+            ("size", size_of(s["bytes"]), f"in {shards}"),
+        ],
+        "facts": [
+            ("fingerprint", s["fingerprint"]),
+            ("engine", name),
+            ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}"),
+            ("folder", clipped(s["directory"], _NAME)),
+        ],
+    }
+
+
+def _sums(s: Mapping[str, Any]) -> list[dict[str, Any]]:
+    documents, tokens, slots = s["documents"], s["tokens"], s["slots"]
+    lines = [
+        (
+            "Documents",
+            ("read", documents["read"]),
+            [("used", documents["used"]), *_named("rejected: ", documents["rejected"])],
+        ),
+        (
+            "Tokens",
+            ("read", tokens["read"]),
+            [("used", tokens["used"]), ("truncated", tokens["truncated"]), *_named("dropped: ", tokens["dropped"])],
+        ),
+        (
+            "Slots",
+            (f"in {counted(s['rows'], 'row')} of {s['seq_length']:,}", s["row_slots"]),
+            [
+                ("tokens", slots["used"]),
+                *_named("", slots["added"]),
+                ("padding inside", slots["padding_inside"]),
+                ("padding of rows", slots["row_padding"]),
+            ],
+        ),
+    ]
+    sums = []
+    for title, (label, whole), parts in lines:
+        off = whole - sum(value for _, value in parts)
+        shown = [(clipped(name, _NAME), f"{value:,}") for i, (name, value) in enumerate(parts) if value or not i]
+        says = "✓ balances" if not off else f"✗ does not balance: off by {off:,}"
+        whole_said = (label, f"{whole:,}")
+        sums.append({"title": title, "whole": whole_said, "parts": shown, "balances": not off, "says": says})
+    return sums
+
+
+def _named(before: str, counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [(before + name, n) for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def _usage(s: Mapping[str, Any]) -> dict[str, Any]:
+    slots, whole = s["slots"], s["row_slots"] or 1
+    padding = slots["padding_inside"] + slots["row_padding"]
+    parts = [("tokens", slots["used"]), *_named("", slots["added"])]
+    shown = [(f"u{min(i, 8)}", name, n) for i, (name, n) in enumerate(parts) if n] + [("u9", "padding", padding)]
+    words = "Slots: " + ", ".join(f"{name} {n / whole:.2%}" for _, name, n in shown)
+    keys = [(kind, name, _percent(n / whole)) for kind, name, n in shown]
+    return {"svg": stack([(kind, n / whole) for kind, _, n in shown], words), "keys": keys}
+
+
+Counted = tuple[int, float | None, float | None]
+"""A count, its share of all, and the share that was wanted."""
+
+
+def _cells(lines: Sequence[Counted], whole: bool = False) -> list[dict[str, Any]]:
+    """A column of meters, to the scale of the greatest share; whole: of 1."""
+    scale = 1.0 if whole else max((share or 0.0 for _, *shares in lines for share in shares), default=0.0) or 1.0
+    return [
+        {
+            "count": f"{count:,}",
+            "share": _percent(share),
+            "meter": meter((share or 0.0) / scale, None if wanted is None else wanted / scale),
+        }
+        for count, share, wanted in lines
+    ]
+
+
+def _mix(s: Mapping[str, Any], recipe: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]:
+    asked = {source["name"]: source for source in recipe.get("sources", ())}
+    about = "A mark on a bar is what the recipe asks for. Bars are to the scale of their column."
+    if any(source.get("tasks") for source in asked.values()) or (figures is not None and figures.supervised):
+        about += " Sources that draw only some tasks, and documents with trained ranges, move the drawn shares off their marks."
+    if figures is not None and figures.segments:
+        about += " Trained slots are those of the rows looked at, as a share of the task's slots."
+    return {"about": about, "tables": [_task_table(s, figures), _source_table(s, asked)]}
+
+
+def _task_table(s: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]:
+    shown = [(t, task) for t, task in enumerate(s["tasks"]) if task["drawn"] or task["segments"]]
+    wanted = [task["drawn"] or None for _, task in shown]
+    of = s["segments"] or 1
+    columns: list[list[Any]] = [
+        [clipped(task["name"], _NAME) for _, task in shown],
+        [task["objective"] for _, task in shown],
+        [_percent(share) for share in wanted],
+        _cells([(task["segments"], task["segments"] / of, w) for (_, task), w in zip(shown, wanted, strict=True)]),
+        _cells([(task["tokens"], task["token_share"], None) for _, task in shown]),
+    ]
+    head = [("task", ""), ("objective", ""), ("wanted", "n"), ("segments", "n"), ("tokens", "n")]
+    if figures is not None and figures.segments:
+        pairs = [(int(figures.task_trained[t]), int(figures.task_slots[t])) for t, _ in shown]
+        columns.append(_cells([(part, part / slots if slots else None, None) for part, slots in pairs], whole=True))
+        head.append(("trained slots", "n"))
+    return _table("Tasks", head, columns)
+
+
+def _source_table(s: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    sources, of = s["sources"], s["segments"] or 1
+    shares = [asked.get(source["name"], {}).get("share") for source in sources]
+    whole = sum(shares) if shares and all(shares) else 0
+    wanted = [share / whole if whole else None for share in shares]
+    columns: list[list[Any]] = [
+        [clipped(source["name"], _NAME) for source in sources],
+        [f"{source['repeat']:g}×" for source in sources],
+        [_percent(share) for share in wanted],
+        [f"{source['documents']:,}" for source in sources],
+        _cells([(source["segments"], source["segments"] / of, None) for source in sources]),
+        _cells([(source["tokens"], source["token_share"], w) for source, w in zip(sources, wanted, strict=True)]),
+    ]
+    head = [("source", ""), ("repeat", "n"), ("wanted", "n"), ("documents", "n"), ("segments", "n"), ("tokens", "n")]
+    return _table("Sources", head, columns)
+
+
+def _table(title: str, head: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """head: (words, class) of each column. Of many lines the first MOST_LINES."""
+    lines = len(columns[0])
+    title = f"{title}, the first {MOST_LINES} of {lines:,}" if lines > MOST_LINES else title
+    return {"title": title, "head": head, "rows": list(zip(*columns, strict=True))[:MOST_LINES]}

@@ -1,0 +1,156 @@
+"""Figures of a mixed dataset against its rows, counted one by one."""
+
+import numpy as np
+import pytest
+
+from packprep import open_dataset
+from packprep.dataset.manifest import read_manifest
+from packprep.inspection.columns import shard_of
+from packprep.inspection.report import figures as module
+from packprep.inspection.report.distributions import charts_of
+from packprep.inspection.report.figures import FILLS, LENGTHS, LEVEL_BINS, Figures
+from packprep.inspection.report.theory import expected_spans
+
+EOS, SENTINEL = 258, 266
+
+
+@pytest.fixture(scope="module", params=[1 << 22, 2000])
+def counted(request, mixed):
+    manifest = read_manifest(mixed)
+    figures = Figures(manifest)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK_SLOTS", request.param)
+        for b in range(len(manifest["shards"])):
+            figures.add(shard_of(mixed, manifest, b), 1 << 30)
+    return figures, open_dataset(mixed)
+
+
+def segments(dataset):
+    for i in range(len(dataset)):
+        row = dataset.row(i)
+        for k in range(row.n_segments):
+            columns = {name: values[k].item() for name, values in row.segments.items()}
+            yield row, dataset.tasks[columns["task"]], columns
+
+
+def in_bins(values):
+    bins = np.zeros(len(LENGTHS), np.int64)
+    for value in values:
+        bins[max(i for i, low in enumerate(LENGTHS) if low <= value)] += 1
+    return bins.tolist()
+
+
+def test_lengths(counted):
+    figures, dataset = counted
+    every = list(segments(dataset))
+    documents = {}
+    for _, _, c in every:
+        place = (c["source"], c["file"], c["doc"], c["repeat"])
+        documents[place] = documents.get(place, 0) + c["tokens"]
+    assert figures.documents.tolist() == in_bins(documents.values())
+    assert figures.segment_slots.tolist() == in_bins([c["end"] - c["begin"] for _, _, c in every])
+    rows = [dataset.row(i) for i in range(len(dataset))]
+    assert figures.row_segments.tolist() == in_bins([row.n_segments for row in rows])
+    fills = [max(i for i, low in enumerate(FILLS) if low <= row.n_tokens / dataset.seq_length) for row in rows]
+    assert figures.fill.tolist() == np.bincount(fills, minlength=len(FILLS)).tolist()
+    assert (figures.rows, figures.slot_rows, figures.segments) == (len(dataset), len(dataset), len(every))
+
+
+def test_trained_slots(counted):
+    figures, dataset = counted
+    slots, trained = np.zeros(len(dataset.tasks), np.int64), np.zeros(len(dataset.tasks), np.int64)
+    for row, _, c in segments(dataset):
+        slots[c["task"]] += c["end"] - c["begin"]
+        trained[c["task"]] += int(row.loss_mask[c["begin"] : c["end"]].sum())
+    assert figures.task_slots.tolist() == slots.tolist() and figures.task_trained.tolist() == trained.tolist()
+
+
+def test_spans_are_the_runs_between_sentinels(counted):
+    figures, dataset = counted
+    lengths = {}
+    for row, task, c in segments(dataset):
+        if task["objective"] == "span_corruption":
+            targets = row.tokens[c["begin"] + c["prefix"] : c["end"]].tolist()
+            targets = targets[:-1] if targets[-1] == EOS else targets
+            text = "".join("|" if token >= SENTINEL else "." for token in targets)
+            lengths.setdefault(c["task"], []).extend(len(run) for run in text.split("|")[1:])
+    assert lengths.keys() == figures.spans.keys() and lengths
+    for t, found in lengths.items():
+        assert figures.spans[t].lengths.tolist() == np.bincount(found).tolist()
+        theory = expected_spans(
+            dataset.tasks[t], len(dataset.manifest["specials"]["sentinels"]), figures.spans[t].segments
+        )
+        assert theory.sum() == pytest.approx(len(found))  # no roll: the number of spans is no chance
+
+
+def test_noise_is_counted_over_its_candidates(counted):
+    figures, dataset = counted
+    candidates, corrupted, units = {}, {}, {}
+    for row, task, c in segments(dataset):
+        if task["label_alignment"] != "same_slot":
+            continue
+        t, flips = c["task"], task["objective"] == "uniform_diffusion"
+        begin, end = c["begin"], c["end"]
+        blocks = task["attention"] == "block_diffusion"
+        half = (end - begin) // 2 if blocks else end - begin
+        low = task["mode_token"] is not None
+        high = half - (not task["parameters"]["noise_eos"] and row.labels[begin + half - 1] == EOS)
+        may = np.zeros(half, bool)
+        may[low:high] = True
+        g = int(row._shard.arrays["row_offsets"][row._row]) + int(np.flatnonzero(row.segments["begin"] == begin)[0])
+        ranges = row._shard.arrays["trained_ranges"][slice(*row._shard.arrays["trained_offsets"][g : g + 2])]
+        if not blocks:
+            inside = np.zeros(half, bool)
+            for a, b in ranges:
+                inside[a:b] = True
+            may &= inside
+        changed = row.tokens[begin : begin + half] != row.labels[begin : begin + half]
+        noised = changed if flips else row.loss_mask[begin : begin + half] == 1
+        assert not (noised & ~may).any()
+        candidates[t], corrupted[t] = candidates.get(t, 0) + int(may.sum()), corrupted.get(t, 0) + int(noised.sum())
+        length = task["parameters"].get("block_length", half)
+        units[t] = units.get(t, 0) + -(-half // length)
+    assert figures.levels.keys() == candidates.keys() and len(candidates) >= 6
+    for t, levels in figures.levels.items():
+        assert levels.candidates.sum() == candidates[t] and levels.corrupted.sum() == corrupted[t]
+        assert levels.units.sum() == units[t]
+        spread = 6 * np.sqrt(levels.expected.sum()) + 1
+        assert abs(levels.expected.sum() - corrupted[t]) < spread
+
+
+def test_pivots_are_those_that_chance_decided(counted):
+    figures, dataset = counted
+    found = {}
+    for row, task, c in segments(dataset):
+        if task["objective"] != "prefix_lm":
+            continue
+        g = int(row._shard.arrays["row_offsets"][row._row]) + int(
+            np.flatnonzero(row.segments["begin"] == c["begin"])[0]
+        )
+        ranges = row._shard.arrays["trained_ranges"][slice(*row._shard.arrays["trained_offsets"][g : g + 2])]
+        if sum(int(b - a) for a, b in ranges) >= c["tokens"]:
+            pivot = c["prefix"] - (task["mode_token"] is not None)
+            found.setdefault(c["task"], []).append(pivot * LEVEL_BINS // c["tokens"])
+    for t, (counts, expected) in figures.pivots.items():
+        assert counts.tolist() == np.bincount(found.get(t, []), minlength=LEVEL_BINS).tolist()
+        assert expected.sum() == pytest.approx(counts.sum())
+
+
+def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
+    groups = charts_of(counted[0])
+    assert [heading for heading, _, _ in groups] == ["Lengths", "Spans and pivots", "Noise"]
+    for _, _, charts in groups:
+        for chart in charts:
+            assert 'role="img" aria-label="' in chart.svg and chart.rows
+            assert all(len(row) == len(chart.head) for row in chart.rows)
+            assert ('class="theory"' in chart.svg) == chart.theory
+
+
+def test_of_a_large_shard_the_first_rows_are_read(mixed):
+    manifest = read_manifest(mixed)
+    figures = Figures(manifest)
+    figures.add(shard_of(mixed, manifest, 0), 5 * manifest["seq_length"])
+    assert figures.slot_rows == 5 < figures.rows
+    figures = Figures(manifest)
+    figures.add(shard_of(mixed, manifest, 0), 1)
+    assert figures.slot_rows == 1

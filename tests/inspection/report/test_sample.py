@@ -1,0 +1,116 @@
+"""Rows of a report: what stands in them is what the dataset holds, whatever the text, and it has bounded size."""
+
+import json
+
+import numpy as np
+import pytest
+
+from packprep import open_dataset
+from packprep.inspection.lines import visible
+from packprep.inspection.opened import opened
+from packprep.inspection.report import sample
+from packprep.inspection.report.sample import CORRUPTED, IS_SPECIAL, TRAINED, noise_of, sample_rows
+from packprep.objectives.span_corruption import render_with_mask
+
+
+def tokens_of(part):
+    """[(id, flag)] of a part that is whole."""
+    (run,) = part["runs"]
+    return [(i, int(f, 32)) for ids, f in zip(run["i"], run["f"], strict=True) for i in np.atleast_1d(ids).tolist()]
+
+
+@pytest.fixture(scope="module")
+def rows(mixed):
+    with opened(mixed, {}) as data:
+        every = list(range(0, len(data.dataset), 3))
+        return open_dataset(mixed), sample_rows(data, every, frozenset(range(len(data.dataset.manifest["shards"]))))
+
+
+def test_the_slots_of_a_row_are_its_parts(rows):
+    dataset, shown = rows
+    for row in shown:
+        view = dataset.row(row["row"])
+        for segment, bounds in zip(row["segments"], row["bounds"], strict=True):
+            begin, end = segment["begin"], segment["begin"] + segment["slots"]
+            assert bounds[:3] == [begin, end, segment["prefix"]]
+            found = [pair for part in segment["parts"] for pair in tokens_of(part)]
+            assert [id for id, _ in found] == view.tokens[begin:end].tolist()
+            assert [part["first"] for part in segment["parts"]][0] == begin
+            whole = [(f & 3 == TRAINED, t) for (_, f), t in zip(found, view.loss_mask[begin:end].tolist(), strict=True)]
+            assert all(not t or f or "bytes" for f, t in whole)
+            assert segment["trained"] == int(view.loss_mask[begin:end].sum())
+            assert segment["rebuilt"] == "identical"
+
+
+def test_originals_are_the_documents_text(rows):
+    dataset, shown = rows
+    objectives = set()
+    for row in shown:
+        for segment in row["segments"]:
+            if segment["original"] is None:
+                assert segment["objective"] in ("causal", "prefix_lm") and segment["why"]
+                continue
+            objectives.add(segment["objective"])
+            original = tokens_of(segment["original"])
+            ids = [id for id, flag in original if not flag & IS_SPECIAL]
+            if segment["source"] == "web":
+                assert len([id for id in ids if id < 256]) == segment["tokens"]
+            flagged = sum(bool(flag & CORRUPTED) for id, flag in original if id < 128)  # others may share a character
+            if segment["objective"] == "span_corruption":
+                targets = tokens_of(segment["parts"][-1])
+                assert flagged == sum(id < 128 for id, _ in targets)
+    assert objectives == {
+        "span_corruption",
+        "fill_in_the_middle",
+        "masked_diffusion",
+        "uniform_diffusion",
+        "block_diffusion",
+    }
+
+
+@pytest.mark.parametrize("mask", ["0011000111", "1", "0110", "1001", "111", "0101010"])
+def test_noise_is_found_again(mask):
+    flags = np.array([c == "1" for c in mask])
+    slots, prefix = render_with_mask(np.arange(len(mask)), flags, np.arange(100, 120))
+    for targets in (slots[prefix:], np.append(slots[prefix:], 99)):
+        assert noise_of(slots[:prefix], len(mask), targets, range(100, 120)).tolist() == flags.tolist()
+
+
+def test_noise_that_does_not_add_up_is_not_shown():
+    slots = np.array([0, 100, 1, 100, 2])
+    assert not noise_of(slots[:2], 9, slots[2:], [100]).any()
+    assert not noise_of(slots[:2], 3, slots[4:], [100]).any()
+
+
+def test_an_unsound_shard_is_neither_inverted_nor_built_again(mixed):
+    with opened(mixed, {}) as data:
+        (row,) = sample_rows(data, [1], frozenset())
+    assert all(segment["rebuilt"].startswith("not rebuilt") for segment in row["segments"])
+    in_place = {"masked_diffusion", "uniform_diffusion", "block_diffusion"}
+    assert all(segment["original"] is None or segment["objective"] in in_place for segment in row["segments"])
+
+
+def test_reading_again_has_a_bound(mixed, monkeypatch):
+    monkeypatch.setattr(sample, "MOST_READ_BYTES", 0)
+    with opened(mixed, {}) as data:
+        (row,) = sample_rows(data, [1], frozenset(range(4)))
+    assert all("takes more reading" in segment["rebuilt"] for segment in row["segments"])
+
+
+@pytest.mark.parametrize("budget", [2000, 6000, 20000])
+def test_a_long_row_loses_its_middles_first(mixed, monkeypatch, budget):
+    monkeypatch.setattr(sample, "MOST_BYTES", budget)
+    with opened(mixed, {}) as data:
+        (row,) = sample_rows(data, [51], frozenset(range(4)))
+    assert len(json.dumps(row, separators=(",", ":"))) <= budget or len(row["segments"]) <= 8
+    for segment in row["segments"]:
+        for part in segment["parts"]:
+            held = sum(run.get("gap", 0) or sum(len(np.atleast_1d(ids)) for ids in run["i"]) for run in part["runs"])
+            assert held == part["count"]
+
+
+def test_texts_have_every_character_showing(hostile):
+    with opened(hostile, {}) as data:
+        shown = sample_rows(data, list(range(len(data.dataset))), frozenset([0]))
+    text = json.dumps(shown, ensure_ascii=False)
+    assert visible(text) == text and "\\u{202e}" in text and "\\u{200b}" in text
