@@ -213,7 +213,7 @@ def _calibrated(inputs: Inputs, engine: Engine) -> tuple[list[PlannedSource], li
         unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
         planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
         first += len(inputs.files[i])
-        estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents.special_text, marks))
+        estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents, marks))
         if estimates[-1].supervised:
             check_supervised(recipe, i)
         sources.append(planned)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.run import Outcome
 from packprep.corpus.planning import PlannedSource
-from packprep.corpus.readers import Reject, read
+from packprep.corpus.readers import Batch, Reject, read
 from packprep.corpus.reading import keeper
+from packprep.corpus.token_documents import take_tokens
 from packprep.corpus.tokenization import tokenize
 from packprep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest, shard_name
 from packprep.dataset.segments import next_token_loss_mask
@@ -336,8 +338,7 @@ def first_document(job: Job) -> str:
                 for batch in read(part, source.source.text_key, keep, batch_bytes=1 << 16):
                     if batch.rejects and first_reject is None:
                         first_reject = source, batch.rejects[0]
-                    for i, text in enumerate(batch.texts):
-                        ids = tokenize(job.engine, [text], documents.special_text, vocabulary).ids.tolist()
+                    for i, ids in enumerate(_contents(job, batch)):
                         if ids:
                             where = f"{source.name} {_name_of(source, part.file)} at {batch.positions[i]}"
                             head = [vocabulary.roles["bos"]] if documents.prepend_bos else []
@@ -351,6 +352,15 @@ def first_document(job: Job) -> str:
     return (
         f"document 1: shard 0 has no document that can be used; the first is {where}: {reject.reason}: {reject.detail}"
     )
+
+
+def _contents(job: Job, batch: Batch) -> Iterator[list[int]]:
+    """The ids of each document of a batch, one after the other; none of those that are rejected."""
+    if batch.tokens is not None:
+        tokens = take_tokens(batch.tokens, job.recipe.documents, job.vocabulary)
+        yield from (tokens.ids[a:b].tolist() for a, b in pairwise(tokens.offsets.tolist()))
+    for text in batch.texts:
+        yield tokenize(job.engine, [text], job.recipe.documents.special_text, job.vocabulary).ids.tolist()
 
 
 def _name_of(source: PlannedSource, file: int) -> str:

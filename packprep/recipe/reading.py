@@ -151,10 +151,6 @@ def _read_sources(tables: Any) -> tuple[Source, ...]:
             raise RecipeError(f"sources[{i}].paths mixes URLs and local paths: make two sources of it")
         if "share" in values and "repeat" in values:
             raise RecipeError(f"sources[{i}] has both repeat and share: a source takes one of them")
-        if values.get("format") in ("megatron", "tokens"):
-            raise RecipeError(
-                f"sources[{i}].format = {values['format']!r}: tokens cannot be read yet; give jsonl, parquet, arrow or text"
-            )
         sources.append(Source(**values))
     with_share = [s.share is not None for s in sources]
     if any(with_share) and not all(with_share):

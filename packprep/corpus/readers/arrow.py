@@ -16,6 +16,7 @@ from packprep.corpus.conversations import MarkReader
 from packprep.corpus.readers.columnar import Columns, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 from packprep.corpus.readers.streams import Decoders
+from packprep.corpus.readers.token_lists import find_token_column, read_lists
 from packprep.storage import is_url
 
 _MAGIC = b"ARROW1"
@@ -54,13 +55,19 @@ def read_record_batch(
             columns = columns.of([_validated(column).slice(begin, end - begin) for column in columns.there()])
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece]) + begin
+            if part.format == "arrow_tokens":
+                yield from read_lists(part.file, columns.text, first, keep, batch_bytes)
+                return
             yield from read_rows(batch, columns, first, keep, batch_bytes, marks)
             yield from batch.take()
 
 
 def _columns(part: Part, source: pa.NativeFile, index: Index, text_key: str, marks: MarkReader | None) -> Columns:
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
-    columns = find_columns(part.path, schema, text_key, marks)
+    if part.format == "arrow_tokens":
+        columns = Columns(find_token_column(part.path, schema, text_key))
+    else:
+        columns = find_columns(part.path, schema, text_key, marks)
     wanted = columns.there()
     if index.is_stream and not index.has_dictionaries:
         source.seek(index.offsets[part.piece])
@@ -85,8 +92,8 @@ def _validated(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         return pa.DictionaryArray.from_arrays(column.indices, _validated(column.dictionary))
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
-    # Bytes, because full validation would refuse the whole column for one text that is not UTF-8.
-    column = column.view(as_bytes.get(column.type, column.type))
+    if column.type in as_bytes:  # full validation would refuse the whole column for one text that is not UTF-8
+        column = column.view(as_bytes[column.type])
     column.validate(full=True)
     return column
 
