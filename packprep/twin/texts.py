@@ -268,7 +268,7 @@ def row_group(path: str, number: int, names: list[str]) -> tuple[int, Any]:
     with parquet.ParquetFile(path) as file:
         first = sum(file.metadata.row_group(i).num_rows for i in range(number))
         there = [name for name in file.schema_arrow.names if name in names]
-        return first, file.readrow_group(number, columns=there)
+        return first, file.read_row_group(number, columns=there)
 
 
 def record_batch(path: str, number: int, names: list[str]) -> tuple[int, Any]:
