@@ -89,5 +89,6 @@ def save_dataset(folder: Path, documents, files: int = 2, **state) -> Path:
         write_arrow(folder / name, own, 20)
     (folder / "dataset_info.json").write_text("{}")
     listed = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "00", "_split": None}
+    listed |= {"_format_type": None, "_format_kwargs": {}, "_format_columns": None, "_output_all_columns": False}
     (folder / "state.json").write_text(json.dumps(listed | state))
     return folder

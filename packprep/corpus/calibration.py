@@ -124,7 +124,7 @@ def _token_looks(
 ) -> Iterator[_Seen]:
     """Some of the `pieces`, all of one format of tokens.
 
-    Where the head or footer of a file tells how many tokens all of it has, the stored bytes are those of the ids read.
+    The stored bytes are those of the ids that are read, so that a few long documents do not mislead.
     """
     chosen = pieces[permute(np.arange(min(PIECES, len(pieces))), len(pieces), key)]
     for piece in chosen.tolist():

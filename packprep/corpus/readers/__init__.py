@@ -138,7 +138,7 @@ def count_pieces(path: str, format: str, compression: str, size: int, piece_byte
 
 
 def bytes_per_token(part: Part, text_key: str) -> float | None:
-    """The bytes that a part's file takes on disk for a token, where its head or footer tells; None where it does not."""
+    """The bytes that a token takes on disk: of a part's file, or of its record batch. None where that cannot be told."""
     if part.format == "megatron":
         from packprep.corpus.readers.megatron import stored_per_token
 
@@ -147,7 +147,11 @@ def bytes_per_token(part: Part, text_key: str) -> float | None:
         from packprep.corpus.readers.parquet import stored_per_value
 
         return stored_per_value(part.path, part.size, text_key)
-    return None
+    if part.format == "arrow_tokens":
+        from packprep.corpus.readers.arrow import stored_per_value as stored_in_batch
+
+        return stored_in_batch(part, text_key)
+    raise AssertionError(f"format {part.format!r} holds no tokens")
 
 
 def read(

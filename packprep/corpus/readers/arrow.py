@@ -16,7 +16,7 @@ from packprep.corpus.conversations import MarkReader
 from packprep.corpus.readers.columnar import Columns, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 from packprep.corpus.readers.streams import Decoders
-from packprep.corpus.readers.token_lists import find_token_column, read_lists
+from packprep.corpus.readers.token_lists import find_token_column, list_lengths, read_lists
 from packprep.storage import is_url
 
 _MAGIC = b"ARROW1"
@@ -60,6 +60,17 @@ def read_record_batch(
                 return
             yield from read_rows(batch, columns, first, keep, batch_bytes, marks)
             yield from batch.take()
+
+
+def stored_per_value(part: Part, text_key: str) -> float | None:
+    """The bytes that a part's record batch takes for each id of its column of tokens; None if it has no id."""
+    with _opened(part.path, part.size) as file:
+        index = _index(file, part.size)
+        with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
+            lengths = list_lengths(_columns(part, source, index, text_key, None).text)
+    begin = index.offsets[part.piece]
+    end = min((offset for offset in index.offsets if offset > begin), default=part.size)
+    return (end - begin) / int(lengths.sum()) if lengths.any() else None
 
 
 def _columns(part: Part, source: pa.NativeFile, index: Index, text_key: str, marks: MarkReader | None) -> Columns:

@@ -68,12 +68,12 @@ def read_lists(file: int, column: pa.Array, first: int, keep: Keep | None, batch
         wanted = kept(keep, file, positions)
         if not wanted.all():
             rows, positions = rows.filter(pa.array(wanted)), positions[wanted]
-        lengths = _lengths(rows)
+        lengths = list_lengths(rows)
         for some in slices(np.maximum(lengths * TOKEN_TEXT_BYTES, 1), batch_bytes):
             yield _batch(file, rows[some], positions[some], lengths[some])
 
 
-def _lengths(rows: pa.Array) -> np.ndarray:
+def list_lengths(rows: pa.Array) -> np.ndarray:
     """int64[n]: the elements of each list; 0 for null."""
     if pa.types.is_null(rows.type):
         return np.zeros(len(rows), np.int64)

@@ -195,10 +195,13 @@ def test_a_damaged_file_gives_documents_or_an_error_and_nothing_else(tmp_path, f
                 assert path in str(error)
 
 
-def test_a_parquet_footer_tells_the_bytes_of_a_token(tmp_path):
+def test_footers_and_batches_tell_the_bytes_of_a_token(tmp_path):
     table = pa.table({"input_ids": pa.array([[1, 2, 3]] * 50, pa.list_(pa.int32())), "number": [1] * 50})
     path = write_table(tmp_path, table, "parquet", 20)
     part = next(parts(path))
     assert bytes_per_token(part, "text") == os.path.getsize(path) / 150
-    stream = write_table(tmp_path, table, "stream", 20)
-    assert bytes_per_token(next(parts(stream)), "text") is None
+    for form in ("file", "stream"):
+        path = write_table(tmp_path, table, form, 20)
+        found = [bytes_per_token(part, "text") * tokens for part, tokens in zip(parts(path), (60, 60, 30), strict=True)]
+        assert 0.6 * os.path.getsize(path) < sum(found) < os.path.getsize(path)
+        assert abs(found[0] - found[1]) <= 8
