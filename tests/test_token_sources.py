@@ -236,6 +236,18 @@ def test_sources_that_moved_are_found_by_their_prefix(corpus, tmp_path):
     holds(tmp_path / "out", s=str(tmp_path / "there"))
 
 
+def test_urls_give_the_bytes_of_the_files(corpus, tmp_path):
+    places = {"pairs": "m/*.bin", "tables": "p/a.parquet", "saved": "saved/*.arrow"}
+    for where, out in ((str(corpus), "local"), (f"file://{corpus}", "remote")):
+        sources = [{"name": name, "paths": [f"{where}/{path}"]} for name, path in places.items()]
+        sources = [source | ({} if source["name"] == "pairs" else {"format": "tokens"}) for source in sources]
+        made.build(made.table(sources, **SMALL), tmp_path, tmp_path / out)
+    for under in ("shards", "rejects"):
+        assert made.contents(tmp_path / "local", under) == made.contents(tmp_path / "remote", under)
+    found = verify_dataset(tmp_path / "remote", -1, {}, (0, 1), 1, made.Silent(), False)
+    assert found["faults"] == 0 and found["replayed"] > 0
+
+
 def test_the_command_line_plans_builds_verifies_and_inspects(corpus, tmp_path):
     for inputs, more in ((["m/a.bin", "m/several.idx"], []), (["saved"], ["--set", "sources.0.format=tokens"])):
         out = tmp_path / inputs[0].replace("/", "_")

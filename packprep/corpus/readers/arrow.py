@@ -74,6 +74,7 @@ def stored_per_value(part: Part, text_key: str) -> float | None:
 
 
 def _columns(part: Part, source: pa.NativeFile, index: Index, text_key: str, marks: MarkReader | None) -> Columns:
+    source.seek(0)  # of a URL it is one with the file that the index was read from
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
     if part.format == "arrow_tokens":
         columns = Columns(find_token_column(part.path, schema, text_key))
