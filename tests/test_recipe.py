@@ -64,8 +64,8 @@ VALUES = {
     ("sources", "name"): (["web"], TEXTS),
     ("sources", "paths"): ([("x", ("x",)), (["x", "y*"], ("x", "y*"))], ["", [], [""], [1], 1, True, {}]),
     ("sources", "format"): (
-        ["auto", "jsonl", "parquet", "arrow", "text"],
-        ["json", "", 1, True, [], "tokens", "megatron"],
+        ["auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"],
+        ["json", "", 1, True, []],
     ),
     ("sources", "text_key"): (["body"], TEXTS),
     ("sources", "repeat"): ([(2, 2.0), 0.001, (1000, 1000.0)], [0, -1, 1000.5, *NUMBERS]),

@@ -217,7 +217,7 @@ def _calibrated(inputs: Inputs, engine: Engine) -> tuple[list[PlannedSource], li
         planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
         first += len(inputs.files[i])
         try:
-            estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents.special_text, marks))
+            estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents, marks))
         except RecipeError as error:
             raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
         if estimates[-1].supervised:

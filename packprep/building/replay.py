@@ -1,5 +1,6 @@
 """Replay: build segments again from their source text and compare them with what is stored, and invert what is stored."""
 
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from packprep.building.render import Layout, render
 from packprep.building.segments import Segments, cut, slots_of
 from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.readers import PIECE_BYTES
+from packprep.corpus.readers.megatron import runs_of
 from packprep.corpus.reading import Documents, read_documents
 from packprep.errors import SourceError
 from packprep.objectives.objective import Bodies, Columns
@@ -160,6 +162,9 @@ def documents_at(job: Job, source: PlannedSource, file: int, use: int, positions
     pieces = np.array(source.pieces.of_file(i), np.int64)
     if format == "jsonl" and not compression:
         pieces = pieces[np.isin(np.arange(len(pieces)), wanted // PIECE_BYTES)]
+    if format == "megatron":
+        path = os.path.join(source.prefix, source.files.names[i])
+        pieces = pieces[runs_of(path, int(source.files.sizes[i]), wanted)]
     reading = read_documents(
         job.recipe,
         job.sources,

@@ -9,20 +9,31 @@ stored in the plan and only ever used as estimates: no document depends on them 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from packprep.corpus.conversations import Marked, MarkReader
 from packprep.corpus.engines.engine import Engine
 from packprep.corpus.planning import Extent, PlannedSource, format_name
-from packprep.corpus.readers import MAX_DOCUMENT_BYTES, PIECE_BYTES, read
+from packprep.corpus.readers import (
+    MAX_DOCUMENT_BYTES,
+    PIECE_BYTES,
+    TOKEN_FORMATS,
+    TOKEN_TEXT_BYTES,
+    Part,
+    bytes_per_token,
+    read,
+)
 from packprep.corpus.readers.documents import open_source
 from packprep.corpus.readers.json_lines import Outcome, line_decoder
 from packprep.corpus.readers.lines import BOM
 from packprep.corpus.readers.streams import decompressed
+from packprep.corpus.token_documents import take_tokens
 from packprep.corpus.training import tokenize_marked
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.randomness import CALIBRATION, bits64, permute, text_key, uniforms
+from packprep.recipe import Documents
 
 PIECES = 6
 PIECE_TEXT_BYTES = 256 << 10
@@ -48,49 +59,85 @@ class Estimates:
 
 
 def calibrate(
-    source: PlannedSource, engine: Engine, vocabulary: Vocabulary, special_text: str, marks: MarkReader | None = None
+    source: PlannedSource, engine: Engine, vocabulary: Vocabulary, settings: Documents, marks: MarkReader | None = None
 ) -> Estimates:
-    """Estimates of a source whose ratios are not known yet (`source.ratios` is not read). marks: as in `readers.read`."""
+    """Estimates of a source whose ratios are not known yet (`source.ratios` is not read).
+
+    settings: the recipe's. marks: as in `readers.read`
+    """
     ratios: dict[str, int] = {}
-    tokens, text_bytes, documents = 0.0, 0, 0
-    supervised = False
+    seen: list[_Seen] = []
     first: list[str] = []
     room = FIRST_CHARACTERS
-    rates: list[tuple[float, float]] = []  # (tokens, stored bytes) of each piece looked at
     kinds = [format_name(*kind) for kind in source.files.kinds]
     for kind in sorted(kinds):
         own = source.pieces_of_kind(kinds.index(kind))
-        stored_seen, text_seen = 0.0, 0
-        if len(own):
-            key = bits64(text_key(source.seed, source.name, kind), CALIBRATION)
-            for stored, texts, marked in _looks(source, own, key, marks):
-                for text in texts:
+        key = bits64(text_key(source.seed, source.name, kind), CALIBRATION)
+        before = len(seen)
+        if len(own) and source.files.kinds[kinds.index(kind)][0] in TOKEN_FORMATS:
+            seen += _token_looks(source, own, key, settings, vocabulary)
+        elif len(own):
+            for look in _looks(source, own, key, marks):
+                for text in look[1]:
                     if room > 0:
                         first.append(text[:room])
                         room -= len(text)
-                supervised |= any(mark is not None for mark in marked)
-                n_bytes = sum(len(text.encode()) for text in texts)
-                begins = [
-                    text if mark else text[:TOKENIZED_CHARACTERS] for text, mark in zip(texts, marked, strict=True)
-                ]
-                of_texts, _ = tokenize_marked(engine, begins, marked, special_text, vocabulary)
-                begun = sum(len(text.encode()) for text in begins)
-                n_tokens = int(of_texts.offsets[-1]) * n_bytes / max(begun, 1)
-                stored_seen, text_seen = stored_seen + stored, text_seen + n_bytes
-                tokens, text_bytes, documents = tokens + n_tokens, text_bytes + n_bytes, documents + len(texts)
-                rates.append((n_tokens, stored))
+                seen.append(_tokenized(look, engine, vocabulary, settings.special_text))
+        stored_seen, text_seen = (sum(look[i] for look in seen[before:]) for i in (0, 1))
         ratio = round(1024 * text_seen / stored_seen) if stored_seen and text_seen else 1024
         # A piece's weight, its bytes times the ratio, is to stay far below 2⁶³.
         most = min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
         ratios[kind] = min(max(ratio, 1), most)
+    text_bytes, documents = sum(look.text_bytes for look in seen), sum(look.documents for look in seen)
     return Estimates(
         ratios,
-        tokens / text_bytes if text_bytes else 1.0,
+        sum(look.tokens for look in seen) / text_bytes if text_bytes else 1.0,
         text_bytes / documents if documents else 0.0,
-        supervised,
+        any(look.supervised for look in seen),
         tuple(first),
-        _relative_error(rates),
+        _relative_error([(look.tokens, look.stored) for look in seen]),
     )
+
+
+class _Seen(NamedTuple):
+    """What one look came to."""
+
+    stored: float  # bytes on disk
+    text_bytes: int
+    tokens: float
+    documents: int
+    supervised: bool = False
+
+
+def _tokenized(look: "_Look", engine: Engine, vocabulary: Vocabulary, special_text: str) -> _Seen:
+    stored, texts, marked = look
+    n_bytes = sum(len(text.encode()) for text in texts)
+    begins = [text if mark else text[:TOKENIZED_CHARACTERS] for text, mark in zip(texts, marked, strict=True)]
+    of_texts, _ = tokenize_marked(engine, begins, marked, special_text, vocabulary)
+    begun = sum(len(text.encode()) for text in begins)
+    n_tokens = int(of_texts.offsets[-1]) * n_bytes / max(begun, 1)
+    return _Seen(stored, n_bytes, n_tokens, len(texts), any(mark is not None for mark in marked))
+
+
+def _token_looks(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, settings: Documents, vocabulary: Vocabulary
+) -> Iterator[_Seen]:
+    """Some of the `pieces`, all of one format of tokens.
+
+    The stored bytes are those of the ids that are read, so that a few long documents do not mislead.
+    """
+    chosen = pieces[permute(np.arange(min(PIECES, len(pieces))), len(pieces), key)]
+    for piece in chosen.tolist():
+        parts, looked = _begin(source, piece)
+        n_read = n_tokens = n_documents = 0
+        for part in parts:
+            for batch in read(part, source.source.text_key):
+                if batch.tokens is not None and n_documents < HELD_DOCUMENTS:
+                    n_read, n_documents = n_read + len(batch.tokens.ids), n_documents + len(batch.positions)
+                    n_tokens += len(take_tokens(batch.tokens, settings, vocabulary).ids)
+        if (of_file := bytes_per_token(parts[0], source.source.text_key)) and n_read:
+            looked = n_read * of_file
+        yield _Seen(looked, TOKEN_TEXT_BYTES * n_read, n_tokens, n_documents)
 
 
 _Look = tuple[float, list[str], list[Marked | None]]
@@ -181,7 +228,8 @@ def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, flo
 _STEP_BYTES = 4 << 10  # how exactly it is known which bytes on disk make a block
 
 
-def _begin_of_piece(source: PlannedSource, piece: int, marks: MarkReader | None) -> _Look:
+def _begin(source: PlannedSource, piece: int) -> tuple[list[Part], float]:
+    """(the begin of a piece, PIECE_TEXT_BYTES of it or all, the bytes that this takes on disk)."""
     found = source.pieces.at(np.array([piece]))
     stored = max(1, int(found.bytes[0]))
     weight = 1 << 20
@@ -190,6 +238,11 @@ def _begin_of_piece(source: PlannedSource, piece: int, marks: MarkReader | None)
     parts = list(source.parts(Extent(piece, 0, 0, hi, weight)))
     if source.formats[int(found.file[0])][0] == "text":  # whole files
         looked = sum(part.size for part in parts)
+    return parts, max(1, looked)
+
+
+def _begin_of_piece(source: PlannedSource, piece: int, marks: MarkReader | None) -> _Look:
+    parts, looked = _begin(source, piece)
     texts: list[str] = []
     marked: list[Marked | None] = []
     held = n_bytes = 0
@@ -200,7 +253,7 @@ def _begin_of_piece(source: PlannedSource, piece: int, marks: MarkReader | None)
                 texts += batch.texts
                 marked += batch.marks
                 held = n_bytes
-    return max(1, looked) * (held / n_bytes if n_bytes else 1.0), texts, marked
+    return looked * (held / n_bytes if n_bytes else 1.0), texts, marked
 
 
 def _relative_error(rates: Sequence[tuple[float, float]]) -> float:

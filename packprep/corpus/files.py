@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from packprep.corpus.readers import PIECE_BYTES, count_pieces, detect_format
+from packprep.corpus.readers import PIECE_BYTES, count_pieces, detect_format, format_of
 from packprep.storage import is_url
 
 _AT_ONCE = 16  # remote files that are looked at together
@@ -28,7 +28,7 @@ class Files(Sequence[File]):
     """The files of one source, sorted bytewise by name.
 
     names: relative to `root`; sizes: int64[F] in bytes; format: the recipe's, "auto" too. pieces: int64[F], how many each
-    has; None: they are counted when they are first asked for, which opens every Parquet and Arrow file.
+    has; None: they are counted when they are first asked for, which opens every file of a table and every index.
     """
 
     def __init__(
@@ -108,9 +108,7 @@ def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np
             compresses[last] = bool(detect_format(f"x.{last}")[1])
         ending = (parts[1], last) if compresses[last] and len(parts) > 2 else (last,)
         if ending not in of_ending:
-            found, compression = detect_format(name)
-            own = found if format == "auto" else format, compression
-            of_ending[ending] = kinds.setdefault(own, len(kinds))
+            of_ending[ending] = kinds.setdefault(format_of(name, format), len(kinds))
         kind[i] = of_ending[ending]
     return list(kinds), kind
 

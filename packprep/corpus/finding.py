@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from packprep.corpus.files import Files
+from packprep.corpus.saved_datasets import saved_files
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.storage import Remote, is_url
@@ -43,13 +44,17 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
 def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, Files]:
     """(prefix, files sorted bytewise by name) of a source. `prefix` says where the files lie now, if they were moved.
 
-    A source's paths are local, or URLs of one bucket. SourceError for a pattern that matches nothing, a folder, a pipe or
-    device, a name that is not valid UTF-8, or a file that cannot be read; StorageError for a store that refuses.
+    A source's paths are local, or URLs of one bucket. A pair of Megatron's files, of which a pattern may find one or both,
+    is one file: the .bin, with the bytes of both. A folder of a Hugging Face dataset on disk is its files. SourceError for
+    a pattern that matches nothing, another folder, a pipe or device, a name that is not valid UTF-8, or a file that cannot
+    be read; StorageError for a store that refuses.
     """
     root, patterns = _below_one_folder(source, base)
     if prefix is not None:
         root = absolute_prefix(prefix)
     sizes = _find_remote(source, root, patterns) if is_url(root) else _find_local(source, root, patterns)
+    if source.format in ("auto", "megatron"):
+        sizes = _in_pairs(source, root, sizes)
     for name in sizes:
         try:
             name.encode("utf-8")
@@ -120,6 +125,29 @@ def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
     return not hidden and fnmatch.fnmatchcase(name[0], pattern[0]) and matches(pattern[1:], name[1:])
 
 
+def _in_pairs(source: Source, root: str, sizes: dict[str, int]) -> dict[str, int]:
+    """name → bytes, where Megatron's pairs are their .bin with the bytes of both. SourceError for one without the other."""
+    found = {}
+    for name, size in sizes.items():
+        ending = name[-4:]
+        other = name[:-4] + _OTHER_OF_PAIR.get(ending, "")
+        if ending not in _OTHER_OF_PAIR:
+            found[name] = size
+        elif ending.lower() == ".bin" or other not in sizes:
+            path = f"{root}/{other}" if is_url(root) else os.path.join(root, other)
+            beside = sizes[other] if other in sizes else Remote(root).size(other) if is_url(root) else _size(path)
+            if beside is None:
+                raise SourceError(
+                    f"source {source.name!r}: {path} is missing. Megatron's data are pairs of an .idx and a .bin file: put it "
+                    f"beside {name!r}, or set the source's format if that is none of a pair"
+                )
+            found[name if ending.lower() == ".bin" else other] = size + beside
+    return found
+
+
+_OTHER_OF_PAIR = {".bin": ".idx", ".idx": ".bin", ".BIN": ".IDX", ".IDX": ".BIN"}
+
+
 def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str, int]:
     """name → bytes of the files below a folder that match the patterns."""
     sizes: dict[str, int] = {}
@@ -135,6 +163,14 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                 raise SourceError(
                     f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}"
                 )
+        elif os.path.isfile(os.path.join(pattern, "state.json")):
+            for file in saved_files(pattern):
+                sizes[f"{name}/{file}"] = os.path.getsize(os.path.join(pattern, file))
+        elif os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
+            raise SourceError(
+                f"source {source.name!r}: {given} is a folder of several splits; name one of them, as in "
+                f"{given.rstrip('/')}/train"
+            )
         elif os.path.isdir(pattern):
             raise SourceError(
                 f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"

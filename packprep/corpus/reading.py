@@ -15,7 +15,9 @@ from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault
 from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.proof import Difference, compared, difference, fault
-from packprep.corpus.readers import BAD_REASONS, Decoders, read
+from packprep.corpus.readers import BAD_REASONS, TOKEN_TEXT_BYTES, Batch, Decoders, read
+from packprep.corpus.token_documents import take_tokens
+from packprep.corpus.tokenization import Tokens
 from packprep.corpus.training import Trained, Training, tokenize_marked, training_columns
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.errors import EngineRevoked, SourceError
@@ -32,7 +34,7 @@ class Documents(NamedTuple):
 
     ids: np.ndarray  # uint16 or int32[tokens]: all documents, one after the other
     offsets: np.ndarray  # int64[D + 1]: where each begins
-    position: np.ndarray  # int64[D]: byte of its line, or row number
+    position: np.ndarray  # int64[D]: byte of its line, row number, or number in an index
     file: np.ndarray  # int64[D]: index into the plan's files
     source: np.ndarray  # int64[D]
     repeat: np.ndarray  # int64[D]: which use
@@ -150,8 +152,8 @@ class Reading:
     rejected: Rejected
     read: dict[str, int]  # source → documents read
     dropped_tokens: dict[str, dict[str, int]]  # source → reason → tokens of documents left out after tokenization
-    text_digests: dict[str, str]  # source → xxh3-128 of the text bytes
-    text_bytes: int
+    text_digests: dict[str, str]  # source → xxh3-128 of the text bytes; of tokens, of the content's ids as int32
+    text_bytes: int  # a token of a source of tokens counts as TOKEN_TEXT_BYTES
 
 
 def read_documents(
@@ -204,26 +206,21 @@ def read_documents(
                 before = len(rejected)
                 for reject in batch.rejects:
                     rejected.add(source, extent.use, reject.file, reject.position, reject.reason, reject.detail)
-                try:
+                marked: dict[int, Trained] = {}
+                if batch.tokens is not None:
                     with clock.stage("tokenize"):
-                        tokens, marked = tokenize_marked(engine, batch.texts, batch.marks, special_text, vocabulary)
-                except EngineFault as error:
-                    place = source, part.file, extent.use, batch.positions[batch.texts.index(error.text)]
-                    raise _revoked(engine, *place, fault(engine, error)) from error
-                if engine.reference is not None:
-                    with clock.stage("compare"):
-                        for i in compared(file_keys[part.file], batch.positions, extent.use).tolist():
-                            text, mark = batch.texts[i], batch.marks[i]
-                            if mark is None and (
-                                found := difference(engine, text, tokens, i, special_text, vocabulary)
-                            ):
-                                raise _revoked(engine, source, part.file, extent.use, batch.positions[i], found)
-                # After the engine, which leaves the UTF-8 of a text with the text.
-                batch_bytes = 0
-                for text in batch.texts:
-                    encoded = text.encode()
-                    digests[source.name].update(encoded)
-                    batch_bytes += len(encoded)
+                        tokens = take_tokens(batch.tokens, recipe.documents, vocabulary)
+                    digests[source.name].update(tokens.ids.astype("<i4", copy=False).data)
+                    batch_bytes = TOKEN_TEXT_BYTES * len(batch.tokens.ids)
+                else:
+                    place = source, part.file, extent.use, file_keys[part.file]
+                    tokens, marked = _tokenized(batch, place, engine, special_text, vocabulary, clock)
+                    # After the engine, which leaves the UTF-8 of a text with the text.
+                    batch_bytes = 0
+                    for text in batch.texts:
+                        encoded = text.encode()
+                        digests[source.name].update(encoded)
+                        batch_bytes += len(encoded)
                 for i, reason, detail in tokens.rejected:
                     rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
                 if recipe.documents.bad_documents == "fail":
@@ -257,7 +254,7 @@ def read_documents(
                 for column, value in zip(columns[1:], (part.file, source.index, extent.use), strict=True):
                     column.extend(value, count)
                 keys.extend(file_keys[part.file], count)
-                counts[source.name] += len(batch.texts) + len(batch.rejects)
+                counts[source.name] += len(batch.positions) + len(batch.rejects)
                 text_bytes += batch_bytes
                 if most_bytes is not None and text_bytes > most_bytes:
                     raise SourceError(
@@ -266,7 +263,7 @@ def read_documents(
                         "the recipe, or build with a larger output.shard_text_bytes into another folder"
                     )
                 if progress:
-                    read_now = len(batch.texts) + len(batch.rejects)
+                    read_now = len(batch.positions) + len(batch.rejects)
                     progress(read_now, batch_bytes, int(lengths.sum()), len(rejected) - before)
     position, file, source_index, repeat = (column.array() for column in columns)
     training = training_columns(trained, len(position))
@@ -278,6 +275,34 @@ def read_documents(
         {name: digest.hexdigest() for name, digest in digests.items()},
         text_bytes,
     )
+
+
+def _tokenized(
+    batch: Batch,
+    place: tuple[PlannedSource, int, int, np.uint64],
+    engine: Engine,
+    special_text: str,
+    vocabulary: Vocabulary,
+    clock: Clock,
+) -> tuple[Tokens, dict[int, Trained]]:
+    """The ids of a batch's texts, and what is trained of them; EngineRevoked where the engine is caught in a difference.
+
+    place: source, file, use, key of the file
+    """
+    source, file, use, file_key = place
+    try:
+        with clock.stage("tokenize"):
+            tokens, marked = tokenize_marked(engine, batch.texts, batch.marks, special_text, vocabulary)
+    except EngineFault as error:
+        position = batch.positions[batch.texts.index(error.text)]
+        raise _revoked(engine, source, file, use, position, fault(engine, error)) from error
+    if engine.reference is not None:
+        with clock.stage("compare"):
+            for i in compared(file_key, batch.positions, use).tolist():
+                text, mark = batch.texts[i], batch.marks[i]
+                if mark is None and (found := difference(engine, text, tokens, i, special_text, vocabulary)):
+                    raise _revoked(engine, source, file, use, batch.positions[i], found)
+    return tokens, marked
 
 
 def _revoked(

@@ -9,6 +9,6 @@ shard ─┬─► row            one row: its segments as text, the loss marked
        ├─► difference     what two datasets do not have alike
        └─► report         all of it as one HTML file, with rows to page through
 ```
-Each describes, in plain values; its printed_ file puts that on a page, in a terminal or off it, and the report into HTML. `originals` inverts
-segments; `decoding` makes text of token ids, `lines` lines of text with their marks.
+Each describes, in plain values; its printed_ file puts that on a page, in a terminal or off it; the report makes HTML of
+it. `originals` inverts segments; `decoding` makes text of token ids, `lines` lines of text with their marks.
 """

@@ -207,11 +207,6 @@ def _read_sources(tables: Any) -> tuple[Source, ...]:
                 f"sources[{i}] has both repeat and share: a source takes one of them, so take one out",
                 ("sources", i, "repeat"),
             )
-        if values.get("format") in ("megatron", "tokens"):
-            raise RecipeError(
-                f"sources[{i}].format = {values['format']!r}: tokens cannot be read yet; give jsonl, parquet, arrow or text",
-                ("sources", i, "format"),
-            )
         sources.append(Source(**values))
     with_share = [s.share is not None for s in sources]
     if any(with_share) and not all(with_share):

@@ -28,9 +28,15 @@ class Source:
         _REQUIRED, STRINGS, "files, patterns or URLs, relative to the recipe; ** crosses folders"
     )
     format: str = _key(
-        "auto", choice("auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"), "auto: by the file's suffix"
+        "auto",
+        choice("auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"),
+        "auto: by the file's suffix, as text; megatron and tokens: token ids",
     )
-    text_key: str = _key("text", TEXT, "the field or column that holds the text")
+    text_key: str = _key(
+        "text",
+        TEXT,
+        "the field or column that holds the text; of tokens, the ids: by default input_ids, or else tokens",
+    )
     repeat: float = _key(
         1.0,
         number("a number, above 0, at most 1000", 0, 1000, low_open=True),

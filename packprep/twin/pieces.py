@@ -13,7 +13,7 @@ PIECE_BYTES = 4 * 2**20
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 FORMATS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow",
-    ".feather": "arrow", ".ipc": "arrow",
+    ".feather": "arrow", ".ipc": "arrow", ".bin": "megatron", ".idx": "megatron",
 }  # fmt: skip
 
 
@@ -48,12 +48,14 @@ def format_of(source: dict[str, Any], name: str) -> tuple[str, str]:
             name, compression = name[: -len(ending)], value
             break
     found = next((value for ending, value in FORMATS.items() if name.endswith(ending)), "text")
+    if source["format"] == "tokens":
+        return f"{found}_tokens", ""
     return (found if source["format"] == "auto" else source["format"]), compression
 
 
 def pieces(source: dict[str, Any]) -> list[Piece]:
-    """All pieces of a source in the order of its files: 4 MiB of a line file, a row group or batch, a compressed file, or
-    neighbouring text files of together at most 4 MiB."""
+    """All pieces of a source in the order of its files: 4 MiB of a line file, a row group or batch, a run of
+    Megatron's documents, a compressed file, or neighbouring text files of together at most 4 MiB."""
     found: list[Piece] = []
     of_text = False
     for i, (name, size, count) in enumerate(source["files"]):

@@ -1,10 +1,23 @@
 """A shard once more: documents, segments, rows, arrays. `Twin` is a plan made ready for that."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from packprep.errors import PlanError
-from packprep.twin import chance, concat, cutting, noise, objectives, packing, pieces, rows, supervised, texts, tokens
+from packprep.twin import (
+    chance,
+    concat,
+    cutting,
+    given,
+    noise,
+    objectives,
+    packing,
+    pieces,
+    rows,
+    supervised,
+    texts,
+    tokens,
+)
 from packprep.twin.texts import Reader
 from packprep.twin.tokens import Tokenizer, Trained
 
@@ -135,7 +148,7 @@ def check(plan: Mapping[str, Any]) -> None:
                 f"{', '.join(sorted(known))}. Verify without --twin"
             )
     for source in plan["recipe"]["sources"]:
-        if source["format"] not in ("auto", "jsonl", "parquet", "arrow", "text"):
+        if source["format"] not in ("auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"):
             raise PlanError(
                 f"source {source['name']!r}: format {source['format']!r} has no twin; verify without --twin"
             )
@@ -156,14 +169,32 @@ def documents_of(twin: Twin, shard: int, places: set[tuple[int, int, int, int]] 
                 return pieces.is_kept(source, extent.file, position, extent.use)  # noqa: B023
 
             key = pieces.file_key(source, extent.file)
-            for position, text in texts.documents(source, extent, twin.reader, wanted):
-                encoded = twin.tokenizer.encode(text)
-                if encoded is None:
-                    continue
-                ids, trained = encoded
+            for position, ids, trained in _token_documents(twin, source, extent, wanted):
                 if len(ids) >= max(1, twin.cutting["min_tokens"]) and (trained is None or trained.spans):
                     found.append(Document(s, file, position, extent.use, ids, trained, key))
     return found
+
+
+def _token_documents(
+    twin: Twin, source: dict[str, Any], extent: pieces.Extent, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[int], Trained | None]]:
+    """(position, content ids, what is trained) of an extent's wanted documents that are not turned away."""
+    name = source["files"][extent.file][0]
+    if pieces.format_of(source, name)[0] in given.FORMATS:
+        forbidden = twin.tokenizer.forbidden_ids if twin.recipe["documents"]["special_text"] == "reject" else set()
+        eos, bos = (
+            twin.roles[role] if twin.cutting[key] else None
+            for role, key in (("eos", "append_eos"), ("bos", "prepend_bos"))
+        )
+        for position, ids in given.documents(source, extent, wanted):
+            content = given.content(ids, twin.vocab_size, forbidden, eos, bos)
+            if content is not None:
+                yield position, content, None
+        return
+    for position, text in texts.documents(source, extent, twin.reader, wanted):
+        encoded = twin.tokenizer.encode(text)
+        if encoded is not None:
+            yield position, *encoded
 
 
 def segments_of(twin: Twin, document: Document) -> list[Segment]:

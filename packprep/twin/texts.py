@@ -245,7 +245,7 @@ def _rows(
 
     names = [text_key, *(name for name in (SPANS, MESSAGES) if reader.marks and name != text_key)]
     try:
-        first, table = (_row_group if format == "parquet" else _record_batch)(path, extent.part, names)
+        first, table = (row_group if format == "parquet" else record_batch)(path, extent.part, names)
         columns = {name: _values(table.column(name)) for name in table.schema.names if name in names}
     except pa.ArrowException as error:
         raise SourceError(f"{path}: not readable: {error}") from error
@@ -261,7 +261,8 @@ def _rows(
             yield first + i, found
 
 
-def _row_group(path: str, number: int, names: list[str]) -> tuple[int, Any]:
+def row_group(path: str, number: int, names: list[str]) -> tuple[int, Any]:
+    """(position of its first row in the file, those of the named columns that are there) of a Parquet file's row group."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
@@ -270,7 +271,8 @@ def _row_group(path: str, number: int, names: list[str]) -> tuple[int, Any]:
         return first, file.read_row_group(number, columns=there)
 
 
-def _record_batch(path: str, number: int, names: list[str]) -> tuple[int, Any]:
+def record_batch(path: str, number: int, names: list[str]) -> tuple[int, Any]:
+    """(position of its first row in the file, all columns) of an Arrow file's record batch."""
     import pyarrow as pa
 
     with open(path, "rb") as file:

@@ -41,6 +41,7 @@ class Tokenizer:
         texts.update({entry["id"]: entry["content"] for entry in added if entry["id"] in special_ids})
         self._special_texts = [text for text in texts.values() if text]
         self._forbidden = set(texts) - {self._unknown()}
+        self.forbidden_ids = set(special_ids) - {self._unknown()}
         self._forbidden_in_chat = self._forbidden - {entry["id"] for entry in added}
 
     def encode(self, document: Text) -> tuple[list[int], Trained | None] | None:

@@ -14,7 +14,7 @@ import numpy as np
 from packprep.building.job import Job
 from packprep.building.work import TOO_LONG, Made
 from packprep.corpus.planning import PlannedSource
-from packprep.corpus.readers import BAD_REASONS
+from packprep.corpus.readers import BAD_REASONS, TABLES
 from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, keeper
 from packprep.dataset.manifest import decode, receipt_name, rejects_name, shard_name
 from packprep.dataset.opening import read_file
@@ -198,7 +198,7 @@ def _format(job: Job, file: int) -> tuple[str, str]:
 
 
 def _is_table(job: Job, file: int) -> bool:
-    return _format(job, file)[0] in ("parquet", "arrow")
+    return _format(job, file)[0] in TABLES
 
 
 def _keeps_all(job: Job, file: int, use: int) -> bool:

@@ -4,7 +4,7 @@ from packprep.building.plan import look_up
 from packprep.corpus.calibration import calibrate
 from packprep.corpus.engines.registry import candidates, engine_facts, load_engine
 from packprep.corpus.planning import PlannedSource
-from packprep.recipe import read_recipe
+from packprep.recipe import Documents, read_recipe
 from tests import made
 
 
@@ -13,7 +13,7 @@ def estimate(folder, pattern, seed=0):
     engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
     unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
     source = PlannedSource(inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, seed)
-    return calibrate(source, engine, inputs.vocabulary, "text")
+    return calibrate(source, engine, inputs.vocabulary, Documents())
 
 
 def text_bytes(texts):

@@ -13,6 +13,7 @@ from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.storage import Remote
 from tests import made
+from tests.tokens_made import save_dataset
 
 NAMES = (
     "a.jsonl", "b.jsonl.gz", "x/a.jsonl", "x/B.txt", "x/y/a.jsonl", "x/y/[1].txt", "x/.hidden.jsonl", ".h/a.jsonl",
@@ -95,3 +96,58 @@ def test_what_cannot_be_found_is_said(tmp_path):
     ]:
         with pytest.raises(SourceError, match=message):
             find_files(source_of(*paths), 0, tmp_path, None)
+
+
+def pair(folder: Path, name: str, bin_bytes: int = 10, idx_bytes: int = 5) -> None:
+    made.write(folder / f"{name}.bin", bytes(bin_bytes))
+    made.write(folder / f"{name}.idx", bytes(idx_bytes))
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("patterns", [("*",), ("*.bin",), ("*.idx",), ("*.bin", "a.idx"), ("a.idx", "a.bin", "b.idx")])
+@pytest.mark.parametrize("format", ["auto", "megatron"])
+def test_a_pair_is_one_file_whichever_of_the_two_a_pattern_finds(tmp_path, patterns, format, remote):
+    pair(tmp_path, "a", 10, 5)
+    pair(tmp_path, "b", 20, 7)
+    paths = tuple(f"file://{tmp_path}/{pattern}" if remote else pattern for pattern in patterns)
+    _, files = find_files(Source(paths=paths, name="web", format=format), 0, tmp_path, None)
+    assert (list(files.names), files.sizes.tolist()) == (["a.bin", "b.bin"], [15, 27])
+    assert files.kinds == [("megatron", "")]
+
+
+@pytest.mark.parametrize("there, missing", [("a.bin", "a.idx"), ("a.idx", "a.bin")])
+def test_one_of_a_pair_without_the_other_is_an_error(tmp_path, there, missing):
+    made.write(tmp_path / there, b"x")
+    for path in (there, f"file://{tmp_path}/{there}"):
+        with pytest.raises(SourceError, match=rf"{missing} is missing\. Megatron's data are pairs"):
+            find_files(Source(paths=(path,), name="web"), 0, tmp_path, None)
+    _, files = find_files(Source(paths=(there,), name="web", format="text"), 0, tmp_path, None)
+    assert (files.names, files.kinds) == ([there], [("text", "")])
+
+
+@pytest.mark.parametrize(
+    "name, format, said",
+    [
+        ("a.jsonl", "tokens", 'a.jsonl: format = "tokens" reads Parquet files'),
+        ("a.txt", "tokens", "folders of Hugging Face datasets"),
+        ("a.bin", "tokens", 'for Megatron\'s files say "megatron"'),
+        ("a.jsonl", "megatron", 'a.jsonl: format = "megatron" reads pairs of a .bin and an .idx file'),
+        ("a.parquet", "megatron", "Name one of the two"),
+        ("a.parquet.gz", "tokens", "compressed as a whole"),
+        ("a.bin.gz", "auto", "megatron files compressed as a whole cannot be read"),
+    ],
+)
+def test_a_file_that_holds_no_tokens_by_its_name_is_refused(tmp_path, name, format, said):
+    made.write(tmp_path / name, b"x")
+    with pytest.raises(SourceError) as error:
+        find_files(Source(paths=(name,), name="web", format=format), 0, tmp_path, None)
+    assert said in str(error.value)
+
+
+def test_a_saved_dataset_is_named_by_its_folder(tmp_path):
+    save_dataset(tmp_path / "saved", [[1], [2], [3]], 2)
+    names = [f"saved/data-0000{i}-of-00002.arrow" for i in range(2)]
+    for format, kind in (("tokens", "arrow_tokens"), ("auto", "arrow")):
+        for path in ("saved", "saved/"):
+            prefix, files = find_files(Source(paths=(path,), name="web", format=format), 0, tmp_path, None)
+            assert (prefix, files.names, files.kinds) == (str(tmp_path), names, [(kind, "")])

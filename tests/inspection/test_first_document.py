@@ -44,6 +44,24 @@ def test_a_doubled_bos_shows(one):
     assert line.endswith("4 tokens: ‹bos›│‹bos›│o│n│e│‹eos›")
 
 
+def test_of_a_supervised_document_1_it_is_said_how_much_is_trained(one):
+    folder = one({"text": "Q: 2+2? A: 4", "loss_spans": [[8, 12]]})
+    assert lines_of(folder) == (
+        "document 1: source0 abc.jsonl at 0: 12 tokens, 4 of them trained: Q│:│ │2│+│2│?│ │A│:│ │4│‹eos›"
+    )
+
+
+def test_messages_are_a_document_1(one):
+    folder = one({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]})
+    template = (
+        "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+    )
+    (folder / "chat.jinja").write_text(template)
+    assert lines_of(folder, documents={"chat_template": "chat.jinja"}).startswith(
+        "document 1: source0 abc.jsonl at 0: 9 tokens, 4 of them trained: u│h│i│.│a│y│e│s│.│"
+    )
+
+
 def test_document_1_is_the_first_with_tokens(one):
     folder = one({"words": "no"}, {"text": ""}, {"text": "yes"})
     assert lines_of(folder).startswith("document 1: source0 abc.jsonl at 29: 3 tokens: y│e│s")

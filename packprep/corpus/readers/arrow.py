@@ -16,6 +16,7 @@ from packprep.corpus.conversations import MarkReader
 from packprep.corpus.readers.columnar import Columns, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 from packprep.corpus.readers.streams import Decoders
+from packprep.corpus.readers.token_lists import find_token_column, list_lengths, read_lists
 from packprep.storage import is_url
 
 _MAGIC = b"ARROW1"
@@ -54,13 +55,31 @@ def read_record_batch(
             columns = columns.of([_validated(column).slice(begin, end - begin) for column in columns.there()])
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece]) + begin
+            if part.format == "arrow_tokens":
+                yield from read_lists(part.file, columns.text, first, keep, batch_bytes)
+                return
             yield from read_rows(batch, columns, first, keep, batch_bytes, marks)
             yield from batch.take()
 
 
+def stored_per_value(part: Part, text_key: str) -> float | None:
+    """The bytes that a part's record batch takes for each id of its column of tokens; None if it has no id."""
+    with _opened(part.path, part.size) as file:
+        index = _index(file, part.size)
+        with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
+            lengths = list_lengths(_columns(part, source, index, text_key, None).text)
+    begin = index.offsets[part.piece]
+    end = min((offset for offset in index.offsets if offset > begin), default=part.size)
+    return (end - begin) / int(lengths.sum()) if lengths.any() else None
+
+
 def _columns(part: Part, source: pa.NativeFile, index: Index, text_key: str, marks: MarkReader | None) -> Columns:
+    source.seek(0)  # of a URL it is one with the file that the index was read from
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
-    columns = find_columns(part.path, schema, text_key, marks)
+    if part.format == "arrow_tokens":
+        columns = Columns(find_token_column(part.path, schema, text_key))
+    else:
+        columns = find_columns(part.path, schema, text_key, marks)
     wanted = columns.there()
     if index.is_stream and not index.has_dictionaries:
         source.seek(index.offsets[part.piece])
@@ -85,8 +104,8 @@ def _validated(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         return pa.DictionaryArray.from_arrays(column.indices, _validated(column.dictionary))
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
-    # Bytes, because full validation would refuse the whole column for one text that is not UTF-8.
-    column = column.view(as_bytes.get(column.type, column.type))
+    if column.type in as_bytes:  # full validation would refuse the whole column for one text that is not UTF-8
+        column = column.view(as_bytes[column.type])
     column.validate(full=True)
     return column
 

@@ -86,6 +86,11 @@ def arrow_errors(path: str, what: str) -> Iterator[None]:
     """Turns what pyarrow says about damaged data into a SourceError; errors of the operating system pass."""
     try:
         yield
+    except UnicodeDecodeError as error:  # a column's name
+        raise SourceError(
+            f"{path}: not a readable {what}: a name in it is not UTF-8: {error}. Fetch the file again, or take it out of the "
+            "recipe."
+        ) from error
     except (pa.ArrowException, OSError) as error:
         # pyarrow reports damaged data as an OSError, too, but without a number.
         if isinstance(error, OSError) and error.errno is not None:

@@ -14,6 +14,9 @@ from packprep.storage import is_url, locate
 
 PIECE_BYTES = 4 << 20  # a piece of an uncompressed line file
 MAX_DOCUMENT_BYTES = 32 << 20  # a longer line or text file is rejected, and never held in memory whole
+TOKEN_TEXT_BYTES = 4
+"""What a token of a source of tokens counts as text: about what a token of English makes with a vocabulary of 50,000 or
+more, so that shards of text and shards of tokens have like sizes. No document depends on it."""
 MAX_DETAIL = 200  # characters of a reject's detail
 
 # Why a document can be rejected. A reason, a position and a detail are part of a dataset's bytes: nothing in them
@@ -25,6 +28,8 @@ BAD_REASONS = (
     "invalid_utf8",
     "lone_surrogate",
     "too_large",
+    "not_tokens",
+    "id_out_of_range",
     *MARK_REASONS,
 )
 
@@ -40,11 +45,22 @@ class Reject(NamedTuple):
     detail: str  # at most MAX_DETAIL characters, ASCII
 
 
+class IdLists(NamedTuple):
+    """Token documents as a source gives them. Document i is ids[offsets[i] : offsets[i + 1]].
+
+    ids: of the source's integer dtype, [total], unchecked; offsets: int64[n + 1], from 0
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+
 class Batch(NamedTuple):
     """Documents in file order, and the rejected ones among them.
 
     texts: n texts;  files: int32[n];  positions: int64[n], strictly increasing within one file
     marks: n, what is trained of a document that says so; None for the others, and for all where nobody asked
+    tokens: n documents of a source of tokens, whose batches have no texts and no marks; None: a source of text
     """
 
     texts: list[str]
@@ -52,19 +68,20 @@ class Batch(NamedTuple):
     positions: np.ndarray
     rejects: list[Reject]
     marks: list[Marked | None]
+    tokens: IdLists | None = None
 
 
 class Part(NamedTuple):
     """What one shard takes from one piece of one file: [lo·units // weight, hi·units // weight) of the piece's units.
 
-    Units are bytes (line file), rows (Parquet row group, Arrow record batch), input steps of `step_bytes`
-    (compressed line file), or 1 (text file). Neighbouring parts neither overlap nor leave a gap.
+    Units are bytes (line file), rows (Parquet row group, Arrow record batch), documents (Megatron's), input steps of
+    `step_bytes` (compressed line file), or 1 (text file). Neighbouring parts neither overlap nor leave a gap.
     """
 
     path: str
     file: int  # index into the plan's files
-    size: int  # bytes of the file when it was planned
-    format: str  # jsonl | parquet | arrow | text
+    size: int  # bytes of the file, or of the pair of files, when it was planned
+    format: str  # jsonl | parquet | arrow | text | megatron | parquet_tokens | arrow_tokens
     compression: str  # "" | gzip | zstd
     piece: int
     lo: int
@@ -150,6 +167,16 @@ def too_large(n_bytes: int | None = None) -> tuple[str, str]:
     """Reason and detail of a document beyond MAX_DOCUMENT_BYTES."""
     size = "more than" if n_bytes is None else f"{n_bytes} bytes; at most"
     return "too_large", f"{size} {MAX_DOCUMENT_BYTES} bytes"
+
+
+def most_tokens() -> int:
+    """The tokens of the longest document that is not too large."""
+    return MAX_DOCUMENT_BYTES // TOKEN_TEXT_BYTES
+
+
+def too_many_tokens(n_tokens: int) -> tuple[str, str]:
+    """Reason and detail of a token document beyond `most_tokens`."""
+    return "too_large", f"{n_tokens} tokens; at most {most_tokens()}"
 
 
 def invalid_utf8(error: UnicodeDecodeError, whole: str) -> tuple[str, str]:

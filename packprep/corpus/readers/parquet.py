@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packprep.corpus.conversations import MarkReader
-from packprep.corpus.readers.columnar import REPEATED_BYTES, SLICE_ROWS, arrow_errors, find_columns, read_rows
+from packprep.corpus.readers.columnar import REPEATED_BYTES, SLICE_ROWS, Columns, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
+from packprep.corpus.readers.token_lists import SLICE_LISTS, find_token_column, read_lists
 
 _BUFFER_BYTES = 1 << 20  # how much of a column is read ahead; without it pyarrow reads a whole row group's column
 
@@ -20,12 +21,24 @@ def count_row_groups(path: str, size: int) -> int:
         return len(_groups(file, file.num_row_groups))
 
 
+def stored_per_value(path: str, size: int, text_key: str) -> float:
+    """The bytes that a file takes for each id of its column of tokens, from its footer; a null or empty list counts as one."""
+    with _opened(path, size) as (_, file):
+        name = file.schema_arrow.names[find_token_column(path, file.schema_arrow, text_key)]
+        values = sum(c.num_values for group in _groups(file, file.num_row_groups) for c in _chunks(group, [name]))
+        return size / max(1, values)
+
+
 def read_row_group(
     part: Part, text_key: str, keep: Keep | None, batch_bytes: int, marks: MarkReader | None = None
 ) -> Iterator[Batch]:
     """The documents of a part of a row group; see `readers.read`."""
     with _opened(part.path, part.size) as (source, file):
-        columns = find_columns(part.path, file.schema_arrow, text_key, marks)
+        tokens = part.format == "parquet_tokens"
+        if tokens:
+            columns = Columns(find_token_column(part.path, file.schema_arrow, text_key))
+        else:
+            columns = find_columns(part.path, file.schema_arrow, text_key, marks)
         names = [file.schema_arrow.names[i] for i in columns.there()]
         groups = _groups(file, part.piece + 1)
         first = sum(group.num_rows for group in groups[:-1])
@@ -34,12 +47,16 @@ def read_row_group(
             return
         batch = BatchBuilder(part.file)
         row = 0
-        rows_at_once = _rows_at_once(source, groups[-1], names, batch_bytes)
+        rows_at_once = _rows_at_once(source, groups[-1], names, batch_bytes, tokens)
         for rows in file.iter_batches(rows_at_once, row_groups=[part.piece], columns=names, use_threads=False):
             low, high = max(begin - row, 0), min(end - row, rows.num_rows)
             if low < high:
                 values = columns.of([rows.column(name).slice(low, high - low) for name in names])
-                yield from read_rows(batch, values, first + row + low, keep, batch_bytes, marks)
+                at = first + row + low
+                if tokens:
+                    yield from read_lists(part.file, values.text, at, keep, batch_bytes)
+                else:
+                    yield from read_rows(batch, values, at, keep, batch_bytes, marks)
             row += rows.num_rows
             if row >= end:
                 break
@@ -56,15 +73,25 @@ def _groups(file: pq.ParquetFile, count: int) -> list[pq.RowGroupMetaData]:
     return groups
 
 
-def _rows_at_once(source: BinaryIO, group: pq.RowGroupMetaData, names: Sequence[str], batch_bytes: int) -> int:
+def _rows_at_once(
+    source: BinaryIO, group: pq.RowGroupMetaData, names: Sequence[str], batch_bytes: int, tokens: bool
+) -> int:
     """As many rows as hold about `batch_bytes`; fewer where a dictionary hides how long the texts are."""
-    columns = [group.column(i) for i in range(group.num_columns)]
-    found = [c for c in columns if any((c.path_in_schema + ".").startswith(name + ".") for name in names)]
+    found = _chunks(group, names)
+    if tokens:  # of repeated ids any number takes a few bytes, so they are counted
+        per_row = max(1, 8 * sum(c.num_values for c in found) // max(1, group.num_rows))
+        return max(1, min(SLICE_LISTS, batch_bytes // per_row))
     per_row = max(1, sum(c.total_uncompressed_size for c in found) // max(1, group.num_rows))
     longest = max(
         (_dictionary_bytes(source, c.dictionary_page_offset) for c in found if c.has_dictionary_page), default=0
     )
     return max(1, min(SLICE_ROWS, batch_bytes // per_row, REPEATED_BYTES // max(1, longest)))
+
+
+def _chunks(group: pq.RowGroupMetaData, names: Sequence[str]) -> list[pq.ColumnChunkMetaData]:
+    """What a row group's footer says of the leaves of some columns."""
+    columns = [group.column(i) for i in range(group.num_columns)]
+    return [c for c in columns if any((c.path_in_schema + ".").startswith(name + ".") for name in names)]
 
 
 def _dictionary_bytes(source: BinaryIO, offset: int) -> int:
