@@ -40,7 +40,7 @@ def _fenced(text: str, language: str = "text") -> str:
     return f"```{language}\n{text}\n```\n"
 
 
-# slurm.md
+# guides/slurm.md
 
 
 def slurm_script() -> str:
@@ -447,7 +447,7 @@ def stale_parts(path: Path) -> list[str]:
 
 def pages() -> list[Path]:
     """The pages of the docs."""
-    return sorted(DOCS.glob("*.md"))
+    return sorted(DOCS.rglob("*.md"))
 
 
 def main(arguments: Sequence[str]) -> int:

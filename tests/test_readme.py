@@ -1,8 +1,7 @@
-"""The README and the quickstart do what they say: their commands run, as written but for where the corpus lies."""
+"""The README does what it says, and has its form: its commands run, as written but for where the corpus lies."""
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -10,44 +9,38 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import read_page
+from tests.docs.running import commands
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text("utf-8")
-_FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.S | re.M)
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return [block["text"] for block in _FENCE.finditer(page) if block["language"] == language]
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    return [block.text for block in read_page(ROOT / page).blocks if block.language == language]
 
 
-def steps(page: str) -> list[str]:
-    """Every command of a page, those joined by && one by one."""
-    return [step.strip() for block in blocks(page, "sh") for step in re.split(r"&&|\n", block) if step.strip()]
+def steps() -> list[str]:
+    """Every command of the README, those joined by && one by one."""
+    return [step.strip() for block in blocks("sh") for step in re.split(r"&&|\n", block) if step.strip()]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder that looks like a clone, with this interpreter's packprep first in PATH and a small standard library."""
-    folder = tmp_path_factory.mktemp("clone")
-    for name in ("examples", "packprep", "docs"):
-        (folder / name).symlink_to(ROOT / name)
+    """A folder with this interpreter's packprep in bin/, and a small standard library in lib/."""
+    folder = tmp_path_factory.mktemp("readme")
     library = folder / "lib" / "json"
     library.mkdir(parents=True)
     for module in ("argparse", "ast", "bisect", "calendar", "dataclasses", "functools"):
         source = Path(sys.modules["os"].__file__).with_name(f"{module}.py")
         (folder / "lib" / source.name).write_bytes(source.read_bytes())
     (library / "decoder.py").write_bytes(Path(sys.modules["json"].__file__).with_name("decoder.py").read_bytes())
-    (folder / "bin").mkdir()
-    for name, module in (("packprep", "-m packprep"), ("python", "")):
-        script = folder / "bin" / name
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
-        script.chmod(0o755)
+    commands(folder / "bin")
     return folder
 
 
-def run(folder: Path, step: str, out: str) -> str:
-    """Run one command in the shell; `packed` becomes `out`, so that the pages do not share a dataset."""
-    step = re.sub(r"\bpacked\b", out, step)
+def run(folder: Path, step: str) -> str:
+    """What one command in the shell prints."""
     path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", "")])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "lib": str(folder / "lib")}
     result = subprocess.run(["bash", "-euc", step], cwd=folder, env=environment, capture_output=True, text=True)
@@ -55,32 +48,31 @@ def run(folder: Path, step: str, out: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize(("page", "out"), [(README, "packed_readme"), (QUICKSTART, "packed_quickstart")])
-def test_commands_run_and_what_they_make_is_good(folder, page, out):
-    commands = [step for step in steps(page) if step.startswith("packprep ")]
-    assert any(" build " in command for command in commands) and any(" verify " in command for command in commands)
-    for command in commands:
-        said = run(folder, command, out)
+def test_commands_run_and_what_they_make_is_good(folder):
+    said_to_run = [step for step in steps() if step.startswith("packprep ")]
+    assert any(" build " in command for command in said_to_run) and any(
+        " verify " in command for command in said_to_run
+    )
+    for command in said_to_run:
+        said = run(folder, command)
         if " verify " in command:
             assert "every promise holds" in said and "built again from their sources" in said
-        if " --row " in command:
-            assert said.splitlines()[-1] in README, "the README shows another legend under its row"
         if " build " in command:
             assert set(re.findall(r"^[a-z]+", said, re.M)) <= set(re.findall(r"^[a-z]+", README, re.M)) | {"too_short"}
-    for block in blocks(page, "python"):
-        run(folder, f"python -c {shlex.quote(block)}", out)
+    legend = run(folder, "packprep inspect packed --row -1").splitlines()[-1]
+    assert legend in README, "the README shows another legend under its row"
 
 
 def test_everything_else_in_the_commands_installs_finds_the_library_or_tests():
-    others = {step for page in (README, QUICKSTART) for step in steps(page) if not step.startswith("packprep ")}
+    others = {step for step in steps() if not step.startswith("packprep ")}
     find = """lib="$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')\""""
     assert others == {"pip install .", "pip install '.[test]'", "python -m pytest -n auto", find}
-    assert run(ROOT, f'{find}; ls "$lib/os.py"', "packed").strip().endswith("/os.py")
+    assert run(ROOT, f'{find}; ls "$lib/os.py"').strip().endswith("/os.py")
 
 
 def test_the_readme_has_two_commands_one_line_each_and_five_lines_of_python():
-    assert len(blocks(README, "sh")) == 2 and all(block.count("\n") == 1 for block in blocks(README, "sh"))
-    (python,) = blocks(README, "python")
+    assert len(blocks("sh")) == 2 and all(block.count("\n") == 1 for block in blocks("sh"))
+    (python,) = blocks("python")
     lines = [line for line in python.splitlines() if line]
     assert len(lines) == 5 and lines[-1].startswith("assert ")
 
@@ -94,7 +86,7 @@ def test_the_readme_begins_with_a_sentence_and_a_decoded_row():
 
 
 def test_the_recipe_in_the_readme_is_that_of_the_example():
-    (shown,) = [block for block in blocks(README, "toml") if "reserved_special_token" in block]
+    (shown,) = [block for block in blocks("toml") if "reserved_special_token" in block]
     example = tomllib.loads((ROOT / "examples" / "ul2r_llama.toml").read_text("utf-8"))
     assert is_part(tomllib.loads(shown), example)
 
@@ -108,7 +100,7 @@ def is_part(part: object, whole: object) -> bool:
 
 
 def test_the_quickstart_shows_the_example_as_it_is():
-    (shown,) = blocks(QUICKSTART, "toml")
+    (shown,) = blocks("toml", "docs/quickstart.md")
     assert tomllib.loads(shown) == tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text("utf-8"))
 
 

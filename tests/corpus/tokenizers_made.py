@@ -1,6 +1,7 @@
 """Small tokenizer.json files with the traits of real families, made on the spot."""
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -70,6 +71,34 @@ def llama3_like(n_reserved: int = 12) -> dict:
         single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 320)]
     )
     return json.loads(tokenizer.to_str())
+
+
+def llama3_sized(texts: Iterable[str]) -> dict:
+    """The size of Llama 3.1's: 128,000 tokens, and the names and ids of its 256 special ones.
+
+    4000 tokens are trained on `texts`; the others are pairs of them, and follow all that was trained in the merges.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=4000, initial_alphabet=alphabet, show_progress=False)
+    )
+    parsed = json.loads(tokenizer.to_str())
+    vocab, merges = parsed["model"]["vocab"], parsed["model"]["merges"]
+    trained = sorted(vocab, key=vocab.__getitem__)
+    for first, second in ((a, b) for a in reversed(trained) for b in reversed(trained)):
+        if len(vocab) == 128_000:
+            break
+        if first + second not in vocab:
+            vocab[first + second] = len(vocab)
+            merges.append([first, second])
+    named = {0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 6: "start_header_id", 7: "end_header_id"}
+    named |= {8: "eom_id", 9: "eot_id", 10: "python_tag"}
+    reserved = (f"reserved_special_token_{k}" for k in range(256 - len(named)))
+    parsed["added_tokens"] = [added(128_000 + k, f"<|{named.get(k) or next(reserved)}|>") for k in range(256)]
+    return parsed
 
 
 def bert_like() -> dict:

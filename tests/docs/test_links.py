@@ -1,17 +1,18 @@
-"""Every link inside the repository leads somewhere, and every block of TOML is TOML."""
+"""Every link inside the repository leads somewhere."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    path.relative_to(ROOT).as_posix() for folder in (".", "docs", "benchmarks") for path in (ROOT / folder).glob("*.md")
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md")
+    for path in ROOT.glob(pattern)
 )
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
-_FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.S | re.M)
+_FENCE = re.compile(r"^ *```\w*\n.*?^ *```$", re.S | re.M)
 
 
 def prose(page: str) -> str:
@@ -42,13 +43,6 @@ def test_a_link_that_names_a_test_leads_to_the_file_that_has_it(page):
         if re.fullmatch(r"test_\w+", link["text"]):
             source = ((ROOT / page).parent / link["target"]).read_text("utf-8")
             assert f"def {link['text']}(" in source, f"{page}: {link[0]}"
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_blocks_of_toml_are_toml(page):
-    for block in _FENCE.finditer((ROOT / page).read_text("utf-8")):
-        if block["language"] == "toml":
-            tomllib.loads(block["text"])
 
 
 def test_this_test_sees_links():

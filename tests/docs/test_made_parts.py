@@ -17,7 +17,7 @@ assert _SPEC is not None and _SPEC.loader is not None
 make = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(make)
 
-PAGES = {path.name: path.read_text("utf-8") for path in make.pages()}
+PAGES = {path.relative_to(DOCS).as_posix(): path.read_text("utf-8") for path in make.pages()}
 
 
 @pytest.mark.parametrize("page", PAGES)

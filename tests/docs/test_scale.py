@@ -1,8 +1,6 @@
-"""docs/scale.md: its Kubernetes job and its Ray script do what the page says, and its limits are the code's."""
+"""docs/scale.md: its Kubernetes job gives pods their places, and its limits are the code's."""
 
 import re
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +8,10 @@ import pytest
 
 from packprep.building.array import array_position
 from packprep.building.plan import MIB, _shard_text_bytes
-from packprep.building.run import open_job
-from packprep.dataset.manifest import read_manifest, receipt_name, shard_name
+from packprep.dataset.manifest import receipt_name, shard_name
 from packprep.dataset.shard import layout
 from packprep.recipe import read_recipe
 from tests import made
-from tests.command_line import packprep
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scale.md").read_text("utf-8")
 
@@ -35,43 +31,6 @@ def test_the_job_of_kubernetes_parses_and_gives_each_pod_its_place():
     assert count == job["spec"]["completions"] and job["spec"]["completionMode"] == "Indexed"
     assert command[command.index("--workers") + 1] == container["resources"]["requests"]["cpu"]
     assert array_position(None, count, {"JOB_COMPLETION_INDEX": "7"}) == (7, count)
-
-
-def ray_here():
-    """A ray that does everything at once, in this process."""
-    ray = types.ModuleType("ray")
-
-    class Handle:
-        def __init__(self, kind):
-            self._actor = kind()
-
-        def __getattr__(self, name):
-            return types.SimpleNamespace(remote=getattr(self._actor, name))
-
-    def remote(**options):
-        assert options["num_cpus"] == 1
-        return lambda kind: types.SimpleNamespace(remote=lambda: Handle(kind))
-
-    ray.init, ray.remote, ray.get = lambda: None, remote, list
-    return ray
-
-
-def test_the_script_for_ray_makes_the_dataset_that_a_build_makes(tmp_path, monkeypatch, capsys):
-    made.write_lines(tmp_path / "a.jsonl", made.texts(300))
-    recipe = (
-        'seq_length = 512\ntokenizer = "bytes"\n[[sources]]\npaths = ["a.jsonl"]\n[[tasks]]\npreset = "ul2r"\n'
-        "[output]\nshard_text_bytes = 20000\n"
-    )
-    (tmp_path / "recipe.toml").write_text(recipe)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "ray", ray_here())
-    script: dict[str, object] = {"__name__": "__main__"}
-    exec(compile(block("python"), "docs/scale.md", "exec"), script)
-    manifest = read_manifest(tmp_path / "packed")
-    assert f"{sum(entry['tokens'] for entry in manifest['shards']):,} tokens" in capsys.readouterr().out
-    assert len(manifest["shards"]) == open_job(tmp_path / "packed").shards > 3
-    assert packprep("build", "recipe.toml", "--out", "again", at=tmp_path).status == 0
-    assert made.contents(tmp_path / "packed") == made.contents(tmp_path / "again")
 
 
 def test_the_caps_on_shards_are_those_of_the_page():
