@@ -128,7 +128,10 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                 if size is not None:
                     sizes[found], matched = size, True
             if not matched:
-                raise SourceError(f"source {source.name!r}: {given} matches no file (looked for {pattern})")
+                raise SourceError(
+                    f"source {source.name!r}: {given} matches no file (looked for {pattern}); mend the pattern, or say "
+                    f"where the files lie now: --source {source.name}=FOLDER"
+                )
         elif os.path.isdir(pattern):
             raise SourceError(
                 f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"
