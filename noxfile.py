@@ -38,10 +38,11 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Whether what the docs take from the code is current; `nox -s docs -- --write` rewrites it."""
-    session.install(".[test]")
+    """The site, and whether what the docs take from the code is current; `nox -s docs -- --write` rewrites that first."""
+    session.install(".[test,trainers,docs]")
     session.run("python", "docs/make.py", *([] if "--write" in session.posargs else ["--check"]))
-    session.run("python", "-m", "pytest", "tests/docs", "tests/test_readme.py")
+    session.run("python", "docs/website.py")
+    session.run("python", "-m", "pytest", "-n", "auto", "tests/docs", "tests/test_readme.py")
 
 
 @nox.session

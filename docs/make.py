@@ -1,4 +1,4 @@
-"""Writes the parts of the docs that follow from the code, between `<!-- made: NAME -->` and `<!-- /made -->`.
+"""Writes the parts of the docs that follow from the code, between `<!-- made: NAME -->` and `<!-- /made -->`, and drawings.
 
 python docs/make.py            rewrites what is out of date
 python docs/make.py --check    changes nothing; exit status 1 and a line for each part that is out of date
@@ -452,7 +452,17 @@ def pages() -> list[Path]:
 
 def main(arguments: Sequence[str]) -> int:
     """Rewrite, or with --check only tell."""
+    from drawings import DRAWINGS
+
     status = 0
+    for name, draw in DRAWINGS.items():
+        path, text = DOCS / "drawings" / f"{name}.svg", draw()
+        if not path.exists() or path.read_text("utf-8") != text:
+            print(f"{path.relative_to(DOCS.parent)} is {'out of date' if '--check' in arguments else 'made anew'}")
+            if "--check" in arguments:
+                status = 1
+            else:
+                path.write_text(text, "utf-8")
     for path in pages():
         stale = stale_parts(path)
         for name in stale:

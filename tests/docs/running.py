@@ -38,7 +38,7 @@ def run_page(
 ) -> list[str]:
     """Run a page's blocks in `folder`; gives what was left out for want of a library.
 
-    missing: modules that are not installed → why. A block of Python that imports one is left out, with all blocks of Python
+    missing: pattern of modules that cannot be imported → why. A block of Python that imports one is left out, with all blocks of Python
     after it, which may use its names, and the blocks of sh that call a file that was left out.
     after: called with what each block of sh printed.
     """
@@ -83,8 +83,8 @@ def _lacking(block: Block, missing: Mapping[str, str], python_ended: bool, files
     if block.language == "python":
         if python_ended and not block.name:
             return "goes on from a block that was left out"
-        for module, reason in missing.items():
-            if re.search(rf"^\s*(import|from) [\w., ]*\b{module}(_\w+)?\b", block.text, re.M):
+        for modules, reason in missing.items():
+            if re.search(rf"^\s*(import|from) ({modules})\b", block.text, re.M):
                 return reason
     called = [name for name in files if block.language == "sh" and name in block.text]
     return f"calls {', '.join(called)}" if called else None

@@ -1,8 +1,7 @@
 """What the docs take from the code is current; `python docs/make.py` rewrites it."""
 
-import importlib.util
 import re
-from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,12 +9,9 @@ from packprep.dataset.shard import NAMES
 from packprep.objectives import REGISTRY
 from packprep.recipe import presets
 from packprep.verification.promises import PROMISES
+from tests.docs.modules import DOCS, module
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-_SPEC = importlib.util.spec_from_file_location("docs_make", DOCS / "make.py")
-assert _SPEC is not None and _SPEC.loader is not None
-make = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(make)
+make, drawings = module("make"), module("drawings")
 
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text("utf-8") for path in make.pages()}
 
@@ -42,6 +38,14 @@ def test_the_docs_say_every_option_in_the_words_of_the_help(command):
         assert " ".join((option.help or "").split()) in said
     options = {name for option in known.params for name in option.opts if name.startswith("--")}
     assert set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", part, re.M)) == options | {"--help"}, "run python docs/make.py"
+
+
+@pytest.mark.parametrize("name", drawings.DRAWINGS)
+def test_a_drawing_is_current_and_somewhere_to_be_seen(name):
+    text = drawings.DRAWINGS[name]()
+    assert (DOCS / "drawings" / f"{name}.svg").read_text("utf-8") == text, "run python docs/make.py"
+    assert ElementTree.fromstring(text).find("{http://www.w3.org/2000/svg}title") is not None
+    assert any(f"(drawings/{name}.svg)" in page for page in PAGES.values())
 
 
 def test_every_part_has_a_place():

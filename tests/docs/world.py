@@ -33,11 +33,12 @@ from tests import made
 from tests.corpus import tokenizers_made
 from tests.slurm.cluster import quiet_environment
 
+# library → (what to install, the modules that cannot be imported without it)
 LIBRARIES = {
-    "torch": ("torch", "packprep[torch]"),
-    "jax": ("jax", "packprep[jax]"),
-    "transformers": ("transformers", "packprep[trainers]"),
-    "megatron": ("megatron", "megatron-core"),
+    "torch": ("packprep[torch]", r"torch\w*|packprep\.adapters\.(torch\w*|huggingface)"),
+    "jax": ("packprep[jax]", r"jax|packprep\.adapters\.jax"),
+    "transformers": ("packprep[trainers]", r"transformers|packprep\.adapters\.huggingface"),
+    "megatron": ("megatron-core", "megatron"),
 }
 FOLDERS = ("clone", "corpus", "recipe", "packed", "mixture", "ray")
 SERVICES = ("slurm", "s3")
@@ -94,12 +95,12 @@ class World:
             getattr(self, f"_{word}", lambda folder: None)(folder)
 
     def missing(self, words: Iterable[str]) -> dict[str, str]:
-        """Module → why it is missing, of the libraries among `words`."""
-        needed = [LIBRARIES[word] for word in words if word in LIBRARIES]
+        """Pattern of modules → why they are missing, of the libraries among `words`."""
+        needed = {word: LIBRARIES[word] for word in words if word in LIBRARIES}
         return {
-            module: f"{module} is not installed: pip install '{package}'"
-            for module, package in needed
-            if importlib.util.find_spec(module) is None
+            modules: f"{library} is not installed: pip install '{package}'"
+            for library, (package, modules) in needed.items()
+            if importlib.util.find_spec(library) is None
         }
 
     def _clone(self, folder: Path) -> None:
@@ -160,7 +161,9 @@ class World:
 
 def environment() -> dict[str, str]:
     """In which packprep is found, nothing is fetched from a hub, and no job of a Slurm is to be seen."""
-    return quiet_environment(made.environment(HF_HUB_OFFLINE="1", JAX_PLATFORMS="cpu", TOKENIZERS_PARALLELISM="false"))
+    return quiet_environment(
+        made.environment(HF_HUB_OFFLINE="1", JAX_PLATFORMS="cpu", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
+    )
 
 
 def write_corpus(folder: Path) -> None:
