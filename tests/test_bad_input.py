@@ -275,7 +275,7 @@ def test_a_file_that_changed_its_size_under_the_build(tmp_path):
         (tmp_path / "out" / name).unlink()
     path.write_bytes(path.read_bytes() + GOOD[0] + b"\n")
     message = stopped(tmp_path)
-    assert "input 'in.jsonl' of source 0" in message and "another folder" in message
+    assert "input 'in.jsonl' of source 'source0'" in message and "another folder" in message
 
 
 def test_a_file_whose_text_changed_between_two_commits_of_one_shard(tmp_path):

@@ -153,10 +153,10 @@ def test_a_build_does_not_go_on_with_other_inputs(own, tmp_path):
     assert packprep("build", own / "recipe.toml", "--out", out).status == 0
     (own / "web/c.jsonl").write_text('{"text": "new"}\n')
     message = refused("build", own / "recipe.toml", "--out", out)
-    assert "input 'c.jsonl' of source 0: no file in the plan, 16 bytes now" in message
+    assert "input 'c.jsonl' of source 'web': no file in the plan, 16 bytes now" in message
     (own / "web/c.jsonl").unlink()
     (own / "notes/d0001.txt").write_text("longer or shorter")
-    assert "input 'd0001.txt' of source 1:" in refused("build", own / "recipe.toml", "--out", out)
+    assert "input 'd0001.txt' of source 'notes':" in refused("build", own / "recipe.toml", "--out", out)
 
 
 def test_a_profile_is_printed_and_never_written(corpus, dataset, tmp_path):

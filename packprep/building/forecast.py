@@ -104,7 +104,8 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
 
 def print_forecast(f: dict[str, Any]) -> None:
     """The figures as text."""
-    print(f"{f['shards']} shards of about {f['shard_text_bytes'] / 2**20:.0f} MiB of text, {f['files']} files")
+    shards, files = (f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files"))
+    print(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
     print(
         f"about {f['documents']:,} documents, {f['text_bytes']:,} bytes of text, {f['tokens']:,} tokens "
         f"({f['engine']['name']} engine)"

@@ -284,10 +284,12 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
         for files in inputs.files
         for name, size in zip(files.names, files.sizes.tolist(), strict=True)
     }
+    names = dict(enumerate([source["name"] for source in plan["recipe"]["sources"]]))
+    names |= {i: source.name for i, source in enumerate(inputs.recipe.sources)}
     for key in sorted(set(listed) | set(here)):
         if listed.get(key) != here.get(key):
             before, after = ("no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, here))
-            found.append(f"input {key[1]!r} of source {key[0]}: {before} in the plan, {after} now")
+            found.append(f"input {key[1]!r} of source {names[key[0]]!r}: {before} in the plan, {after} now")
     return found[:10] + (["…"] if len(found) > 10 else []) or ["the fingerprint differs"]
 
 

@@ -161,7 +161,8 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                     sizes[found], matched = size, True
             if not matched:
                 raise SourceError(
-                    f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}"
+                    f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}; if its "
+                    f"files have moved, --source {source.name}=FOLDER says where they lie now"
                 )
         elif os.path.isfile(os.path.join(pattern, "state.json")):
             for file in saved_files(pattern):

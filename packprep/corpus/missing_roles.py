@@ -48,7 +48,7 @@ def missing_message(
         shown = [f"{tokens.texts[id]} ({id})" for id in reserved]
         lines += [f"It has {len(shown)} reserved tokens that play no role: {listed(shown, 8)}."]
     else:
-        lines += ["It has no reserved tokens that play no role."]
+        lines += ["It has no reserved tokens to spare."]
 
     n_new = len({text for part in missing for text in part.add})
     addable = all(part.add for part in missing)

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from packprep.building.forecast import forecast, print_forecast
@@ -58,6 +60,9 @@ def test_a_source_used_more_than_four_times_is_warned_of(folder):
 def test_a_forecast_is_printed_as_text(folder, capsys):
     print_forecast(forecast_of(folder, [{"name": "web", "paths": ["a.jsonl"], "repeat": 5}]))
     text = capsys.readouterr().out
-    for said in ("shards of about", "web", "x-dense", "span_corruption", "warning: source web", "rows of 512"):
+    assert re.match(r"\d\d shards of about 0\.0477 MiB of text, 1 file\n", text)
+    for said in ("web", "x-dense", "span_corruption", "warning: source web", "rows of 512"):
         assert said in text
     assert forecast_of(folder)["sources"][0]["share"] == 1.0
+    print_forecast(forecast_of(folder, output={}))
+    assert capsys.readouterr().out.startswith("1 shard of about 64 MiB of text, 1 file\n")

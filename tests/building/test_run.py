@@ -177,16 +177,16 @@ def test_a_changed_input_size_or_list_of_files_is_refused_by_name(built, copied)
         size = file.tell()
         file.write(b'{"text": "more"}\n')
     with pytest.raises(
-        PlanError, match=f"input 'a.jsonl' of source 0: {size} bytes in the plan, {size + 17} bytes now"
+        PlanError, match=f"input 'a.jsonl' of source 'web': {size} bytes in the plan, {size + 17} bytes now"
     ):
         made.build(built.table, base, out)
     os.truncate(base / "web" / "a.jsonl", size)
     made.write_texts(base / "notes", ["new"], prefix="z")
-    with pytest.raises(PlanError, match="input 'z0000.txt' of source 2: no file in the plan, 3 bytes now"):
+    with pytest.raises(PlanError, match="input 'z0000.txt' of source 'notes': no file in the plan, 3 bytes now"):
         made.build(built.table, base, out)
     (base / "notes" / "z0000.txt").unlink()
     (base / "books" / "d.parquet").rename(base / "books" / "e.parquet")
-    with pytest.raises(PlanError, match="input 'd.parquet' of source 1: [0-9]+ bytes in the plan, no file now"):
+    with pytest.raises(PlanError, match="input 'd.parquet' of source 'books': [0-9]+ bytes in the plan, no file now"):
         made.build(built.table, base, out)
 
 

@@ -357,7 +357,7 @@ def test_what_names_no_file_is_refused_with_where_it_was_looked_for(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(SourceError, match=r"source 'web': x.jsonl: no such file \(looked for .*/x.jsonl\)"):
         find_files(source_of("x.jsonl"), 0, tmp_path, None)
-    with pytest.raises(SourceError, match=r"source 'web': \*.jsonl matches no file \(looked for "):
+    with pytest.raises(SourceError, match=r"source 'web': \*.jsonl matches no file \(looked for .*--source web=FOLDER"):
         find_files(source_of("*.jsonl"), 0, tmp_path, None)
     with pytest.raises(SourceError, match=r"folder/ is a folder; say which files, as in folder/\*\*/\*.jsonl"):
         find_files(source_of("folder/"), 0, tmp_path, None)

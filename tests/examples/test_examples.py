@@ -4,15 +4,20 @@ import gzip
 import json
 import runpy
 import shutil
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 import packprep
 from packprep.cli import app
+from packprep.dataset.loader import Dataset
 from tests.corpus import tokenizers_made
+from tests.docs.world import write_corpus
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -51,7 +56,9 @@ def folder(tmp_path):
 
 
 def test_every_recipe_has_a_test():
-    assert {path.name for path in EXAMPLES.glob("*.toml")} == {"quickstart.toml", "ul2r_llama.toml", "mixture.toml"}
+    assert {path.name for path in EXAMPLES.glob("*.toml")} == {
+        "quickstart.toml", "ul2r_llama.toml", "mixture.toml", "llada.toml", "supervised.toml", "code_fim.toml"
+    }  # fmt: skip
 
 
 def test_quickstart_builds_and_verifies(tmp_path):
@@ -108,6 +115,75 @@ def documents_of(directory: Path) -> set[tuple[int, int]]:
         found |= set(zip(segments["file"].tolist(), segments["doc"].tolist(), strict=True))
     assert found
     return found
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """The examples beside a corpus of real text and a tokenizer with the ids of Llama 3.1's special tokens."""
+    folder = tmp_path_factory.mktemp("real") / "examples"
+    shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    write_corpus(folder)
+    return folder
+
+
+def built(real: Path, name: str, out: Path, *options: str) -> Dataset:
+    """The dataset of a recipe as it stands, verified; `options` of build."""
+    packprep_says("build", real / name, "--out", out, "--workers", "1", *options)
+    assert "every promise holds" in packprep_says("verify", out, "--replay", "all", "--workers", "1")
+    return packprep.open_dataset(out)
+
+
+def test_llada_masks_every_level_spreads_levels_over_rows_and_draws_new_noise(real, tmp_path):
+    dataset = built(real, "llada.toml", tmp_path / "packed")
+    assert dataset.manifest["specials"]["mask"] == 128002 and dataset.vocab_size == 128256
+    rows = [dataset.row(i).segments["noise"] for i in range(len(dataset))]
+    assert min(noise.min() for noise in rows) < 0.05 and max(noise.max() for noise in rows) > 0.95
+    assert all(abs(noise.mean() - 0.5) <= 0.5 / len(noise) + 1e-6 for noise in rows)  # of stratified levels alone
+    weights = np.concatenate([dataset.row(i).segments["loss_weight"] for i in range(len(dataset))])
+    assert weights.min() >= 1 and weights.max() <= 1000
+    shard = dataset.manifest["shards"][0]
+    assert shard["bytes"] < 10.5 * shard["rows"] * dataset.seq_length  # full columns take 11, and headers
+    rows_of = dataset.batches(batch_size=len(dataset), shuffle=False, redraw=True)
+    first, second = next(rows_of), next(rows_of)
+    assert np.array_equal(first["labels"], second["labels"]) and not np.array_equal(first["tokens"], second["tokens"])
+
+
+def test_supervised_trains_what_the_assistant_says_and_what_closes_it(real, tmp_path):
+    dataset = built(real, "supervised.toml", tmp_path / "packed")
+    conversations = [json.loads(line)["messages"] for line in (real / "data/chat/000.jsonl").open(encoding="utf-8")]
+    answers = [m["content"] for messages in conversations for m in messages if m["role"] == "assistant"]
+    batch = dataset.batch(range(len(dataset)))
+    trained = batch["labels"][batch["loss_mask"] == 1]
+    assert (trained == 128009).sum() == 2 * len(answers)  # <|eot_id|>; each conversation is used twice
+    tokenizer = Tokenizer.from_file(str(real / "tokenizer" / "tokenizer.json"))
+    said = Counter(tokenizer.encode(answer, add_special_tokens=False).ids[-1] for answer in answers)
+    before = Counter(batch["tokens"][(batch["loss_mask"] == 1) & (batch["labels"] == 128009)].tolist())
+    assert before == Counter({token: 2 * count for token, count in said.items()})
+    mix = dataset.manifest["ledger"]["tasks"]
+    assert mix["causal"]["segments"] > mix["prefix_lm"]["segments"] > 0
+
+
+def test_code_is_rearranged_and_text_is_not_and_two_segments_of_the_longest_fill_a_row(real, tmp_path):
+    dataset = built(real, "code_fim.toml", tmp_path / "packed")
+    tasks = [task["name"] for task in dataset.manifest["tasks"]]
+    sources = [source["name"] for source in dataset.manifest["sources"]]
+    pairs, rearranged, longest = set(), [], 0
+    for i in range(len(dataset)):
+        row = dataset.row(i)
+        for task, source, begin, end, tokens in zip(
+            *(row.segments[name].tolist() for name in ("task", "source", "begin", "end", "tokens")), strict=True
+        ):
+            pairs.add((sources[source], tasks[task]))
+            longest = max(longest, end - begin)
+            assert tokens <= 2040
+            if tasks[task] == "fim":
+                rearranged.append(set(row.tokens[begin:end].tolist()) >= {128002, 128003, 128005})
+    assert pairs >= {("code", "fim"), ("web", "causal")} and pairs <= {
+        ("code", "fim"), ("web", "causal"), ("web", "too_short"), ("code", "too_short")
+    }  # fmt: skip
+    assert 0.8 < np.mean(rearranged) < 0.97 and 2040 < longest <= 2048
+    ledger = dataset.manifest["ledger"]
+    assert ledger["row_padding"] < 0.03 * len(dataset) * dataset.seq_length
 
 
 def test_read_batches_runs(tmp_path, capsys):
