@@ -200,7 +200,7 @@
     document.querySelector("aside").append(panel);
     panel.replaceChildren();
     byId("number").value = row.row;
-    byId("status").textContent = `${count(at + 1)} of ${several(shown.length, "row")} shown here`;
+    byId("status").textContent = `${count(at + 1)} of the ${several(shown.length, "row")} in this report`;
     byId("previous").disabled = at === 0;
     byId("next").disabled = at === shown.length - 1;
     document.querySelector("aside").hidden = !row.segments || !row.segments.length;
@@ -250,14 +250,14 @@
       if (Math.abs(row.row - number) < Math.abs(shown[best].row - number)) best = i;
     });
     show(best, true);
-    if (shown[at].row !== number) byId("status").textContent = `row ${count(number)} is not among the ${count(shown.length)} shown here; this is the nearest`;
+    if (shown[at].row !== number) byId("status").textContent = `row ${count(number)} is not among the ${count(shown.length)} in this report; this is the nearest`;
   }
 
   function keep(task) {
     const now = shown[at].row;
     shown = task === "" ? data.rows : data.rows.filter((row) => row.tasks.includes(task));
     nearest(now);
-    byId("status").textContent = `${count(at + 1)} of ${several(shown.length, "row")} shown here`;
+    byId("status").textContent = `${count(at + 1)} of the ${several(shown.length, "row")} in this report`;
   }
 
   function fromHash() {
