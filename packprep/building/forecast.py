@@ -1,5 +1,6 @@
 """What a build would make, from its plan: shards, tokens, bytes, memory, shares, spans."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,11 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
                     "more sentinels make longer ones"
                 )
     sources = []
-    for source in plan["sources"]:
+    errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]  # in tokens
+    for source, error in zip(plan["sources"], errors, strict=True):
         share = source["tokens"] / total
+        # Of a / (a + b), with independent a and b, to first order.
+        others = math.sqrt(max(sum(e**2 for e in errors) - error**2, 0.0))
         if source["repeat"] > 4:
             warnings.append(f"source {source['name']}: each document is used {source['repeat']:g} times")
         sources.append(
@@ -75,7 +79,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
                 "tokens": source["tokens"],
                 "documents": source["documents"],
                 "share": share,
-                "share_error": share * (1 - share) * source["relative_error"],
+                "share_error": math.hypot((1 - share) * error, share * others) / total,
             }
         )
     shares = [source.share for source in recipe.sources if source.share is not None]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from packprep.corpus.calibration import Estimates, calibrate
-from packprep.corpus.chat_templates import find_template
+from packprep.corpus.chat_templates import compile_template, find_template
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, check_special_text
 from packprep.corpus.engines.registry import candidates, engine_facts, loaded, refused
@@ -41,6 +41,11 @@ from packprep.objectives.tasks import (
 from packprep.recipe import Recipe, fingerprint, fingerprint_parts, normalised, without_places
 
 MIB = 1 << 20
+UNKNOWN_TURNS = (
+    "warning: the chat template does not look at add_generation_prompt and has no {% generation %} blocks: what opens an "
+    "assistant's turn cannot be told from the turn, and is trained too. Let a copy of the template answer "
+    "add_generation_prompt, and give it in documents.chat_template"
+)
 LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
 
 
@@ -125,6 +130,9 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
     for source, files in zip(recipe.sources, inputs.files, strict=True):
         first_look(source, files, recipe.documents.loss_spans == "use")
     engine, sources, estimates = _proven_and_calibrated(inputs, say)
+    template, has_chat = inputs.chat_template, any(estimate.chat for estimate in estimates)
+    if template is not None and has_chat and not compile_template(template).knows_turns:
+        say(UNKNOWN_TURNS)
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
     once = [int(s.weights().sum()) for s in sources]  # text bytes of one use of all documents
@@ -169,9 +177,9 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
                 "text_bytes": weight,
                 "tokens": round(weight * estimate.tokens_per_byte),
                 "documents": round(weight / estimate.document_bytes) if estimate.document_bytes else 0,
-                "relative_error": estimate.relative_error,
+                "relative_error": _error(planned, estimate, size),
             }
-            for planned, estimate, weight in zip(sources, estimates, weights, strict=True)
+            for planned, estimate, weight, size in zip(sources, estimates, weights, once, strict=True)
         ],
         "files": [
             {"source": files.source, "name": name, "size": size, "pieces": pieces}
@@ -224,6 +232,13 @@ def _calibrated(inputs: Inputs, engine: Engine) -> tuple[list[PlannedSource], li
             check_supervised(recipe, i)
         sources.append(planned)
     return sources, estimates
+
+
+def _error(source: PlannedSource, estimate: Estimates, text_bytes: int) -> float:
+    """The standard error of a source's tokens, as a part of them. text_bytes: of one use of all documents."""
+    low, high = source.source.sample
+    documents = (high - low) * text_bytes / estimate.document_bytes if estimate.document_bytes else 0.0
+    return estimate.error_of(high - low, source.repeat, documents)
 
 
 def made_with() -> dict[str, str]:

@@ -6,6 +6,7 @@ same lines, so that a few long documents, of which it is chance how many begin s
 stored in the plan and only ever used as estimates: no document depends on them but through the number of shards and `share`.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,9 +54,21 @@ class Estimates:
     ratios: dict[str, int]
     tokens_per_byte: float
     document_bytes: float
+    spread: float  # of document sizes: the mean of their squares over the square of their mean
     supervised: bool  # whether a document had loss_spans or messages
+    chat: bool  # whether one had messages
     texts: tuple[str, ...]  # the first that were read, cut to FIRST_CHARACTERS together
-    relative_error: float  # standard error of the source's estimated tokens, as a part of them
+    relative_error: float  # standard error of the estimated tokens of all documents, as a part of them
+
+    def error_of(self, kept: float, repeat: float, documents: float) -> float:
+        """The same of the tokens that are used: chance also decides which documents those are.
+
+        kept: width of `sample`. documents: how many it keeps, each of which is used ⌊repeat⌋ times or once more.
+        A sum of n independent terms, each size s with probability p, has the variance p (1 − p) Σ s².
+        """
+        once_more = repeat % 1
+        chance = (1 - kept) + once_more * (1 - once_more) / repeat**2
+        return math.hypot(self.relative_error, math.sqrt(self.spread * chance / max(documents, 1.0)))
 
 
 def calibrate(
@@ -93,7 +106,9 @@ def calibrate(
         ratios,
         sum(look.tokens for look in seen) / text_bytes if text_bytes else 1.0,
         text_bytes / documents if documents else 0.0,
+        documents * sum(look.squares for look in seen) / text_bytes**2 if text_bytes else 1.0,
         any(look.supervised for look in seen),
+        any(look.chat for look in seen),
         tuple(first),
         _relative_error([(look.tokens, look.stored) for look in seen]),
     )
@@ -106,17 +121,22 @@ class _Seen(NamedTuple):
     text_bytes: int
     tokens: float
     documents: int
+    squares: float  # of the documents' text bytes, summed
     supervised: bool = False
+    chat: bool = False
 
 
 def _tokenized(look: "_Look", engine: Engine, vocabulary: Vocabulary, special_text: str) -> _Seen:
     stored, texts, marked = look
-    n_bytes = sum(len(text.encode()) for text in texts)
+    sizes = [len(text.encode()) for text in texts]
+    n_bytes = sum(sizes)
     begins = [text if mark else text[:TOKENIZED_CHARACTERS] for text, mark in zip(texts, marked, strict=True)]
     of_texts, _ = tokenize_marked(engine, begins, marked, special_text, vocabulary)
     begun = sum(len(text.encode()) for text in begins)
     n_tokens = int(of_texts.offsets[-1]) * n_bytes / max(begun, 1)
-    return _Seen(stored, n_bytes, n_tokens, len(texts), any(mark is not None for mark in marked))
+    marks = [mark for mark in marked if mark is not None]
+    squares = sum(float(size) ** 2 for size in sizes)
+    return _Seen(stored, n_bytes, n_tokens, len(texts), squares, bool(marks), any(mark.chat for mark in marks))
 
 
 def _token_looks(
@@ -129,15 +149,16 @@ def _token_looks(
     chosen = pieces[permute(np.arange(min(PIECES, len(pieces))), len(pieces), key)]
     for piece in chosen.tolist():
         parts, looked = _begin(source, piece)
-        n_read = n_tokens = n_documents = 0
+        n_read, n_tokens, n_documents, squares = 0, 0, 0, 0.0
         for part in parts:
             for batch in read(part, source.source.text_key):
                 if batch.tokens is not None and n_documents < HELD_DOCUMENTS:
                     n_read, n_documents = n_read + len(batch.tokens.ids), n_documents + len(batch.positions)
                     n_tokens += len(take_tokens(batch.tokens, settings, vocabulary).ids)
+                    squares += float((np.diff(batch.tokens.offsets).astype(np.float64) ** 2).sum())
         if (of_file := bytes_per_token(parts[0], source.source.text_key)) and n_read:
             looked = n_read * of_file
-        yield _Seen(looked, TOKEN_TEXT_BYTES * n_read, n_tokens, n_documents)
+        yield _Seen(looked, TOKEN_TEXT_BYTES * n_read, n_tokens, n_documents, TOKEN_TEXT_BYTES**2 * squares)
 
 
 _Look = tuple[float, list[str], list[Marked | None]]

@@ -12,7 +12,7 @@ date, `random`, `lipsum`), for the bytes of a dataset may not depend on time or 
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,15 @@ def _with_tokens(source: str, texts: Mapping[str, str]) -> str:
 
 
 class ChatTemplate:
-    """A compiled template. marks_generation: whether it says itself, by {% generation %}, what an assistant generates."""
+    """A compiled template.
 
-    def __init__(self, template: Any, source: str):
+    marks_generation: whether it says itself, by {% generation %}, what an assistant generates
+    knows_turns: whether it does, or looks at add_generation_prompt, so that what opens a turn can be told from the turn
+    """
+
+    def __init__(self, template: Any, source: str, names: Set[str]):
         self.marks_generation = bool(_GENERATION.search(source))
+        self.knows_turns = self.marks_generation or "add_generation_prompt" in names
         self.source = source
         self._template = template
 
@@ -156,7 +161,7 @@ def compile_template(source: str) -> ChatTemplate:
             "the chat template asks for today's date (strftime_now), and a dataset may not depend on the day of its "
             "build; write a date into a copy of the template, and give that in documents.chat_template"
         )
-    return ChatTemplate(template, source)
+    return ChatTemplate(template, source, names)
 
 
 def _refuse(message: object) -> None:

@@ -1,4 +1,5 @@
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -185,3 +186,22 @@ def test_many_differences_are_cut_short(folder):
     plan["files"] = [{"source": 0, "name": f"{i}.jsonl", "size": 1, "pieces": 1} for i in range(30)]
     found = differences(inputs, {**plan, "fingerprint": "other"})
     assert len(found) == 11 and found[-1] == "…"
+
+
+@pytest.mark.parametrize("template, warned", [("", True), ("{% if add_generation_prompt %}A: {% endif %}", False)])
+def test_a_template_that_does_not_know_what_opens_a_turn_is_warned_of(tmp_path, template, warned):
+    chat = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.jsonl").write_text(json.dumps(chat) + "\n")
+    turns = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}"
+    (tmp_path / "chat.jinja").write_text(turns + template)
+    said: list[str] = []
+    table = {
+        "seq_length": 64,
+        "tokenizer": "bytes",
+        "sources": [{"paths": ["corpus/*.jsonl"]}],
+        "documents": {"chat_template": "chat.jinja"},
+        "tasks": [{"preset": "causal"}],
+    }
+    make_plan(look_up(read_recipe(table, tmp_path), {}), said.append)
+    assert any("add_generation_prompt" in note for note in said) is warned

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from packprep.building.plan import look_up
@@ -65,3 +66,22 @@ def test_a_source_without_text_has_harmless_figures(tmp_path):
     found = estimate(tmp_path, "*.jsonl")
     assert found.ratios == {"jsonl": 1024} and found.tokens_per_byte == 1.0
     assert found.relative_error == 0.0
+
+
+@pytest.mark.parametrize("kept, repeat", [(1.0, 0.4), (1.0, 2.5), (0.3, 1.0), (0.6, 0.7)])
+def test_the_error_counts_in_that_chance_decides_which_documents_are_used(tmp_path, kept, repeat):
+    texts = made.texts(400, mean_bytes=1500)
+    made.write_lines(tmp_path / "a.jsonl", texts)
+    found = estimate(tmp_path, "a.jsonl")
+    sizes = np.array([len(text.encode()) for text in texts], np.float64)
+    assert found.spread == pytest.approx(np.mean(sizes**2) / np.mean(sizes) ** 2, rel=0.2)
+    draws = np.random.default_rng(0).random((2, 4000, len(sizes)))
+    uses = (draws[0] < kept) * (repeat // 1 + (draws[1] < repeat % 1))
+    used = uses @ sizes
+    assert found.error_of(kept, repeat, kept * len(sizes)) == pytest.approx(used.std() / used.mean(), rel=0.15)
+
+
+def test_all_documents_once_have_the_error_of_the_estimate_alone(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(50))
+    found = estimate(tmp_path, "a.jsonl")
+    assert found.error_of(1.0, 2.0, 50) == found.relative_error

@@ -150,3 +150,16 @@ def test_a_config_that_is_no_object_says_nothing(tmp_path):
     beside(tmp_path)
     (tmp_path / "tok" / "tokenizer_config.json").write_text(json.dumps([1]), encoding="utf-8")
     assert find_template("", tmp_path, "tok") is None
+
+
+@pytest.mark.parametrize(
+    "source, knows",
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}", True),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", True),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", False),
+        ("{% set add_generation_prompt = true %}{% for m in messages %}{{ m.content }}{% endfor %}", False),
+    ],
+)
+def test_whether_a_template_tells_what_opens_a_turn_from_the_turn(source, knows):
+    assert compile_template(source).knows_turns is knows
