@@ -79,6 +79,7 @@ def planning(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps)
     """The plan as the first process makes it."""
     with (
         mock.patch.object(plan, "find_files", listing(count, file_bytes, ending)),
+        mock.patch.object(plan, "first_look", lambda *arguments: None),
         mock.patch.object(calibration, "_looks", looks),
     ):
         inputs = inputs_of()

@@ -673,7 +673,7 @@ OUTPUTS = [
     ),
     Mistake(
         "going on with another file",
-        "input 'c.jsonl' of source 0: no file in the plan",
+        "input 'c.jsonl' of source 'source0': no file in the plan",
         "out was begun with",
         "build into another folder",
         before=both(builds(), writes("data/c.jsonl", lines({"text": "one"}))),
@@ -681,7 +681,7 @@ OUTPUTS = [
     ),
     Mistake(
         "going on with a file that changed",
-        "input 'a.jsonl' of source 0:",
+        "input 'a.jsonl' of source 'source0':",
         "out was begun with",
         "build into another folder",
         before=both(builds(), lambda project: (project / "data/a.jsonl").write_text("")),

@@ -8,7 +8,7 @@ import pytest
 
 import packprep
 from packprep.errors import PackprepError, SourceError
-from packprep.inspection.summary import first_document
+from packprep.inspection.first_document import first_document
 from packprep.verification import verify_dataset
 from tests import made, tokens_made
 from tests.command_line import packprep as run_packprep

@@ -306,7 +306,7 @@ def test_adding_is_not_offered_above_the_ceiling(tmp_path):
 def test_an_unknown_id_cannot_be_added(tmp_path):
     message = fails(tmp_path, made.gpt2_like(), specials=Specials(missing="add", eos=5000))
     assert "eos: no token has the id 5000 (they end at 320)" in message
-    assert "by text or by id (0 to 320)" in message
+    assert 'eos = "<|endoftext|>"' in message
 
 
 # missing = "add"

@@ -360,7 +360,8 @@ def test_micro_windows():
 
 
 def peak_bytes(call):
-    """The most that numpy and Python have allocated at once during the call."""
+    """The most that numpy and Python have allocated at once during the call; what a first call imports is not asked for."""
+    call()
     tracemalloc.start()
     try:
         call()

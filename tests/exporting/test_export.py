@@ -118,7 +118,7 @@ def test_datasets_that_lack_a_file_are_refused(own, tmp_path):
         (shard_name(0), DatasetError, "put it back"),
         ("plan.json", PlanError, "no plan.json"),
         ("tokenizer.json", PlanError, "put it back"),
-        ("dataset.json", DatasetError, "is no dataset, or its build is not finished"),
+        ("dataset.json", DatasetError, "is not finished. Run its command again"),
     ):
         (own / name).rename(tmp_path / "kept")
         with pytest.raises(error, match=words):

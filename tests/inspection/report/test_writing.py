@@ -226,7 +226,7 @@ def test_places_that_cannot_be_written_are_refused_first(mixed, tmp_path):
     message = refused("inspect", mixed, "--html", tmp_path / "no/a.html")
     assert f"there is no folder {tmp_path / 'no'}" in message and not (tmp_path / "no").exists()
     message = refused("inspect", mixed, "--html", tmp_path / "a.html", "--row", 1)
-    assert "leave one of the two out" in message
+    assert "--row and --html: inspect shows one thing at a time" in message
     message = refused("inspect", mixed, "--html", tmp_path / "a.html", "--source", "none=/x")
     assert "has no source of that name" in message
     assert list(tmp_path.iterdir()) == []
