@@ -23,7 +23,7 @@ class Chart(NamedTuple):
     svg: Markup
     theory: bool
     head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 def charts_of(figures: Figures) -> list[tuple[str, str, list[Chart]]]:
@@ -106,16 +106,7 @@ def _spans(figures: Figures) -> Iterator[Chart]:
         note = f"mean {mean:.2f} tokens, by theory {theory:.2f}; {total:,} spans"
         ticks = [(i + 0.5, f"{1 + i * width}") for i in range(0, len(here) - 2, max(len(here) // 5, 1))]
         words = f"Span lengths of task {task['name']}: {note}"
-        most = max(*here, *there)
-        svg = chart(here, there, ticks, (most, f"{round(most):,}"), words)
-        yield Chart(
-            f"{task['name']}: span length",
-            note,
-            svg,
-            True,
-            ("tokens", "spans", "by theory"),
-            _table(names, here, there),
-        )
+        yield _over_theory(f"{task['name']}: span length", note, words, ("tokens", "spans"), names, here, there, ticks)
 
 
 def _pivots(figures: Figures) -> Iterator[Chart]:
@@ -123,18 +114,11 @@ def _pivots(figures: Figures) -> Iterator[Chart]:
         if not counted.sum():
             continue
         names = [f"{i / LEVEL_BINS:.2f} … {(i + 1) / LEVEL_BINS:.2f}" for i in range(LEVEL_BINS)]
-        here, there, most = counted.tolist(), expected.tolist(), float(max(counted.max(), expected.max()))
+        here, there = counted.tolist(), expected.tolist()
         note = f"where the prefix ends, as a share of the tokens; {sum(here):,} segments"
         words = f"Pivots of task {_name(figures, t)}: {note}, in bins of {min(here):,} to {max(here):,}"
-        svg = chart(here, there, _unit_ticks(0, 1), (most, f"{round(most):,}"), words)
-        yield Chart(
-            f"{_name(figures, t)}: pivot",
-            note,
-            svg,
-            True,
-            ("pivot", "segments", "by theory"),
-            _table(names, here, there),
-        )
+        title, ticks = f"{_name(figures, t)}: pivot", _unit_ticks(0, 1)
+        yield _over_theory(title, note, words, ("pivot", "segments"), names, here, there, ticks)
 
 
 def _noise(figures: Figures) -> Iterator[Chart]:
@@ -148,13 +132,12 @@ def _noise(figures: Figures) -> Iterator[Chart]:
         shares, law = (levels.corrupted / candidates).tolist(), (levels.expected / candidates).tolist()
         count = int(units.sum())
         if high > low:
-            even, most = [count / LEVEL_BINS] * LEVEL_BINS, float(max(units.max(), count / LEVEL_BINS))
+            even, level_ticks = [count / LEVEL_BINS] * LEVEL_BINS, _unit_ticks(low, high)
             stratified = ", stratified in a row" if task["parameters"].get("stratified") else ""
             note = f"uniform over {low:g} … {high:g}{stratified}; {count:,} {thing}"
             words = f"Noise levels of task {task['name']}: {note}, in bins of {units.min():,} to {units.max():,}"
-            svg = chart(units.tolist(), even, _unit_ticks(low, high), (most, f"{round(most):,}"), words)
-            rows = _table(names, units.tolist(), even)
-            yield Chart(f"{task['name']}: noise level", note, svg, True, ("level", thing, "by theory"), rows)
+            title, here = f"{task['name']}: noise level", units.tolist()
+            yield _over_theory(title, note, words, ("level", thing), names, here, even, level_ticks)
         else:
             names, shares, law = [f"{low:g}"], shares[:1], law[:1]
         total = max(int(levels.candidates.sum()), 1)
@@ -171,8 +154,21 @@ def _unit_ticks(low: float, high: float) -> list[Tick]:
     return [(LEVEL_BINS * i / 4, f"{low + (high - low) * i / 4:.3g}") for i in range(5)]
 
 
-def _table(names: Sequence[str], here: Sequence[float], there: Sequence[float]) -> list[tuple[str, ...]]:
-    return [(name, f"{a:,.0f}", f"{b:,.1f}") for name, a, b in zip(names, here, there, strict=True)]
+def _over_theory(
+    title: str,
+    note: str,
+    words: str,
+    of: tuple[str, str],
+    names: Sequence[str],
+    here: Sequence[float],
+    there: Sequence[float],
+    ticks: Sequence[Tick],
+) -> Chart:
+    """Counts and what theory says of them. of: what is counted by, and what is counted."""
+    most = max(*here, *there)
+    svg = chart(here, there, ticks, (most, f"{round(most):,}"), words)
+    rows = [(name, f"{a:,.0f}", f"{b:,.1f}") for name, a, b in zip(names, here, there, strict=True)]
+    return Chart(title, note, svg, True, (*of, "by theory"), rows)
 
 
 def _range(low: int, high: int) -> str:
