@@ -8,6 +8,7 @@ import pytest
 
 import packprep
 from packprep.errors import PackprepError, SourceError
+from packprep.inspection.document import describe_document
 from packprep.inspection.first_document import first_document
 from packprep.verification import verify_dataset
 from tests import made, tokens_made
@@ -98,6 +99,9 @@ def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form)
         "folder": [f"saved/data-0000{i}-of-00003.arrow" for i in range(3)],
     }[form] == names
     assert first_document(outcome.job).endswith("│‹eos›") and " tokens: " in first_document(outcome.job)
+    [position, file] = sorted(contents(out))[0][::-1]
+    [described] = describe_document(out, None, f"{file}:{position}", {})["files"]
+    assert described["tokens"] == len(of_text[0][0]) and described["uses"][0]["outcome"] == "used"
 
 
 def test_a_mix_of_objectives_is_the_same_with_any_number_of_workers_and_verifies(corpus):

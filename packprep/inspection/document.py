@@ -295,7 +295,7 @@ def _read_again(
                 text = batch.texts[0][:SHOWN_CHARACTERS] if batch.texts else text
             if there:
                 break
-        if text is not None and used:
+        if there and used:
             found = documents_at(job, source, file, 0, np.array([position]))
             tokens = int(found.offsets[-1])
     except PackprepError as error:
