@@ -215,11 +215,13 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
     for message in inputs.vocabulary.notes:
         say(message)
     found = plan_and_digest(out)
-    if found is None:
-        if out.exists(MANIFEST) or out.has_folder("receipts"):
+    if found is None and (out.exists(MANIFEST) or out.has_folder("receipts")):
+        found = plan_and_digest(out)  # another process may have written it in the meantime
+        if found is None:
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
             )
+    if found is None:
         others = out.others()
         if others:
             raise PlanError(

@@ -11,6 +11,7 @@ import pytest
 
 import packprep
 from packprep.building.array import share_of
+from packprep.building.output import LocalOutput
 from packprep.building.publication import MANIFEST
 from packprep.building.run import build as run_build
 from packprep.building.run import open_job, read_plan
@@ -203,6 +204,20 @@ def test_an_output_without_its_plan_or_tokenizer_is_refused(built, copied):
     assert read_plan(out) is None
     with pytest.raises(PlanError, match="no plan.json: this is no packprep output"):
         open_job(out)
+
+
+def test_a_plan_that_another_process_writes_after_one_looked_for_it_is_taken(built, tmp_path):
+    class LateFolder(LocalOutput):
+        """Another task plans, and makes its shards, between two looks of this one."""
+
+        def has_folder(self, name: str) -> bool:
+            if not self.exists("plan.json"):
+                made.build(built.table, built.base, self.path, array=(1, 2))
+            return super().has_folder(name)
+
+    out = LateFolder(tmp_path / "out")
+    outcome = run_build(read_recipe(built.table, built.base), out, made.Silent())
+    assert outcome.manifest is not None and made.contents(out.path) == made.contents(built.out)
 
 
 def test_a_tokenizer_that_was_left_without_a_plan_is_not_taken_for_the_recipe_s(tmp_path):

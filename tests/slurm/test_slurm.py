@@ -76,10 +76,11 @@ def test_an_array_over_four_nodes_gives_the_bytes_of_one_process_and_is_publishe
     array, finish = prepared.jobs
     assert f"packprep status {out} --array-count {NODES}" in prepared.said
     cluster.wait(array, finish)
-    assert cluster.states(array) == ["COMPLETED"] * NODES and cluster.states(finish) == ["COMPLETED"]
-    assert {
-        re.findall(r"^job \S+ on (n\d), restart 0$", log(out, f"build-{i}.log"), re.M)[0] for i in range(NODES)
-    } == {f"n{i}" for i in range(NODES)}
+    logs = [log(out, f"build-{i}.log") for i in range(NODES)]
+    assert cluster.states(array) == ["COMPLETED"] * NODES, "\n".join(logs)
+    assert cluster.states(finish) == ["COMPLETED"], log(out, "finish.log")
+    ran_on = {re.findall(r"^job \S+ on (n\d), restart 0$", text, re.M)[0] for text in logs}
+    assert ran_on == {f"n{i}" for i in range(NODES)}
     assert "every promise holds" in log(out, "finish.log")
     assert made.contents(out) == small.expected
     assert "published" in packprep(cluster, "status", out)
@@ -140,7 +141,9 @@ def test_a_signal_to_a_task_its_double_and_a_controller_that_dies(cluster, small
     assert double.wait(60) == 0
     cluster.start_controller()
     cluster.wait(array, finish)
-    assert cluster.states(array) == ["COMPLETED"] * NODES and cluster.states(finish) == ["COMPLETED"]
+    logs = [log(out, f"build-{i}.log") for i in range(NODES)]
+    assert cluster.states(array) == ["COMPLETED"] * NODES, "\n".join(logs)
+    assert cluster.states(finish) == ["COMPLETED"], log(out, "finish.log")
     assert "packprep: stopped: by a signal" in log(out, "build-1.log") and "restart 1" in log(out, "build-1.log")
     assert made.contents(out) == small.expected
 

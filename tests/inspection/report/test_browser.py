@@ -127,7 +127,7 @@ def test_filter_by_task(page, mixed_html):
     for task in ("bd3", "x-long", "mlm"):
         own = [row["row"] for row in data["rows"] if task in row["tasks"]]
         page.locator("#task").select_option(task)
-        assert row_of(page) in own and f"of {len(own)} row" in page.locator("#status").inner_text()
+        assert row_of(page) in own and f"of the {len(own)} row" in page.locator("#status").inner_text()
         seen = {row_of(page)}
         while not page.locator("#previous").is_disabled():
             page.locator("#previous").click()
