@@ -28,8 +28,8 @@ COMMAND_LINE = [
     Mistake("no such command", "'biuld'", "packprep", "Did you mean 'build'?", typed="biuld recipe.toml", shown=False),
     Mistake(
         "no such option",
-        "No such option: --ouput",
-        "packprep build",
+        "No such option",
+        "--ouput",
         "--out",
         typed="build recipe.toml --ouput out",
         shown=False,
@@ -56,7 +56,7 @@ COMMAND_LINE = [
     Mistake(
         "a number with a unit", "valid integer", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k", shown=False
     ),
-    Mistake("no workers", "greater than or equal to 1", "--workers", "'0'", typed=BUILD + " --workers 0", shown=False),
+    Mistake("no workers", "--workers", "packprep build", "'0'", typed=BUILD + " --workers 0", shown=False),
     Mistake(
         "a recipe of another name",
         "No such file",
