@@ -90,7 +90,8 @@ def _result(receipt: dict[str, Any], out: Output) -> dict[str, Any]:
 def print_export(result: dict[str, Any]) -> None:
     """What was made, and how a trainer is told of it."""
     size = sum(file["bytes"] for file in result["files"])
-    files = f"{len(result['files']):,} files, {size / 1e6:,.1f} MB, and {RECEIPT}"
+    count = len(result["files"])
+    files = f"{count:,} file{'' if count == 1 else 's'}, {size / 1e6:,.1f} MB, and {RECEIPT}"
     if result["to"] == "parquet":
         print(f"{result['out']}: {result['rows']:,} rows, columns {result['columns']}: {files}")
         return
