@@ -65,10 +65,11 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
                 )
     sources = []
     errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]  # in tokens
+    all_errors = sum(error**2 for error in errors)
     for source, error in zip(plan["sources"], errors, strict=True):
         share = source["tokens"] / total
         # Of a / (a + b), with independent a and b, to first order.
-        others = math.sqrt(max(sum(e**2 for e in errors) - error**2, 0.0))
+        others = math.sqrt(max(all_errors - error**2, 0.0))
         if source["repeat"] > 4:
             warnings.append(f"source {source['name']}: each document is used {source['repeat']:g} times")
         sources.append(

@@ -13,8 +13,7 @@ import numpy as np
 from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.replay import replay_segments
-from packprep.building.run import open_job, read_plan
-from packprep.corpus.finding import absolute_prefix
+from packprep.building.run import moved_prefixes, open_job, read_plan
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
 from packprep.dataset.opening import read_file
@@ -33,14 +32,15 @@ MOST_COMPARED = 10_000  # names to find them among
 class Opened:
     """A published dataset, near; shards at a URL are brought when they are asked for.
 
-    texts: the text of every token. files: the plan's file names, by segment_file. moved: source → where its files lie now.
+    texts: the text of every token. files: the plan's file names, by segment_file. prefixes: where the sources' files lie
+    now; None: as the plan says.
     """
 
     near: Nearby
     dataset: Dataset
     texts: TokenTexts
     files: list[str]
-    moved: Mapping[str, str]
+    prefixes: list[str] | None
 
     @cached_property
     def first_rows(self) -> np.ndarray:
@@ -82,11 +82,7 @@ class Opened:
     def job(self) -> Job | PackprepError:
         """What builds segments of this dataset again, or the error that says why that cannot be done here."""
         try:
-            job = open_job(self.near.folder)
-            if self.moved:
-                prefixes = [absolute_prefix(self.moved.get(source.name, source.prefix)) for source in job.sources]
-                job = open_job(self.near.folder, prefixes)
-            return job
+            return open_job(self.near.folder, self.prefixes)
         except PackprepError as error:
             return error
 
@@ -128,7 +124,8 @@ def opened(directory: str | os.PathLike | Output, moved: Mapping[str, str]) -> I
             check_source(name, names)
         plan = read_plan(near.folder)
         files = [file["name"] for file in plan["files"]] if plan else []
-        yield Opened(near, dataset, _token_texts(near.folder, dataset), files, moved)
+        prefixes = moved_prefixes(plan, moved) if plan and moved else None
+        yield Opened(near, dataset, _token_texts(near.folder, dataset), files, prefixes)
 
 
 def check_source(name: str, names: Sequence[str]) -> None:
