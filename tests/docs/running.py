@@ -44,7 +44,7 @@ def run_page(
     """
     left_out: list[str] = []
     files: set[str] = set()
-    said = ""
+    said: str | None = ""  # None: what would have said it was left out
     python = _Python(folder, environment)
     try:
         for block in page.blocks:
@@ -55,11 +55,11 @@ def run_page(
             if lacking:
                 left_out.append(f"{page.at(block)}: {lacking}")
                 files |= {block.name} - {None}  # type: ignore[arg-type]
-                said = ""
+                said = None
                 continue
             try:
                 if block.language == "text":
-                    if block.below and not block.sample:
+                    if block.below and not block.sample and said is not None:
                         _compare(block.text, said)
                     continue
                 said = ""
