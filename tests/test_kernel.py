@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import packprep
 from packprep import kernel as kernels
 from packprep import randomness
-from packprep.kernel import kernel
+from packprep.kernel import compiling, kernel
 from packprep.twin import chance
 from tests import made
 
@@ -176,7 +176,7 @@ import numpy as np
 from packprep.objectives.objective import Bodies
 from packprep.objectives.prefix_lm import body_prefix, _pivots
 bodies = Bodies(np.full(20, 9), np.arange(20, dtype=np.uint64), np.full(20, -1))
-print(body_prefix(None, bodies).tolist(), sum(_pivots.stats.cache_hits.values()))
+print(body_prefix(None, bodies).tolist(), sum(_pivots.compiled.stats.cache_hits.values()))
 """
 
 
@@ -184,7 +184,7 @@ def test_fault_27_a_changed_callee_in_another_file_is_compiled_anew(copied):
     before = run(copied, PIVOTS)
     pivots, hits = before.rsplit(" ", 1)
     assert hits == "0" and run(copied, PIVOTS) == f"{pivots} 1"  # found in the cache
-    path = copied / "packprep" / "kernel.py"
+    path = copied / "packprep" / "kernel" / "chance.py"
     text = path.read_text()
     old = "    return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)\n"
     assert old in text
@@ -224,9 +224,9 @@ def test_a_folder_of_temporaries_that_others_can_write_is_no_cache(tmp_path, mon
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(made.write(tmp_path / "file", b"")))
-    monkeypatch.setattr(kernels.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(compiling.tempfile, "tempdir", str(tmp_path))
     own = tmp_path / f"packprep-{os.getuid()}"
-    find = kernels.cache_folder.__wrapped__
+    find = compiling.cache_folder.__wrapped__
     assert find().startswith(str(own)) and own.stat().st_mode & 0o777 == 0o700
     own.chmod(0o777)
     assert find() is None
@@ -254,7 +254,7 @@ def test_folders_that_nobody_used_for_long_are_removed_when_a_new_one_begins(old
     (old_folders / "kernels-link").symlink_to(others[0].parent)
     left = made.write(old_folders / ".kernels-00000000000000aa-12345678" / "file", b"x").parent
     os.utime(left, (0, 0))
-    folder = kernels.cache_folder.__wrapped__()
+    folder = compiling.cache_folder.__wrapped__()
     assert os.path.dirname(folder) == str(old_folders)
     assert names_of(old_folders) == list(range(7))  # and the new one
     assert all(other.exists() for other in others) and (old_folders / "kernels-link").is_symlink()
@@ -264,22 +264,22 @@ def test_folders_that_nobody_used_for_long_are_removed_when_a_new_one_begins(old
 def test_folders_that_were_used_lately_stay(old_folders):
     for i in (9, 10):
         os.utime(old_folders / f"kernels-{i:016x}")
-    kernels.cache_folder.__wrapped__()
+    compiling.cache_folder.__wrapped__()
     assert names_of(old_folders) == [*range(5), 9, 10]
     for path in old_folders.glob("kernels-*"):
         os.utime(path, (0, time.time() - 29 * 86400))
     for i in range(20, 30):
         (old_folders / f"kernels-{i:016x}").mkdir()
-    kernels._remove_old_folders(str(old_folders))
+    compiling._remove_old_folders(str(old_folders))
     assert names_of(old_folders) == [*range(5), 9, 10, *range(20, 30)]
 
 
 def test_a_folder_that_is_there_is_marked_as_used_and_no_other_is_looked_at(old_folders):
-    folder = kernels.cache_folder.__wrapped__()
+    folder = compiling.cache_folder.__wrapped__()
     os.utime(folder, (0, 0))
     made.write(old_folders / "kernels-00000000000000ff" / "file", b"x")
     os.utime(old_folders / "kernels-00000000000000ff", (0, 0))
-    assert kernels.cache_folder.__wrapped__() == folder and os.stat(folder).st_mtime > time.time() - 60
+    assert compiling.cache_folder.__wrapped__() == folder and os.stat(folder).st_mtime > time.time() - 60
     assert 255 in names_of(old_folders)
 
 
@@ -292,13 +292,13 @@ def test_a_folder_that_is_used_again_while_it_is_removed_is_put_back(old_folders
         rename(old, new)
 
     monkeypatch.setattr(os, "rename", used_before_it_is_renamed)
-    kernels._remove_old_folders(str(old_folders))
+    compiling._remove_old_folders(str(old_folders))
     assert names_of(old_folders) == list(range(12)) and not list(old_folders.glob(".*"))
 
 
 def test_processes_that_remove_old_folders_at_once_leave_the_same(old_folders):
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(kernels._remove_old_folders, [str(old_folders)] * 8))
+        list(pool.map(compiling._remove_old_folders, [str(old_folders)] * 8))
     assert names_of(old_folders) == list(range(8))
 
 
@@ -307,12 +307,12 @@ def test_what_cannot_be_removed_stays(old_folders, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "rename", refuse)
-    assert kernels.cache_folder.__wrapped__() and names_of(old_folders) == list(range(12))
-    kernels._remove_old_folders(str(old_folders / "absent"))
+    assert compiling.cache_folder.__wrapped__() and names_of(old_folders) == list(range(12))
+    compiling._remove_old_folders(str(old_folders / "absent"))
 
 
 def test_kernels_release_the_gil_and_use_no_fast_math():
-    options = kernels.integer.targetoptions
+    options = kernels.integer.compiled.targetoptions
     assert options["nogil"] and not options.get("fastmath") and not options.get("parallel")
     assert options["error_model"] == "numpy"
 

@@ -33,11 +33,6 @@ def _span_counts(n_tokens, noise_density, mean_span_length, max_spans):
     return n_noise, n_spans
 
 
-@kernel
-def _span_counts_of_one(n_tokens, noise_density, mean_span_length, max_spans):
-    return _span_counts(n_tokens, noise_density, mean_span_length, max_spans)
-
-
 def span_counts(
     n_tokens: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
 ) -> tuple[int, int]:
@@ -49,7 +44,7 @@ def span_counts(
     in float64, rounding half to even. The one home of these numbers: plan, render and verify all call it.
     """
     limit = _NO_LIMIT if max_spans is None else max_spans
-    n_noise, n_spans = _span_counts_of_one(int(n_tokens), float(noise_density), float(mean_span_length), int(limit))
+    n_noise, n_spans = _span_counts.function(int(n_tokens), float(noise_density), float(mean_span_length), int(limit))
     return int(n_noise), int(n_spans)
 
 

@@ -37,7 +37,7 @@ RECIPE = {
         {"preset": "causal"},
     ],
 }
-# numba.njit, when packprep.kernel asks for it, gives the function back; what only compilers have is written in Python.
+# numba.njit, when packprep.kernel asks for it, gives the function back.
 PLAIN = """
 import sys
 import numpy as np
@@ -46,13 +46,6 @@ def plain(function):
     function.enable_caching = lambda: None
     return function
 numba.njit = lambda **flags: plain
-from packprep import kernel
-kernel.trailing_zeros = lambda value: (int(value) & -int(value)).bit_length() - 1 if int(value) else 64
-kernel.leading_zeros = lambda value: 64 - int(value).bit_length()
-kernel.bits_set = lambda value: int(value).bit_count()
-kernel.flags_as_bits = lambda flags, begin: np.uint64(
-    int.from_bytes(np.packbits(flags[begin : begin + 64] != 0, bitorder="little").tobytes(), "little")
-)
 np.seterr(over="ignore")  # uint64 products wrap, as they do when they are compiled
 """
 # Builds, and verifies with the code that built: the faults, as JSON, on the last line.
@@ -149,7 +142,7 @@ MUTATIONS = [
 ]
 STALE = Mutation(
     "stale_kernel",
-    "kernel.py",
+    "kernel/chance.py",
     "    return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)\n",
     "    return np.int64(bound) - 1\n",
     True,
@@ -225,7 +218,7 @@ def test_a_stale_kernel_is_found(tmp_path):
     source.write_bytes(sound)
     shutil.rmtree(named)
     changed.rename(named)
-    code = BUILD_AND_VERIFY + "\nfrom packprep.objectives.prefix_lm import _pivots\nprint(_pivots.stats.cache_hits)"
+    code = BUILD_AND_VERIFY + "\nfrom packprep.objectives.prefix_lm import _pivots\nprint(_pivots.compiled.stats.cache_hits)"
     *_, reports, hits = run(package, code, corpus, tmp_path / "out", recipe, **cache)
     assert "{}" not in hits and hits.strip() != "Counter()", "the kernel was compiled anew"
     assert_found(json.loads(reports), STALE)

@@ -1,0 +1,33 @@
+"""`@kernel`, the one way to compile a function, and what kernels are made of: chance, copies, bits.
+
+Nothing here imports numba before a kernel is called for the first time: what only reads, asks or refuses does without.
+"""
+
+from packprep.kernel.chance import (
+    below,
+    bits64,
+    bits64_of_keys,
+    draw_task,
+    integer,
+    philox,
+    philox_blocks,
+    segment_key,
+    warm_kernels,
+    word,
+)
+from packprep.kernel.compiling import cache_folder, kernel
+from packprep.kernel.memory import (
+    bits_set,
+    copy_items,
+    copy_ranges,
+    copy_run,
+    flags_as_bits,
+    leading_zeros,
+    trailing_zeros,
+)
+
+__all__ = [
+    "below", "bits64", "bits64_of_keys", "bits_set", "cache_folder", "copy_items", "copy_ranges", "copy_run", "draw_task",
+    "flags_as_bits", "integer", "kernel", "leading_zeros", "philox", "philox_blocks", "segment_key", "trailing_zeros",
+    "warm_kernels", "word",
+]  # fmt: skip

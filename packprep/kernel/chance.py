@@ -1,0 +1,117 @@
+"""The compiled twins of `randomness`."""
+
+import numpy as np
+
+from packprep.kernel.compiling import kernel
+from packprep.randomness import SEGMENT_KEY, TASK
+
+_MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+@kernel(inline=True)
+def philox(key, c0, c1, c2, c3):
+    """`randomness.philox` for one block; all arguments and the four results are uint64 (results below 2³²)."""
+    k0, k1 = key & _LOW, key >> _32
+    for _ in range(10):
+        p0, p1 = _MUL_0 * c0, _MUL_1 * c2
+        c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _KEY_STEP_0) & _LOW, (k1 + _KEY_STEP_1) & _LOW
+    return c0, c1, c2, c3
+
+
+@kernel(inline=True)
+def word(key, purpose, index, epoch, attempt):
+    """`randomness.words` for one index; uint64 below 2³²."""
+    i = np.uint64(index)
+    w0, w1, w2, w3 = philox(key, i >> np.uint64(2), np.uint64(attempt), np.uint64(purpose), np.uint64(epoch))
+    lane = i & np.uint64(3)
+    if lane == np.uint64(0):
+        return w0
+    if lane == np.uint64(1):
+        return w1
+    if lane == np.uint64(2):
+        return w2
+    return w3
+
+
+@kernel(inline=True)
+def bits64(key, purpose, index, epoch):
+    """`randomness.bits64` for one block."""
+    w0, w1, _, _ = philox(key, np.uint64(index), np.uint64(0), np.uint64(purpose), np.uint64(epoch))
+    return w0 | (w1 << _32)
+
+
+@kernel(inline=True)
+def below(first_word, key, purpose, index, bound, epoch):
+    """`randomness.integers` for one index whose word of attempt 0 is at hand; int64 in 0 … bound − 1."""
+    b = np.uint64(bound)
+    product = first_word * b
+    if (product & _LOW) < b:  # only then can it be below 2³² mod bound; saves a division
+        threshold = (np.uint64(1) << _32) % b
+        attempt = 0
+        while (product & _LOW) < threshold:
+            attempt += 1
+            product = word(key, purpose, index, epoch, attempt) * b
+    return np.int64(product >> _32)
+
+
+@kernel(inline=True)
+def integer(key, purpose, index, bound, epoch):
+    """`randomness.integers` for one index; int64 in 0 … bound − 1."""
+    return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)
+
+
+@kernel(inline=True)
+def segment_key(file_key, document, repeat, start):
+    """`randomness.segment_key` for one segment."""
+    d = np.uint64(document)
+    w0, w1, _, _ = philox(
+        file_key, d & _LOW, d >> _32, np.uint64(start), np.uint64(repeat) * np.uint64(256) + np.uint64(SEGMENT_KEY)
+    )
+    return w0 | (w1 << _32)
+
+
+@kernel(inline=True)
+def draw_task(key, thresholds):
+    """int64: the first task whose threshold (int64, cumulative share · 2⁵³) lies above the key's draw."""
+    u = np.int64(bits64(key, TASK, 0, 0) >> np.uint64(11))
+    for task in range(thresholds.shape[0]):
+        if u < thresholds[task]:
+            return task
+    return thresholds.shape[0] - 1
+
+
+@kernel
+def philox_blocks(key, purpose, epoch, blocks, out):
+    """`randomness.words` of indices 0 … 4 · blocks − 1 into out (uint32[≥ 4 · blocks + 28]): whole eights of
+    blocks are written.
+
+    The compiler runs eight blocks side by side, so that each costs a fraction of one that is asked for alone.
+    """
+    key_0, key_1 = key & _LOW, key >> _32
+    p, e = np.uint64(purpose), np.uint64(epoch)
+    for block in range((blocks + 7) & ~7):
+        c0, c1, c2, c3 = np.uint64(block), np.uint64(0), p, e
+        k0, k1 = key_0, key_1
+        for _ in range(10):
+            p0, p1 = _MUL_0 * c0, _MUL_1 * c2
+            c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
+            k0, k1 = (k0 + _KEY_STEP_0) & _LOW, (k1 + _KEY_STEP_1) & _LOW
+        out[4 * block], out[4 * block + 1], out[4 * block + 2], out[4 * block + 3] = c0, c1, c2, c3
+
+
+@kernel
+def bits64_of_keys(key, purpose, out):
+    """`randomness.bits64(key, purpose)` of each key (uint64[m]) into out (uint64[≥ m])."""
+    p, zero = np.uint64(purpose), np.uint64(0)
+    for i in range(key.shape[0]):
+        w0, w1, _, _ = philox(key[i], zero, zero, p, zero)
+        out[i] = w0 | (w1 << _32)
+
+
+def warm_kernels() -> None:
+    """Load what the first kernel of a process brings along: half a second of numba."""
+    nothing = np.empty(0, np.uint64)
+    bits64_of_keys(nothing, np.uint64(SEGMENT_KEY), nothing)
