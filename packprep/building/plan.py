@@ -41,6 +41,8 @@ from packprep.objectives.tasks import (
 from packprep.recipe import Recipe, fingerprint, fingerprint_parts, normalised, without_places
 
 MIB = 1 << 20
+EVEN_SHARDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of shards that 2, 4, … workers end with at the same time: of five, one worker makes three and another two."""
 UNKNOWN_TURNS = (
     "warning: the chat template does not look at add_generation_prompt and has no {% generation %} blocks: what opens an "
     "assistant's turn cannot be told from the turn, and is trained too. Let a copy of the template answer "
@@ -83,7 +85,6 @@ def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
         raise RecipeError("the inputs hold no bytes: every file that the sources name is empty")
     needs = Needs(roles_used(recipe), mode_tokens_used(recipe), sentinels_used(recipe))
     vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, needs)
-    resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
     template = None
     if recipe.documents.loss_spans == "use":
         template = find_template(recipe.documents.chat_template, recipe.base, recipe.tokenizer)
@@ -127,6 +128,7 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
     say: is told of a fast engine that failed its proof, where engine = "auto" takes another one.
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
+    tasks = resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
     for source, files in zip(recipe.sources, inputs.files, strict=True):
         first_look(source, files, recipe.documents.loss_spans == "use")
     engine, sources, estimates = _proven_and_calibrated(inputs, say)
@@ -144,7 +146,6 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
     shard_text_bytes = _shard_text_bytes(recipe, sum(weights), rate)
     shards = max(1, -(-sum(weights) // shard_text_bytes))
     roles = {role: int(i) for role, i in vocabulary.roles.items()}
-    tasks = resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
     plan = {
         "format": FORMAT,
         "version": VERSION,
@@ -272,11 +273,17 @@ def _repeats(recipe: Recipe, once: Sequence[int], estimates: Sequence[Estimates]
 
 
 def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -> int:
-    """The recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most 512 MiB."""
+    """The recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most 512 MiB.
+
+    Then less, where that makes a few shards one of EVEN_SHARDS and leaves enough rows.
+    """
     if recipe.output.shard_text_bytes != "auto":
         return int(recipe.output.shard_text_bytes)
     long_rows = int(2000 * recipe.seq_length / max(tokens_per_byte, 1e-6))
-    return min(max(64 * MIB, long_rows, -(-text_bytes // 50_000)), 512 * MIB)
+    most = min(max(64 * MIB, long_rows, -(-text_bytes // 50_000)), 512 * MIB)
+    even = next((n for n in EVEN_SHARDS if n * most >= text_bytes), 1)
+    less = -(-text_bytes // even)
+    return less if even > 1 and less >= long_rows else most
 
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:

@@ -28,6 +28,7 @@ from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
 from packprep.building.work import make_shard
 from packprep.clock import Clock
+from packprep.corpus.engines.registry import begin_loading
 from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
@@ -148,6 +149,9 @@ def build(
     with ended_by_signals(clean):
         with clock.stage("plan"):
             inputs = look_up(recipe, moved or {})
+            if not out.exists(MANIFEST):
+                begin_loading(inputs.recipe.engine, inputs.vocabulary, inputs.recipe.documents.special_text)
+                warm_kernels()  # meanwhile
             job = planned(inputs, out, progress.say)
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)
@@ -156,7 +160,6 @@ def build(
         if workers > 1:
             with clock.stage("start-up"):
                 job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
-                warm_kernels()
     with stoppable() as stop_asked:
         if len(missing) < job.shards:
             progress.say(_to_do(len(share), len(missing), job.shards))

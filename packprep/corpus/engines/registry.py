@@ -1,6 +1,9 @@
 """Which engines there are, the ones that a recipe's `engine` may mean, and the one of a plan."""
 
+import contextlib
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from packprep.corpus.engines import fast
@@ -10,7 +13,7 @@ from packprep.corpus.engines.reference import ReferenceEngine
 from packprep.corpus.tokenizer_json import bytes_tokenizer_json, library_version
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.digests import digest_of
-from packprep.errors import PlanError, RecipeError
+from packprep.errors import PackprepError, PlanError, RecipeError
 
 REFERENCE = "reference"
 
@@ -65,19 +68,54 @@ def _why_not(name: str, vocabulary: Vocabulary) -> str | None:
     return ENGINES[name].refusal(vocabulary)
 
 
+def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> None:
+    """Load the engine that the recipe's `engine` most likely means while the caller goes on; `loaded` then waits for it.
+
+    Libraries load large vocabularies without the lock of Python. Whatever goes wrong is for `loaded` to say.
+    """
+    with contextlib.suppress(PackprepError):
+        name = candidates(requested, vocabulary)[0]
+        key = _key(name, vocabulary, special_text)
+        if key in _last or key in _begun:
+            return
+        future: Future[Engine] = Future()
+
+        def load() -> None:
+            try:
+                future.set_result(_load(name, vocabulary, special_text))
+            except BaseException as error:
+                future.set_exception(error)
+
+        _begun[key] = future
+        threading.Thread(target=load, daemon=True).start()
+
+
 def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
     """An engine; the one that was loaded last is remembered, for a large vocabulary takes a second. Raises EngineRefusal."""
-    key = (ENGINES[name], vocabulary.digest, vocabulary.special_ids, special_text)
+    key = _key(name, vocabulary, special_text)
     if key not in _last:
-        if why := ENGINES[name].refusal(vocabulary):
-            raise EngineRefusal(why)
-        engine = ENGINES[name].load(vocabulary, special_text)
+        begun = _begun.pop(key, None)
+        engine = begun.result() if begun else _load(name, vocabulary, special_text)
         _last.clear()
         _last[key] = engine
     return _last[key]
 
 
-_last: dict[tuple[EngineKind, str, tuple[int, ...], str], Engine] = {}
+def _load(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
+    if why := ENGINES[name].refusal(vocabulary):
+        raise EngineRefusal(why)
+    return ENGINES[name].load(vocabulary, special_text)
+
+
+_Key = tuple[EngineKind, str, tuple[int, ...], str]
+
+
+def _key(name: str, vocabulary: Vocabulary, special_text: str) -> _Key:
+    return ENGINES[name], vocabulary.digest, vocabulary.special_ids, special_text
+
+
+_last: dict[_Key, Engine] = {}
+_begun: dict[_Key, Future[Engine]] = {}
 
 
 def engine_facts(name: str) -> dict[str, str]:
