@@ -4,6 +4,7 @@ A worker is handed one item at a time. Whoever is killed leaves temporaries at m
 Workers are forked from this process, with all that it has loaded, as long as it has one thread; else by a server without any.
 """
 
+import gc
 import multiprocessing
 import os
 import select
@@ -216,6 +217,7 @@ def _worker(
 
     environment: the parent's, for a server of forks keeps the one that it began with.
     """
+    gc.freeze()  # what is shared with the parent is not to be copied by a search for garbage
     for copy in inherited:
         copy.close()
     if environment is not None:

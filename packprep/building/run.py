@@ -5,6 +5,7 @@ killed leaves nothing but temporaries, and the same command makes what is missin
 """
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,7 +148,7 @@ def build(
     out = output_of(out)
     clean = out.remove_temporaries
     with ended_by_signals(clean):
-        with clock.stage("plan"):
+        with clock.stage("plan"), _without_collection():
             inputs = look_up(recipe, moved or {})
             if not out.exists(MANIFEST):
                 begin_loading(inputs.recipe.engine, inputs.vocabulary, inputs.recipe.documents.special_text)
@@ -195,6 +196,18 @@ def build(
     documents, text_bytes, tokens, _ = map(int, counts)
     profile = Profile(time.perf_counter() - begin, workers, clock.take(), documents, text_bytes, tokens)
     return Outcome(out.location, job, manifest, len(missing), others, profile)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """While this lasts, no garbage is searched for among the millions of objects that libraries and vocabularies bring."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _workers_for(text_bytes: int) -> int:

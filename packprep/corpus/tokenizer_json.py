@@ -113,7 +113,10 @@ class _Unusable(Exception):
 @functools.lru_cache(maxsize=2)  # some megabytes of JSON take a tenth of a second
 def _parse(data: bytes) -> Mapping[str, Any]:
     try:
-        parsed = json.loads(data)
+        try:
+            parsed = msgspec.json.decode(data)
+        except ValueError:  # it refuses what json takes, as half of a surrogate pair
+            parsed = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise _Unusable(
             f"not JSON ({error}). Give a tokenizer.json of the `tokenizers` library, or its folder"

@@ -14,6 +14,7 @@ import numpy as np
 
 from packprep.corpus.engines.engine import EngineFault, EngineRefusal, offsets_of
 from packprep.corpus.engines.reference import ReferenceEngine
+from packprep.corpus.remembered import remembered
 from packprep.corpus.tokenizer_json import byte_characters, parse_tokenizer_json, plain_tokenizer_json
 from packprep.corpus.vocabulary import Vocabulary
 
@@ -52,7 +53,10 @@ class FastEngine:
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
         special_ids: frozenset[int] = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
-        plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
+        depends_on = vocabulary.digest, sorted(special_ids)
+        plain = remembered(
+            "plain", depends_on, bytes, lambda: plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
+        )
         self.version, self.library = installed_version() or "", (str(_native.__file__),)
         self._split = special_text != "special"
         self._folded = _FOLDED if b"(?i" in plain else ()
@@ -121,6 +125,11 @@ def _panics_as_errors() -> Iterator[None]:
 
 
 def refusal(vocabulary: Vocabulary) -> str | None:
+    """`_refusal`, remembered."""
+    return remembered("refusal", (vocabulary.digest,), str | None, lambda: _refusal(vocabulary))  # type: ignore[arg-type]
+
+
+def _refusal(vocabulary: Vocabulary) -> str | None:
     """Why the library is not trusted with this tokenizer, by what it consists of; None: it may be proven.
 
     Byte-level BPE after splits by pattern, with no normalizer or NFC: GPT-2, GPT-4, Llama 3, Qwen, DeepSeek, and most
