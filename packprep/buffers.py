@@ -40,11 +40,11 @@ class Buffers:
 
 
 class Column:
-    """An array that grows at its end, in the memory of `buffers`."""
+    """An array that grows at its end, in the memory of `buffers`. expected: the size at which it need not grow."""
 
-    def __init__(self, buffers: Buffers, name: str, dtype: np.dtype | type):
+    def __init__(self, buffers: Buffers, name: str, dtype: np.dtype | type, expected: int = 1024):
         self._buffers, self._name, self.dtype = buffers, name, np.dtype(dtype)
-        self._array, self.size = buffers.room(name, dtype, 1024), 0
+        self._array, self.size = buffers.room(name, dtype, expected), 0
 
     def extend(self, values: Any, count: int | None = None) -> None:
         """Append an array, or one value `count` times."""

@@ -130,6 +130,22 @@ def write_whole(path: Path, buffers: Sequence, top: Path) -> None:
     remove_temporaries(path.parent, path.name)
 
 
+def leave_to_disk(path: Path) -> None:
+    """Have the system keep no copy of a file in memory: it is on disk, and what is written next can lie there instead.
+
+    Fresh memory costs more than what is written to it, most of all where a virtual machine has to ask for it; and under a
+    job's limit all of it counts.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
 class Growing:
     """A file that is written piece by piece and appears whole: `append` what comes next, then `commit`; or `discard`.
 

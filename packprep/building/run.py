@@ -33,7 +33,7 @@ from packprep.corpus.engines.registry import begin_loading
 from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
+from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode, shard_name
 from packprep.digests import digest_of, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
 from packprep.kernel import warm_kernels
@@ -305,13 +305,17 @@ def shard_maker(out: Output, prefixes: Sequence[str]) -> Do:
         job = _jobs.get(str(out)) or open_job(out, prefixes)
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
+    before: list[str] = []  # the shard made before, if there is one
 
     def make(item: Shard, report: Report) -> dict[str, float]:
         with clock.stage("other"):
             made = make_shard(job, item.number, decoders, report, clock, buffers)
             stop_if_revoked(out, job)
             with clock.stage("write"):
+                for name in before:
+                    out.leave_to_disk(name)
                 commit_shard(out, job, item.number, made)
+                before[:] = [shard_name(item.number)]
         return clock.take()
 
     return make

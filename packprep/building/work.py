@@ -41,10 +41,11 @@ def read_shard(
     buffers: Buffers | None = None,
 ) -> Reading:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
+    planned_tokens = sum(source["tokens"] for source in job.plan["sources"]) // job.shards
     extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
     return read_documents(
         job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress,
-        marks=job.marks, clock=clock, buffers=buffers,
+        marks=job.marks, clock=clock, buffers=buffers, expected_tokens=planned_tokens * 9 // 8,
         most_bytes=max(LEAST_BOUND, BEYOND_PLAN * job.plan["shard_text_bytes"]),
     )  # fmt: skip
 

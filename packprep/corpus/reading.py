@@ -170,6 +170,7 @@ def read_documents(
     clock: Clock | None = None,
     most_bytes: int | None = None,
     buffers: Buffers | None = None,
+    expected_tokens: int = 1024,
 ) -> Reading:
     """Read and tokenize the documents of `extents`, in order.
 
@@ -177,11 +178,12 @@ def read_documents(
     only: file → positions of the documents to read, of those files alone; None: what `sample` and `repeat` keep.
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
     clock: gets the seconds of the stages read and tokenize. buffers: hold the documents' columns; None: their own.
+    expected_tokens: about how many there will be; only speed depends on it.
     most_bytes: SourceError once the text is more than that; None: any amount.
     A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
     """
     clock, buffers = clock or Clock(), buffers or Buffers()
-    ids, offsets = Column(buffers, "ids", token_dtype), Column(buffers, "offsets", np.int64)
+    ids, offsets = Column(buffers, "ids", token_dtype, expected_tokens), Column(buffers, "offsets", np.int64)
     columns = [Column(buffers, name, np.int64) for name in ("position", "file", "source", "repeat")]
     keys = Column(buffers, "file_key", np.uint64)
     offsets.extend(np.zeros(1, np.int64))
