@@ -17,6 +17,7 @@ from typing import Any
 from packprep.digests import digest_of_buffers, digest_of_file, new_digest
 from packprep.errors import BuildError
 
+ATTEMPTS = 100
 TEMPORARIES = ".*.tmp"
 _HINTS = {
     errno.ENOSPC: "the disk is full: make room",
@@ -219,14 +220,20 @@ def write_first(path: Path, data: bytes) -> bool:
 
 
 def _write_if_missing(path: Path, data: bytes) -> bool:
-    temporary = _write_temporary(path, [data])
-    try:
-        return _give_name(temporary, path)
-    except OSError as error:
-        raise write_error(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+    attempts = 0
+    while True:
+        temporary = _write_temporary(path, [data])
+        try:
+            return _give_name(temporary, path)
+        except FileNotFoundError as error:  # another process that publishes too tidied it up, and has not written yet
+            attempts += 1
+            if attempts == ATTEMPTS:
+                raise write_error(path, error) from error
+        except OSError as error:
+            raise write_error(path, error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
 
 
 def _give_name(temporary: Path, path: Path) -> bool:

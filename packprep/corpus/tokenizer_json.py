@@ -241,7 +241,9 @@ def plain_tokenizer_json(data: bytes, special_ids: frozenset[int]) -> bytes:
     ]
     model = {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
     merges = model.get("merges")
-    if isinstance(merges, list) and all(isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges):
+    if isinstance(merges, list) and all(
+        isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges
+    ):
         model = {**model, "merges": list(map(" ".join, merges))}  # the older form, which loads faster
     nothing = {"truncation": None, "padding": None, "post_processor": None}
     return msgspec.json.encode({**parsed, **nothing, "added_tokens": added, "model": model})

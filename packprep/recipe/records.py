@@ -153,7 +153,8 @@ class Output:
     shard_text_bytes: int | str = _key(
         "auto",
         Kind('a size such as "64MiB", or "auto"', kinds.accept_auto_size),
-        "input text per shard; auto: 64MiB, less where few shards then split evenly over workers, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most 512MiB",
+        "input text per shard; auto: 64MiB, less where few shards then split evenly over workers, more for long rows "
+        "(≥ 2000 rows) and to stay under 50 000 shards, at most 512MiB",
     )
     token_dtype: str = _key("auto", choice("auto", "uint16", "int32"), "auto: uint16 where every id fits")
     columns: str = _key("full", choice("full", "compact"), "compact: without what the header determines")

@@ -135,6 +135,27 @@ def test_write_first_whose_temporary_was_removed_leaves_what_stands_or_says_so(t
             write_first(tmp_path / "x", b"ours")
 
 
+def test_write_first_whose_temporary_another_publisher_tidied_up_writes_it_again(tmp_path, monkeypatch):
+    link, lost = os.link, []
+
+    def lose_twice(temporary, path):
+        if len(lost) < 2:
+            os.unlink(temporary)
+            lost.append(temporary)
+        link(temporary, path)
+
+    monkeypatch.setattr(os, "link", lose_twice)
+    assert write_first(tmp_path / "x", b"ours") and made.contents(tmp_path) == {"x": b"ours"}
+    assert len(set(lost)) == 2
+
+
+def test_what_is_left_to_the_disk_stays_as_it_is(tmp_path):
+    write_whole(tmp_path / "x", [b"1" * 10_000], tmp_path)
+    files.leave_to_disk(tmp_path / "x")
+    files.leave_to_disk(tmp_path / "absent")
+    assert made.contents(tmp_path) == {"x": b"1" * 10_000}
+
+
 def test_folders_that_are_made_are_on_disk_before_what_is_written_into_them(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))

@@ -126,7 +126,7 @@ def _panics_as_errors() -> Iterator[None]:
 
 def refusal(vocabulary: Vocabulary) -> str | None:
     """`_refusal`, remembered."""
-    return remembered("refusal", (vocabulary.digest,), str | None, lambda: _refusal(vocabulary))  # type: ignore[arg-type]
+    return remembered("refusal", (vocabulary.digest,), str, lambda: _refusal(vocabulary) or "") or None
 
 
 def _refusal(vocabulary: Vocabulary) -> str | None:
