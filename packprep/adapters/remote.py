@@ -15,7 +15,7 @@ from typing import overload
 
 from packprep.dataset.batches import integer
 from packprep.dataset.loader import Dataset, default_max_open
-from packprep.dataset.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from packprep.dataset.manifest import MANIFEST_NAME, Manifest, ShardEntry, open_manifest
 from packprep.dataset.mixture import Mixture, split_bound
 from packprep.dataset.shard import IO
 from packprep.dataset.shares import counts_of
@@ -78,7 +78,7 @@ class ShardCache:
         part = folder / f"{MANIFEST_NAME}.{os.getpid()}"
         part.write_bytes(data)
         os.replace(part, folder / MANIFEST_NAME)
-        return read_manifest(folder)
+        return open_manifest(folder)
 
     @contextmanager
     def held(self, entry: ShardEntry) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from packprep.dataset import order
 from packprep.dataset.gathering import checked_columns
 from packprep.errors import ArgumentError, StateError
 
-_FIRST_AHEAD, _SAMPLES_AHEAD = 64, 4096  # the order is drawn for about so many samples at once: at first, and then
+_AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
 _MOST_ROWS = 1 << 62  # what a state may count
 
 
@@ -93,7 +93,7 @@ class Batches:
         self._step = 0
         self._ahead: deque[tuple[np.ndarray, np.ndarray]] = deque()  # rows and epochs of the next steps
         self._hinted = 0  # of them, from the next one on
-        self._next_ahead = _FIRST_AHEAD
+        self._draws = 0
 
     def __iter__(self) -> "Batches":
         return self
@@ -119,8 +119,8 @@ class Batches:
         """Rows and epochs of further steps, until there are at least so many ahead, or the end is."""
         size, world = self._batch_size, self._world_size
         first = self._step + len(self._ahead)
-        steps = max(1, least - len(self._ahead), self._next_ahead // size)
-        self._next_ahead = _SAMPLES_AHEAD
+        steps = max(1, least - len(self._ahead), _AHEAD[min(self._draws, len(_AHEAD) - 1)] // size)
+        self._draws += 1
         if self.end is not None:
             steps = min(steps, order.n_steps(self._rows, self.end, size, world) - first)
         if steps <= 0:

@@ -36,7 +36,7 @@ from packprep.dataset.gathering import (
     stored_for,
 )
 from packprep.dataset.laws import Laws, laws_of
-from packprep.dataset.manifest import Manifest, ShardEntry, Task, is_compact, read_manifest
+from packprep.dataset.manifest import Manifest, ShardEntry, Task, is_compact, open_manifest, plain, rows_of_shards
 from packprep.dataset.mixture import Mixture, split_bound
 from packprep.dataset.reading import CAN_PREAD, FileArray
 from packprep.dataset.row import Row, read_only
@@ -91,12 +91,12 @@ class Dataset:
         """directory: where it lies, for messages, and for its shards unless `held` gives a shard's file while it is opened."""
         self.directory = directory
         self._held = held
-        self.manifest = manifest
+        self._head = manifest  # with a list of shards that may not be parsed yet
         self.max_open = max_open
         self.io = io
         self.seq_length, self.vocab_size, self.pad_id = (manifest[k] for k in ("seq_length", "vocab_size", "pad_id"))
         self.token_dtype = np.dtype(manifest["token_dtype"])
-        self._first_row = [0, *accumulate(entry["rows"] for entry in manifest["shards"])]  # of each shard, and the end
+        self._first_row = [0, *accumulate(rows_of_shards(manifest))]  # of each shard, and the end
         self._row_bounds = np.array(self._first_row)
         self._n_rows = self._first_row[-1]
         self._is_block_diffusion = np.array([task["attention"] == "block_diffusion" for task in self.tasks])
@@ -114,7 +114,7 @@ class Dataset:
     def __reduce__(self):
         return _remade, (
             self.directory,
-            self.manifest,
+            self._head,
             self.max_open,
             self.io,
             self._held,
@@ -129,14 +129,19 @@ class Dataset:
     def __len__(self) -> int:
         return self._n_rows
 
+    @cached_property
+    def manifest(self) -> Manifest:
+        """dataset.json as a plain dict."""
+        return plain(self._head)
+
     @property
     def fingerprint(self) -> str:
         """The manifest's: of what determines the rows."""
-        return self.manifest["fingerprint"]
+        return self._head["fingerprint"]
 
     @property
     def tasks(self) -> list[Task]:
-        return self.manifest["tasks"]
+        return self._head["tasks"]
 
     @cached_property
     def task_params(self) -> np.ndarray:
@@ -151,7 +156,7 @@ class Dataset:
 
     @cached_property
     def _laws(self) -> Laws:
-        return laws_of(self.manifest)
+        return laws_of(self._head)
 
     def _at_hand(self, number: int) -> tuple[np.ndarray | FileArray, Shard, int]:
         """(tokens, shard, its first row) of shard `number`, which is checked and opened at its first use."""
@@ -168,7 +173,7 @@ class Dataset:
         return known
 
     def _opened(self, number: int) -> Shard:
-        entry = self.manifest["shards"][number]
+        entry = self._head["shards"][number]
         with self._held(entry) if self._held else nullcontext(Path(self.directory, entry["file"])) as path:
             shard = open_shard(
                 path,
@@ -318,7 +323,7 @@ class Dataset:
         self, source: str | Iterable[str] | None = None, task: str | Iterable[str] | None = None
     ) -> "Dataset":
         """The same rows, with loss_mask 0 outside the segments of these sources and tasks (a name or several)."""
-        sources, tasks = _names("source", source, self.manifest["sources"]), _names("task", task, self.tasks)
+        sources, tasks = _names("source", source, self._head["sources"]), _names("task", task, self.tasks)
         if self._loss_on is not None:
             sources, tasks = sources & self._loss_on[0], tasks & self._loss_on[1]
         return self._with(_loss_on=(sources, tasks))
@@ -381,7 +386,7 @@ def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
     if isinstance(directory, str | os.PathLike):
         if shares is not None:
             raise ArgumentError(f"shares = {shares!r} is for a list of directories, and {str(directory)!r} is one")
-        return Dataset(Path(directory), read_manifest(directory), limit, io)
+        return Dataset(Path(directory), open_manifest(directory), limit, io)
     directories = list(directory)
     if shares is None or len(shares) != len(directories) or not directories:
         raise ArgumentError(
@@ -389,6 +394,6 @@ def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
             f"there are {0 if shares is None else len(shares)}"
         )
     counts = counts_of(shares)
-    manifests = [read_manifest(one) for one in directories]
+    manifests = [open_manifest(one) for one in directories]
     bounds = split_bound(limit, [len(manifest["shards"]) for manifest in manifests])
     return Mixture([Dataset(Path(d), m, b, io) for d, m, b in zip(directories, manifests, bounds, strict=True)], counts)

@@ -7,9 +7,12 @@ one newline. Plans and receipts are decoded here too, so that a changed byte in 
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, overload
+
+import numpy as np
 
 from packprep.dataset.opening import read_file
 from packprep.errors import DatasetError
@@ -71,7 +74,7 @@ class Manifest(TypedDict):
     fingerprint: str
     engine: Any
     made_with: Any
-    shards: list[ShardEntry]
+    shards: Sequence[ShardEntry]
     ledger: dict[str, Any]
     digest: str
 
@@ -279,8 +282,55 @@ def check_manifest(value: Any, name: str) -> Manifest:
     return value
 
 
+class Shards(Sequence[ShardEntry]):
+    """The list of shards of a manifest, which was checked as a whole; an entry is parsed when it is asked for."""
+
+    def __init__(self, text: bytes, rows: list[int]):
+        """text: its canonical JSON, of one entry or more. rows: of each shard."""
+        self._text, self.rows = text, rows
+
+    @cached_property
+    def _begins(self) -> np.ndarray:
+        """int64: where each entry begins, and where one more would: entries hold no objects, and their strings no brackets."""
+        begins = np.flatnonzero(np.frombuffer(self._text, np.uint8) == ord("{"))
+        return np.append(begins, len(self._text))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[ShardEntry]:
+        return iter(json.loads(self._text))
+
+    @overload
+    def __getitem__(self, number: int) -> ShardEntry: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[ShardEntry]: ...
+    def __getitem__(self, number):
+        if isinstance(number, slice):
+            return [self[i] for i in range(len(self))[number]]
+        begin, end = self._begins[range(len(self))[number] :][:2].tolist()
+        return json.loads(self._text[begin : end - 1])
+
+
+def rows_of_shards(manifest: Manifest) -> list[int]:
+    """How many rows each shard has."""
+    shards = manifest["shards"]
+    return shards.rows if isinstance(shards, Shards) else [entry["rows"] for entry in shards]
+
+
 def read_manifest(directory: str | os.PathLike) -> Manifest:
     """The manifest of the dataset in `directory`, checked; its digests are `packprep verify`'s to recompute."""
+    return plain(open_manifest(directory))
+
+
+def plain(manifest: Manifest) -> Manifest:
+    """The manifest as JSON gives it, with a list of shards."""
+    shards = manifest["shards"]
+    return manifest if isinstance(shards, list) else {**manifest, "shards": list(shards)}
+
+
+def open_manifest(directory: str | os.PathLike) -> Manifest:
+    """As `read_manifest`, but its shards may be `Shards`: of thousands, few are asked for at once."""
     path = Path(directory) / MANIFEST_NAME
     try:
         data = read_file(path)
@@ -304,35 +354,40 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
     listed = _listed_shards(data)
     if listed is None:
         return check_manifest(decode(data, str(path)), str(path))
-    entries, rest = listed
+    shards, rest = listed
     manifest = check_manifest(decode(rest, str(path)), str(path))
-    manifest["shards"] = entries
+    manifest["shards"] = shards
     return manifest
 
 
-_COUNT, _DIGEST = "(?:0|[1-9][0-9]{0,11})", '"[0-9a-f]{32}"'
+_COUNT, _DIGEST = b"(?:0|[1-9][0-9]{0,11})", b'"[0-9a-f]{32}"'
 _ENTRY = (
-    rf'\{{"bytes":{_COUNT},"digest":{_DIGEST},"file":"[a-z0-9/.]*","receipt_digest":{_DIGEST},'
-    rf'"rows":{_COUNT},"segments":{_COUNT},"tokens":{_COUNT}\}}'
-)
-_ENTRIES = re.compile(rf"\[{_ENTRY}(?:,{_ENTRY})*\]")
+    rb'"bytes":%b,"digest":%b,"file":"shards/([0-9]{3})/\%%d[0-9]{3}\.safetensors","receipt_digest":%b,"rows":%b,"segments":%b,'
+    rb'"tokens":%b'
+) % (_COUNT, _DIGEST, _DIGEST, _COUNT, _COUNT, _COUNT)
+_ENTRIES = re.compile(rb"\[\{%b(?:\},\{%b)*+\}\]" % (_ENTRY % 1, _ENTRY % 2))
+_ROWS = re.compile(rb'"rows":([0-9]+)')
+_TENS = 10 ** np.arange(5, -1, -1)
 _LIST = b',"shards":'
 
 
-def _listed_shards(data: bytes) -> tuple[list[ShardEntry], bytes] | None:
-    """(the shards' entries, the manifest with an empty list in their place) where every entry is canonical and good.
+def _listed_shards(data: bytes) -> tuple[Shards, bytes] | None:
+    """(the shards, the manifest with an empty list in their place) where every entry is canonical and good.
 
-    The list is nearly all of a large manifest, and one expression checks it several times as fast as it can be encoded
-    again and looked at entry by entry. None: anything else, which `decode` and `check_manifest` are to judge and to name.
+    The list is nearly all of a large manifest, and one expression checks it several times as fast as it can be parsed,
+    encoded again and looked at entry by entry. None: anything else, which `decode` and `check_manifest` are to judge and
+    to name.
     """
     begin = data.find(_LIST) + len(_LIST)
     end = data.find(b"]", begin) + 1
     if begin < len(_LIST) or not end or data.find(_LIST[1:], begin) >= 0:
         return None  # so the one key "shards" that is left is the manifest's own, or `check_manifest` misses it
-    text = data[begin:end].decode("ascii", "replace")
+    text = data[begin:end]
     if not _ENTRIES.fullmatch(text):
         return None
-    entries = json.loads(text)
-    if [entry["file"] for entry in entries] != [shard_name(i) for i in range(len(entries))]:
+    rows, characters = list(map(int, _ROWS.findall(text))), np.frombuffer(text, np.uint8)
+    slashes = np.flatnonzero(characters == ord("/"))[1::2]  # two in every name: six digits follow the second
+    numbers = (characters[slashes[:, None] + np.arange(1, 7)] - ord("0")) @ _TENS
+    if not np.array_equal(numbers, np.arange(len(rows))):
         return None
-    return entries, data[:begin] + b"[]" + data[end:]
+    return Shards(text, rows), data[:begin] + b"[]" + data[end:]

@@ -235,7 +235,7 @@ def _listed(names: str | Iterable[str] | None) -> list[str] | None:
 
 
 def _names_of(dataset: "Dataset", what: str) -> list[str]:
-    return [entry["name"] for entry in (dataset.tasks if what == "task" else dataset.manifest["sources"])]
+    return [entry["name"] for entry in (dataset.tasks if what == "task" else dataset._head["sources"])]
 
 
 def _check_alike(datasets: Sequence["Dataset"]) -> None:
@@ -254,8 +254,8 @@ def _check_alike(datasets: Sequence["Dataset"]) -> None:
 
 _ALIKE = {
     "seq_length": lambda dataset: dataset.seq_length,
-    "the tokenizer's digest": lambda dataset: dataset.manifest["tokenizer"]["digest"],
+    "the tokenizer's digest": lambda dataset: dataset._head["tokenizer"]["digest"],
     "vocab_size": lambda dataset: dataset.vocab_size,
     "pad_id": lambda dataset: dataset.pad_id,
-    "law_version": lambda dataset: dataset.manifest["law_version"],
+    "law_version": lambda dataset: dataset._head["law_version"],
 }

@@ -521,7 +521,7 @@ class Numbered(loader.Dataset):
     """A dataset of n rows without files, whose row i has tokens i; only `batch` and `manifest` are used."""
 
     def __init__(self, n, fingerprint="f" * 32):
-        self.n, self.manifest, self.directory = n, {"fingerprint": fingerprint}, "numbered"
+        self.n, self._head, self.directory = n, {"fingerprint": fingerprint, "shards": []}, "numbered"
 
     def __len__(self):
         return self.n
@@ -592,7 +592,7 @@ def test_killed_at_every_step_of_a_run_and_taken_up_by_other_world_sizes_the_row
 def test_a_step_is_the_same_however_many_were_drawn_ahead(monkeypatch):
     streams = []
     for ahead in (1, 7, 4096):
-        monkeypatch.setattr(iteration, "_SAMPLES_AHEAD", ahead)
+        monkeypatch.setattr(iteration, "_AHEAD", (1, 64, ahead))
         it = Numbered(1000).batches(4, 5, 1, 2)
         streams.append([next(it)["tokens"].tolist() for _ in range(600)])
     assert streams[0] == streams[1] == streams[2]

@@ -23,6 +23,12 @@ GPT4 = (
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
+def unresolved(folder, parsed):
+    """A vocabulary of a tokenizer that resolving one would refuse."""
+    data = json.dumps(parsed).encode()
+    return replace(vocabulary_of(folder, made.gpt2_like()), tokenizer_json=data, digest=digest_of(data))
+
+
 def split(pattern, behavior="Isolated"):
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
 
@@ -144,7 +150,7 @@ def test_what_the_library_is_not_exact_for_is_refused(folder, why):
 def test_a_vocabulary_that_lacks_a_byte_is_refused(folder):
     parsed = made.gpt2_like()
     parsed["model"]["vocab"] = {text: id for text, id in parsed["model"]["vocab"].items() if text != "ÿ"}
-    vocabulary = replace(vocabulary_of(folder, made.gpt2_like()), tokenizer_json=json.dumps(parsed).encode())
+    vocabulary = unresolved(folder, parsed)
     with pytest.raises(EngineRefusal, match="its vocabulary lacks 1 of the 256 bytes"):
         FastEngine(vocabulary, "text")
 
@@ -152,7 +158,7 @@ def test_a_vocabulary_that_lacks_a_byte_is_refused(folder):
 def test_an_added_token_that_the_libraries_number_differently_is_refused(folder):
     parsed = made.with_hole()
     assert Tokenizer.from_str(json.dumps(parsed)).token_to_id("<|endoftext|>") == 320
-    vocabulary = replace(vocabulary_of(folder, made.gpt2_like()), tokenizer_json=json.dumps(parsed).encode())
+    vocabulary = unresolved(folder, parsed)
     engine = FastEngine(vocabulary, "special")  # the file's ids, which are not the reference's
     with pytest.raises(EngineRefusal, match="it differs from the reference: the text '<|endoftext|>'"):
         prove(engine, ["<|endoftext|>"], "special", vocabulary)
