@@ -39,3 +39,15 @@ def test_a_column_holds_what_was_appended(parts):
                 column.extend(np.array(part, np.uint8))
                 expected += part
         assert column.size == len(expected) and column.array().tolist() == expected
+
+
+def test_a_column_whose_size_was_expected_stays_where_it_is():
+    buffers = Buffers()
+    column = Column(buffers, "c", np.int32, 5000)
+    column.extend(np.arange(1))
+    begin = column.array()
+    for _ in range(4999):
+        column.extend(7, 1)
+    assert np.shares_memory(begin, column.array()) and column.array()[:3].tolist() == [0, 7, 7]
+    column.extend(8, 10_000)
+    assert column.array()[[0, 4999, 5000, -1]].tolist() == [0, 7, 8, 8] and column.size == 15_000

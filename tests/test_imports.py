@@ -33,6 +33,22 @@ def test_the_command_line_imports_no_trainer_s_library():
     assert imported_by("import packprep.cli, packprep.building.run") & {"torch", "jax", "transformers"} == set()
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import packprep.cli, packprep.building.run",
+        "from packprep.objectives.span_corruption import span_counts; span_counts(100, 0.15, 3.0)",
+        "import pathlib, packprep.building.plan as plan; from packprep.recipe import read_recipe; "
+        "tables = {'sources': [{'paths': [__file__]}], 'tasks': [{'preset': 'ul2r'}], 'tokenizer': 'bytes', 'seq_length': 512}; "
+        "plan.look_up(read_recipe(tables, pathlib.Path()), {})",
+    ],
+)
+def test_numba_comes_with_the_first_kernel_that_is_called_and_not_before(code):
+    code = f"__file__ = {__file__!r}; {code}"
+    assert "numba" not in imported_by(code)
+    assert "numba" in imported_by(f"{code}; from packprep.kernel import warm_kernels; warm_kernels()")
+
+
 def test_import_packprep_does_not_even_bring_numpy():
     assert "numpy" not in imported_by("import packprep")
 

@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
@@ -36,12 +35,12 @@ from packprep.dataset.gathering import (
     stored_for,
 )
 from packprep.dataset.laws import Laws, laws_of
-from packprep.dataset.manifest import Manifest, ShardEntry, Task, is_compact, open_manifest, plain, rows_of_shards
+from packprep.dataset.manifest import Manifest, ShardEntry, Task, first_rows, open_manifest, plain
 from packprep.dataset.mixture import Mixture, split_bound
 from packprep.dataset.reading import CAN_PREAD, FileArray
 from packprep.dataset.row import Row, read_only
 from packprep.dataset.segments import Place, Segments
-from packprep.dataset.shard import IO, Shard, open_shard
+from packprep.dataset.shard import IO, Shard, shard_of
 from packprep.dataset.shares import counts_of
 from packprep.errors import ArgumentError, DatasetError, PackprepError
 
@@ -96,13 +95,12 @@ class Dataset:
         self.io = io
         self.seq_length, self.vocab_size, self.pad_id = (manifest[k] for k in ("seq_length", "vocab_size", "pad_id"))
         self.token_dtype = np.dtype(manifest["token_dtype"])
-        self._first_row = [0, *accumulate(rows_of_shards(manifest))]  # of each shard, and the end
+        self._first_row = first_rows(manifest)
         self._row_bounds = np.array(self._first_row)
         self._n_rows = self._first_row[-1]
         self._is_block_diffusion = np.array([task["attention"] == "block_diffusion" for task in self.tasks])
         self._has_block_diffusion = bool(self._is_block_diffusion.any())
         self._predicts_in_place = any(task["label_alignment"] == "same_slot" for task in self.tasks)
-        self._is_compact = is_compact(manifest)
         self._loss_on: tuple[np.ndarray, np.ndarray] | None = None
         self._columns: tuple[str, ...] = COLUMNS
         self._dtype: Any = None
@@ -175,15 +173,7 @@ class Dataset:
     def _opened(self, number: int) -> Shard:
         entry = self._head["shards"][number]
         with self._held(entry) if self._held else nullcontext(Path(self.directory, entry["file"])) as path:
-            shard = open_shard(
-                path,
-                self.seq_length,
-                self.token_dtype,
-                rows=entry["rows"],
-                segments=entry["segments"],
-                compact=self._is_compact,
-                io=self.io,
-            )
+            shard = shard_of(path, self._head, number, self.io)
             _ = shard.tokens  # maps or opens the file, after which it may be removed
         if self._predicts_in_place and "labels" not in shard.layout:
             raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, overload
 
@@ -312,10 +313,10 @@ class Shards(Sequence[ShardEntry]):
         return json.loads(self._text[begin : end - 1])
 
 
-def rows_of_shards(manifest: Manifest) -> list[int]:
-    """How many rows each shard has."""
+def first_rows(manifest: Manifest) -> list[int]:
+    """The rows before each shard, and at last all of them."""
     shards = manifest["shards"]
-    return shards.rows if isinstance(shards, Shards) else [entry["rows"] for entry in shards]
+    return [0, *accumulate(shards.rows if isinstance(shards, Shards) else (entry["rows"] for entry in shards))]
 
 
 def read_manifest(directory: str | os.PathLike) -> Manifest:

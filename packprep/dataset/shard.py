@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from packprep.dataset.manifest import FORMAT, VERSION, no_duplicates
+from packprep.dataset.manifest import FORMAT, VERSION, Manifest, is_compact, no_duplicates
 from packprep.dataset.opening import open_file
 from packprep.dataset.reading import File, FileArray
 from packprep.errors import DatasetError
@@ -381,3 +381,17 @@ def open_shard(
         if manifest is not None and here != manifest:
             raise DatasetError(f"{path}: it has {here} {what}, the manifest says {manifest}")
     return shard
+
+
+def shard_of(path: Path, manifest: Manifest, number: int, io: IO = "mmap") -> Shard:
+    """Shard `number` of a dataset, which lies at `path`, opened as `open_shard` does."""
+    entry = manifest["shards"][number]
+    return open_shard(
+        path,
+        manifest["seq_length"],
+        manifest["token_dtype"],
+        rows=entry["rows"],
+        segments=entry["segments"],
+        compact=is_compact(manifest),
+        io=io,
+    )

@@ -10,7 +10,7 @@ from packprep.building.output import Nearby, Output
 from packprep.building.processes import Do, Report, spread, stoppable
 from packprep.building.run import Progress
 from packprep.dataset.loader import open_dataset
-from packprep.dataset.manifest import Manifest, encode
+from packprep.dataset.manifest import Manifest, encode, first_rows
 from packprep.digests import digest_of
 from packprep.errors import RecipeError
 from packprep.exporting.columns import full_table, nemo_table, row_groups, schema_of
@@ -64,19 +64,17 @@ def export_parquet(
             f"warning: {inside:,} segments have eos inside; Megatron-Bridge takes the second eos of a sequence for the begin of "
             "its padding, and gives such a length as cu_seqlens_unpadded"
         )
-    return {"rows": sum(entry["rows"] for entry in entries), "files": [files[b] for b in range(len(entries))]}
+    return {"rows": first_rows(manifest)[-1], "files": [files[b] for b in range(len(entries))]}
 
 
 def _setup(near: Nearby, manifest: Manifest, out: Output, columns: str) -> Do:
     dataset = open_dataset(near.folder, max_open=1)
     multiple = manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
     has_blocks = any(task["attention"] == "block_diffusion" for task in manifest["tasks"])
-    first_rows = [0]
-    for entry in manifest["shards"]:
-        first_rows.append(first_rows[-1] + entry["rows"])
+    begins = first_rows(manifest)
 
     def export(item: Item, report: Report) -> dict[str, Any]:
-        entry, name, first = manifest["shards"][item.number], file_name(columns, item.number), first_rows[item.number]
+        entry, name, first = manifest["shards"][item.number], file_name(columns, item.number), begins[item.number]
         metadata = {KEY: encode(_metadata(manifest, columns, item.number)).rstrip(b"\n")}
         schema = schema_of(columns, has_blocks, metadata)
         standing = _standing(out, name, schema, entry["rows"])

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from packprep.building.output import Nearby
-from packprep.dataset.manifest import MANIFEST_NAME, Manifest, is_compact, read_manifest, shard_name
-from packprep.dataset.shard import Shard, open_shard
+from packprep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest, shard_name
+from packprep.dataset.shard import Shard, shard_of
 from packprep.digests import digest_of_file, own_digest
 from packprep.errors import DatasetError
 
@@ -48,14 +48,7 @@ def sound_shard(near: Nearby, manifest: Manifest, number: int) -> Iterator[Shard
                 f"{path}: its digest is {digest} and the manifest's {entry['digest']}: it is damaged, and nothing is "
                 "exported from it. `packprep verify` says what is wrong; build it again"
             )
-        yield open_shard(
-            path,
-            manifest["seq_length"],
-            manifest["token_dtype"],
-            rows=entry["rows"],
-            segments=entry["segments"],
-            compact=is_compact(manifest),
-        )
+        yield shard_of(path, manifest, number)
 
 
 def drawn_tasks(manifest: Manifest) -> list[dict[str, Any]]:

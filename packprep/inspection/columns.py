@@ -1,13 +1,12 @@
 """The header columns of a dataset's shards, one shard at a time, checked as far as indexing by them needs."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from packprep.dataset.manifest import Manifest, is_compact
-from packprep.dataset.shard import Shard, open_shard
+from packprep.dataset.manifest import Manifest
+from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
 
 
@@ -18,19 +17,6 @@ class Segments(NamedTuple):
     begin: np.ndarray
     slots: np.ndarray
     task: np.ndarray
-
-
-def shard_of(directory: Path, manifest: Manifest, number: int) -> Shard:
-    """A shard of the manifest, opened."""
-    entry = manifest["shards"][number]
-    return open_shard(
-        directory / entry["file"],
-        manifest["seq_length"],
-        manifest["token_dtype"],
-        rows=entry["rows"],
-        segments=entry["segments"],
-        compact=is_compact(manifest),
-    )
 
 
 def segments_of(shard: Shard, manifest: Manifest) -> Segments:

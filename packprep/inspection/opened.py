@@ -15,12 +15,12 @@ from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.replay import replay_segments
 from packprep.building.run import moved_prefixes, open_job, read_plan
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
+from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, first_rows, shard_name
 from packprep.dataset.opening import read_file
-from packprep.dataset.shard import Shard
+from packprep.dataset.shard import Shard, shard_of
 from packprep.digests import digest_of
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
-from packprep.inspection.columns import segments_of, shard_of
+from packprep.inspection.columns import segments_of
 from packprep.inspection.decoding import TokenTexts
 
 IDENTICAL = "identical"
@@ -45,7 +45,7 @@ class Opened:
     @cached_property
     def first_rows(self) -> np.ndarray:
         """int64[shards + 1]: the rows before each shard."""
-        return np.concatenate(([0], np.cumsum([entry["rows"] for entry in self.dataset.manifest["shards"]])))
+        return np.array(first_rows(self.dataset.manifest), np.int64)
 
     def place(self, row: int) -> tuple[int, int]:
         """(shard number, row in the shard) of a row."""
@@ -67,7 +67,7 @@ class Opened:
     def shard(self, number: int) -> Iterator[Shard]:
         """A shard, near and with sound boundaries, while this lasts."""
         with self.near.brought(shard_name(number)):
-            shard = shard_of(self.near.folder, self.dataset.manifest, number)
+            shard = shard_of(self.near.folder / shard_name(number), self.dataset.manifest, number)
             segments_of(shard, self.dataset.manifest)
             yield shard
 
@@ -91,7 +91,7 @@ class Opened:
         job = self.job
         if isinstance(job, PackprepError):
             return [f"not rebuilt: {job}"] * len(chosen)
-        arrays = shard_of(self.near.folder, self.dataset.manifest, number).arrays
+        arrays = shard_of(self.near.folder / shard_name(number), self.dataset.manifest, number).arrays
 
         def replay(which: np.ndarray) -> list[str]:
             return [f"differs: {what}" if what else IDENTICAL for what in replay_segments(job, arrays, which)]

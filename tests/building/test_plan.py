@@ -6,7 +6,7 @@ import pytest
 
 from packprep.building.forecast import forecast
 from packprep.building.job import Job
-from packprep.building.plan import differences, look_up, make_plan, token_dtype
+from packprep.building.plan import _shard_text_bytes, differences, look_up, make_plan, token_dtype
 from packprep.dataset.manifest import decode, encode
 from packprep.digests import own_digest
 from packprep.errors import PlanError, RecipeError
@@ -64,6 +64,26 @@ def test_shards_are_the_text_that_is_kept_over_shard_text_bytes(folder):
     half = [{"paths": ["a.jsonl"], "repeat": 3, "sample": [0.0, 0.5]}]
     plan = make_plan(inputs_of(folder, half, output={"shard_text_bytes": 10_000}))
     assert abs(plan["shards"] - 1.5 * text / 10_000) <= 1
+
+
+@pytest.mark.parametrize(
+    "mib, shards",
+    [(0.1, 1), (64, 1), (64.1, 2), (128, 2), (130, 4), (256, 4), (320, 6), (333, 6), (513, 12), (1024, 16), (1100, 24),
+     (64 * 64, 64), (64 * 65, 65), (64 * 1000, 1000)],
+)  # fmt: skip
+def test_a_few_shards_by_themselves_are_as_many_as_workers_share_evenly(folder, mib, shards):
+    inputs = inputs_of(folder, "a.jsonl", output={})
+    text_bytes = int(mib * 2**20)
+    size = _shard_text_bytes(inputs.recipe, text_bytes, 0.25)
+    assert -(-text_bytes // size) == shards and (2**25 < size <= 2**26)
+
+
+def test_long_rows_are_not_made_fewer_to_share_shards_evenly(folder):
+    recipe = inputs_of(folder, "a.jsonl", seq_length=65536, output={}).recipe
+    assert _shard_text_bytes(recipe, 3 << 30, 0.25) == 512 << 20  # 2000 rows would take more
+    recipe = inputs_of(folder, "a.jsonl", seq_length=16384, output={}).recipe
+    whole = int(2000 * 16384 / 0.25)
+    assert _shard_text_bytes(recipe, 5 * whole, 0.25) == whole  # six shards would have too few
 
 
 @pytest.mark.parametrize(

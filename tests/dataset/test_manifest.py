@@ -1,9 +1,12 @@
+import itertools
 import json
+import pickle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import packprep
 from packprep.dataset import manifest
 from packprep.errors import DatasetError
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
@@ -190,3 +193,28 @@ def test_a_missing_key_is_named(tmp_path):
         path.write_bytes(manifest.encode({k: v for k, v in value.items() if k != key}))
         with pytest.raises(DatasetError, match=f"'{key}' is missing"):
             manifest.read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [(3,), (2, 0, 5, 1, 7)])
+def test_shards_that_are_not_parsed_are_a_sequence_of_the_same_entries(tmp_path, rows):
+    make_dataset(tmp_path, rows_per_shard=rows)
+    expected = json.loads((tmp_path / "dataset.json").read_bytes())["shards"]
+    shards = manifest.open_manifest(tmp_path)["shards"]
+    assert type(shards) is manifest.Shards and len(shards) == len(rows) and list(shards) == expected
+    for number in range(-len(rows), len(rows)):
+        assert shards[number] == expected[number]
+    assert shards[1:] == expected[1:] and shards[::-1] == expected[::-1]
+    for number in (len(rows), -len(rows) - 1):
+        with pytest.raises(IndexError):
+            shards[number]
+    assert list(pickle.loads(pickle.dumps(shards))) == expected
+    assert manifest.first_rows(manifest.open_manifest(tmp_path)) == manifest.first_rows(
+        manifest.read_manifest(tmp_path)
+    )
+    assert manifest.first_rows(manifest.read_manifest(tmp_path)) == [0, *itertools.accumulate(rows)]
+
+
+def test_a_dataset_shows_its_manifest_as_a_plain_dict(tmp_path):
+    make_dataset(tmp_path, rows_per_shard=(2, 3))
+    shown = packprep.open_dataset(tmp_path).manifest
+    assert manifest.encode(shown) == (tmp_path / "dataset.json").read_bytes() and type(shown["shards"]) is list

@@ -7,9 +7,10 @@ from typing import Any
 
 from packprep.building.files import write_whole
 from packprep.building.output import Nearby, Output, nearby, output_of
-from packprep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest, shard_name
+from packprep.dataset.manifest import MANIFEST_NAME, Manifest, first_rows, read_manifest, shard_name
+from packprep.dataset.shard import shard_of
 from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
-from packprep.inspection.columns import segments_of, shard_of, spread
+from packprep.inspection.columns import segments_of, spread
 from packprep.inspection.lines import counted
 from packprep.inspection.opened import opened
 from packprep.inspection.report.choice import chosen_rows, rows_with_tasks
@@ -89,7 +90,7 @@ def _page(
         why = "is left out of the figures: it has faults, or was not verified."
         notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
     described, first = _rows(near, manifest, moved, looked, sound, rows, notes)
-    total = sum(entry["rows"] for entry in manifest["shards"])
+    total = first_rows(manifest)[-1]
     data = {
         "rows": described,
         "first": first,
@@ -127,16 +128,15 @@ Rows = tuple[list[Mapping[int, Sequence[int]]], int]
 
 def _figures(near: Nearby, manifest: Manifest, sound: Sequence[int], notes: list[str]) -> tuple[Figures, Rows]:
     by_task: list[Mapping[int, Sequence[int]]] = []
-    figures, best, most = Figures(manifest), -1, 0
+    figures, best, most, begins = Figures(manifest), -1, 0, first_rows(manifest)
     for b in sound:
         with near.brought(shard_name(b)):
             try:
-                shard = shard_of(near.folder, manifest, b)
+                shard = shard_of(near.folder / shard_name(b), manifest, b)
                 figures.add(shard, MOST_SLOTS // len(sound))
                 if shard.segments and b in _with_rows(sound):
                     found = segments_of(shard, manifest)
-                    first = sum(entry["rows"] for entry in manifest["shards"][:b])
-                    tasks, row, count = rows_with_tasks(found.row, found.task, first)
+                    tasks, row, count = rows_with_tasks(found.row, found.task, begins[b])
                     by_task.append(tasks)
                     best, most = (row, count) if count > most else (best, most)
             except DatasetError as error:

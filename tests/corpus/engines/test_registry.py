@@ -3,8 +3,9 @@ import dataclasses
 import pytest
 import tokenizers
 
-from packprep.corpus.engines import fast
-from packprep.corpus.engines.registry import ENGINES, candidates, engine_facts, load_engine
+from packprep.corpus.engines import fast, registry
+from packprep.corpus.engines.engine import EngineRefusal
+from packprep.corpus.engines.registry import ENGINES, begin_loading, candidates, engine_facts, load_engine, loaded
 from packprep.corpus.vocabulary import resolve_vocabulary
 from packprep.errors import PlanError, RecipeError
 from packprep.recipe import Specials
@@ -117,3 +118,49 @@ def test_an_engine_is_not_used_for_another_tokenizer(llama, bert):
         load_engine(BYTES, llama, "text")
     with pytest.raises(PlanError, match="its model is WordPiece"):
         load_engine(engine_facts("fastokens"), bert, "text")
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The names of the engines that are loaded, as they are."""
+    names = []
+    monkeypatch.setattr(registry, "_last", {})
+    monkeypatch.setattr(registry, "_begun", {})
+    load = registry._load
+
+    def noted(name, *arguments):
+        names.append(name)
+        return load(name, *arguments)
+
+    monkeypatch.setattr(registry, "_load", noted)
+    return names
+
+
+def test_an_engine_whose_loading_has_begun_is_the_one_that_is_loaded(llama, loads):
+    for _ in range(2):
+        begin_loading("auto", llama, "text")
+    engine = loaded(fast.NAME, llama, "text")
+    assert engine.name == fast.NAME and loaded(fast.NAME, llama, "text") is engine
+    begin_loading("auto", llama, "text")
+    assert loads == [fast.NAME] and not registry._begun
+
+
+def test_what_goes_wrong_while_an_engine_is_loaded_is_said_where_it_is_asked_for(bert, llama, loads, monkeypatch):
+    def refuse(*_):
+        raise EngineRefusal("not today")
+
+    monkeypatch.setitem(ENGINES, fast.NAME, dataclasses.replace(ENGINES[fast.NAME], load=refuse))
+    begin_loading("auto", llama, "text")
+    for _ in range(2):  # the second time by itself
+        with pytest.raises(EngineRefusal, match="not today"):
+            loaded(fast.NAME, llama, "text")
+    begin_loading("fastokens", bert, "text")  # refused by what it is, before anything is loaded
+    begin_loading("unheard of", bert, "text")
+    assert loads == [fast.NAME] * 2
+
+
+def test_another_engine_than_the_one_that_was_begun_is_loaded_beside_it(llama, loads):
+    begin_loading("auto", llama, "text")
+    assert loaded("reference", llama, "text").name == "reference"
+    assert loaded(fast.NAME, llama, "text").name == fast.NAME
+    assert sorted(loads) == sorted([fast.NAME, "reference"])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset.manifest import read_manifest
-from packprep.inspection.columns import shard_of
+from packprep.dataset.manifest import read_manifest, shard_name
+from packprep.dataset.shard import shard_of
 from packprep.inspection.report import figures as module
 from packprep.inspection.report.distributions import charts_of
 from packprep.inspection.report.figures import FILLS, LENGTHS, LEVEL_BINS, Figures
@@ -21,7 +21,7 @@ def counted(request, mixed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_SLOTS", request.param)
         for b in range(len(manifest["shards"])):
-            figures.add(shard_of(mixed, manifest, b), 1 << 30)
+            figures.add(shard_of(mixed / shard_name(b), manifest, b), 1 << 30)
     return figures, open_dataset(mixed)
 
 
@@ -149,8 +149,8 @@ def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
 def test_of_a_large_shard_the_first_rows_are_read(mixed):
     manifest = read_manifest(mixed)
     figures = Figures(manifest)
-    figures.add(shard_of(mixed, manifest, 0), 5 * manifest["seq_length"])
+    figures.add(shard_of(mixed / shard_name(0), manifest, 0), 5 * manifest["seq_length"])
     assert figures.slot_rows == 5 < figures.rows
     figures = Figures(manifest)
-    figures.add(shard_of(mixed, manifest, 0), 1)
+    figures.add(shard_of(mixed / shard_name(0), manifest, 0), 1)
     assert figures.slot_rows == 1
