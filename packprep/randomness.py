@@ -8,7 +8,7 @@ A 64-bit key is Philox's key. The 128-bit counter says which number is asked for
                     index // 4   attempt    purpose    epoch
 
 Number `index` is word `index % 4` of that block. There is no state: any number can be computed at any time, in any order.
-`kernel.py` holds the compiled twins of these functions.
+`kernel/chance.py` holds the compiled twins of these functions.
 """
 
 import hashlib
