@@ -59,7 +59,7 @@ class FastEngine:
         )
         self.version, self.library = installed_version() or "", (str(_native.__file__),)
         self._split = special_text != "special"
-        self._folded = _FOLDED if b"(?i" in plain else ()
+        self._folded = b"(?i" in plain
 
         def load() -> Any:
             with _panics_as_errors():
@@ -78,7 +78,7 @@ class FastEngine:
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]. Raises EngineFault at a text at which the library breaks down."""
-        odd = [i for i, text in enumerate(texts) if not text.isascii() and any(c in text for c in self._folded)]
+        odd = _with_folded(texts) if self._folded else []
         if odd:
             return self._encode_apart(texts, odd)
         try:
@@ -111,6 +111,12 @@ class FastEngine:
     def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The reference's."""
         return self.reference.encode_with_begins(texts, chat)
+
+
+def _with_folded(texts: Sequence[str]) -> list[int]:
+    """The numbers of the texts that have one of _FOLDED."""
+    one, other = _FOLDED
+    return [i for i, text in enumerate(texts) if not text.isascii() and (one in text or other in text)]
 
 
 @contextlib.contextmanager

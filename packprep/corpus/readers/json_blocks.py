@@ -48,7 +48,7 @@ def block_decoder(
         nonlocal whole, has_learnt
         if skipping is None or sizes.min() <= 0 or not _end_and_begin_as_objects(data, starts, sizes):
             return None
-        block = data[starts[0] : starts[-1] + sizes[-1]]
+        block = memoryview(data)[starts[0] : starts[-1] + sizes[-1]]
         if not has_learnt:
             some = zip(starts[:_LEARNT_LINES].tolist(), sizes[:_LEARNT_LINES].tolist(), strict=True)
             whole = _whole_decoder(text_key, marked, [data[start : start + size] for start, size in some])
@@ -64,7 +64,7 @@ def block_decoder(
             if len(records) != len(starts) or any(any(map(get, records)) for get in getters):
                 return None
             texts = list(map(_get_text, records))
-            _check_utf8(block)
+            _check_utf8(bytes(block))
         except (ValueError, msgspec.MsgspecError, RecursionError):
             return None
         whole = None  # another field, or one that is no string or number
