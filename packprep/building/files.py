@@ -18,6 +18,7 @@ from packprep.digests import digest_of_buffers, digest_of_file, new_digest
 from packprep.errors import BuildError
 
 ATTEMPTS = 100
+LARGE_BYTES = 16 << 20
 TEMPORARIES = ".*.tmp"
 _HINTS = {
     errno.ENOSPC: "the disk is full: make room",
@@ -132,17 +133,18 @@ def write_whole(path: Path, buffers: Sequence, top: Path) -> None:
 
 
 def leave_to_disk(path: Path) -> None:
-    """Have the system keep no copy of a file in memory: it is on disk, and what is written next can lie there instead.
+    """Have the system keep no copy of a large file in memory: it is on disk, and what is written next can lie there instead.
 
     Fresh memory costs more than what is written to it, most of all where a virtual machine has to ask for it; and under a
-    job's limit all of it counts.
+    job's limit all of it counts. A file of less than LARGE_BYTES stays where it is.
     """
     if not hasattr(os, "posix_fadvise"):
         return
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            if os.fstat(descriptor).st_size >= LARGE_BYTES:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
 

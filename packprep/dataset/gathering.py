@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from packprep.dataset.redraw import redrawn
-from packprep.dataset.row import Row
+from packprep.dataset.row import row_of
 from packprep.dataset.segments import Place, Segments
 from packprep.errors import ArgumentError, DatasetError
 
@@ -260,7 +260,7 @@ def _copy_weights(dataset: "Dataset", values: np.ndarray, places: Sequence[Place
     """loss_weights of rows in which a block may have its own, row by row."""
     for i, (shard, row) in enumerate(places):
         if i not in anew:
-            values[i] = Row(dataset, -1, shard, row).loss_weights
+            values[i] = row_of(dataset, -1, shard, row).loss_weights
 
 
 def _redraw(dataset: "Dataset", batch: dict[str, np.ndarray], places: Sequence[Place], anew: Mapping[int, int]) -> None:

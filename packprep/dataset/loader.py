@@ -37,8 +37,8 @@ from packprep.dataset.gathering import (
 from packprep.dataset.laws import Laws, laws_of
 from packprep.dataset.manifest import Manifest, ShardEntry, Task, first_rows, open_manifest, plain
 from packprep.dataset.mixture import Mixture, split_bound
-from packprep.dataset.reading import CAN_PREAD, FileArray
-from packprep.dataset.row import Row, read_only
+from packprep.dataset.reading import CAN_PREAD
+from packprep.dataset.row import OpenShard, Row, read_only
 from packprep.dataset.segments import Place, Segments
 from packprep.dataset.shard import IO, Shard, shard_of
 from packprep.dataset.shares import counts_of
@@ -48,8 +48,6 @@ try:
     import resource
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
-
-_new = object.__new__
 
 Held: TypeAlias = Callable[[ShardEntry], AbstractContextManager[Path]]
 
@@ -104,10 +102,9 @@ class Dataset:
         self._loss_on: tuple[np.ndarray, np.ndarray] | None = None
         self._columns: tuple[str, ...] = COLUMNS
         self._dtype: Any = None
-        self._open: dict[int, tuple[np.ndarray | FileArray, Shard, int]] = {}  # tokens, shard, its first row
-        self._forgets = (
-            len(manifest["shards"]) > max_open
-        )  # whether shards are closed again, those longest unused first
+        self._n_shards = len(manifest["shards"])
+        self._open: dict[int, OpenShard] = {}
+        self._forgets = self._n_shards > max_open  # whether shards are closed again, those longest unused first
 
     def __reduce__(self):
         return _remade, (
@@ -156,14 +153,14 @@ class Dataset:
     def _laws(self) -> Laws:
         return laws_of(self._head)
 
-    def _at_hand(self, number: int) -> tuple[np.ndarray | FileArray, Shard, int]:
-        """(tokens, shard, its first row) of shard `number`, which is checked and opened at its first use."""
+    def _at_hand(self, number: int) -> OpenShard:
+        """Shard `number`, which is checked and opened at its first use."""
         # No lock, which a fork could leave held: single dict operations are atomic, and two threads that miss at once
         # only open a shard twice.
         known = self._open.pop(number, None) if self._forgets else self._open.get(number)
         if known is None:
             shard = self._opened(number)
-            known = (shard.tokens, shard, self._first_row[number])
+            known = (shard.tokens, self._first_row[number], shard)
         self._open[number] = known  # last: the one used most recently
         if self._forgets and len(self._open) > self.max_open:
             for least_recent in list(self._open)[: -self.max_open]:
@@ -191,25 +188,30 @@ class Dataset:
                     self._at_hand(number)
         places = []
         for number, row in zip(numbers, rows.tolist(), strict=True):
-            _, shard, first_row = at_hand[number]
+            _, first_row, shard = at_hand[number]
             places.append((shard, row - first_row))
         return places
 
     def row(self, index: int) -> Row:
         """Row `index` as a view of its shard; negative indices count from the end; IndexError beyond."""
-        if type(index) is not int or not 0 <= index < self._n_rows:
-            index = checked_row(index, self._n_rows, "dataset")
-        number = bisect_right(self._first_row, index) - 1
-        # This is called once a row, where copying the row costs about a microsecond, of which a call is a tenth: so a
-        # shard that is open is not noted as used, and a Row is made without its __init__.
+        # This is called once a row, where copying the row costs about a microsecond, of which a call is a tenth, and so is
+        # memory that was not looked at lately: so where shards are of like size, the row's is guessed, one that is open is
+        # not noted as used, and a Row has no __init__.
+        row = Row()
+        row.dataset, row.index = self, index
         try:
-            tokens, shard, first_row = self._open[number]
-        except KeyError:
-            tokens, shard, first_row = self._at_hand(number)
-        row = _new(Row)
-        row.dataset, row.index, row._shard = self, index, shard
-        row._row = place = index - first_row
-        row.tokens = tokens[place]
+            row._opened = tokens, first_row, _ = self._open[index * self._n_shards // self._n_rows]
+            row._row = place = index - first_row
+            if place >= 0 and type(index) is int:
+                row.tokens = tokens[place]
+                return row
+        except (LookupError, TypeError, ZeroDivisionError):
+            pass  # guessed wrong, not open, or no row at all
+        row.index = index = checked_row(index, self._n_rows, "dataset")
+        number = bisect_right(self._first_row, index) - 1
+        row._opened = tokens, first_row, _ = self._open.get(number) or self._at_hand(number)
+        row._row = index - first_row
+        row.tokens = tokens[row._row]
         return row
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:

@@ -93,7 +93,9 @@ class FileArray:
         self._entry_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """Row `row` of an array that has one entry for each row."""
+        """Row `row` of an array that has one entry for each row; IndexError where it has none."""
+        if not 0 <= row < self.shape[0]:
+            raise IndexError(f"row {row} of array {self.name!r} of {self.shape[0]} rows")
         values = np.empty(self.shape[1:], self.dtype)
         self.read_row(row, values)
         values.flags.writeable = False

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from packprep.dataset import attention
+from packprep.dataset.reading import FileArray
 from packprep.dataset.segments import Segments
 from packprep.dataset.shard import Shard
 from packprep.errors import ArgumentError, DatasetError
@@ -34,6 +35,10 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
+OpenShard: TypeAlias = tuple[np.ndarray | FileArray, int, Shard]
+"""A shard's tokens, its first row in the dataset, itself."""
+
+
 class Row:
     """Row `index` of a dataset: views of the mapped shard, or read from it or derived at first use; read-only.
 
@@ -46,17 +51,19 @@ class Row:
     Made by Dataset.row. Reading a part that is damaged raises DatasetError with file and row.
     """
 
-    __slots__ = ("__dict__", "_row", "_shard", "dataset", "index", "tokens")  # the dict: what is derived
-
-    def __init__(self, dataset: "Dataset", index: int, shard: Shard, row: int):  # Dataset.row does the same by itself
-        self.dataset = dataset
-        self.index = index
-        self.tokens = shard.tokens[row]
-        self._shard = shard
-        self._row = row  # in its shard
+    __slots__ = ("__dict__", "_opened", "_row", "dataset", "index", "tokens")  # the dict: what is derived
+    dataset: "Dataset"
+    index: int
+    tokens: np.ndarray
+    _opened: OpenShard
+    _row: int  # in its shard
 
     def __repr__(self) -> str:
         return f"Row({self.index})"
+
+    @property
+    def _shard(self) -> Shard:
+        return self._opened[2]
 
     def _fault(self, what: str) -> DatasetError:
         return DatasetError(f"{self._shard.path}: row {self._row}: {what}; `packprep verify` says where else")
@@ -194,3 +201,11 @@ class Row:
             raise self._fault(f"segment {i}: block_offsets {first}, {last} should give {n_blocks} blocks")
         of_blocks = self._part("block_loss_weight", first, last)
         weights[begin : begin + length] = np.repeat(of_blocks, min(block_length, length))[:length]
+
+
+def row_of(dataset: "Dataset", index: int, shard: Shard, place: int) -> Row:
+    """Row `place` of an open shard; Dataset.row does the same by itself, since it is called once a row."""
+    row = Row()
+    row.dataset, row.index, row._opened, row._row = dataset, index, (shard.tokens, index - place, shard), place
+    row.tokens = shard.tokens[place]
+    return row

@@ -24,6 +24,7 @@ from packprep.dataset.manifest import (
 )
 from packprep.dataset.shard import open_shard
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
+from packprep.kernel import warm_kernels
 from packprep.randomness import REPLAY, bits64, permute
 from packprep.twin import thresholds
 from packprep.twin.shard import Twin, check
@@ -145,6 +146,8 @@ def _verify(
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
         try:
             arguments = (near, prefixes, manifest["plan"]["digest"])
+            if min(workers, len(items)) > 1:
+                warm_kernels()  # once, before workers are forked
             for item, result in spread(_setup, arguments, items, workers, progress.add, stop_asked):
                 faults.join(result.faults)
                 replayed += result.replayed

@@ -149,11 +149,17 @@ def test_write_first_whose_temporary_another_publisher_tidied_up_writes_it_again
     assert len(set(lost)) == 2
 
 
-def test_what_is_left_to_the_disk_stays_as_it_is(tmp_path):
-    write_whole(tmp_path / "x", [b"1" * 10_000], tmp_path)
-    files.leave_to_disk(tmp_path / "x")
+def test_what_is_left_to_the_disk_stays_as_it_is_and_only_the_large_leave_memory(tmp_path, monkeypatch):
+    dropped = []
+    advise = os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[1:]) or advise(*given))
+    monkeypatch.setattr(files, "LARGE_BYTES", 10_000)
+    for name, size in (("large", 10_000), ("small", 9_999)):
+        write_whole(tmp_path / name, [b"1" * size], tmp_path)
+        files.leave_to_disk(tmp_path / name)
     files.leave_to_disk(tmp_path / "absent")
-    assert made.contents(tmp_path) == {"x": b"1" * 10_000}
+    assert made.contents(tmp_path) == {"large": b"1" * 10_000, "small": b"1" * 9_999}
+    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)]
 
 
 def test_folders_that_are_made_are_on_disk_before_what_is_written_into_them(tmp_path, monkeypatch):

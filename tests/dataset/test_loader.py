@@ -517,6 +517,26 @@ def test_four_billion_rows_in_50000_shards_take_no_array_of_their_size(tmp_path)
 # Iteration
 
 
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+@pytest.mark.parametrize("rows", [(2, 0, 11, 1, 1), (1, 1, 30), (40, 1, 1), (0, 3), (5,), (4, 4, 4)])
+def test_a_row_is_found_however_unlike_the_shards_are(tmp_path, rows, io):
+    make_dataset(tmp_path, rows_per_shard=rows)
+    ds = packprep.open_dataset(tmp_path, io=io)
+    expected = ds.batch(range(sum(rows)), columns=["tokens"])["tokens"]
+    for order in (range(sum(rows)), reversed(range(sum(rows))), range(-sum(rows), 0)):  # shards are opened as they come
+        ds = packprep.open_dataset(tmp_path, io=io)
+        for index in order:
+            row = ds.row(index)
+            assert row.index == index % sum(rows) and np.array_equal(row.tokens, expected[index])
+            assert np.array_equal(ds.row(np.int64(index)).tokens, expected[index])
+    for index in (sum(rows), -sum(rows) - 1, 1 << 70):
+        with pytest.raises(IndexError, match=f"row {index} of a dataset of {sum(rows)} rows"):
+            ds.row(index)
+    for index in ("1", 1.0, None):
+        with pytest.raises(TypeError):
+            ds.row(index)
+
+
 class Numbered(loader.Dataset):
     """A dataset of n rows without files, whose row i has tokens i; only `batch` and `manifest` are used."""
 

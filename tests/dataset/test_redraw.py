@@ -287,7 +287,7 @@ DAMAGE = {
 def test_a_damaged_header_is_a_fault_with_a_name(datasets, what):
     ds = datasets("supervised")
     fresh = open_dataset(ds.directory)
-    _, shard, _ = fresh._at_hand(0)
+    *_, shard = fresh._at_hand(0)
     arrays = {name: array.copy() for name, array in shard.arrays.items()}
     DAMAGE[what](arrays)
     shard.__dict__["arrays"] = arrays

@@ -36,7 +36,7 @@ def test_the_job_of_kubernetes_parses_and_gives_each_pod_its_place():
 def test_the_caps_on_shards_are_those_of_the_page():
     recipe = read_recipe({**made.table("x.jsonl"), "output": {}}, Path())
     sizes = {text: _shard_text_bytes(recipe, text, 0.25) for text in (10**9, 10**12, 10**13, 26_843_545_600_000)}
-    assert list(sizes.values()) == [64 * MIB, 64 * MIB, 200_000_000, 512 * MIB]
+    assert list(sizes.values()) == [10**9 // 16, 64 * MIB, 200_000_000, 512 * MIB]
     assert all(-(-text // size) <= 50_000 for text, size in sizes.items())
     at_60_tb = _shard_text_bytes(recipe, 60 * 10**12, 0.25)
     assert at_60_tb == 512 * MIB and -(-60 * 10**12 // at_60_tb) == 111_759
