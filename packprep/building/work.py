@@ -21,6 +21,8 @@ TOO_LONG = "too_long"
 UNTRAINED_SEGMENT = "untrained_segment"
 LEAST_BOUND, BEYOND_PLAN = 1 << 30, 16
 """Text bytes at which a shard is refused: what it may always have, and how many times what the plan gives it."""
+MOST_EXPECTED = 1 << 27
+"""Tokens for which memory is asked for before they are there: a plan estimates."""
 
 
 class Made(NamedTuple):
@@ -41,11 +43,11 @@ def read_shard(
     buffers: Buffers | None = None,
 ) -> Reading:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
-    planned_tokens = sum(source["tokens"] for source in job.plan["sources"]) // job.shards
+    expected_tokens = sum(source["tokens"] for source in job.plan["sources"]) // job.shards * 9 // 8
     extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
     return read_documents(
         job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress,
-        marks=job.marks, clock=clock, buffers=buffers, expected_tokens=planned_tokens * 9 // 8,
+        marks=job.marks, clock=clock, buffers=buffers, expected_tokens=min(expected_tokens, MOST_EXPECTED),
         most_bytes=max(LEAST_BOUND, BEYOND_PLAN * job.plan["shard_text_bytes"]),
     )  # fmt: skip
 

@@ -241,12 +241,14 @@ def plain_tokenizer_json(data: bytes, special_ids: frozenset[int]) -> bytes:
     ]
     model = {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
     merges = model.get("merges")
-    if isinstance(merges, list) and all(
-        isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges
-    ):
+    if isinstance(merges, list) and all(map(_is_pair_without_spaces, merges)):
         model = {**model, "merges": list(map(" ".join, merges))}  # the older form, which loads faster
     nothing = {"truncation": None, "padding": None, "post_processor": None}
     return msgspec.json.encode({**parsed, **nothing, "added_tokens": added, "model": model})
+
+
+def _is_pair_without_spaces(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) and " " not in p for p in pair)
 
 
 def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:

@@ -26,6 +26,14 @@ def test_a_shard_is_a_function_of_plan_and_number_alone(built):
     assert alone == list(made.contents(built.out, "shards").values())
 
 
+@pytest.mark.parametrize("planned", [0, 1 << 61])
+def test_how_many_tokens_the_plan_expects_changes_nothing(built, planned):
+    job = open_job(built.out)
+    expected = bytes_of(make_shard(job, 0))
+    job.plan["sources"] = [{**source, "tokens": planned} for source in job.plan["sources"]]
+    assert bytes_of(make_shard(job, 0)) == expected
+
+
 def test_a_shard_may_have_no_rows(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x" * 3000, "y"])
     table = made.table("a.jsonl", output={"shard_text_bytes": 300})

@@ -12,6 +12,7 @@ from packprep.corpus.engines import fast
 from packprep.corpus.engines.engine import EngineFault, EngineRefusal
 from packprep.corpus.engines.fast import FastEngine
 from packprep.corpus.proof import prove, prove_on_nasty_text
+from packprep.corpus.tokenizer_json import plain_tokenizer_json
 from packprep.digests import digest_of
 from tests.corpus import tokenizers_made as made
 from tests.corpus.test_vocabulary import needs, resolve
@@ -84,6 +85,23 @@ def folder(tmp_path_factory):
 
 def vocabulary_of(folder, parsed):
     return resolve(folder / digest_of(json.dumps(parsed).encode()), parsed, needs())
+
+
+@pytest.mark.parametrize(
+    "merges, expected",
+    [
+        ([["t", "h"], ["th", "e"]], ["t h", "th e"]),
+        (["t h", "th e"], ["t h", "th e"]),
+        ([["a b", "c"], ["d", "e"]], [["a b", "c"], ["d", "e"]]),  # in the older form nobody could tell where it ends
+        ([["t", "h", "e"]], [["t", "h", "e"]]),
+        ([["t", 1]], [["t", 1]]),
+        ([[]], [[]]),
+        (None, None),
+    ],
+)
+def test_merges_are_handed_over_in_the_form_that_loads_faster_where_it_says_the_same(merges, expected):
+    data = json.dumps(changed("model", merges=merges)).encode()
+    assert json.loads(plain_tokenizer_json(data, frozenset()))["model"]["merges"] == expected
 
 
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
