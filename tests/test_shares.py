@@ -13,6 +13,8 @@ import pytest
 
 from packprep import open_dataset
 from packprep.building.run import open_job, read_plan
+from packprep.dataset.manifest import shard_name
+from packprep.dataset.shard import shard_of
 from packprep.inspection.summary import describe_build, describe_dataset
 from packprep.twin import chance
 from tests import made
@@ -73,7 +75,7 @@ def uses(out):
     for b, entry in enumerate(shards):
         if not entry["rows"]:
             continue
-        header = dataset._at_hand(b)[1].arrays
+        header = shard_of(dataset.directory / shard_name(b), dataset.manifest, b).arrays
         first = header["segment_start"] == 0
         columns = (header[f"segment_{name}"][first].tolist() for name in ("source", "doc", "repeat"))
         found.update(zip(*columns, strict=True))
