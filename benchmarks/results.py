@@ -52,10 +52,9 @@ def rate(line: Line) -> float | None:
 def ratio(line: Line, lines: Iterable[Line]) -> float | None:
     """How many times the rate of this line the line has that its group is compared with."""
     own = rate(line)
-    found = [rate(other) for other in lines if (other.group, other.name) == (line.group, GROUPS[line.group][2])]
-    return (
-        base / own if own and found and (base := found[0]) is not None else None
-    )  # it may not be among the lines asked for
+    first = (line.group, GROUPS[line.group][2])  # which may not be among the lines asked for
+    base = next((rate(other) for other in lines if (other.group, other.name) == first), None)
+    return None if not own or base is None else base / own
 
 
 def side(name: str, lines: Iterable[Line]) -> tuple[str, float] | None:

@@ -17,9 +17,11 @@ from typing import Any
 from packprep.digests import digest_of_buffers, digest_of_file, new_digest
 from packprep.errors import BuildError
 
-ATTEMPTS = 100
-LARGE_BYTES = 16 << 20
 TEMPORARIES = ".*.tmp"
+ATTEMPTS = 100
+"""How often a file is written whose temporary others remove: each has to publish in that very moment."""
+LARGE_BYTES = 16 << 20
+"""From how many bytes on a file's copy in memory is worth giving back."""
 _HINTS = {
     errno.ENOSPC: "the disk is full: make room",
     errno.EDQUOT: "the quota is used up: make room",

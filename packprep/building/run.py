@@ -200,7 +200,7 @@ def build(
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """While this lasts, no garbage is searched for among the millions of objects that libraries and vocabularies bring."""
+    """While this lasts, no garbage is searched for among the many objects that libraries and vocabularies bring."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -305,17 +305,18 @@ def shard_maker(out: Output, prefixes: Sequence[str]) -> Do:
         job = _jobs.get(str(out)) or open_job(out, prefixes)
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
-    before: list[str] = []  # the shard made before, if there is one
+    before: int | None = None  # the shard that was made last
 
     def make(item: Shard, report: Report) -> dict[str, float]:
+        nonlocal before
         with clock.stage("other"):
             made = make_shard(job, item.number, decoders, report, clock, buffers)
             stop_if_revoked(out, job)
             with clock.stage("write"):
-                for name in before:
-                    out.leave_to_disk(name)
+                if before is not None:
+                    out.leave_to_disk(shard_name(before))
                 commit_shard(out, job, item.number, made)
-                before[:] = [shard_name(item.number)]
+                before = item.number
         return clock.take()
 
     return make
