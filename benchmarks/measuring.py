@@ -90,9 +90,10 @@ def available(
 
 
 def environment() -> dict[str, str]:
-    """This process's, with packprep's checkout on the path."""
+    """This process's, with packprep's checkout on the path, whose modules are kept compiled as those of an installed one."""
     paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, **THREADS, "PYTHONPATH": os.pathsep.join(paths)}
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**own, **THREADS, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def read_once(paths: Sequence[str]) -> None:

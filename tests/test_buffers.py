@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,3 +53,18 @@ def test_a_column_whose_size_was_expected_stays_where_it_is():
     assert np.shares_memory(begin, column.array()) and column.array()[:3].tolist() == [0, 7, 7]
     column.extend(8, 10_000)
     assert column.array()[[0, 4999, 5000, -1]].tolist() == [0, 7, 8, 8] and column.size == 15_000
+
+
+def test_large_memory_is_a_process_own_and_what_it_kept_when_it_grows(monkeypatch):
+    monkeypatch.setattr("packprep.buffers.LARGE_BYTES", 1000)
+    buffers = Buffers()
+    column = Column(buffers, "c", np.int32, 300)
+    column.extend(np.arange(300))
+    child = os.fork()
+    if not child:
+        column.array().fill(-1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    column.extend(7, 1000)
+    assert column.array().tolist() == [*range(300), *[7] * 1000]
+    assert not buffers.zeros("c", np.uint8, 5200).any()

@@ -4,12 +4,13 @@ A batch is BATCH random rows as one new int64 array [BATCH, seq_length]; a store
 has one. Also measured: one random row, copied into a reused buffer, and opening plus the first batch in a new process.
 """
 
+import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from peers.contender import Config, Contender, Work, main
 
@@ -109,30 +110,34 @@ def numpy_memmap(config: Config) -> Work:
     return loaded(config, open_store)
 
 
-def hugging_face(config: Config) -> Work:
-    """load_from_disk, format numpy, rows as lists of one column."""
-    import datasets
-    import numpy as np
+def hugging_face(format: str | None) -> Any:
+    """load_from_disk, rows as lists of one column. format: None gives rows as lists of Python's integers."""
 
-    def make(folder: str) -> None:
-        import pyarrow as pa
+    def run(config: Config) -> Work:
+        import datasets
+        import numpy as np
 
-        rows = np.load(config["rows"])
-        column = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
-        datasets.Dataset(pa.table({"tokens": column})).save_to_disk(folder)
+        def make(folder: str) -> None:
+            import pyarrow as pa
 
-    datasets.disable_progress_bars()
-    folder = made(config, "datasets", make)
+            rows = np.load(config["rows"])
+            column = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+            datasets.Dataset(pa.table({"tokens": column})).save_to_disk(folder)
 
-    def open_store() -> Any:
-        rows = datasets.load_from_disk(folder).with_format("numpy")
-        return (
-            lambda i: rows[i]["tokens"],
-            lambda indices: np.asarray(rows[indices]["tokens"]).astype(np.int64),
-            len(rows),
-        )
+        datasets.disable_progress_bars()
+        folder = made(config, "datasets", make)
 
-    return loaded(config, open_store)
+        def open_store() -> Any:
+            rows = datasets.load_from_disk(folder).with_format(format)
+            return (
+                lambda i: rows[i]["tokens"],
+                lambda indices: np.asarray(rows[indices]["tokens"]).astype(np.int64),
+                len(rows),
+            )
+
+        return loaded(config, open_store)
+
+    return run
 
 
 def mds(config: Config) -> Work:
@@ -205,6 +210,41 @@ def megatron(config: Config) -> Work:
     return loaded(config, open_store)
 
 
+def megatron_gpt(config: Config) -> Work:
+    """GPTDataset over an IndexedDataset, a text a document: each row is cut from the documents that it crosses."""
+    import numpy as np
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+    from megatron.core.datasets.utils import Split
+
+    def make(folder: str) -> None:
+        tokens, bounds = np.load(config["tokens"]), np.load(config["offsets"])
+        builder = IndexedDatasetBuilder(os.path.join(folder, "texts.bin"), dtype=np.int32)
+        for begin, end in itertools.pairwise(bounds.tolist()):
+            builder.add_document(np.append(tokens[begin:end], config["eos_id"]), [end - begin + 1])
+        builder.finalize(os.path.join(folder, "texts.idx"))
+
+    folder = made(config, "megatron-gpt", make)
+
+    class Tokenizer:
+        eod = pad = config["eos_id"]
+        vocab_size = config["vocab_size"]
+        unique_identifiers: ClassVar[dict[str, str]] = {"class": "ids"}
+
+    settings = GPTDatasetConfig(
+        random_seed=0, sequence_length=config["seq_length"], split="1,0,0", tokenizer=Tokenizer(),
+        path_to_cache=os.path.join(folder, "cache"), reset_position_ids=True, reset_attention_mask=False,
+        eod_mask_loss=True, create_attention_mask=False,
+    )  # fmt: skip
+
+    def open_store() -> Any:
+        texts = IndexedDataset(os.path.join(folder, "texts"))
+        rows = GPTDataset(texts, folder, np.arange(len(texts), dtype=np.int32), None, Split.train, settings)
+        return lambda i: rows[i]["tokens"], stacked(lambda i: rows[i]["tokens"].numpy()), len(rows)
+
+    return loaded(config, open_store, own=True)
+
+
 def array_record_file(config: Config) -> str:
     """The rows' bytes as records, a record a group."""
 
@@ -259,12 +299,21 @@ CONTENDERS = [
     Contender("packprep, all columns", "labels, masks, positions too", *OWN, packprep(None)),
     Contender("numpy memmap", "one array", ("numpy",), ("numpy",), numpy_memmap),
     Contender("Megatron IndexedDataset", "a document a row", ("megatron-core",), ("megatron.core",), megatron),
+    Contender(
+        "Megatron GPTDataset", "a text a document; labels, masks, positions too",
+        ("megatron-core",), ("megatron.core",), megatron_gpt,
+    ),
     Contender("MDS", "StreamingDataset, local", ("mosaicml-streaming",), ("streaming",), mds),
     Contender("LitData", "StreamingDataset, TokensLoader", ("litdata",), ("litdata",), litdata),
     Contender("ArrayRecord", "ArrayRecordReader", ("array-record",), ("array_record",), array_record),
     Contender("Grain", "MapDataset over ArrayRecord", ("grain", "array-record"), ("grain", "array_record"), grain),
-    Contender("Hugging Face datasets", "load_from_disk", ("datasets",), ("datasets",), hugging_face),
-]
+    Contender(
+        "Hugging Face datasets, numpy", "load_from_disk, with_format", ("datasets",), ("datasets",), hugging_face("numpy")
+    ),
+    Contender(
+        "Hugging Face datasets, lists", "load_from_disk, as it is", ("datasets",), ("datasets",), hugging_face(None)
+    ),
+]  # fmt: skip
 
 if __name__ == "__main__":
     main(CONTENDERS, sys.argv[1:])

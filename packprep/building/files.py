@@ -20,8 +20,8 @@ from packprep.errors import BuildError
 TEMPORARIES = ".*.tmp"
 ATTEMPTS = 100
 """How often a file is written whose temporary others remove: each has to publish in that very moment."""
-LARGE_BYTES = 16 << 20
-"""From how many bytes on a file's copy in memory is worth giving back."""
+PIECE_BYTES = 4 << 20
+"""Of a large file, how much is written before the system is told to store it."""
 _HINTS = {
     errno.ENOSPC: "the disk is full: make room",
     errno.EDQUOT: "the quota is used up: make room",
@@ -56,10 +56,7 @@ def _write_temporary(path: Path, buffers: Iterable) -> Path:
         _make_folder(path.parent)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            for buffer in buffers:
-                view = memoryview(buffer).cast("B")
-                while len(view):
-                    view = view[os.write(descriptor, view) :]
+            _write(descriptor, buffers)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -68,6 +65,32 @@ def _write_temporary(path: Path, buffers: Iterable) -> Path:
             os.unlink(temporary)
         raise write_error(path, error) from error
     return temporary
+
+
+def _write(descriptor: int, buffers: Iterable) -> None:
+    """Write all bytes of the buffers.
+
+    After every PIECE_BYTES the system begins to store what is new and lets go of what is stored. So a disk works beside the
+    copying, and a large file takes the memory of some pieces: fresh memory costs more than what is written to it, most of
+    all where a virtual machine has to ask for it, and under a job's limit all of it counts.
+    """
+    kept = 0
+    for buffer in buffers:
+        view = memoryview(buffer)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        while len(view):
+            written = os.write(descriptor, view[:PIECE_BYTES])
+            view, kept = view[written:], kept + written
+            if kept >= PIECE_BYTES:
+                kept = 0
+                _leave_to_disk(descriptor)
+
+
+def _leave_to_disk(descriptor: int) -> None:
+    """Have the system begin to store what is new of a file, and keep no copy in memory of what it has stored."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # it is advice
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _make_folder(folder: Path) -> None:
@@ -134,23 +157,6 @@ def write_whole(path: Path, buffers: Sequence, top: Path) -> None:
     remove_temporaries(path.parent, path.name)
 
 
-def leave_to_disk(path: Path) -> None:
-    """Have the system keep no copy of a large file in memory: it is on disk, and what is written next can lie there instead.
-
-    Fresh memory costs more than what is written to it, most of all where a virtual machine has to ask for it; and under a
-    job's limit all of it counts. A file of less than LARGE_BYTES stays where it is.
-    """
-    if not hasattr(os, "posix_fadvise"):
-        return
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if os.fstat(descriptor).st_size >= LARGE_BYTES:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-
-
 class Growing:
     """A file that is written piece by piece and appears whole: `append` what comes next, then `commit`; or `discard`.
 
@@ -164,7 +170,6 @@ class Growing:
 
     def append(self, buffer: Any) -> None:
         """The next bytes: of anything contiguous."""
-        view = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
         try:
             if self._temporary is None:
                 _make_folder(self.path.parent)
@@ -174,16 +179,14 @@ class Growing:
                 flags = os.O_APPEND
             descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
             try:
-                rest = view
-                while len(rest):
-                    rest = rest[os.write(descriptor, rest) :]
+                _write(descriptor, [buffer])
             finally:
                 os.close(descriptor)
         except OSError as error:
             self.discard()
             raise write_error(self.path, error) from error
-        self._digest.update(view)
-        self.bytes += len(view)
+        self._digest.update(buffer)
+        self.bytes += memoryview(buffer).nbytes
 
     def commit(self) -> dict[str, Any]:
         """Make it appear, in place of one that stands; it and its folder's entry are on disk then. {file, bytes, digest}."""

@@ -68,9 +68,6 @@ class Output(Protocol):
     def write_first(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one already; whether it was this process that wrote it."""
 
-    def leave_to_disk(self, name: str) -> None:
-        """Nothing is going to read a file soon that was written whole."""
-
     def remove(self, name: str) -> None:
         """Remove a file, if there is one."""
 
@@ -139,9 +136,6 @@ class LocalOutput:
     def write_first(self, name: str, data: bytes) -> bool:
         return files.write_first(self.path / name, data)
 
-    def leave_to_disk(self, name: str) -> None:
-        files.leave_to_disk(self.path / name)
-
     def remove(self, name: str) -> None:
         try:
             (self.path / name).unlink(missing_ok=True)
@@ -197,9 +191,6 @@ class RemoteOutput:
 
     def write_first(self, name: str, data: bytes) -> bool:
         return self.remote.write_new(name, data)
-
-    def leave_to_disk(self, name: str) -> None:
-        return  # it never lay here
 
     def remove(self, name: str) -> None:
         if self.exists(name):  # who removes an object that is not there may leave the marker of a folder

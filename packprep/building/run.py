@@ -33,7 +33,7 @@ from packprep.corpus.engines.registry import begin_loading
 from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode, shard_name
+from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
 from packprep.digests import digest_of, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
 from packprep.kernel import warm_kernels
@@ -200,12 +200,17 @@ def build(
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """While this lasts, no garbage is searched for among the many objects that libraries and vocabularies bring."""
+    """While this lasts, no garbage is searched for among the many objects that libraries and vocabularies bring.
+
+    Then they count as old, so that the first search afterwards is not through all of them either.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
+        gc.unfreeze()
         if was_on:
             gc.enable()
 
@@ -305,18 +310,13 @@ def shard_maker(out: Output, prefixes: Sequence[str]) -> Do:
         job = _jobs.get(str(out)) or open_job(out, prefixes)
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
-    before: int | None = None  # the shard that was made last
 
     def make(item: Shard, report: Report) -> dict[str, float]:
-        nonlocal before
         with clock.stage("other"):
             made = make_shard(job, item.number, decoders, report, clock, buffers)
             stop_if_revoked(out, job)
             with clock.stage("write"):
-                if before is not None:
-                    out.leave_to_disk(shard_name(before))
                 commit_shard(out, job, item.number, made)
-                before = item.number
         return clock.take()
 
     return make

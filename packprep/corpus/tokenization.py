@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -94,16 +94,20 @@ def _lone_surrogate(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class _PlainText:
-    """What plain text may not contain. forbidden: bool[vocab_size]; pattern: any special token's text.
+    """What plain text may not contain. forbidden: bool[vocab_size].
 
     forbidden_in_chat: those of them that no template can mean, as they are pieces of the model's and no added tokens.
     """
 
     forbidden: np.ndarray
     forbidden_in_chat: np.ndarray
-    pattern: re.Pattern[str]
     texts: Mapping[int, str]
     ordinary: tuple[int, int]  # the longest range of ids, half-open, none of which is forbidden
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Any special token's text."""
+        return any_of(self.texts.values())
 
     def places(self, ids: np.ndarray, in_chat: bool) -> np.ndarray:
         """int64[k]: where forbidden ids are."""
@@ -126,4 +130,4 @@ def _plain_text(tokenizer_json: bytes, special_ids: tuple[int, ...], vocab_size:
     edges = np.concatenate(([-1], np.flatnonzero(forbidden), [len(forbidden)]))
     longest = int(np.argmax(np.diff(edges)))
     ordinary = (int(edges[longest]) + 1, int(edges[longest + 1]))
-    return _PlainText(forbidden, in_chat, any_of(texts.values()), texts, ordinary)
+    return _PlainText(forbidden, in_chat, texts, ordinary)

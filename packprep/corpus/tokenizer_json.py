@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from packprep.corpus.remembered import remembered
+from packprep.digests import digest_of
 from packprep.errors import VocabularyError
 
 BYTES_VOCAB_SIZE = 528
@@ -234,6 +236,10 @@ def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], na
 @functools.lru_cache(maxsize=2)
 def plain_tokenizer_json(data: bytes, special_ids: frozenset[int]) -> bytes:
     """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws."""
+    return remembered("plain", (digest_of(data), sorted(special_ids)), bytes, lambda: _plain(data, special_ids))
+
+
+def _plain(data: bytes, special_ids: frozenset[int]) -> bytes:
     parsed = parse_tokenizer_json(data, "tokenizer.json")
     added = [
         {**entry, "special": bool(entry.get("special")) or entry["id"] in special_ids}
@@ -295,6 +301,11 @@ def continuing_tokens(data: bytes, vocab_size: int) -> np.ndarray:
 
     Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
     """
+    depends_on = digest_of(data), vocab_size
+    return np.frombuffer(remembered("continuing", depends_on, bytes, lambda: _continuing(data, vocab_size)), np.uint8)
+
+
+def _continuing(data: bytes, vocab_size: int) -> bytes:
     try:
         parsed = _parse(data)
         model = parsed["model"]
@@ -314,4 +325,4 @@ def continuing_tokens(data: bytes, vocab_size: int) -> np.ndarray:
         inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}
         which = [i for text, i in pairs if text in inside] if model.get("byte_fallback") else []
     continues[which] = 1
-    return continues if which else np.zeros(0, np.uint8)
+    return continues.tobytes() if which else b""

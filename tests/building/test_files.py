@@ -2,6 +2,7 @@ import errno
 import os
 import threading
 
+import numpy as np
 import pytest
 
 from packprep.building import files
@@ -149,17 +150,41 @@ def test_write_first_whose_temporary_another_publisher_tidied_up_writes_it_again
     assert len(set(lost)) == 2
 
 
-def test_what_is_left_to_the_disk_stays_as_it_is_and_only_the_large_leave_memory(tmp_path, monkeypatch):
-    dropped = []
-    advise = os.posix_fadvise
-    monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[1:]) or advise(*given))
-    monkeypatch.setattr(files, "LARGE_BYTES", 10_000)
-    for name, size in (("large", 10_000), ("small", 9_999)):
-        write_whole(tmp_path / name, [b"1" * size], tmp_path)
-        files.leave_to_disk(tmp_path / name)
-    files.leave_to_disk(tmp_path / "absent")
-    assert made.contents(tmp_path) == {"large": b"1" * 10_000, "small": b"1" * 9_999}
-    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)]
+@pytest.mark.parametrize("sizes", [[9_999], [10_000], [1] * 10_000, [25_000, 0, 7_000, 4_000], []])
+def test_large_files_are_stored_while_they_are_written_and_have_all_bytes(tmp_path, monkeypatch, sizes):
+    calls = []
+    advise, write, fsync = os.posix_fadvise, os.write, os.fsync
+
+    def note(name, call):
+        def noted(*given):
+            calls.append((name, *given[1:]) if name == "advise" else name)
+            return call(*given)
+
+        return noted
+
+    monkeypatch.setattr(os, "posix_fadvise", note("advise", advise))
+    monkeypatch.setattr(os, "write", note("write", write))
+    monkeypatch.setattr(os, "fsync", note("fsync", fsync))
+    monkeypatch.setattr(files, "PIECE_BYTES", 10_000)
+    buffers = [np.arange(size, dtype=np.uint8) for size in sizes]
+    write_whole(tmp_path / "x", buffers, tmp_path)
+    assert made.contents(tmp_path) == {"x": b"".join(buffer.tobytes() for buffer in buffers)}
+    before = calls[: calls.index("fsync")]  # of the file itself
+    assert before.count(("advise", 0, 0, os.POSIX_FADV_DONTNEED)) == len(before) - before.count("write")
+    assert len(before) - before.count("write") == sum(sizes) // 10_000
+    assert not before or before[-1] != "write" or sum(sizes) % 10_000
+
+
+def test_a_system_that_takes_no_advice_writes_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EINVAL, "no advice")
+
+    monkeypatch.setattr(files, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    write_whole(tmp_path / "x", [b"1" * 2500], tmp_path)
+    monkeypatch.delattr(os, "posix_fadvise")
+    write_whole(tmp_path / "y", [b"1" * 2500], tmp_path)
+    assert made.contents(tmp_path) == {"x": b"1" * 2500, "y": b"1" * 2500}
 
 
 def test_folders_that_are_made_are_on_disk_before_what_is_written_into_them(tmp_path, monkeypatch):

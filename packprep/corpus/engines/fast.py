@@ -53,10 +53,7 @@ class FastEngine:
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
         special_ids: frozenset[int] = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
-        depends_on = vocabulary.digest, sorted(special_ids)
-        plain = remembered(
-            "plain", depends_on, bytes, lambda: plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
-        )
+        plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
         self.version, self.library = installed_version() or "", (str(_native.__file__),)
         self._split = special_text != "special"
         self._folded = b"(?i" in plain
