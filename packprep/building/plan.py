@@ -28,7 +28,7 @@ from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION
 from packprep.digests import own_digest
 from packprep.errors import RecipeError
-from packprep.objectives.objective import Ids
+from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import (
     check_supervised,
     complete,
@@ -66,6 +66,11 @@ class Inputs:
         """What determines the shards, as `recipe.fingerprint_parts` gives it."""
         files = [list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files]
         return fingerprint_parts(self.recipe, files, self.vocabulary.digest, self.chat_template)
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """The recipe's tasks, `too_short` last. RecipeError where one cannot work with these ids or this seq_length."""
+        return resolve(self.recipe, ids_of(self.vocabulary), self.vocabulary.mode_tokens)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -128,7 +133,7 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
     say: is told of a fast engine that failed its proof, where engine = "auto" takes another one.
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
-    tasks = resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
+    tasks = inputs.tasks
     for source, files in zip(recipe.sources, inputs.files, strict=True):
         first_look(source, files, recipe.documents.loss_spans == "use")
     engine, sources, estimates = _proven_and_calibrated(inputs, say)

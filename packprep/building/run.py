@@ -27,7 +27,7 @@ from packprep.building.processes import Do, Report, available_cpus, ended_by_sig
 from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
-from packprep.building.work import make_shard
+from packprep.building.work import make_shard, rehearse
 from packprep.clock import Clock
 from packprep.corpus.engines.registry import begin_loading
 from packprep.corpus.finding import absolute_prefix
@@ -36,7 +36,6 @@ from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
 from packprep.digests import digest_of, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
-from packprep.kernel import warm_kernels
 from packprep.recipe import Recipe
 
 LIST_AGAIN_S = 3.0
@@ -152,7 +151,7 @@ def build(
             inputs = look_up(recipe, moved or {})
             if not out.exists(MANIFEST):
                 begin_loading(inputs.recipe.engine, inputs.vocabulary, inputs.recipe.documents.special_text)
-                warm_kernels()  # meanwhile
+                rehearse(inputs)  # meanwhile
             job = planned(inputs, out, progress.say)
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)

@@ -1,6 +1,7 @@
 """One shard's work: a pure function of (plan, shard number). Read → tokenize → cut and draw tasks → pack → render."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +11,15 @@ from packprep.building import ledger
 from packprep.building.job import Job
 from packprep.building.layout import Layout, arrange
 from packprep.building.packing import pack
+from packprep.building.plan import Inputs, token_dtype
 from packprep.building.render import render, rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
 from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
-from packprep.corpus.reading import UNTRAINED, Reading, read_documents
+from packprep.corpus.reading import UNTRAINED, Documents, Reading, read_documents
 from packprep.dataset.shard import compacted
+from packprep.objectives.objective import Task
+from packprep.recipe import Recipe
 
 TOO_LONG = "too_long"
 UNTRAINED_SEGMENT = "untrained_segment"
@@ -68,32 +72,65 @@ def make_shard(
     recipe, tasks = job.recipe, job.tasks
     clock, buffers = clock or Clock(), buffers or Buffers()
     reading = read_shard(job, shard, decoders, progress, clock, buffers)
-    documents = reading.documents
+    laid = lay_out(recipe, tasks, reading.documents, clock)
+    segments, row, layout = laid.segments, laid.row, laid.layout
+    _note_untrained(job, reading, laid.untrained)
+    _note_left_out(job, reading, segments)
     mult = recipe.packing.pad_seq_to_mult
+    with clock.stage("render"):
+        arrays = render(tasks, reading.documents, segments, laid.slots, layout, recipe.seq_length, mult, buffers)
+    with clock.stage("ledger"):
+        in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
+        last_row_padding = recipe.seq_length - int(laid.physical[in_last].sum()) if len(row) else 0
+        balance = _ledger(job, reading, laid, last_row_padding, arrays, shard)
+    if recipe.output.columns == "compact":
+        arrays = compacted(arrays)
+    return Made(arrays, reading, balance, Segments(*(column[layout.order] for column in segments)))
+
+
+class LaidOut(NamedTuple):
+    """Where each segment goes. [m] each, in document order; `layout` as `arrange` gives it."""
+
+    segments: Segments
+    untrained: np.ndarray  # int64[documents]: tokens of a document that are in no segment, for none there is trained
+    slots: np.ndarray  # int64: by the length law
+    physical: np.ndarray  # int64: rounded up to pad_seq_to_mult
+    row: np.ndarray  # int64
+    layout: Layout
+
+
+def lay_out(recipe: Recipe, tasks: Sequence[Task], documents: Documents, clock: Clock) -> LaidOut:
+    """Cut documents into segments and give each its place. clock: gets the seconds of the stages cut and pack."""
     with clock.stage("cut"):
         if recipe.packing.algorithm == "concat":
             segments, row, _ = cut_at_row_ends(recipe, tasks, documents)
             untrained = np.zeros(len(documents.position), np.int64)
         else:
             segments, untrained = cut(recipe, tasks, documents)
-        _note_untrained(job, reading, untrained)
-        _note_left_out(job, reading, segments)
         slots = slots_of(tasks, segments)
-        physical = rounded_up(slots, mult)
+        physical = rounded_up(slots, recipe.packing.pad_seq_to_mult)
     with clock.stage("pack"):
         if recipe.packing.algorithm != "concat":
             most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
             row, _ = pack(physical, recipe.seq_length, recipe.packing.algorithm, most)
         layout = arrange(segments.key, physical, row, recipe.packing.algorithm == "next_fit")
-    with clock.stage("render"):
-        arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult, buffers)
-    with clock.stage("ledger"):
-        in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
-        last_row_padding = recipe.seq_length - int(physical[in_last].sum()) if len(row) else 0
-        balance = _ledger(job, reading, segments, slots, physical, layout, last_row_padding, arrays, untrained, shard)
-    if recipe.output.columns == "compact":
-        arrays = compacted(arrays)
-    return Made(arrays, reading, balance, Segments(*(column[layout.order] for column in segments)))
+    return LaidOut(segments, untrained, slots, physical, row, layout)
+
+
+def rehearse(inputs: Inputs) -> None:
+    """Load the kernels of a recipe's shards, or compile them, by making one of a few tokens.
+
+    Whoever is forked from this process need not. Whatever goes wrong comes up again where it matters.
+    """
+    documents, tokens = 64, 16
+    zeros, offsets = np.zeros(documents, np.int64), np.arange(documents + 1, dtype=np.int64) * tokens
+    recipe, clock = inputs.recipe, Clock()
+    with contextlib.suppress(Exception):
+        ids = np.zeros(documents * tokens, token_dtype(recipe, inputs.vocabulary.vocab_size))
+        of_zeros = Documents(ids, offsets, offsets[:-1], zeros, zeros, zeros, zeros.astype(np.uint64))
+        laid = lay_out(recipe, inputs.tasks, of_zeros, clock)
+        mult = recipe.packing.pad_seq_to_mult
+        render(inputs.tasks, of_zeros, laid.segments, laid.slots, laid.layout, recipe.seq_length, mult)
 
 
 def _note_untrained(job: Job, reading: Reading, untrained: np.ndarray) -> None:
@@ -125,22 +162,13 @@ def _note_left_out(job: Job, reading: Reading, segments: Segments) -> None:
 
 
 def _ledger(
-    job: Job,
-    reading: Reading,
-    segments: Segments,
-    slots: np.ndarray,
-    physical: np.ndarray,
-    layout: Layout,
-    last_row_padding: int,
-    arrays: dict[str, np.ndarray],
-    untrained: np.ndarray,
-    shard: int,
+    job: Job, reading: Reading, laid: LaidOut, last_row_padding: int, arrays: dict[str, np.ndarray], shard: int
 ) -> dict[str, Any]:
-    documents, order = reading.documents, layout.order
+    documents, segments, order = reading.documents, laid.segments, laid.layout.order
     truncated = np.zeros(len(job.sources), np.int64)
     if job.recipe.documents.long == "truncate":
         used = np.bincount(segments.document, segments.n, len(documents.position)).astype(np.int64)
-        cut_off = np.diff(documents.offsets) - used - untrained
+        cut_off = np.diff(documents.offsets) - used - laid.untrained
         np.add.at(truncated, documents.source, cut_off)
     balance = ledger.shard_ledger(
         reading,
@@ -150,8 +178,8 @@ def _ledger(
         segments.bos[order],
         segments.eos[order],
         segments.copy[order],
-        slots[order],
-        physical[order],
+        laid.slots[order],
+        laid.physical[order],
         truncated,
         last_row_padding,
         job.recipe.seq_length,
