@@ -16,10 +16,17 @@ class Bar:
         self._bar: Any = None
         self._documents = self._tokens = self._rejects = 0
 
+    @staticmethod
+    def load() -> None:
+        """Load what draws the bar."""
+        import tqdm
+
+        tqdm.tqdm.monitor_interval = 0  # its thread would keep workers from being forked
+
     def begin(self, text_bytes: int, shards: int, missing: int) -> None:
         from tqdm import tqdm
 
-        tqdm.monitor_interval = 0  # its thread would keep workers from being forked
+        self.load()
         self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, disable=None, file=sys.stderr, dynamic_ncols=True)
 
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:

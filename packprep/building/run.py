@@ -135,11 +135,13 @@ def build(
     workers: int | None = 1,
     moved: Mapping[str, str] | None = None,
     array: tuple[int, int] = (0, 1),
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
 
     workers: processes; None: one for each CPU that this process may use, and fewer for little text.
     moved: source name → prefix where its files lie now. array: (index, count) of this array task.
+    meanwhile: called while the engine loads, for what the caller has to load too.
     Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while shards are
     made. In a main thread SIGTERM and SIGUSR1 end the process with status 75 if that takes more than some seconds.
     """
@@ -151,7 +153,8 @@ def build(
             inputs = look_up(recipe, moved or {})
             if not out.exists(MANIFEST):
                 begin_loading(inputs.recipe.engine, inputs.vocabulary, inputs.recipe.documents.special_text)
-                rehearse(inputs)  # meanwhile
+                rehearse(inputs)
+                meanwhile()
             job = planned(inputs, out, progress.say)
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)

@@ -50,16 +50,17 @@ def build(
     from packprep.building.output import output_of
     from packprep.building.profile import describe_profile, print_profile
     from packprep.building.run import build as run_build
-    from packprep.inspection.first_document import first_document
-    from packprep.inspection.printed_summary import print_summary
-    from packprep.inspection.summary import describe_build
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
     output = output_of(out)
     fresh = not output.exists("plan.json")
-    outcome = run_build(recipe, output, bar, workers, moved_of(source), position)
+    outcome = run_build(recipe, output, bar, workers, moved_of(source), position, _load_summary)
+    from packprep.inspection.first_document import first_document
+    from packprep.inspection.printed_summary import print_summary
+    from packprep.inspection.summary import describe_build
+
     if fresh:
         bar.say(first_document(outcome.job))
     summary = describe_build(outcome)
@@ -74,6 +75,15 @@ def build(
         print_profile(result["profile"])
 
     put(with_profile, as_json, print_both)
+
+
+def _load_summary() -> None:
+    """Load what shows the work and what it came to."""
+    import packprep.inspection.first_document
+    import packprep.inspection.printed_summary
+    import packprep.inspection.summary  # noqa: F401
+
+    Bar.load()
 
 
 def plan(

@@ -1,5 +1,6 @@
 """Whole builds: the same bytes however the work is spread or divided; what is refused, and what is left out."""
 
+import gc
 import json
 import os
 import shutil
@@ -422,3 +423,21 @@ def test_a_source_that_is_not_there_is_refused_before_work_starts(tmp_path):
     with pytest.raises(RecipeError, match="--source b=…: the recipe has no source of that name; it has source0"):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", moved={"b": "/x"})
     assert not (tmp_path / "out").exists()
+
+
+def test_what_the_caller_has_to_load_is_loaded_meanwhile_and_not_for_what_stands(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", ["text"])
+    calls = []
+    for times in (1, 1):
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", meanwhile=lambda: calls.append(gc.isenabled()))
+        assert calls == [False] * times and gc.isenabled() and not gc.get_freeze_count()
+
+
+def test_a_search_for_garbage_that_is_off_stays_off(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", ["text"])
+    gc.disable()
+    try:
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

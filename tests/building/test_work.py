@@ -2,10 +2,13 @@ import numpy as np
 import pytest
 
 from packprep.buffers import Buffers
+from packprep.building.plan import look_up
 from packprep.building.run import open_job
-from packprep.building.work import make_shard
+from packprep.building.work import make_shard, rehearse
 from packprep.corpus.readers import Decoders
 from packprep.dataset.shard import encode
+from packprep.kernel.compiling import Kernel
+from packprep.recipe import read_recipe
 from tests import made
 
 
@@ -88,3 +91,54 @@ def test_progress_is_told(built):
     told = []
     reading = make_shard(open_job(built.out), 0, progress=lambda *counts: told.append(counts)).reading
     assert np.sum(told, axis=0)[0] == sum(reading.read.values())
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """(kernel, types of its arguments) of those that are called to lay out and render."""
+    import numba
+
+    seen = set()
+    call = Kernel.__call__
+
+    def note(kernel, *arguments):
+        if kernel.__module__.startswith(("packprep.building", "packprep.objectives", "packprep.dataset")):
+            seen.add((kernel.__module__, kernel.__name__, tuple(map(numba.typeof, arguments))))
+        return call(kernel, *arguments)
+
+    monkeypatch.setattr(Kernel, "__call__", note)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"packing": {"pad_seq_to_mult": 8, "algorithm": "first_fit"}},
+        {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "causal"}]},
+        *(
+            {"tasks": [{"preset": preset}]}
+            for preset in ("llada", "prefix_lm", "t5", "fim", "duo", "bd3", "mlm", "dllm")
+        ),
+    ],
+    ids=str,
+)
+def test_a_rehearsal_calls_the_kernels_of_a_shard(tmp_path, called, changes):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(80, 5, 250))
+    table = made.table("a.jsonl", **changes)
+    made.build(table, tmp_path, tmp_path / "out")
+    called.clear()
+    rehearse(look_up(read_recipe(table, tmp_path), {}))
+    rehearsed = set(called)
+    called.clear()
+    make_shard(open_job(tmp_path / "out"), 0)
+    counting = {one for one in called if "ledger" in one[0]}
+    assert called and called - counting <= rehearsed
+
+
+def test_a_rehearsal_says_nothing_of_what_is_wrong(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", ["text"])
+    table = made.table("a.jsonl", output={"token_dtype": "uint16"})
+    inputs = look_up(read_recipe(table, tmp_path), {})
+    object.__setattr__(inputs.vocabulary, "vocab_size", 1 << 17)
+    rehearse(inputs)

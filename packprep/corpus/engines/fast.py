@@ -65,11 +65,12 @@ class FastEngine:
         with ThreadPoolExecutor(1) as other:  # it loads without the lock of Python
             loading = other.submit(load)
             self.reference = ReferenceEngine(vocabulary, special_text)
+            added = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")["added_tokens"]
             try:
                 self._tokenizer = loading.result()
             except Exception as error:
                 raise EngineRefusal(f"it cannot load it ({error})") from error
-        for entry in parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")["added_tokens"]:
+        for entry in added:
             if (here := self._tokenizer.token_to_id(entry["content"])) != entry["id"]:
                 raise EngineRefusal(f"it gives {entry['content']!r} the id {here} and the file {entry['id']}")
 
