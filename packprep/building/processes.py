@@ -79,13 +79,16 @@ def spread(
     report: Report,
     stop_asked: Callable[[], bool],
     clean: Callable[[int], None] = lambda pid: None,
+    started: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[Any, Any]]:
     """(item, result) of each item, as they come; `setup(*arguments)` gives a process its function.
 
     With one worker, or one item, all is done here. clean(pid) removes what an ended worker may have left behind.
+    started: called once the workers are at work, or before this process is.
     Raises what a worker raised, BuildError for one that was killed, Stopped once `stop_asked()`.
     """
     if workers == 1 or len(items) <= 1:
+        started()
         yield from _here(setup, arguments, items, report, stop_asked, clean)
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -104,6 +107,7 @@ def spread(
             processes[here] = process
             at_work[here] = waiting.pop()
             here.send(at_work[here])
+        started()
         while at_work:
             if stop_asked():
                 raise Stopped(_STOPPED)

@@ -16,18 +16,13 @@ class Bar:
         self._bar: Any = None
         self._documents = self._tokens = self._rejects = 0
 
-    @staticmethod
-    def load() -> None:
-        """Load what draws the bar."""
-        import tqdm
-
-        tqdm.tqdm.monitor_interval = 0  # its thread would keep workers from being forked
-
     def begin(self, text_bytes: int, shards: int, missing: int) -> None:
+        if not sys.stderr.isatty():
+            return
         from tqdm import tqdm
 
-        self.load()
-        self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, disable=None, file=sys.stderr, dynamic_ncols=True)
+        tqdm.monitor_interval = 0  # its thread would keep workers from being forked
+        self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
 
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
         self._documents, self._tokens = self._documents + documents, self._tokens + tokens

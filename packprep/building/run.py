@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -135,13 +136,13 @@ def build(
     workers: int | None = 1,
     moved: Mapping[str, str] | None = None,
     array: tuple[int, int] = (0, 1),
-    meanwhile: Callable[[], None] = lambda: None,
+    begun: Callable[[Job], None] = lambda job: None,
 ) -> Outcome:
     """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
 
     workers: processes; None: one for each CPU that this process may use, and fewer for little text.
     moved: source name → prefix where its files lie now. array: (index, count) of this array task.
-    meanwhile: called while the engine loads, for what the caller has to load too.
+    begun: called once with the job: while the workers make the first shards, or before this process does.
     Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while shards are
     made. In a main thread SIGTERM and SIGUSR1 end the process with status 75 if that takes more than some seconds.
     """
@@ -153,8 +154,7 @@ def build(
             inputs = look_up(recipe, moved or {})
             if not out.exists(MANIFEST):
                 begin_loading(inputs.recipe.engine, inputs.vocabulary, inputs.recipe.documents.special_text)
-                rehearse(inputs)
-                meanwhile()
+                rehearse(inputs)  # meanwhile
             job = planned(inputs, out, progress.say)
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)
@@ -174,12 +174,11 @@ def build(
             progress.add(*of_batch)
 
         try:
-            if missing:
-                items = [Shard(b) for b in missing]
-                with _at_hand(out, job):
-                    made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean)
-                    for _, seconds in made:
-                        clock.add(seconds)
+            items, started = [Shard(b) for b in missing], partial(begun, job)
+            with _at_hand(out, job):
+                made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean, started)
+                for _, seconds in made:
+                    clock.add(seconds)
             with clock.stage("publish"):
                 manifest = publish(out, job)
             if manifest is None and array[1] > 1:

@@ -56,13 +56,18 @@ def build(
     bar = Bar()
     output = output_of(out)
     fresh = not output.exists("plan.json")
-    outcome = run_build(recipe, output, bar, workers, moved_of(source), position, _load_summary)
-    from packprep.inspection.first_document import first_document
+
+    def begun(job: Any) -> None:
+        from packprep.inspection import printed_summary, summary  # noqa: F401  (to have them at the end)
+        from packprep.inspection.first_document import first_document
+
+        if fresh:
+            bar.say(first_document(job))
+
+    outcome = run_build(recipe, output, bar, workers, moved_of(source), position, begun)
     from packprep.inspection.printed_summary import print_summary
     from packprep.inspection.summary import describe_build
 
-    if fresh:
-        bar.say(first_document(outcome.job))
     summary = describe_build(outcome)
     if not profile:
         put(summary, as_json, print_summary)
@@ -75,15 +80,6 @@ def build(
         print_profile(result["profile"])
 
     put(with_profile, as_json, print_both)
-
-
-def _load_summary() -> None:
-    """Load what shows the work and what it came to."""
-    import packprep.inspection.first_document
-    import packprep.inspection.printed_summary
-    import packprep.inspection.summary  # noqa: F401
-
-    Bar.load()
 
 
 def plan(

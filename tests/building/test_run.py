@@ -425,12 +425,29 @@ def test_a_source_that_is_not_there_is_refused_before_work_starts(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_caller_has_to_load_is_loaded_meanwhile_and_not_for_what_stands(tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_builds_is_told_once_that_it_has_begun(built, tmp_path, workers):
+    begun = []
+    for time in (1, 2):  # the second makes nothing
+        outcome = made.build(built.table, built.base, tmp_path / "out", workers, begun=begun.append)
+        assert len(begun) == time and begun[-1].digest == outcome.job.digest
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_goes_wrong_when_it_has_begun_stops_the_build(built, tmp_path, workers):
+    def fail(job):
+        raise SourceError("not this one")
+
+    with pytest.raises(SourceError, match="not this one"):
+        made.build(built.table, built.base, tmp_path / "out", workers, begun=fail)
+    assert not made.temporaries(tmp_path / "out")
+    assert made.build(built.table, built.base, tmp_path / "out").manifest == built.outcome.manifest
+
+
+def test_planning_leaves_the_search_for_garbage_on_and_nothing_frozen(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["text"])
-    calls = []
-    for times in (1, 1):
-        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", meanwhile=lambda: calls.append(gc.isenabled()))
-        assert calls == [False] * times and gc.isenabled() and not gc.get_freeze_count()
+    made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+    assert gc.isenabled() and not gc.get_freeze_count()
 
 
 def test_a_search_for_garbage_that_is_off_stays_off(tmp_path):
