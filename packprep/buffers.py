@@ -26,7 +26,7 @@ class Buffers:
             if not keep:
                 self._kept.pop(name, None)  # before more is asked for
                 kept = None
-            more = _fresh(size * dtype.itemsize * 9 // 8)  # the next shard may be a little larger
+            more = _fresh(size * dtype.itemsize * 9 // 8)  # a plan estimates, and the next shard may be a little larger
             if kept is not None:
                 more[: keep * dtype.itemsize] = kept[: keep * dtype.itemsize]
             kept = self._kept[name] = more

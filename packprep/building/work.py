@@ -47,7 +47,7 @@ def read_shard(
     buffers: Buffers | None = None,
 ) -> Reading:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
-    expected_tokens = sum(source["tokens"] for source in job.plan["sources"]) // job.shards * 9 // 8
+    expected_tokens = sum(source["tokens"] for source in job.plan["sources"]) // job.shards
     extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
     return read_documents(
         job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress,
@@ -73,19 +73,18 @@ def make_shard(
     clock, buffers = clock or Clock(), buffers or Buffers()
     reading = read_shard(job, shard, decoders, progress, clock, buffers)
     laid = lay_out(recipe, tasks, reading.documents, clock)
-    segments, row, layout = laid.segments, laid.row, laid.layout
     _note_untrained(job, reading, laid.untrained)
-    _note_left_out(job, reading, segments)
+    _note_left_out(job, reading, laid.segments)
     mult = recipe.packing.pad_seq_to_mult
     with clock.stage("render"):
-        arrays = render(tasks, reading.documents, segments, laid.slots, layout, recipe.seq_length, mult, buffers)
+        arrays = render(
+            tasks, reading.documents, laid.segments, laid.slots, laid.layout, recipe.seq_length, mult, buffers
+        )
     with clock.stage("ledger"):
-        in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
-        last_row_padding = recipe.seq_length - int(laid.physical[in_last].sum()) if len(row) else 0
-        balance = _ledger(job, reading, laid, last_row_padding, arrays, shard)
+        balance = _ledger(job, reading, laid, arrays, shard)
     if recipe.output.columns == "compact":
         arrays = compacted(arrays)
-    return Made(arrays, reading, balance, Segments(*(column[layout.order] for column in segments)))
+    return Made(arrays, reading, balance, Segments(*(column[laid.layout.order] for column in laid.segments)))
 
 
 class LaidOut(NamedTuple):
@@ -124,11 +123,11 @@ def rehearse(inputs: Inputs) -> None:
     """
     documents, tokens = 64, 16
     zeros, offsets = np.zeros(documents, np.int64), np.arange(documents + 1, dtype=np.int64) * tokens
-    recipe, clock = inputs.recipe, Clock()
+    recipe = inputs.recipe
     with contextlib.suppress(Exception):
         ids = np.zeros(documents * tokens, token_dtype(recipe, inputs.vocabulary.vocab_size))
         of_zeros = Documents(ids, offsets, offsets[:-1], zeros, zeros, zeros, zeros.astype(np.uint64))
-        laid = lay_out(recipe, inputs.tasks, of_zeros, clock)
+        laid = lay_out(recipe, inputs.tasks, of_zeros, Clock())
         mult = recipe.packing.pad_seq_to_mult
         render(inputs.tasks, of_zeros, laid.segments, laid.slots, laid.layout, recipe.seq_length, mult)
 
@@ -161,10 +160,10 @@ def _note_left_out(job: Job, reading: Reading, segments: Segments) -> None:
         dropped[TOO_LONG] = dropped.get(TOO_LONG, 0) + n
 
 
-def _ledger(
-    job: Job, reading: Reading, laid: LaidOut, last_row_padding: int, arrays: dict[str, np.ndarray], shard: int
-) -> dict[str, Any]:
-    documents, segments, order = reading.documents, laid.segments, laid.layout.order
+def _ledger(job: Job, reading: Reading, laid: LaidOut, arrays: dict[str, np.ndarray], shard: int) -> dict[str, Any]:
+    documents, segments, row, order = reading.documents, laid.segments, laid.row, laid.layout.order
+    in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
+    last_row_padding = job.recipe.seq_length - int(laid.physical[in_last].sum()) if len(row) else 0
     truncated = np.zeros(len(job.sources), np.int64)
     if job.recipe.documents.long == "truncate":
         used = np.bincount(segments.document, segments.n, len(documents.position)).astype(np.int64)

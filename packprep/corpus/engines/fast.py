@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from packprep.corpus.engines.engine import EngineFault, EngineRefusal, offsets_of
-from packprep.corpus.engines.reference import ReferenceEngine
+from packprep.corpus.engines.reference import ReferenceEngine, plain_of
 from packprep.corpus.remembered import remembered
-from packprep.corpus.tokenizer_json import byte_characters, parse_tokenizer_json, plain_tokenizer_json
+from packprep.corpus.tokenizer_json import byte_characters, parse_tokenizer_json
 from packprep.corpus.vocabulary import Vocabulary
 
 NAME = "fastokens"
@@ -52,8 +52,7 @@ class FastEngine:
             from fastokens import _native
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
-        special_ids: frozenset[int] = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
-        plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
+        plain = plain_of(vocabulary, special_text)
         self.version, self.library = installed_version() or "", (str(_native.__file__),)
         self._split = special_text != "special"
         self._folded = b"(?i" in plain

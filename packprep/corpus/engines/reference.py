@@ -23,8 +23,7 @@ class ReferenceEngine:
         import tokenizers
 
         as_special = special_text == "special"
-        special_ids: frozenset[int] = frozenset() if as_special else frozenset(vocabulary.special_ids)
-        plain = plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
+        plain = plain_of(vocabulary, special_text)
         self.version = tokenizers.__version__
         self.library = (tokenizers.tokenizers.__file__,)
         self._tokenizer = tokenizers.Tokenizer.from_buffer(plain)
@@ -68,6 +67,12 @@ class ReferenceEngine:
             self._chat = tokenizers.Tokenizer.from_buffer(self._plain)
             self._chat.encode_special_tokens = False
         return self._chat
+
+
+def plain_of(vocabulary: Vocabulary, special_text: str) -> bytes:
+    """The tokenizer.json that engines load: what plays a role is special in it, unless such text is meant as the token."""
+    special_ids: frozenset[int] = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
+    return plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
 
 
 def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
