@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from packprep.dataset import order
-from packprep.dataset.gathering import checked_columns
+from packprep.dataset.gathering import checked_columns, dtypes_chosen
 from packprep.errors import ArgumentError, StateError
 
 _AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
@@ -20,6 +20,10 @@ class Rows(Protocol):
     @property
     def fingerprint(self) -> str:
         """What determines its rows and their order, but for seed and shuffle."""
+
+    @property
+    def token_dtype(self) -> np.dtype:
+        """Of its tokens."""
 
     def __len__(self) -> int:
         """Its rows."""
@@ -81,7 +85,8 @@ class Batches:
         self.dataset = dataset
         self._seed = integer("seed", seed, 0, 1 << 64)
         self._shuffle = bool(shuffle)
-        self._columns, self._dtype = columns, dtype
+        self._columns = columns
+        self._dtype = None if dtype is None else dtypes_chosen(dtype, dataset.token_dtype)  # now, not at a batch
         self._redraw = bool(redraw)
         if self._redraw:
             dataset.check_redraw()  # now, not after an epoch

@@ -52,7 +52,20 @@ def columns_chosen(
     columns: Iterable[str], dtype: Any, token_dtype: np.dtype
 ) -> tuple[tuple[str, ...], dict[str, np.dtype]]:
     """(columns, column → dtype) that `with_columns` makes the default."""
-    return checked_columns(columns), {name: dtype_of(name, token_dtype, dtype) for name in COLUMNS + MORE_COLUMNS}
+    return checked_columns(columns), dtypes_chosen(dtype, token_dtype)
+
+
+def dtypes_chosen(dtype: Any, token_dtype: np.dtype) -> dict[str, np.dtype]:
+    """Column → dtype, of every column, where `dtype` is asked for; ArgumentError if it is none, or names no column."""
+    dtype = checked_dtype(dtype)
+    return {name: dtype_of(name, token_dtype, dtype) for name in COLUMNS + MORE_COLUMNS}
+
+
+def checked_dtype(dtype: Any) -> Any:
+    """`dtype`, as it is asked for; ArgumentError if it is a mapping with a key that is no column."""
+    if isinstance(dtype, Mapping):
+        checked_columns(dtype)
+    return dtype
 
 
 def checked_row(index: Any, n_rows: int, of: str) -> int:
@@ -101,7 +114,12 @@ def dtype_of(name: str, token_dtype: np.dtype, dtype: Any) -> np.dtype:
         dtype = dtype.get(name)
     elif name not in _CAST_BY_ONE_DTYPE:
         dtype = None
-    return own_dtype(name, token_dtype) if dtype is None else np.dtype(dtype)
+    if dtype is None:
+        return own_dtype(name, token_dtype)
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError(f"the dtype of {name!r} is {dtype!r} and should be one of numpy's: {error}") from error
 
 
 def allocated(
@@ -113,7 +131,7 @@ def allocated(
     out: Mapping[str, np.ndarray] | None,
 ) -> dict[str, np.ndarray]:
     """The arrays of a batch of so many rows: those of `out`, whose shapes are checked, or else new ones."""
-    batch = {}
+    batch, dtype = {}, checked_dtype(dtype)
     for name in names:
         shape = (rows,) if name in SUMS else (rows, seq_length)
         if out is None:

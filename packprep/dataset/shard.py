@@ -12,6 +12,7 @@ Because seq_length is a multiple of 8, that order aligns every array to its item
 """
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from packprep.dataset.manifest import FORMAT, VERSION, Manifest, is_compact, no_duplicates
+from packprep.dataset.manifest import FORMAT, VERSION, Manifest, is_compact, no_duplicates, shard_name
 from packprep.dataset.opening import open_file
 from packprep.dataset.reading import File, FileArray
 from packprep.errors import DatasetError
@@ -160,10 +161,7 @@ def compacted(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
-    size = dtype.itemsize
-    for n in shape:
-        size *= n
-    return size
+    return dtype.itemsize * math.prod(shape)
 
 
 def _header(arrays: Layout) -> bytes:
@@ -395,3 +393,8 @@ def shard_of(path: Path, manifest: Manifest, number: int, io: IO = "mmap") -> Sh
         compact=is_compact(manifest),
         io=io,
     )
+
+
+def shard_in(folder: Path, manifest: Manifest, number: int) -> Shard:
+    """Shard `number` of the dataset in `folder`, mapped."""
+    return shard_of(folder / shard_name(number), manifest, number)

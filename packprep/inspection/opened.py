@@ -17,7 +17,7 @@ from packprep.building.run import moved_prefixes, open_job, read_plan
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, first_rows, shard_name
 from packprep.dataset.opening import read_file
-from packprep.dataset.shard import Shard, shard_of
+from packprep.dataset.shard import Shard, shard_in
 from packprep.digests import digest_of
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
 from packprep.inspection.columns import segments_of
@@ -67,7 +67,7 @@ class Opened:
     def shard(self, number: int) -> Iterator[Shard]:
         """A shard, near and with sound boundaries, while this lasts."""
         with self.near.brought(shard_name(number)):
-            shard = shard_of(self.near.folder / shard_name(number), self.dataset.manifest, number)
+            shard = shard_in(self.near.folder, self.dataset.manifest, number)
             segments_of(shard, self.dataset.manifest)
             yield shard
 
@@ -91,7 +91,7 @@ class Opened:
         job = self.job
         if isinstance(job, PackprepError):
             return [f"not rebuilt: {job}"] * len(chosen)
-        arrays = shard_of(self.near.folder / shard_name(number), self.dataset.manifest, number).arrays
+        arrays = shard_in(self.near.folder, self.dataset.manifest, number).arrays
 
         def replay(which: np.ndarray) -> list[str]:
             return [f"differs: {what}" if what else IDENTICAL for what in replay_segments(job, arrays, which)]

@@ -9,7 +9,7 @@ import numpy as np
 from packprep.building.output import Nearby, Output
 from packprep.dataset.loader import Dataset, Row
 from packprep.dataset.manifest import shard_name
-from packprep.dataset.shard import shard_of
+from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection.columns import segments_of
 from packprep.inspection.decoding import TokenTexts
@@ -49,7 +49,7 @@ def row_of(data: Opened, number: int) -> dict[str, Any]:
     """Row `number`, which there is, of an open dataset, as plain values."""
     shard, in_shard = data.place(number)
     data.near.bring(shard_name(shard))
-    stored = shard_of(data.near.folder / shard_name(shard), data.dataset.manifest, shard)
+    stored = shard_in(data.near.folder, data.dataset.manifest, shard)
     return row_with(data, number, data.rebuilt(shard, np.arange(*stored.segment_range(in_shard))))
 
 
@@ -89,9 +89,7 @@ def _row_of_most_tasks(near: Nearby, dataset: Dataset) -> int:
     for number, entry in enumerate(dataset.manifest["shards"][:MOST_SHARDS]):
         if entry["rows"]:
             with near.brought(shard_name(number)):
-                segments = segments_of(
-                    shard_of(near.folder / shard_name(number), dataset.manifest, number), dataset.manifest
-                )
+                segments = segments_of(shard_in(near.folder, dataset.manifest, number), dataset.manifest)
             seen = np.zeros((entry["rows"], len(dataset.tasks)), np.bool_)
             seen[segments.row, segments.task] = True
             count = seen[:, wanted].sum(axis=1)

@@ -10,7 +10,7 @@ from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.run import Outcome
 from packprep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest, shard_name
 from packprep.dataset.segments import next_token_loss_mask
-from packprep.dataset.shard import shard_of
+from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.inspection.columns import segments_of, spread
 
@@ -150,7 +150,7 @@ def _lengths(near: Nearby, manifest: Manifest) -> dict[str, Any]:
     rows = most = 0
     for number in numbers:
         with near.brought(shard_name(number)):
-            shard = shard_of(near.folder / shard_name(number), manifest, number)
+            shard = shard_in(near.folder, manifest, number)
             segments = segments_of(shard, manifest)
             if not shard.segments:
                 continue

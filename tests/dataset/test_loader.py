@@ -210,6 +210,21 @@ def test_columns_dtype_and_out(made):
         ds.batch([0], out=out)
 
 
+@pytest.mark.parametrize("ask", ["batch", "batches", "with_columns"])
+def test_a_dtype_that_is_none_or_of_no_column_is_refused_where_it_is_asked_for(made, ask):
+    ds, _, _ = made
+    asked = {
+        "batch": lambda dtype: ds.batch([0], dtype=dtype),
+        "batches": lambda dtype: ds.batches(1, dtype=dtype),
+        "with_columns": lambda dtype: ds.with_columns(["tokens"], dtype=dtype),
+    }[ask]
+    for dtype in ("float33", {"tokens": "float33"}):
+        with pytest.raises(ArgumentError, match="dtype of 'tokens' is 'float33'"):
+            asked(dtype)
+    with pytest.raises(ArgumentError, match="no column is called 'token'"):
+        asked({"token": np.int64})
+
+
 def test_with_columns_gives_items_batches_and_pickles_of_these_columns_alone(tmp_path):
     make_dataset(tmp_path, in_place=True)
     ds = packprep.open_dataset(tmp_path)

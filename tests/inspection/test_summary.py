@@ -187,7 +187,7 @@ def test_an_unfinished_build_says_what_is_missing_and_what_to_do(part_built, cap
 
 
 def test_a_finished_build_reads_no_shard(folder, monkeypatch, capsys):
-    monkeypatch.setattr(summary, "shard_of", None)
+    monkeypatch.setattr(summary, "shard_in", None)
     outcome = built(folder, "ul2r", output={"shard_text_bytes": "2KiB"})
     s = describe_build(outcome)
     monkeypatch.undo()

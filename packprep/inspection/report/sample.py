@@ -18,7 +18,7 @@ from packprep.building.replay import Stored, restore, stored_segments
 from packprep.corpus.readers import PIECE_BYTES
 from packprep.dataset.loader import Row
 from packprep.dataset.manifest import shard_name
-from packprep.dataset.shard import shard_of
+from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.inspection.decoding import BYTES, SPECIAL
 from packprep.inspection.lines import clipped, visible
@@ -79,7 +79,7 @@ def _unreadable(data: Opened, row: int, error: Exception) -> dict[str, Any]:
 def _of_shard(
     data: Opened, number: int, rows: Sequence[int], sound: bool, room: tuple[int, int], read: int
 ) -> tuple[list[dict[str, Any]], int]:
-    shard = shard_of(data.near.folder / shard_name(number), data.dataset.manifest, number)
+    shard = shard_in(data.near.folder, data.dataset.manifest, number)
     ranges = {row: shard.segment_range(data.place(row)[1]) for row in rows}
     every = np.concatenate([np.arange(*own) for own in ranges.values()])
     job = data.job

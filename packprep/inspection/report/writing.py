@@ -8,7 +8,7 @@ from typing import Any
 from packprep.building.files import write_whole
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.dataset.manifest import MANIFEST_NAME, Manifest, first_rows, read_manifest, shard_name
-from packprep.dataset.shard import shard_of
+from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
 from packprep.inspection.columns import segments_of, spread
 from packprep.inspection.lines import counted
@@ -132,7 +132,7 @@ def _figures(near: Nearby, manifest: Manifest, sound: Sequence[int], notes: list
     for b in sound:
         with near.brought(shard_name(b)):
             try:
-                shard = shard_of(near.folder / shard_name(b), manifest, b)
+                shard = shard_in(near.folder, manifest, b)
                 figures.add(shard, MOST_SLOTS // len(sound))
                 if shard.segments and b in _with_rows(sound):
                     found = segments_of(shard, manifest)
