@@ -59,7 +59,7 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
     found = done_receipt(output, number, job.digest)
     if found is None:
         try:
-            make(Shard(number), lambda *counts: None)
+            list(make([Shard(number)], lambda *counts: None))
         except EngineRevoked as error:
             note_revocation(output, job, error)
             raise

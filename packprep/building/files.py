@@ -5,6 +5,7 @@ A temporary is `.NAME.HOST-PID-RANDOM.tmp` beside its file: written, flushed to 
 
 import contextlib
 import errno
+import fcntl
 import glob
 import os
 import re
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from packprep.digests import digest_of_buffers, digest_of_file, new_digest
 from packprep.errors import BuildError
 
@@ -21,7 +24,9 @@ TEMPORARIES = ".*.tmp"
 ATTEMPTS = 100
 """How often a file is written whose temporary others remove: each has to publish in that very moment."""
 PIECE_BYTES = 4 << 20
-"""Of a large file, how much is written before the system is told to store it."""
+"""Of a large buffer, how much is written at once, and how much before the system is told to store it."""
+BLOCK_BYTES = 4096
+"""What memory and file are cut into for a disk that takes bytes directly; no common disk has larger blocks."""
 _HINTS = {
     errno.ENOSPC: "the disk is full: make room",
     errno.EDQUOT: "the quota is used up: make room",
@@ -68,22 +73,52 @@ def _write_temporary(path: Path, buffers: Iterable) -> Path:
 
 
 def _write(descriptor: int, buffers: Iterable) -> None:
-    """Write all bytes of the buffers.
+    """Write all bytes of the buffers to the end of a file: directly as far as that can be, the rest through the page cache."""
+    for buffer in buffers:
+        view = memoryview(buffer)
+        if view.nbytes:
+            view = view.cast("B")
+            _write_through_cache(descriptor, view[_write_directly(descriptor, view) :])
+
+
+def _write_directly(descriptor: int, view: memoryview) -> int:
+    """Write as much of a large buffer as the disk takes out of it, without a copy in the page cache; how many bytes.
+
+    The processor is free meanwhile, where a copy costs it as much as a tenth of what the bytes took to make. It needs a
+    file system that can (O_DIRECT), and whole blocks: of memory, as mmap gives it, and of the file.
+    """
+    size = len(view) // BLOCK_BYTES * BLOCK_BYTES
+    if size < PIECE_BYTES or not hasattr(os, "O_DIRECT") or os.fstat(descriptor).st_size % BLOCK_BYTES:
+        return 0
+    if np.frombuffer(view, np.uint8).ctypes.data % BLOCK_BYTES:
+        return 0
+    flags, written = fcntl.fcntl(descriptor, fcntl.F_GETFL), 0
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        while written < size:
+            written += os.write(descriptor, view[written : min(written + PIECE_BYTES, size)])
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which says that it cannot
+            raise
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+    return written
+
+
+def _write_through_cache(descriptor: int, view: memoryview) -> None:
+    """Write all bytes.
 
     After every PIECE_BYTES the system begins to store what is new and lets go of what is stored. So a disk works beside the
     copying, and a large file takes the memory of some pieces: fresh memory costs more than what is written to it, most of
     all where a virtual machine has to ask for it, and under a job's limit all of it counts.
     """
     kept = 0
-    for buffer in buffers:
-        view = memoryview(buffer)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
-        while len(view):
-            written = os.write(descriptor, view[:PIECE_BYTES])
-            view, kept = view[written:], kept + written
-            if kept >= PIECE_BYTES:
-                kept = 0
-                _leave_to_disk(descriptor)
+    while len(view):
+        written = os.write(descriptor, view[:PIECE_BYTES])
+        view, kept = view[written:], kept + written
+        if kept >= PIECE_BYTES:
+            kept = 0
+            _leave_to_disk(descriptor)
 
 
 def _leave_to_disk(descriptor: int) -> None:

@@ -1,6 +1,6 @@
 """Work spread over processes: items in, results out. The only file that forks.
 
-A worker is handed one item at a time. Whoever is killed leaves temporaries at most; the parent notices and says so.
+A worker is handed an item when it asks for one. Whoever is killed leaves temporaries at most; the parent notices and says so.
 Workers are forked from this process, with all that it has loaded, as long as it has one thread; else by a server without any.
 """
 
@@ -12,7 +12,8 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,7 +24,8 @@ from packprep.errors import BuildError, PackprepError, Stopped
 
 Report = Callable[[int, int, int, int], None]
 """(documents, text bytes, tokens, rejects): what was done since the last report."""
-Do = Callable[[Any, Report], Any]
+Do = Callable[[Iterable[Any], Report], Iterator[Any]]
+"""The result of each item, in their order. It may take the next item before it gives the result of the last one."""
 
 STOP_S = 5.0
 STAY_S = 2.0
@@ -31,6 +33,11 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _STOPPED_CODES = {-number for number in _STOP_SIGNALS}
 _ENDING = {signal.SIGTERM, signal.SIGUSR1}  # SIGINT comes from who sits before it, and can be given again
 _STOPPED = "by a signal; what is committed stays, and the same command goes on"
+
+
+def one_by_one(do: Callable[[Any, Report], Any]) -> Do:
+    """A Do that gives the result of each item before it takes the next."""
+    return lambda items, report: (do(item, report) for item in items)
 
 
 def available_cpus() -> int:
@@ -93,9 +100,10 @@ def spread(
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     context = _context()
-    waiting = list(reversed(items))
+    waiting = deque(items)
     processes: dict[Connection, Any] = {}
-    at_work: dict[Connection, Any] = {}
+    at_work: dict[Connection, deque[Any]] = {}  # what it was handed and has given no result of
+    told_last: set[Connection] = set()  # who was told that there is no more
     try:
         for _ in range(min(workers, len(items))):
             here, there = context.Pipe()
@@ -105,39 +113,43 @@ def spread(
             process.start()
             there.close()
             processes[here] = process
-            at_work[here] = waiting.pop()
-            here.send(at_work[here])
+            at_work[here] = deque([waiting.popleft()])
+            here.send(at_work[here][0])
         started()
         while at_work:
             if stop_asked():
                 raise Stopped(_STOPPED)
             for ready in wait(list(at_work), timeout=0.2):
                 assert isinstance(ready, Connection)
-                connection = ready
+                handed = at_work[ready]
                 try:
-                    kind, value = connection.recv()
+                    kind, value = ready.recv()
                 except (EOFError, ConnectionResetError):
-                    process, item = processes[connection], at_work[connection]
-                    process.join(STOP_S)
+                    processes[ready].join(STOP_S)
                     if (
-                        process.exitcode in _STOPPED_CODES
+                        processes[ready].exitcode in _STOPPED_CODES
                     ):  # a signal to the whole group, which this process is yet to hear
                         raise Stopped(_STOPPED) from None
-                    raise _lost(process.exitcode, item) from None
+                    raise _lost(processes[ready].exitcode, handed) from None
                 if kind == "report":
                     report(*value)
+                elif kind == "next":
+                    item = waiting.popleft() if waiting else None
+                    ready.send(item)
+                    if item is None:
+                        told_last.add(ready)
+                    else:
+                        handed.append(item)
                 elif kind == "done":
-                    item = at_work.pop(connection)
-                    if waiting:
-                        at_work[connection] = waiting.pop()
-                        connection.send(at_work[connection])
-                    yield item, value
+                    yield handed.popleft(), value
                 elif kind == "error":
                     raise value
                 else:
                     raise BuildError(
-                        f"{at_work[connection]}: a worker failed; this is a fault of packprep, report it:\n{value}"
+                        f"{_named(handed)}: a worker failed; this is a fault of packprep, report it:\n{value}"
                     )
+                if ready in told_last and not handed:
+                    del at_work[ready]
     finally:
         _end(processes, clean)
 
@@ -155,14 +167,16 @@ def _here(
         if stop_asked():
             raise Stopped(_STOPPED)
 
-    if not items:
-        return
-    with ended_by_signals(clean):
-        do = setup(*arguments)
+    def until_stopped() -> Iterator[Any]:
         for item in items:
             if stop_asked():
                 raise Stopped(_STOPPED)
-            yield item, do(item, report_or_stop)
+            yield item
+
+    if not items:
+        return
+    with ended_by_signals(clean):
+        yield from zip(items, setup(*arguments)(until_stopped(), report_or_stop), strict=True)
 
 
 @contextmanager
@@ -171,7 +185,8 @@ def ended_by_signals(clean: Callable[[int], None]) -> Iterator[None]:
 
     A handler in Python waits for the end of a call of a library, which may be the tokenization of a whole book or the
     compilation of a kernel. A thread beside it is told of a signal by the pipe that Python writes to at once. All the
-    work stays in this thread: a second one would have an allocator's memory of its own, and pay for fresh pages.
+    reading and computing stays in this thread: a second one would have an allocator's memory of its own, and pay for
+    fresh pages.
     """
     told, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -229,11 +244,15 @@ def _worker(
         os.environ.update(environment)
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+
+    def handed() -> Iterator[Any]:
+        while (item := connection.recv()) is not None:
+            yield item
+            connection.send(("next", None))
+
     try:
-        do = setup(*arguments)
-        while True:
-            item = connection.recv()
-            connection.send(("done", do(item, lambda *counts: connection.send(("report", counts)))))
+        for result in setup(*arguments)(handed(), lambda *counts: connection.send(("report", counts))):
+            connection.send(("done", result))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent is gone, or has no more work
     except PackprepError as error:
@@ -249,14 +268,17 @@ def _tell(connection: Connection, message: tuple[str, Any]) -> None:
         return  # nobody is left to be told
 
 
-def _lost(code: int | None, item: Any) -> BuildError:
+def _named(items: Iterable[Any]) -> str:
+    return " and ".join(map(str, items))
+
+
+def _lost(code: int | None, items: Sequence[Any]) -> BuildError:
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
     hint = ""
     if code == -signal.SIGKILL:
         hint = " (the kernel kills what uses too much memory: try fewer --workers or a smaller output.shard_text_bytes)"
-    return BuildError(
-        f"{item}: its worker process was {how}{hint}; run the same command again: what is committed stays"
-    )
+    whose = f"{_named(items)}: its worker process" if items else "a worker process"
+    return BuildError(f"{whose} was {how}{hint}; run the same command again: what is committed stays")
 
 
 def _end(processes: Mapping[Connection, Any], clean: Callable[[int], None]) -> None:

@@ -8,7 +8,8 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from packprep.building.processes import Do, Report, available_cpus, ended_by_sig
 from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
-from packprep.building.work import make_shard, rehearse
+from packprep.building.work import begin_shard, finish_shard, rehearse
 from packprep.clock import Clock
 from packprep.corpus.engines.registry import begin_loading
 from packprep.corpus.finding import absolute_prefix
@@ -312,12 +313,25 @@ def shard_maker(out: Output, prefixes: Sequence[str]) -> Do:
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 
-    def make(item: Shard, report: Report) -> dict[str, float]:
-        with clock.stage("other"):
-            made = make_shard(job, item.number, decoders, report, clock, buffers)
-            stop_if_revoked(out, job)
-            with clock.stage("write"):
-                commit_shard(out, job, item.number, made)
+    def make(items: Iterable[Shard], report: Report) -> Iterator[dict[str, float]]:
+        # A shard is written beside the reading of the next one, for which the disk, or a store, need not be waited for.
+        with ThreadPoolExecutor(1) as writer:
+            written: Future[Any] | None = None
+            for item in items:
+                with clock.stage("other"):
+                    begun = begin_shard(job, item.number, decoders, report, clock, buffers)
+                if written is not None:
+                    yield result(written)
+                with clock.stage("other"):
+                    made = finish_shard(job, begun, clock, buffers)
+                    stop_if_revoked(out, job)
+                written = writer.submit(commit_shard, out, job, item.number, made)
+            if written is not None:
+                yield result(written)
+
+    def result(written: Future[Any]) -> dict[str, float]:
+        with clock.stage("write"):
+            written.result()
         return clock.take()
 
     return make

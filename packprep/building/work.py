@@ -56,6 +56,25 @@ def read_shard(
     )  # fmt: skip
 
 
+class LaidOut(NamedTuple):
+    """Where each segment goes. [m] each, in document order; `layout` as `arrange` gives it."""
+
+    segments: Segments
+    untrained: np.ndarray  # int64[documents]: tokens of a document that are in no segment, for none there is trained
+    slots: np.ndarray  # int64: by the length law
+    physical: np.ndarray  # int64: rounded up to pad_seq_to_mult
+    row: np.ndarray  # int64
+    layout: Layout
+
+
+class Begun(NamedTuple):
+    """A shard whose documents have their places in rows that are not there yet."""
+
+    number: int
+    reading: Reading
+    laid: LaidOut
+
+
 def make_shard(
     job: Job,
     shard: int,
@@ -69,33 +88,39 @@ def make_shard(
     clock: gets the seconds of the stages read, tokenize, cut, pack, render and ledger.
     buffers: memory to go on with, by which the shard made before ends; None: memory of its own.
     """
-    recipe, tasks = job.recipe, job.tasks
     clock, buffers = clock or Clock(), buffers or Buffers()
+    return finish_shard(job, begin_shard(job, shard, decoders, progress, clock, buffers), clock, buffers)
+
+
+def begin_shard(
+    job: Job,
+    shard: int,
+    decoders: Decoders | None,
+    progress: Callable[[int, int, int, int], None] | None,
+    clock: Clock,
+    buffers: Buffers,
+) -> Begun:
+    """The first part of `make_shard`, after which the arrays of the shard made before are still what they were."""
     reading = read_shard(job, shard, decoders, progress, clock, buffers)
-    laid = lay_out(recipe, tasks, reading.documents, clock)
+    laid = lay_out(job.recipe, job.tasks, reading.documents, clock)
     _note_untrained(job, reading, laid.untrained)
     _note_left_out(job, reading, laid.segments)
-    mult = recipe.packing.pad_seq_to_mult
+    return Begun(shard, reading, laid)
+
+
+def finish_shard(job: Job, begun: Begun, clock: Clock, buffers: Buffers) -> Made:
+    """The second part of `make_shard`: rows and ledger."""
+    recipe, (shard, reading, laid) = job.recipe, begun
     with clock.stage("render"):
         arrays = render(
-            tasks, reading.documents, laid.segments, laid.slots, laid.layout, recipe.seq_length, mult, buffers
-        )
+            job.tasks, reading.documents, laid.segments, laid.slots, laid.layout, recipe.seq_length,
+            recipe.packing.pad_seq_to_mult, buffers,
+        )  # fmt: skip
     with clock.stage("ledger"):
         balance = _ledger(job, reading, laid, arrays, shard)
     if recipe.output.columns == "compact":
         arrays = compacted(arrays)
     return Made(arrays, reading, balance, Segments(*(column[laid.layout.order] for column in laid.segments)))
-
-
-class LaidOut(NamedTuple):
-    """Where each segment goes. [m] each, in document order; `layout` as `arrange` gives it."""
-
-    segments: Segments
-    untrained: np.ndarray  # int64[documents]: tokens of a document that are in no segment, for none there is trained
-    slots: np.ndarray  # int64: by the length law
-    physical: np.ndarray  # int64: rounded up to pad_seq_to_mult
-    row: np.ndarray  # int64
-    layout: Layout
 
 
 def lay_out(recipe: Recipe, tasks: Sequence[Task], documents: Documents, clock: Clock) -> LaidOut:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.output import LocalOutput, Nearby, Output
-from packprep.building.processes import Do, Report, spread, stoppable
+from packprep.building.processes import Do, Report, one_by_one, spread, stoppable
 from packprep.building.run import Progress, open_job
 from packprep.dataset.manifest import PLAN_NAME, TOKENIZER_NAME, Manifest
 from packprep.errors import DatasetError, PlanError, RecipeError
@@ -114,7 +114,7 @@ def _documents(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
                 pair.add(restored.tokens[offsets[begin] : offsets[end]], restored.lengths[begin:end])
         report(len(restored.lengths), shard.size, len(restored.tokens), 0)
 
-    return append
+    return one_by_one(append)
 
 
 def _rows(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
@@ -125,7 +125,7 @@ def _rows(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
             pair.add(shard.arrays["tokens"].reshape(-1), np.full(shard.rows, shard.seq_length, np.int64))
         report(shard.rows, shard.size, shard.rows * shard.seq_length, 0)
 
-    return append
+    return one_by_one(append)
 
 
 def prefixes(sources: Sequence[str]) -> list[str]:

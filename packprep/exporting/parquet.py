@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packprep.building.output import Nearby, Output
-from packprep.building.processes import Do, Report, spread, stoppable
+from packprep.building.processes import Do, Report, one_by_one, spread, stoppable
 from packprep.building.run import Progress
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import Manifest, encode, first_rows
@@ -102,7 +102,7 @@ def _setup(near: Nearby, manifest: Manifest, out: Output, columns: str) -> Do:
         out.write_whole(name, [data])
         return _file(name, data, entry["rows"], inside)
 
-    return export
+    return one_by_one(export)
 
 
 def _standing(out: Output, name: str, schema: pa.Schema, rows: int) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import numpy as np
 from packprep.building.array import share_of
 from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, RemoteOutput, nearby, output_of
-from packprep.building.processes import Do, Report, spread, stoppable
+from packprep.building.processes import Do, Report, one_by_one, spread, stoppable
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import (
@@ -250,7 +250,7 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
         tell(1, 1)
         return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed)
 
-    return check_item
+    return one_by_one(check_item)
 
 
 def _arrays_of(directory: Path, job: Job, item: Item, faults: Faults) -> Mapping[str, np.ndarray] | None:
