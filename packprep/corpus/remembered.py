@@ -33,9 +33,9 @@ def remembered(what: str, depends_on: tuple, kind: type[T], find: Callable[[], T
     except (OSError, ValueError):
         pass
     found = find()
-    data = msgspec.msgpack.encode(found)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # ValueError: half a character, which is no UTF-8
+        data = msgspec.msgpack.encode(found)
         temporary.write_bytes(data + digest_of(data).encode())
         os.replace(temporary, path)
     return found

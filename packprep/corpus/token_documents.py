@@ -33,7 +33,7 @@ def take_tokens(lists: IdLists, documents: Documents, vocabulary: Vocabulary) ->
     if documents.prepend_bos and len(ids):
         begin += (end > begin) & (ids[np.minimum(begin, len(ids) - 1)] == vocabulary.roles["bos"])
     if documents.special_text == "reject":
-        forbidden = _forbidden(vocabulary.tokenizer_json, vocabulary.special_ids)
+        forbidden = _forbidden(vocabulary)
         places = np.flatnonzero(np.isin(ids, forbidden))
         owner = np.searchsorted(offsets, places, side="right") - 1
         places = places[(places >= begin[owner]) & (places < end[owner])]
@@ -60,7 +60,7 @@ def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=4)
-def _forbidden(tokenizer_json: bytes, special_ids: tuple[int, ...]) -> np.ndarray:
+def _forbidden(vocabulary: Vocabulary) -> np.ndarray:
     """int64[k]: the special ids but the unknown token's, which any text may give."""
-    unknown = unknown_id(tokenizer_json)
-    return np.array([id for id in special_ids if id != unknown], np.int64)
+    unknown = unknown_id(vocabulary.tokenizer_json)
+    return np.array([id for id in vocabulary.special_ids if id != unknown], np.int64)

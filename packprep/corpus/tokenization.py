@@ -1,7 +1,7 @@
 """Texts to flat ids by an engine, with the documents that cannot be tokenized turned away."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.corpus.engines.engine import Engine, any_of, check_special_text, offsets_of
-from packprep.corpus.tokenizer_json import parse_tokenizer_json, texts_of_ids, unknown_id
+from packprep.corpus.tokenizer_json import added_tokens, texts_of_ids, unknown_id
 from packprep.corpus.vocabulary import Vocabulary
 
 
@@ -48,25 +48,19 @@ def tokenize(
     """
     assert begins or chat is None
     check_special_text(special_text)
-    rejected: dict[int, tuple[str, str]] = {}
-    plain = None
-    if special_text != "special":
-        plain = _plain_text(vocabulary.tokenizer_json, vocabulary.special_ids, vocabulary.vocab_size)
-    for i, text in enumerate(texts):
-        if not text.isascii() and (place := _lone_surrogate(text)) is not None:
-            detail = f"U+{ord(text[place]):04X} at character {place} is half of a surrogate pair and no character"
-            rejected[i] = ("lone_surrogate", detail)
-        elif chat is not None and plain is not None:
-            if match := next(filter(None, map(plain.pattern.search, chat[i])), None):
-                rejected[i] = ("special_text", f"{match.group()} in a message")
-        elif special_text == "reject" and plain is not None and (match := plain.pattern.search(text)):
-            rejected[i] = ("special_text", f"{match.group()} at character {match.start()}")
-    usable = ["" if i in rejected else text for i, text in enumerate(texts)]
-    at: np.ndarray | None = None
-    if begins:
-        ids, offsets, at = engine.encode_with_begins(usable, chat is not None)
-    else:
-        ids, offsets = engine.encode(usable)
+    plain = None if special_text == "special" else _plain_text(vocabulary)
+    rejected = {}
+    if chat is not None or special_text == "reject":
+        rejected = _turned_away(texts, chat, plain)
+    try:
+        ids, offsets, at = _encoded(engine, texts, rejected, begins, chat is not None)
+    except Exception:
+        # Half characters are looked for only now: to look is to encode all that is not ASCII twice.
+        with_half = _with_half_characters(texts)
+        if with_half.keys() <= rejected.keys():
+            raise
+        rejected |= with_half
+        ids, offsets, at = _encoded(engine, texts, rejected, begins, chat is not None)
     if plain is not None:
         places = plain.places(ids, chat is not None)
         documents = np.searchsorted(offsets, places, side="right") - 1
@@ -84,12 +78,45 @@ def tokenize(
     return Tokens(ids, offsets, [(i, *rejected[i]) for i in sorted(rejected)], at)
 
 
-def _lone_surrogate(text: str) -> int | None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return error.start
-    return None
+_Rejected = dict[int, tuple[str, str]]  # index of a document → reason, detail
+
+
+def _encoded(
+    engine: Engine, texts: Sequence[str], rejected: Collection[int], begins: bool, is_chat: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(ids, offsets, begins) of the texts, those of rejected ones empty. Raises where one is not of whole characters."""
+    usable = ["" if i in rejected else text for i, text in enumerate(texts)] if rejected else texts
+    if begins:
+        return engine.encode_with_begins(usable, is_chat)
+    ids, offsets = engine.encode(usable)
+    return ids, offsets, None
+
+
+def _turned_away(texts: Sequence[str], chat: Sequence[Sequence[str]] | None, plain: "_PlainText | None") -> _Rejected:
+    """The texts with half a character, or with a special token's text where that may not be."""
+    rejected = _with_half_characters(texts)
+    for i, text in enumerate(texts):
+        if i in rejected or plain is None:
+            continue
+        if chat is not None:
+            if match := next(filter(None, map(plain.pattern.search, chat[i])), None):
+                rejected[i] = ("special_text", f"{match.group()} in a message")
+        elif match := plain.pattern.search(text):
+            rejected[i] = ("special_text", f"{match.group()} at character {match.start()}")
+    return rejected
+
+
+def _with_half_characters(texts: Sequence[str]) -> _Rejected:
+    """The texts with half of a surrogate pair, which no engine takes: UTF-8 does not have it."""
+    rejected = {}
+    for i, text in enumerate(texts):
+        try:
+            text.isascii() or text.encode()
+        except UnicodeEncodeError as error:
+            place = error.start
+            detail = f"U+{ord(text[place]):04X} at character {place} is half of a surrogate pair and no character"
+            rejected[i] = ("lone_surrogate", detail)
+    return rejected
 
 
 @dataclass(frozen=True)
@@ -118,15 +145,16 @@ class _PlainText:
 
 
 @lru_cache(maxsize=4)
-def _plain_text(tokenizer_json: bytes, special_ids: tuple[int, ...], vocab_size: int) -> _PlainText:
+def _plain_text(vocabulary: Vocabulary) -> _PlainText:
+    tokenizer_json, special_ids = vocabulary.tokenizer_json, vocabulary.special_ids
     texts = texts_of_ids(tokenizer_json, special_ids)
-    forbidden = np.zeros(vocab_size, dtype=bool)
+    forbidden = np.zeros(vocabulary.vocab_size, dtype=bool)
     forbidden[list(texts)] = True
     unknown = unknown_id(tokenizer_json)
     if unknown is not None:
         forbidden[unknown] = False  # [UNK] is special, but any text may give it
     in_chat = forbidden.copy()
-    in_chat[[token["id"] for token in parse_tokenizer_json(tokenizer_json, "tokenizer.json")["added_tokens"]]] = False
+    in_chat[[id for _, id in added_tokens(tokenizer_json)]] = False
     edges = np.concatenate(([-1], np.flatnonzero(forbidden), [len(forbidden)]))
     longest = int(np.argmax(np.diff(edges)))
     ordinary = (int(edges[longest]) + 1, int(edges[longest + 1]))

@@ -257,22 +257,43 @@ def _is_pair_without_spaces(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) and " " not in p for p in pair)
 
 
+def added_tokens(data: bytes) -> list[tuple[str, int]]:
+    """(text, id) of each of the added tokens."""
+
+    def find() -> list[tuple[str, int]]:
+        return [
+            (entry["content"], entry["id"]) for entry in parse_tokenizer_json(data, "tokenizer.json")["added_tokens"]
+        ]
+
+    return remembered("added", (digest_of(data),), list[tuple[str, int]], find)
+
+
 def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
     """The texts of these ids, of those that are tokens; by the file, which `read_tokens` has compared with `tokenizers`."""
-    parsed, wanted = parse_tokenizer_json(data, "tokenizer.json"), set(ids)
-    vocabulary = parsed["model"].get("vocab") or {}
-    listed = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
-    texts = {id: text for text, id in listed if id in wanted}
-    return texts | {entry["id"]: entry["content"] for entry in parsed["added_tokens"] if entry["id"] in wanted}
+    wanted = set(ids)
+
+    def find() -> dict[int, str]:
+        parsed = parse_tokenizer_json(data, "tokenizer.json")
+        vocabulary = parsed["model"].get("vocab") or {}
+        listed = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
+        texts = {id: text for text, id in listed if id in wanted}
+        return texts | {entry["id"]: entry["content"] for entry in parsed["added_tokens"] if entry["id"] in wanted}
+
+    return remembered("texts", (digest_of(data), sorted(wanted)), dict[int, str], find)
 
 
 def unknown_id(data: bytes) -> int | None:
     """The id that the model gives to what it does not know, as [UNK]; None where it has none."""
-    model = parse_tokenizer_json(data, "tokenizer.json")["model"]
-    if isinstance(model.get("unk_id"), int):
-        return model["unk_id"]
-    vocabulary = model.get("vocab")
-    return vocabulary.get(model.get("unk_token")) if isinstance(vocabulary, dict) else None
+
+    def find() -> list[int]:
+        model = parse_tokenizer_json(data, "tokenizer.json")["model"]
+        if isinstance(model.get("unk_id"), int):
+            return [model["unk_id"]]
+        vocabulary = model.get("vocab")
+        of_text = vocabulary.get(model.get("unk_token")) if isinstance(vocabulary, dict) else None
+        return [] if of_text is None else [of_text]
+
+    return next(iter(remembered("unknown", (digest_of(data),), list[int], find)), None)
 
 
 def _entry(id: int, text: str) -> dict[str, Any]:

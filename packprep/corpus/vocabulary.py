@@ -5,7 +5,7 @@ What is given comes first; what is found never takes a token that something else
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Needs:
 class Vocabulary:
     """A tokenizer with every role resolved.
 
-    tokenizer_json  the bytes that the dataset keeps; digest is theirs
+    tokenizer_json  the bytes that the dataset keeps; digest is theirs, and compared in their place
     vocab_size      no id reaches it
     roles           role → id; pad is always there
     sentinels       the k-th marks the k-th span
@@ -82,15 +82,15 @@ class Vocabulary:
     notes           what should be said aloud
     """
 
-    tokenizer_json: bytes
+    tokenizer_json: bytes = field(compare=False)
     digest: str
     vocab_size: int
-    roles: dict[str, int]
+    roles: dict[str, int] = field(hash=False)
     sentinels: tuple[int, ...]
-    mode_tokens: dict[str, int]
-    added_tokens: tuple[dict[str, Any], ...]
+    mode_tokens: dict[str, int] = field(hash=False)
+    added_tokens: tuple[dict[str, Any], ...] = field(hash=False)
     special_ids: tuple[int, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = field(compare=False)
 
     def specials(self) -> dict[str, int | list[int]]:
         """Role → id, "sentinels" → ids, mode token → id, as the manifest keeps them."""

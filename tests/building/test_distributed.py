@@ -85,7 +85,7 @@ def test_an_engine_that_is_caught_leaves_its_note(small, monkeypatch):
     def caught(*_):
         raise EngineRevoked("caught", {"engine": "x", "version": "1"})
 
-    monkeypatch.setattr("packprep.building.run.make_shard", caught)
+    monkeypatch.setattr("packprep.building.run.finish_shard", caught)
     with pytest.raises(EngineRevoked):
         build_shard(out, 0)
     assert (out / NOTE).exists()

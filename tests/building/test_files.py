@@ -1,9 +1,13 @@
 import errno
+import fcntl
+import mmap
 import os
 import threading
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from packprep.building import files
 from packprep.building.files import remove_all_temporaries, remove_temporaries, write_error, write_first, write_whole
@@ -150,7 +154,7 @@ def test_write_first_whose_temporary_another_publisher_tidied_up_writes_it_again
     assert len(set(lost)) == 2
 
 
-@pytest.mark.parametrize("sizes", [[9_999], [10_000], [1] * 10_000, [25_000, 0, 7_000, 4_000], []])
+@pytest.mark.parametrize("sizes", [[9_999], [10_000], [5_000, 5_000], [25_000, 0, 7_000, 40_000], []])
 def test_large_files_are_stored_while_they_are_written_and_have_all_bytes(tmp_path, monkeypatch, sizes):
     calls = []
     advise, write, fsync = os.posix_fadvise, os.write, os.fsync
@@ -171,8 +175,8 @@ def test_large_files_are_stored_while_they_are_written_and_have_all_bytes(tmp_pa
     assert made.contents(tmp_path) == {"x": b"".join(buffer.tobytes() for buffer in buffers)}
     before = calls[: calls.index("fsync")]  # of the file itself
     assert before.count(("advise", 0, 0, os.POSIX_FADV_DONTNEED)) == len(before) - before.count("write")
-    assert len(before) - before.count("write") == sum(sizes) // 10_000
-    assert not before or before[-1] != "write" or sum(sizes) % 10_000
+    assert len(before) - before.count("write") == sum(size // 10_000 for size in sizes)
+    assert not before or before[-1] != "write" or sizes[-1] % 10_000
 
 
 def test_a_system_that_takes_no_advice_writes_all_the_same(tmp_path, monkeypatch):
@@ -185,6 +189,102 @@ def test_a_system_that_takes_no_advice_writes_all_the_same(tmp_path, monkeypatch
     monkeypatch.delattr(os, "posix_fadvise")
     write_whole(tmp_path / "y", [b"1" * 2500], tmp_path)
     assert made.contents(tmp_path) == {"x": b"1" * 2500, "y": b"1" * 2500}
+
+
+# Directly, without a copy in the page cache
+
+BLOCK = files.BLOCK_BYTES
+
+
+def of_blocks(size, shift=0, seed=0):
+    """uint8[size] in memory that begins `shift` bytes behind the begin of a page."""
+    memory = np.frombuffer(mmap.mmap(-1, size + shift + 1), np.uint8)[shift : shift + size]
+    memory[:] = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+    return memory
+
+
+@pytest.fixture
+def direct_writes(tmp_path, monkeypatch):
+    """The sizes of the writes with O_DIRECT, of buffers from two blocks on."""
+    taken, write = [], os.write
+
+    def noted(descriptor, data):
+        count = write(descriptor, data)
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            taken.append(count)
+        return count
+
+    monkeypatch.setattr(files, "PIECE_BYTES", 2 * BLOCK)
+    monkeypatch.setattr(os, "write", noted)
+    return taken
+
+
+def can_write_directly(folder):
+    try:
+        os.close(os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        return False
+    (folder / "probe").unlink()
+    return True
+
+
+def test_what_lies_in_whole_blocks_of_memory_and_file_is_written_directly(tmp_path, direct_writes):
+    if not can_write_directly(tmp_path):
+        pytest.skip(f"the file system of {tmp_path} has no O_DIRECT")
+    buffers = [of_blocks(BLOCK), of_blocks(7 * BLOCK + 5, seed=1), of_blocks(9 * BLOCK, seed=2)]
+    write_whole(tmp_path / "x", buffers, tmp_path)
+    assert (tmp_path / "x").read_bytes() == b"".join(buffer.tobytes() for buffer in buffers)
+    assert direct_writes == [2 * BLOCK] * 3 + [BLOCK]  # the last one begins inside of a block of the file
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5 * BLOCK) | st.sampled_from([2 * BLOCK, 4 * BLOCK]), st.sampled_from([0, 0, 1]))
+    ),
+    st.sampled_from([None, BLOCK, 1000]),
+)
+def test_any_buffers_give_a_file_of_their_bytes(tmp_path, direct_writes, buffers, most):
+    write = os.write
+    given = [of_blocks(size, shift, i) for i, (size, shift) in enumerate(buffers)]
+    with pytest.MonkeyPatch.context() as patch:
+        if most:  # a system may take less than it is given
+            patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:most]))
+        write_whole(tmp_path / "x", given, tmp_path)
+    assert (tmp_path / "x").read_bytes() == b"".join(buffer.tobytes() for buffer in given)
+
+
+@pytest.mark.parametrize("refused", ["flag", "first write", "second write"])
+def test_a_file_system_that_takes_nothing_directly_has_all_bytes(tmp_path, monkeypatch, direct_writes, refused):
+    write, control, tried = os.write, fcntl.fcntl, []
+
+    def set_flags(descriptor, command, *flags):
+        if refused == "flag" and flags and flags[0] & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no such flag")
+        return control(descriptor, command, *flags)
+
+    def refuse(descriptor, data):
+        if control(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            tried.append(len(data))
+            if len(tried) == ("first write", "second write").index(refused) + 1:
+                raise OSError(errno.EINVAL, "not so")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(fcntl, "fcntl", set_flags)
+    monkeypatch.setattr(os, "write", refuse)
+    data = of_blocks(6 * BLOCK)
+    write_whole(tmp_path / "x", [data], tmp_path)
+    assert (tmp_path / "x").read_bytes() == data.tobytes()
+
+
+def test_a_disk_that_is_full_says_so_when_it_is_written_directly(tmp_path, monkeypatch, direct_writes):
+    def full(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(BuildError, match="No space left on device; the disk is full: make room"):
+        write_whole(tmp_path / "x", [of_blocks(4 * BLOCK)], tmp_path)
+    assert not os.listdir(tmp_path)
 
 
 def test_folders_that_are_made_are_on_disk_before_what_is_written_into_them(tmp_path, monkeypatch):

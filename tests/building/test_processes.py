@@ -1,3 +1,4 @@
+import itertools
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from packprep.building.processes import spread, stoppable
+from packprep.building.processes import one_by_one, spread, stoppable
 from packprep.errors import BuildError, SourceError, Stopped
 from tests.made import ROOT, environment
 
@@ -30,7 +31,7 @@ def double(factor=2):
         report(1, item, 0, 0)
         return item * factor
 
-    return do
+    return one_by_one(do)
 
 
 def refuses():
@@ -39,14 +40,14 @@ def refuses():
             raise SourceError("item 3: cannot be read")
         return item
 
-    return do
+    return one_by_one(do)
 
 
 def breaks():
     def do(item, report):
         raise ZeroDivisionError("oh")
 
-    return do
+    return one_by_one(do)
 
 
 def broken_setup():
@@ -60,14 +61,14 @@ def dies():
         time.sleep(0.05)
         return item
 
-    return do
+    return one_by_one(do)
 
 
 def leaves():
     def do(item, report):
         os._exit(7)
 
-    return do
+    return one_by_one(do)
 
 
 def waits():
@@ -77,7 +78,7 @@ def waits():
             report(0, 0, 0, 0)
         return item
 
-    return do
+    return one_by_one(do)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -86,6 +87,40 @@ def test_every_item_gives_its_result_once_and_every_report_arrives(workers):
     results = list(spread(double, (3,), list(range(9)), workers, lambda *counts: told.append(counts), never))
     assert sorted(results) == [(i, 3 * i) for i in range(9)]
     assert sorted(told) == [(1, i, 0, 0) for i in range(9)]
+
+
+def lags():
+    """The result of an item once the next one is there."""
+
+    def do(items, report):
+        last = []
+        for item in items:
+            yield from last
+            last = [item * 2]
+        yield from last
+
+    return do
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_an_item_may_be_taken_before_the_result_of_the_last_one_is_given(workers, count):
+    results = list(spread(lags, (), list(range(count)), workers, nothing, never))
+    assert sorted(results) == [(i, 2 * i) for i in range(count)]
+
+
+def dies_with_two():
+    def do(items, report):
+        taken = list(itertools.islice(items, 2))
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield taken
+
+    return do
+
+
+def test_a_killed_worker_is_named_with_all_that_it_was_handed():
+    with pytest.raises(BuildError, match=r"^(0|1) and (2|3): its worker process was killed by signal 9"):
+        list(spread(dies_with_two, (), list(range(6)), 2, nothing, never))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -97,7 +132,7 @@ def test_one_item_is_done_here():
     seen = []
 
     def setup():
-        return lambda item, report: seen.append(os.getpid())
+        return one_by_one(lambda item, report: seen.append(os.getpid()))
 
     list(spread(setup, (), ["one"], 4, nothing, never))
     assert seen == [os.getpid()]
@@ -147,7 +182,7 @@ def signalled():
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(60)
 
-    return do
+    return one_by_one(do)
 
 
 def test_a_signal_that_a_worker_hears_first_is_a_stop_and_no_fault():
@@ -157,13 +192,13 @@ def test_a_signal_that_a_worker_hears_first_is_a_stop_and_no_fault():
 
 DEAF = """
 import hashlib, sys
-from packprep.building.processes import spread, stoppable
+from packprep.building.processes import one_by_one, spread, stoppable
 
 def setup():
     def do(item, report):
         print("begun", flush=True)
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # hours inside of a library
-    return do
+    return one_by_one(do)
 
 with stoppable() as asked:
     list(spread(setup, (), ["one"], 1, print, asked, lambda pid: print("cleaned", flush=True)))
@@ -219,7 +254,7 @@ def where():
         time.sleep(0.05)
         return os.getpid(), os.getppid()
 
-    return do
+    return one_by_one(do)
 
 
 @pytest.mark.parametrize("threads", [0, 1])

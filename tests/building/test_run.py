@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import packprep
+from packprep.building import run as building_run
 from packprep.building.array import share_of
 from packprep.building.output import LocalOutput
 from packprep.building.publication import MANIFEST
@@ -442,6 +444,69 @@ def test_what_goes_wrong_when_it_has_begun_stops_the_build(built, tmp_path, work
         made.build(built.table, built.base, tmp_path / "out", workers, begun=fail)
     assert not made.temporaries(tmp_path / "out")
     assert made.build(built.table, built.base, tmp_path / "out").manifest == built.outcome.manifest
+
+
+# One shard is written beside the reading of the next
+
+
+def test_the_next_shard_is_begun_while_one_is_written_and_finished_after_that(built, tmp_path, monkeypatch):
+    told, begun = [], {b: threading.Event() for b in range(100)}
+    begin, finish, commit = building_run.begin_shard, building_run.finish_shard, building_run.commit_shard
+
+    def begin_noted(job, number, *others):
+        told.append(("begin", number))
+        begun[number].set()
+        return begin(job, number, *others)
+
+    def finish_noted(job, started, *others):
+        told.append(("finish", started.number))
+        return finish(job, started, *others)
+
+    def commit_noted(out, job, number, shard):
+        if number + 1 < job.shards:
+            assert begun[number + 1].wait(60), "the next shard is not begun before this one is written"
+        told.append(("commit", number))
+        return commit(out, job, number, shard)
+
+    monkeypatch.setattr(building_run, "begin_shard", begin_noted)
+    monkeypatch.setattr(building_run, "finish_shard", finish_noted)
+    monkeypatch.setattr(building_run, "commit_shard", commit_noted)
+    shards = made.build(built.table, built.base, tmp_path / "out").job.shards
+    assert made.contents(tmp_path / "out") == made.contents(built.out)
+    expected = [("begin", 0), ("finish", 0)]
+    for b in range(1, shards):
+        expected += [("begin", b), ("commit", b - 1), ("finish", b)]
+    assert told == [*expected, ("commit", shards - 1)]
+
+
+def test_what_goes_wrong_in_a_shard_leaves_the_one_before_it_written(built, tmp_path, monkeypatch):
+    begin, commit = building_run.begin_shard, building_run.commit_shard
+    failed = threading.Event()
+
+    def fail_at_1(job, number, *others):
+        if number == 1:
+            failed.set()
+            raise SourceError("shard 1: cannot be read")
+        return begin(job, number, *others)
+
+    def commit_late(*arguments):
+        assert failed.wait(60)
+        return commit(*arguments)
+
+    monkeypatch.setattr(building_run, "begin_shard", fail_at_1)
+    monkeypatch.setattr(building_run, "commit_shard", commit_late)
+    with pytest.raises(SourceError, match="shard 1: cannot be read"):
+        made.build(built.table, built.base, tmp_path / "out")
+    assert list(made.contents(tmp_path / "out", "receipts")) == [receipt_name(0)]
+
+
+def test_a_shard_that_cannot_be_written_stops_the_build(built, tmp_path, monkeypatch):
+    def fail(*_):
+        raise BuildError("x: the disk is full")
+
+    monkeypatch.setattr(building_run, "commit_shard", fail)
+    with pytest.raises(BuildError, match="x: the disk is full"):
+        made.build(built.table, built.base, tmp_path / "out")
 
 
 def test_planning_leaves_the_search_for_garbage_on_and_nothing_frozen(tmp_path):

@@ -4,7 +4,8 @@ import pytest
 from packprep.buffers import Buffers
 from packprep.building.plan import look_up
 from packprep.building.run import open_job
-from packprep.building.work import make_shard, rehearse
+from packprep.building.work import begin_shard, make_shard, rehearse
+from packprep.clock import Clock
 from packprep.corpus.readers import Decoders
 from packprep.dataset.shard import encode
 from packprep.kernel.compiling import Kernel
@@ -35,6 +36,27 @@ def test_how_many_tokens_the_plan_expects_changes_nothing(built, planned):
     expected = bytes_of(make_shard(job, 0))
     job.plan["sources"] = [{**source, "tokens": planned} for source in job.plan["sources"]]
     assert bytes_of(make_shard(job, 0)) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "prefix_lm"}]},
+        {"packing": {"pad_seq_to_mult": 8}, "output": {"shard_text_bytes": 30_000, "columns": "compact"}},
+        {"tasks": [{"name": "b", "objective": "block_diffusion", "weight": 1, "block_length": 8}]},
+    ],
+    ids=["ul2r", "concat", "compact", "block diffusion"],
+)
+def test_a_shard_stands_while_the_next_one_is_begun(built, tmp_path, changes):
+    job = made.build({**built.table, **changes}, built.base, tmp_path / "out").job
+    assert job.shards > 2
+    buffers, decoders, clock = Buffers(), Decoders(), Clock()
+    for b in range(job.shards):
+        shard = make_shard(job, b, decoders, buffers=buffers)
+        before = bytes_of(shard), shard.reading.text_digests, list(shard.reading.rejected.in_order())
+        begin_shard(job, (b + 1) % job.shards, decoders, None, clock, buffers)
+        assert before == (bytes_of(shard), shard.reading.text_digests, list(shard.reading.rejected.in_order()))
 
 
 def test_a_shard_may_have_no_rows(tmp_path):

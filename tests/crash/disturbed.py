@@ -9,6 +9,7 @@ import os
 import re
 import select
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -149,7 +150,7 @@ def _read_all(descriptor: int) -> bytes:
 def _guard(out: Path, gate: int, log: int, strike: str | int, where: str) -> None:
     """Wrap the calls of `os`, here and in the processes that are forked from here."""
     first, top, ours = os.getpid(), os.fspath(out), {}
-    write, kill = os.write, os.kill
+    write = os.write
     short = False
 
     def is_struck(name: str, place: str) -> bool:
@@ -172,7 +173,8 @@ def _guard(out: Path, gate: int, log: int, strike: str | int, where: str) -> Non
                 if name == "write":
                     half = write(arguments[0], arguments[1][: len(arguments[1]) // 2])
                     arguments = (arguments[0], arguments[1][half:])
-                kill(os.getpid(), signal.SIGKILL if strike == KILL else signal.SIGSTOP)
+                # to this very thread: no call of its own comes between
+                signal.pthread_kill(threading.get_ident(), signal.SIGKILL if strike == KILL else signal.SIGSTOP)
             if struck and isinstance(strike, int):
                 if name == "close":
                     real(*arguments)

@@ -93,15 +93,15 @@ def test_a_shard_that_comes_out_differently_stops_the_build_with_both_digests_an
     first_is_done = calls.index(next(c for c in calls if c.startswith("rename receipts/000/.000000.json"))) + 2
 
     def change_a_token():
-        make = building_run.make_shard
+        finish = building_run.finish_shard
 
-        def make_differently(job, number, *others):
-            shard = make(job, number, *others)
-            if number == 1:
+        def finish_differently(job, begun, *others):
+            shard = finish(job, begun, *others)
+            if begun.number == 1:
                 shard.arrays["tokens"][0, 0] ^= 1
             return shard
 
-        building_run.make_shard = make_differently
+        building_run.finish_shard = finish_differently
 
     first = disturbed.start(plain.command(out), out, [first_is_done], disturbed.STOP, before=change_a_token)
     first.wait_until_stopped()

@@ -15,7 +15,7 @@ import numpy as np
 from packprep.corpus.engines.engine import EngineFault, EngineRefusal, offsets_of
 from packprep.corpus.engines.reference import ReferenceEngine, plain_of
 from packprep.corpus.remembered import remembered
-from packprep.corpus.tokenizer_json import byte_characters, parse_tokenizer_json
+from packprep.corpus.tokenizer_json import added_tokens, byte_characters, parse_tokenizer_json
 from packprep.corpus.vocabulary import Vocabulary
 
 NAME = "fastokens"
@@ -64,14 +64,14 @@ class FastEngine:
         with ThreadPoolExecutor(1) as other:  # it loads without the lock of Python
             loading = other.submit(load)
             self.reference = ReferenceEngine(vocabulary, special_text)
-            added = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")["added_tokens"]
+            added = added_tokens(vocabulary.tokenizer_json)
             try:
                 self._tokenizer = loading.result()
             except Exception as error:
                 raise EngineRefusal(f"it cannot load it ({error})") from error
-        for entry in added:
-            if (here := self._tokenizer.token_to_id(entry["content"])) != entry["id"]:
-                raise EngineRefusal(f"it gives {entry['content']!r} the id {here} and the file {entry['id']}")
+        for text, id in added:
+            if (here := self._tokenizer.token_to_id(text)) != id:
+                raise EngineRefusal(f"it gives {text!r} the id {here} and the file {id}")
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]. Raises EngineFault at a text at which the library breaks down."""
