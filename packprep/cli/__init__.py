@@ -3,6 +3,7 @@
 Exit status: 0 good · 1 `verify` found faults, or `status` found shards missing · 2 an error · 75 stopped by a signal.
 """
 
+import gc
 import io
 import os
 import signal
@@ -49,6 +50,7 @@ def main() -> None:
 
 def entry() -> None:
     """`main`, as the command of a process, which ends without taking its data apart: that takes longer than a small build."""
+    gc.set_threshold(100_000, 20, 50)  # what is imported stays: to look through it again and again gains nothing
     status: Any = 0
     try:
         main()
