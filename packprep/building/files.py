@@ -24,7 +24,7 @@ TEMPORARIES = ".*.tmp"
 ATTEMPTS = 100
 """How often a file is written whose temporary others remove: each has to publish in that very moment."""
 PIECE_BYTES = 4 << 20
-"""From what size on a buffer is written directly; of others, how much is written before the system is told to store it."""
+"""From what size on a buffer is written directly, and how much of others before the system is told to store it."""
 BLOCK_BYTES = 4096
 """What memory and file are cut into for a disk that takes bytes directly; no common disk has larger blocks."""
 _HINTS = {
@@ -73,12 +73,23 @@ def _write_temporary(path: Path, buffers: Iterable) -> Path:
 
 
 def _write(descriptor: int, buffers: Iterable) -> None:
-    """Write all bytes of the buffers to the end of a file: directly as far as that can be, the rest through the page cache."""
+    """Write all bytes of the buffers to the end of a file: directly as far as that can be, the rest through the page cache.
+
+    There, after every PIECE_BYTES, the system begins to store what is new and lets go of what is stored. So a disk works
+    beside the copying, and a large file takes the memory of some pieces: fresh memory costs more than what is written to it,
+    most of all where a virtual machine has to ask for it, and under a job's limit all of it counts.
+    """
+    kept = 0
     for buffer in buffers:
         view = memoryview(buffer)
-        if view.nbytes:
-            view = view.cast("B")
-            _write_through_cache(descriptor, view[_write_directly(descriptor, view) :])
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        view = view[_write_directly(descriptor, view) :]
+        while len(view):
+            written = os.write(descriptor, view[:PIECE_BYTES])
+            view, kept = view[written:], kept + written
+            if kept >= PIECE_BYTES:
+                kept = 0
+                _leave_to_disk(descriptor)
 
 
 def _write_directly(descriptor: int, view: memoryview) -> int:
@@ -103,22 +114,6 @@ def _write_directly(descriptor: int, view: memoryview) -> int:
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
     return written
-
-
-def _write_through_cache(descriptor: int, view: memoryview) -> None:
-    """Write all bytes.
-
-    After every PIECE_BYTES the system begins to store what is new and lets go of what is stored. So a disk works beside the
-    copying, and a large file takes the memory of some pieces: fresh memory costs more than what is written to it, most of
-    all where a virtual machine has to ask for it, and under a job's limit all of it counts.
-    """
-    kept = 0
-    while len(view):
-        written = os.write(descriptor, view[:PIECE_BYTES])
-        view, kept = view[written:], kept + written
-        if kept >= PIECE_BYTES:
-            kept = 0
-            _leave_to_disk(descriptor)
 
 
 def _leave_to_disk(descriptor: int) -> None:

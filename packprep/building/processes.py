@@ -146,7 +146,7 @@ def spread(
                     raise value
                 else:
                     raise BuildError(
-                        f"{_named(handed)}: a worker failed; this is a fault of packprep, report it:\n{value}"
+                        f"{_with(handed)}a worker failed; this is a fault of packprep, report it:\n{value}"
                     )
                 if ready in told_last and not handed:
                     del at_work[ready]
@@ -268,8 +268,9 @@ def _tell(connection: Connection, message: tuple[str, Any]) -> None:
         return  # nobody is left to be told
 
 
-def _named(items: Iterable[Any]) -> str:
-    return " and ".join(map(str, items))
+def _with(items: Sequence[Any]) -> str:
+    """What an error begins with: the items that a worker had; nothing where it had none."""
+    return f"{' and '.join(map(str, items))}: " if items else ""
 
 
 def _lost(code: int | None, items: Sequence[Any]) -> BuildError:
@@ -277,8 +278,10 @@ def _lost(code: int | None, items: Sequence[Any]) -> BuildError:
     hint = ""
     if code == -signal.SIGKILL:
         hint = " (the kernel kills what uses too much memory: try fewer --workers or a smaller output.shard_text_bytes)"
-    whose = f"{_named(items)}: its worker process" if items else "a worker process"
-    return BuildError(f"{whose} was {how}{hint}; run the same command again: what is committed stays")
+    whose = "its" if items else "a"
+    return BuildError(
+        f"{_with(items)}{whose} worker process was {how}{hint}; run the same command again: what is committed stays"
+    )
 
 
 def _end(processes: Mapping[Connection, Any], clean: Callable[[int], None]) -> None:

@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from packprep.kernel import cache_folder
 T = TypeVar("T")
 
 
-def remembered(what: str, depends_on: tuple, kind: type[T], find: Callable[[], T]) -> T:
+def remembered(what: str, depends_on: tuple, kind: Any, find: Callable[[], T]) -> T:
     """`find()`, or what it gave before. what: a word for its name; kind: the type that it gives."""
     folder = cache_folder()
     if folder is None:

@@ -95,8 +95,10 @@ def _encoded(
 def _turned_away(texts: Sequence[str], chat: Sequence[Sequence[str]] | None, plain: "_PlainText | None") -> _Rejected:
     """The texts with half a character, or with a special token's text where that may not be."""
     rejected = _with_half_characters(texts)
+    if plain is None:
+        return rejected
     for i, text in enumerate(texts):
-        if i in rejected or plain is None:
+        if i in rejected:
             continue
         if chat is not None:
             if match := next(filter(None, map(plain.pattern.search, chat[i])), None):

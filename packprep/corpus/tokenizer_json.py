@@ -285,15 +285,14 @@ def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
 def unknown_id(data: bytes) -> int | None:
     """The id that the model gives to what it does not know, as [UNK]; None where it has none."""
 
-    def find() -> list[int]:
+    def find() -> int | None:
         model = parse_tokenizer_json(data, "tokenizer.json")["model"]
         if isinstance(model.get("unk_id"), int):
-            return [model["unk_id"]]
+            return model["unk_id"]
         vocabulary = model.get("vocab")
-        of_text = vocabulary.get(model.get("unk_token")) if isinstance(vocabulary, dict) else None
-        return [] if of_text is None else [of_text]
+        return vocabulary.get(model.get("unk_token")) if isinstance(vocabulary, dict) else None
 
-    return next(iter(remembered("unknown", (digest_of(data),), list[int], find)), None)
+    return remembered("unknown", (digest_of(data),), int | None, find)
 
 
 def _entry(id: int, text: str) -> dict[str, Any]:

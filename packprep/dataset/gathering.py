@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
 SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}  # one number a row, [B], and what it sums
 MORE_COLUMNS = ("loss_weights", "prefix_ends", "block_lengths", *SUMS)  # given on request
+_KNOWN = frozenset(COLUMNS + MORE_COLUMNS)
 _CAST_BY_ONE_DTYPE = ("tokens", "labels", "segment_ids", "position_ids", "prefix_ends")
 _OWN_DTYPES: dict[str, np.dtype] = {
     "segment_ids": np.dtype("u2"),
@@ -57,15 +58,14 @@ def columns_chosen(
 
 def dtypes_chosen(dtype: Any, token_dtype: np.dtype) -> dict[str, np.dtype]:
     """Column → dtype, of every column, where `dtype` is asked for; ArgumentError if it is none, or names no column."""
-    dtype = checked_dtype(dtype)
+    _check_keys(dtype)
     return {name: dtype_of(name, token_dtype, dtype) for name in COLUMNS + MORE_COLUMNS}
 
 
-def checked_dtype(dtype: Any) -> Any:
-    """`dtype`, as it is asked for; ArgumentError if it is a mapping with a key that is no column."""
-    if isinstance(dtype, Mapping):
+def _check_keys(dtype: Any) -> None:
+    """ArgumentError if `dtype`, as it is asked for, is a mapping with a key that is no column."""
+    if isinstance(dtype, Mapping) and not dtype.keys() <= _KNOWN:
         checked_columns(dtype)
-    return dtype
 
 
 def checked_row(index: Any, n_rows: int, of: str) -> int:
@@ -131,7 +131,8 @@ def allocated(
     out: Mapping[str, np.ndarray] | None,
 ) -> dict[str, np.ndarray]:
     """The arrays of a batch of so many rows: those of `out`, whose shapes are checked, or else new ones."""
-    batch, dtype = {}, checked_dtype(dtype)
+    _check_keys(dtype)
+    batch = {}
     for name in names:
         shape = (rows,) if name in SUMS else (rows, seq_length)
         if out is None:

@@ -123,6 +123,19 @@ def test_a_killed_worker_is_named_with_all_that_it_was_handed():
         list(spread(dies_with_two, (), list(range(6)), 2, nothing, never))
 
 
+def leaves_between_two():
+    def do(items, report):
+        yield next(iter(items))
+        os._exit(7)
+
+    return do
+
+
+def test_a_worker_that_ends_with_nothing_to_do_is_named_without_an_item():
+    with pytest.raises(BuildError, match="^a worker process was ended with status 7; run the same command again"):
+        list(spread(leaves_between_two, (), list(range(6)), 2, nothing, never))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_items_need_no_process(workers):
     assert list(spread(broken_setup, (), [], workers, nothing, never)) == []

@@ -129,7 +129,7 @@ def _panics_as_errors() -> Iterator[None]:
 
 def refusal(vocabulary: Vocabulary) -> str | None:
     """`_refusal`, remembered."""
-    return remembered("refusal", (vocabulary.digest,), str, lambda: _refusal(vocabulary) or "") or None
+    return remembered("refusal", (vocabulary.digest,), str | None, lambda: _refusal(vocabulary))
 
 
 def _refusal(vocabulary: Vocabulary) -> str | None:
