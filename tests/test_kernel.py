@@ -192,6 +192,23 @@ def test_fault_27_a_changed_callee_in_another_file_is_compiled_anew(copied):
     assert run(copied, PIVOTS) == f"{[8] * 20} 0"
 
 
+ROWS = """
+import sys
+import numpy as np
+from packprep.building.packing import pack
+print(pack(np.array([3, 5, 2, 4]), 8, "best_fit")[0].tolist(), "numba.np.linalg" in sys.modules)
+"""
+
+
+def test_what_is_kept_is_loaded_without_what_compiles_and_others_can_be_compiled_then(copied):
+    first = run(copied, ROWS)
+    rows, compiles = first.rsplit(" ", 1)
+    assert compiles == "True" and run(copied, ROWS) == f"{rows} False"  # where rows are made arrays are allocated
+    then = run(copied, ROWS + PIVOTS)
+    assert then.splitlines()[0] == f"{rows} False" and then.endswith(" 0")  # the latter was not kept
+    assert run(copied, PIVOTS) == f"{then.splitlines()[1].rsplit(' ', 1)[0]} 1"
+
+
 def test_fault_27_the_cache_s_folder_changes_with_any_source_and_with_nothing_else(copied):
     code = "from packprep.kernel import cache_folder; print(cache_folder())"
     first = run(copied, code)

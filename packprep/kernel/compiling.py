@@ -115,6 +115,7 @@ class Kernel:
         import numba
 
         importlib.import_module("packprep.kernel.overloads")  # what numba is told of kernel/memory.py
+        cached: Any = importlib.import_module("packprep.kernel.cached")
         decorate: Any = numba.njit(nogil=True, error_model="numpy", forceinline=self._inline)
         folder = None if self._inline else cache_folder()
         if folder is None:
@@ -123,7 +124,7 @@ class Kernel:
         before, settings.CACHE_DIR = settings.CACHE_DIR, folder
         try:
             dispatcher = decorate(self.function)
-            dispatcher.enable_caching()
+            dispatcher._cache = cached.KernelCache(self.function)
             return dispatcher
         finally:
             settings.CACHE_DIR = before
