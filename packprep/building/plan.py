@@ -4,25 +4,27 @@ It lists the input files and the rule by which pieces and shards follow from the
 twice: ids, ratios, repeats, the engine and its version. A plan, its tokenizer and the input files make every shard.
 """
 
+import contextlib
 import importlib.metadata
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from packprep.corpus.calibration import Estimates, calibrate
+from packprep.corpus.calibration import Estimates, calibrate, first_texts
 from packprep.corpus.chat_templates import compile_template, find_template
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, check_special_text
-from packprep.corpus.engines.registry import candidates, engine_facts, loaded, refused
+from packprep.corpus.engines.registry import candidates, engine_facts, is_proven, loaded, reference_of_begun, refused
 from packprep.corpus.files import Files
 from packprep.corpus.finding import find_files
 from packprep.corpus.first_look import first_look
 from packprep.corpus.planning import PlannedSource, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
+from packprep.corpus.tokenization import tokenize
 from packprep.corpus.tokenizer_json import continuing_tokens
 from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
 from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION
@@ -205,12 +207,20 @@ def _proven_and_calibrated(
     """
     recipe, vocabulary, special_text = inputs.recipe, inputs.vocabulary, inputs.recipe.documents.special_text
     check_special_text(special_text)
-    for name in candidates(recipe.engine, vocabulary):
+    names, sources = candidates(recipe.engine, vocabulary), _sources(inputs)
+    marks = mark_reader(recipe, inputs.chat_template)
+    texts: list[str] = []
+    for source in sources if any(is_proven(name) for name in names) else ():
+        with _named(source):
+            texts += first_texts(source, marks)
+    reference = reference_of_begun(names[0], vocabulary, special_text)
+    expected = tokenize(reference, texts, special_text, vocabulary) if reference else None  # while the engine is loaded
+    for name in names:
         try:
             engine = loaded(name, vocabulary, special_text)
             prove_on_nasty_text(engine, special_text, vocabulary)
-            sources, estimates = _calibrated(inputs, engine)
-            prove(engine, [text for estimate in estimates for text in estimate.texts], special_text, vocabulary)
+            estimates = [_calibrated(inputs, source, engine, marks) for source in sources]
+            prove(engine, texts, special_text, vocabulary, expected)
             return name, sources, estimates
         except (EngineRefusal, EngineFault) as error:
             if recipe.engine != "auto":
@@ -219,25 +229,32 @@ def _proven_and_calibrated(
     raise AssertionError("the reference engine takes every tokenizer and needs no proof")
 
 
-def _calibrated(inputs: Inputs, engine: Engine) -> tuple[list[PlannedSource], list[Estimates]]:
-    """The sources, and what a sample of each tells."""
-    recipe = inputs.recipe
-    marks = mark_reader(recipe, inputs.chat_template)
-    estimates: list[Estimates] = []
-    sources: list[PlannedSource] = []
-    first = 0
-    for i, source in enumerate(recipe.sources):
-        unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
-        planned = PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first, unresolved, recipe.seed)
-        first += len(inputs.files[i])
-        try:
-            estimates.append(calibrate(planned, engine, inputs.vocabulary, recipe.documents, marks))
-        except RecipeError as error:
-            raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
-        if estimates[-1].supervised:
-            check_supervised(recipe, i)
-        sources.append(planned)
-    return sources, estimates
+def _sources(inputs: Inputs) -> list[PlannedSource]:
+    """The sources, what a sample tells left open."""
+    first = np.cumsum([0, *map(len, inputs.files)]).tolist()
+    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
+    return [
+        PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first[i], dict(unresolved), inputs.recipe.seed)
+        for i, source in enumerate(inputs.recipe.sources)
+    ]
+
+
+def _calibrated(inputs: Inputs, source: PlannedSource, engine: Engine, marks: MarkReader | None) -> Estimates:
+    """What a sample of a source tells."""
+    with _named(source):
+        estimates = calibrate(source, engine, inputs.vocabulary, inputs.recipe.documents, marks)
+    if estimates.supervised:
+        check_supervised(inputs.recipe, source.index)
+    return estimates
+
+
+@contextlib.contextmanager
+def _named(source: PlannedSource) -> Iterator[None]:
+    """What is wrong with a source names it."""
+    try:
+        yield
+    except RecipeError as error:
+        raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
 
 
 def _error(source: PlannedSource, estimate: Estimates, text_bytes: int) -> float:

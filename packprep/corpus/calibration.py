@@ -57,7 +57,6 @@ class Estimates:
     spread: float  # of document sizes: the mean of their squares over the square of their mean
     supervised: bool  # whether a document had loss_spans or messages
     chat: bool  # whether one had messages
-    texts: tuple[str, ...]  # the first that were read, cut to FIRST_CHARACTERS together
     relative_error: float  # standard error of the estimated tokens of all documents, as a part of them
 
     def error_of(self, kept: float, repeat: float, documents: float) -> float:
@@ -80,22 +79,13 @@ def calibrate(
     """
     ratios: dict[str, int] = {}
     seen: list[_Seen] = []
-    first: list[str] = []
-    room = FIRST_CHARACTERS
-    kinds = [format_name(*kind) for kind in source.files.kinds]
-    for kind in sorted(kinds):
-        own = source.pieces_of_kind(kinds.index(kind))
-        key = bits64(text_key(source.seed, source.name, kind), CALIBRATION)
+    for kind, of_tokens, own, key in _kinds(source):
         before = len(seen)
-        if len(own) and source.files.kinds[kinds.index(kind)][0] in TOKEN_FORMATS:
+        if of_tokens:
             seen += _token_looks(source, own, key, settings, vocabulary)
-        elif len(own):
-            for look in _looks(source, own, key, marks):
-                for text in look[1]:
-                    if room > 0:
-                        first.append(text[:room])
-                        room -= len(text)
-                seen.append(_tokenized(look, engine, vocabulary, settings.special_text))
+        else:
+            looks = _looks(source, own, key, marks)
+            seen += (_tokenized(look, engine, vocabulary, settings.special_text) for look in looks)
         stored_seen, text_seen = (sum(look[i] for look in seen[before:]) for i in (0, 1))
         ratio = round(1024 * text_seen / stored_seen) if stored_seen and text_seen else 1024
         # A piece's weight, its bytes times the ratio, is to stay far below 2⁶³.
@@ -109,9 +99,29 @@ def calibrate(
         documents * sum(look.squares for look in seen) / text_bytes**2 if text_bytes else 1.0,
         any(look.supervised for look in seen),
         any(look.chat for look in seen),
-        tuple(first),
         _relative_error([(look.tokens, look.stored) for look in seen]),
     )
+
+
+def first_texts(source: PlannedSource, marks: MarkReader | None = None) -> Iterator[str]:
+    """The first texts of what `calibrate` looks at, cut to FIRST_CHARACTERS together."""
+    room = FIRST_CHARACTERS
+    for _, of_tokens, own, key in _kinds(source):
+        for look in () if of_tokens else _looks(source, own, key, marks):
+            for text in look[1]:
+                yield text[:room]
+                room -= len(text)
+                if room <= 0:
+                    return
+
+
+def _kinds(source: PlannedSource) -> Iterator[tuple[str, bool, np.ndarray, np.uint64]]:
+    """(name, whether it is one of tokens, the pieces, the key of the sample) of each format of a source's files."""
+    kinds = [format_name(*kind) for kind in source.files.kinds]
+    for name in sorted(kinds):
+        kind = kinds.index(name)
+        key = bits64(text_key(source.seed, source.name, name), CALIBRATION)
+        yield name, source.files.kinds[kind][0] in TOKEN_FORMATS, source.pieces_of_kind(kind), key
 
 
 class _Seen(NamedTuple):
@@ -146,7 +156,7 @@ def _token_looks(
 
     The stored bytes are those of the ids that are read, so that a few long documents do not mislead.
     """
-    chosen = pieces[permute(np.arange(min(PIECES, len(pieces))), len(pieces), key)]
+    chosen = _chosen(pieces, PIECES, key)
     for piece in chosen.tolist():
         parts, looked = _begin(source, piece)
         n_read, n_tokens, n_documents, squares = 0, 0, 0, 0.0
@@ -161,12 +171,19 @@ def _token_looks(
         yield _Seen(looked, TOKEN_TEXT_BYTES * n_read, n_tokens, n_documents, TOKEN_TEXT_BYTES**2 * squares)
 
 
+def _chosen(pieces: np.ndarray, count: int, key: np.uint64) -> np.ndarray:
+    """`count` of the pieces, or all, by the key."""
+    return pieces[permute(np.arange(min(count, len(pieces))), len(pieces), key)] if len(pieces) else pieces
+
+
 _Look = tuple[float, list[str], list[Marked | None]]
 
 
 def _looks(source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None) -> Iterator[_Look]:
     """(stored bytes looked at, the texts of these, what they say of their training) of some of the `pieces`, all of a kind."""
-    chosen = pieces[permute(np.arange(min(PLACES, len(pieces))), len(pieces), key)]
+    chosen = _chosen(pieces, PLACES, key)
+    if not len(chosen):
+        return
     first = int(source.pieces.at(chosen[:1]).file[0])
     format, compression = source.formats[first]
     if format != "jsonl":

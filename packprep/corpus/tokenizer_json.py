@@ -108,6 +108,22 @@ def parse_tokenizer_json(data: bytes, name: str) -> Mapping[str, Any]:
         raise VocabularyError(f"tokenizer = {name!r}: {error}") from error
 
 
+class Outline(msgspec.Struct):
+    """A tokenizer.json that `parse_tokenizer_json` takes, without its model."""
+
+    added_tokens: list[dict[str, Any]] | None = None
+    decoder: dict[str, Any] | None = None
+
+
+def outline_of(data: bytes) -> Outline:
+    """The outline of a tokenizer.json, of whose vocabulary nothing is kept: at once, where that is megabytes."""
+    try:
+        return msgspec.json.decode(data, type=Outline)
+    except ValueError:  # it refuses what json takes, as half of a surrogate pair
+        parsed = _parse(data)
+        return Outline(parsed["added_tokens"], parsed.get("decoder"))
+
+
 class _Unusable(Exception):
     """What is wrong with a tokenizer.json, whatever its name."""
 

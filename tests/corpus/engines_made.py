@@ -28,11 +28,14 @@ class WrongEngine:
     def encode_with_begins(self, texts, chat):
         return self.reference.encode_with_begins(texts, chat)
 
+    def tokens_of(self, ids):
+        return self.reference.tokens_of(ids)
+
 
 def wrong_kind(trap, breaks=False):
     """The kind of a WrongEngine, for ENGINES."""
 
-    def load(vocabulary, special_text):
+    def load(vocabulary, special_text, has_reference):
         return WrongEngine(vocabulary, special_text, trap, breaks)
 
     return EngineKind("wrong", lambda: WrongEngine.version, lambda vocabulary: None, load, proven=True)

@@ -2,18 +2,24 @@ import numpy as np
 import pytest
 
 from packprep.building.plan import look_up
-from packprep.corpus.calibration import calibrate
+from packprep.corpus.calibration import FIRST_CHARACTERS, calibrate, first_texts
 from packprep.corpus.engines.registry import candidates, engine_facts, load_engine
 from packprep.corpus.planning import PlannedSource
 from packprep.recipe import Documents, read_recipe
-from tests import made
+from tests import made, tokens_made
+
+
+def looked_up(folder, pattern, seed=0, **of_source):
+    table = made.table(pattern, seed=seed)
+    table["sources"][0].update(of_source)
+    inputs = look_up(read_recipe(table, folder), {})
+    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
+    return inputs, PlannedSource(inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, seed)
 
 
 def estimate(folder, pattern, seed=0):
-    inputs = look_up(read_recipe(made.table(pattern, seed=seed), folder), {})
+    inputs, source = looked_up(folder, pattern, seed)
     engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
-    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
-    source = PlannedSource(inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, seed)
     return calibrate(source, engine, inputs.vocabulary, Documents())
 
 
@@ -85,3 +91,22 @@ def test_all_documents_once_have_the_error_of_the_estimate_alone(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(50))
     found = estimate(tmp_path, "a.jsonl")
     assert found.error_of(1.0, 2.0, 50) == found.relative_error
+
+
+def test_the_first_texts_are_documents_cut_to_some_characters_together(tmp_path):
+    texts = made.texts(600, mean_bytes=900)
+    made.write_lines(tmp_path / "a.jsonl", texts[:300])
+    made.write_parquet(tmp_path / "b.parquet", texts[300:])
+    made.write(tmp_path / "c.jsonl.zst", b"")
+    *whole, last = first_texts(looked_up(tmp_path, "*")[1])
+    assert sum(map(len, whole)) + len(last) == FIRST_CHARACTERS
+    assert len(whole) > 100 and set(whole) <= set(texts) and any(text.startswith(last) for text in texts)
+
+
+def test_all_texts_of_a_small_source_are_its_first_and_a_source_of_tokens_has_none(tmp_path):
+    texts = made.texts(20, mean_bytes=300)
+    made.write_lines(tmp_path / "a.jsonl", texts)
+    assert sorted(first_texts(looked_up(tmp_path, "a.jsonl")[1])) == sorted(texts)
+    tokens_made.write_parquet(tmp_path / "t.parquet", [[1, 2], [3]])
+    source = looked_up(tmp_path, "t.parquet", format="tokens")[1]
+    assert not list(first_texts(source))

@@ -28,6 +28,14 @@ def test_an_engine_that_errs_on_nasty_text_is_refused_with_text_and_both_ids(gpt
         prove_on_nasty_text(WrongEngine(gpt2, "text", trap), "text", gpt2)
 
 
+def test_what_the_reference_was_asked_before_is_compared_with(gpt2):
+    texts = ["the", "the lazy TRAP"]
+    expected = tokenize(ReferenceEngine(gpt2, "text"), texts, "text", gpt2)
+    prove(FastEngine(gpt2, "text"), texts, "text", gpt2, expected)
+    with pytest.raises(EngineRefusal, match="it differs from the reference: the text 'the lazy TRAP'"):
+        prove(WrongEngine(gpt2, "text", "TRAP"), texts, "text", gpt2, expected)
+
+
 def test_a_difference_is_shown_by_what_is_around_it(gpt2):
     text = "the lazy dog " * 50 + "TRAP"
     engine = WrongEngine(gpt2, "text", "TRAP")

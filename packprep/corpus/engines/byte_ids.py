@@ -1,12 +1,12 @@
 """The built-in vocabulary without a library."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from packprep.corpus.engines.engine import any_of, offsets_of
-from packprep.corpus.tokenizer_json import BYTES_SPECIALS
+from packprep.corpus.tokenizer_json import BYTES_SPECIALS, byte_characters
 from packprep.corpus.vocabulary import Vocabulary
 
 
@@ -48,6 +48,11 @@ class BytesEngine:
                 begin = match.end()
             lengths.append(size + _append_bytes(ids, begins, text, begin, len(text)))
         return np.concatenate(ids), offsets_of(np.array(lengths, np.int64)), np.concatenate(begins)
+
+    def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
+        """id → token as the tokenizer.json writes it, of those ids that are tokens."""
+        tokens = [*byte_characters(), *BYTES_SPECIALS]
+        return {id: tokens[id] for id in ids if 0 <= id < len(tokens)}
 
     def _with_specials(self, text: str, special: re.Pattern[str]) -> np.ndarray:
         parts, begin = [], 0

@@ -42,6 +42,10 @@ class Engine(Protocol):
         """
         ...
 
+    def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
+        """id → token as the tokenizer.json writes it, of those ids that are tokens."""
+        ...
+
 
 class Reference(Engine, Protocol):
     """An engine that is believed, and that knows the texts of tokens."""

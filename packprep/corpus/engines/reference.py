@@ -1,6 +1,6 @@
 """The reference engine: the `tokenizers` library, any tokenizer.json."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -33,6 +33,10 @@ class ReferenceEngine:
     def texts_of(self, ids: Sequence[int]) -> list[str]:
         """The text of each token by itself, as far as it is text."""
         return self._tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
+
+    def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
+        """id → token as the tokenizer.json writes it, of those ids that are tokens."""
+        return {id: token for id in ids if (token := self._tokenizer.id_to_token(id)) is not None}
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]."""

@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from packprep.corpus.engines import fast
 from packprep.corpus.engines.byte_ids import BytesEngine
-from packprep.corpus.engines.engine import Engine, EngineRefusal, check_special_text
+from packprep.corpus.engines.engine import Engine, EngineRefusal, Reference, check_special_text
 from packprep.corpus.engines.reference import ReferenceEngine
 from packprep.corpus.tokenizer_json import bytes_tokenizer_json, library_version
 from packprep.corpus.vocabulary import Vocabulary
@@ -18,16 +19,20 @@ from packprep.errors import PackprepError, PlanError, RecipeError
 REFERENCE = "reference"
 
 
+HasReference = Callable[[Reference], None]
+
+
 @dataclass(frozen=True)
 class EngineKind:
-    """version: of this installation; None: not installed. load: raises EngineRefusal for a tokenizer that it does not take."""
+    """version: of this installation; None: not installed. load: raises EngineRefusal for a tokenizer that it does not take,
+    and tells its last argument the engine's reference as soon as that can be used, where it has one."""
 
     package: str  # what to install
     version: Callable[[], str | None]
     refusal: Callable[
         [Vocabulary], str | None
     ]  # why it does not take a tokenizer, as far as can be told without loading
-    load: Callable[[Vocabulary, str], Engine]
+    load: Callable[[Vocabulary, str, HasReference], Engine]
     proven: bool  # whether it has to be compared with the reference before it is trusted, and all through the build
 
 
@@ -37,9 +42,17 @@ def _no_bytes(vocabulary: Vocabulary) -> str | None:
 
 # In the order in which "auto" tries them; the reference takes every tokenizer.
 ENGINES: dict[str, EngineKind] = {
-    "bytes": EngineKind("packprep", lambda: BytesEngine.version, _no_bytes, BytesEngine, proven=False),
+    "bytes": EngineKind(
+        "packprep", lambda: BytesEngine.version, _no_bytes, lambda v, text, _: BytesEngine(v, text), proven=False
+    ),
     fast.NAME: EngineKind(fast.NAME, fast.installed_version, fast.refusal, fast.FastEngine, proven=True),
-    REFERENCE: EngineKind("tokenizers", library_version, lambda vocabulary: None, ReferenceEngine, proven=False),
+    REFERENCE: EngineKind(
+        "tokenizers",
+        library_version,
+        lambda vocabulary: None,
+        lambda v, text, _: ReferenceEngine(v, text),
+        proven=False,
+    ),
 }
 
 
@@ -55,6 +68,11 @@ def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
     if why := _why_not(requested, vocabulary):
         raise refused(requested, why)
     return [requested]
+
+
+def is_proven(name: str) -> bool:
+    """Whether an engine has to be compared with the reference before it is trusted."""
+    return ENGINES[name].proven
 
 
 def refused(name: str, why: str) -> RecipeError:
@@ -78,16 +96,24 @@ def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> 
         key = _key(name, vocabulary, special_text)
         if key in _last or key in _begun:
             return
-        future: Future[Engine] = Future()
+        begun = _begun[key] = _Begun(Future(), Future())
 
         def load() -> None:
             try:
-                future.set_result(_load(name, vocabulary, special_text))
+                begun.engine.set_result(_load(name, vocabulary, special_text, begun.reference.set_result))
             except BaseException as error:
-                future.set_exception(error)
+                begun.engine.set_exception(error)
+            finally:
+                if not begun.reference.done():
+                    begun.reference.set_result(None)
 
-        _begun[key] = future
         threading.Thread(target=load, daemon=True).start()
+
+
+def reference_of_begun(name: str, vocabulary: Vocabulary, special_text: str) -> Reference | None:
+    """The reference of an engine whose loading has begun, which is there before the engine; None where there is none."""
+    begun = _begun.get(_key(name, vocabulary, special_text))
+    return begun.reference.result() if begun else None
 
 
 def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
@@ -95,16 +121,23 @@ def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
     key = _key(name, vocabulary, special_text)
     if key not in _last:
         begun = _begun.pop(key, None)
-        engine = begun.result() if begun else _load(name, vocabulary, special_text)
+        engine = begun.engine.result() if begun else _load(name, vocabulary, special_text)
         _last.clear()
         _last[key] = engine
     return _last[key]
 
 
-def _load(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
+def _load(
+    name: str, vocabulary: Vocabulary, special_text: str, has_reference: HasReference = lambda reference: None
+) -> Engine:
     if why := ENGINES[name].refusal(vocabulary):
         raise EngineRefusal(why)
-    return ENGINES[name].load(vocabulary, special_text)
+    return ENGINES[name].load(vocabulary, special_text, has_reference)
+
+
+class _Begun(NamedTuple):
+    engine: Future[Engine]
+    reference: Future[Reference | None]
 
 
 _Key = tuple[EngineKind, str, tuple[int, ...], str]
@@ -115,7 +148,7 @@ def _key(name: str, vocabulary: Vocabulary, special_text: str) -> _Key:
 
 
 _last: dict[_Key, Engine] = {}
-_begun: dict[_Key, Future[Engine]] = {}
+_begun: dict[_Key, _Begun] = {}
 
 
 def engine_facts(name: str) -> dict[str, str]:

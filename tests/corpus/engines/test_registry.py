@@ -1,11 +1,21 @@
 import dataclasses
+import threading
 
 import pytest
 import tokenizers
 
 from packprep.corpus.engines import fast, registry
 from packprep.corpus.engines.engine import EngineRefusal
-from packprep.corpus.engines.registry import ENGINES, begin_loading, candidates, engine_facts, load_engine, loaded
+from packprep.corpus.engines.registry import (
+    ENGINES,
+    begin_loading,
+    candidates,
+    engine_facts,
+    load_engine,
+    loaded,
+    reference_of_begun,
+)
+from packprep.corpus.tokenizer_json import tokens_in_file
 from packprep.corpus.vocabulary import resolve_vocabulary
 from packprep.errors import PlanError, RecipeError
 from packprep.recipe import Specials
@@ -164,3 +174,42 @@ def test_another_engine_than_the_one_that_was_begun_is_loaded_beside_it(llama, l
     assert loaded("reference", llama, "text").name == "reference"
     assert loaded(fast.NAME, llama, "text").name == fast.NAME
     assert sorted(loads) == sorted([fast.NAME, "reference"])
+
+
+def test_the_reference_of_an_engine_that_is_being_loaded_is_there_before_it(llama, loads, monkeypatch):
+    goes_on = threading.Event()
+
+    class Slow(fast.FastEngine):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            assert goes_on.wait(60)
+
+    monkeypatch.setitem(ENGINES, fast.NAME, dataclasses.replace(ENGINES[fast.NAME], load=Slow))
+    assert reference_of_begun(fast.NAME, llama, "text") is None
+    begin_loading("auto", llama, "text")
+    reference = reference_of_begun(fast.NAME, llama, "text")
+    assert reference.encode(["the"])[0].tolist() and not registry._begun[next(iter(registry._begun))].engine.done()
+    goes_on.set()
+    assert loaded(fast.NAME, llama, "text").reference is reference
+
+
+def test_an_engine_that_is_refused_or_has_no_reference_keeps_nobody_waiting(
+    llama, bytes_vocabulary, loads, monkeypatch
+):
+    def refuse(*_):
+        raise EngineRefusal("not today")
+
+    monkeypatch.setitem(ENGINES, fast.NAME, dataclasses.replace(ENGINES[fast.NAME], load=refuse))
+    begin_loading("auto", llama, "text")
+    assert reference_of_begun(fast.NAME, llama, "text") is None
+    begin_loading("auto", bytes_vocabulary, "text")
+    assert reference_of_begun("bytes", bytes_vocabulary, "text") is None
+    assert loaded("bytes", bytes_vocabulary, "text").name == "bytes"
+
+
+@pytest.mark.parametrize("name", ["bytes_vocabulary", "llama", "bert"])
+def test_every_engine_knows_the_tokens_as_the_file_writes_them(name, request):
+    vocabulary = request.getfixturevalue(name)
+    written = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json").texts
+    for engine in candidates("auto", vocabulary):
+        assert loaded(engine, vocabulary, "text").tokens_of(range(vocabulary.vocab_size + 9)) == written, engine
