@@ -7,10 +7,10 @@ pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only wh
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from packprep.corpus.tokenizer_json import bytes_tokenizer_json, parse_tokenizer_json, tokens_in_file
+from packprep.corpus.tokenizer_json import bytes_tokenizer_json, outline_of, tokens_in_file
 
 TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 
@@ -27,14 +27,18 @@ class Piece(NamedTuple):
 
 
 class TokenTexts:
-    """The text of every token of a tokenizer.json, without a segment's first space being lost or one being added."""
+    """The text of every token of a tokenizer.json, without a segment's first space being lost or one being added.
 
-    def __init__(self, tokenizer_json: bytes, special_ids: Iterable[int] = ()):
-        parsed = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
-        self._texts = tokens_in_file(tokenizer_json, "tokenizer.json").texts
-        self._added = {entry["id"]: entry["content"] for entry in parsed["added_tokens"]}
-        self._special = {entry["id"] for entry in parsed["added_tokens"] if entry.get("special")} | set(special_ids)
-        self._steps = list(_steps(parsed.get("decoder")))
+    tokens: id → token as the tokenizer.json writes it, of all ids that will be asked for; None: every token of the file.
+    """
+
+    def __init__(self, tokenizer_json: bytes, special_ids: Iterable[int] = (), tokens: Mapping[int, str] | None = None):
+        outline = outline_of(tokenizer_json)
+        added = outline.added_tokens or []
+        self._texts = tokens_in_file(tokenizer_json, "tokenizer.json").texts if tokens is None else tokens
+        self._added = {entry["id"]: entry["content"] for entry in added}
+        self._special = {entry["id"] for entry in added if entry.get("special")} | set(special_ids)
+        self._steps = list(_steps(outline.decoder))
         kinds = {step["type"] for step in self._steps}
         # The characters of byte-level vocabularies have one home: the built-in vocabulary is made of them.
         alphabet = json.loads(bytes_tokenizer_json())["model"]["vocab"] if "ByteLevel" in kinds else {}

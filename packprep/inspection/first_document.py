@@ -40,8 +40,7 @@ def first_document(job: Job) -> str:
                             where = f"{source.name} {_name_of(source, part.file)} at {batch.positions[i]}"
                             head = [vocabulary.roles["bos"]] if documents.prepend_bos else []
                             tail = [vocabulary.roles["eos"]] if documents.append_eos else []
-                            texts = TokenTexts(vocabulary.tokenizer_json, vocabulary.special_ids)
-                            return f"document 1: {where}: {len(ids):,} tokens{of}: {_ends(texts, [*head, *ids, *tail])}"
+                            return f"document 1: {where}: {len(ids):,} tokens{of}: {_ends(job, [*head, *ids, *tail])}"
     if first_reject is None:
         return "document 1: shard 0 has no document with tokens"
     source, reject = first_reject
@@ -66,11 +65,12 @@ def _name_of(source: PlannedSource, file: int) -> str:
     return visible(source.files[file - source.first_file].name)
 
 
-def _ends(texts: TokenTexts, ids: Sequence[int]) -> str:
+def _ends(job: Job, ids: Sequence[int]) -> str:
     """The ids' texts, a bar between two tokens; only the first and last SHOWN_TOKENS of many."""
-    if len(ids) <= 2 * SHOWN_TOKENS:
-        return "│".join(map(_shown, texts.one_by_one(ids)))
-    return " … ".join("│".join(map(_shown, texts.one_by_one(end))) for end in (ids[:SHOWN_TOKENS], ids[-SHOWN_TOKENS:]))
+    ends = [ids] if len(ids) <= 2 * SHOWN_TOKENS else [ids[:SHOWN_TOKENS], ids[-SHOWN_TOKENS:]]
+    tokens = job.engine.tokens_of([id for end in ends for id in end])
+    texts = TokenTexts(job.vocabulary.tokenizer_json, job.vocabulary.special_ids, tokens)
+    return " … ".join("│".join(map(_shown, texts.one_by_one(end))) for end in ends)
 
 
 def _shown(piece: Piece) -> str:

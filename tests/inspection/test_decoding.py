@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from packprep.corpus.tokenizer_json import bytes_tokenizer_json
+from packprep.corpus.tokenizer_json import bytes_tokenizer_json, tokens_in_file
 from packprep.inspection.decoding import BYTES, SPECIAL, TEXT, TokenTexts
 from tests.corpus import tokenizers_made
 
@@ -85,6 +85,26 @@ def test_the_pieces_of_other_tokenizers_join_to_the_text(parsed, text, shown):
     data = json.dumps({**parsed, "truncation": None, "padding": None}).encode()
     ids = Tokenizer.from_buffer(data).encode(text, add_special_tokens=False).ids
     assert "".join(piece.text for piece in TokenTexts(data).pieces(ids)) == shown
+
+
+@pytest.mark.parametrize(
+    "parsed", [tokenizers_made.llama3_like(), tokenizers_made.bert_like(), tokenizers_made.t5_like()]
+)
+def test_a_few_tokens_are_shown_as_they_are_with_all_of_the_file(parsed):
+    data = json.dumps(parsed).encode()
+    tokens = tokens_in_file(data, "tokenizer.json").texts
+    some = list(tokens)[:: len(tokens) // 20 + 1]
+    few = TokenTexts(data, some[:1], {id: tokens[id] for id in some})
+    assert few.one_by_one([*some, 10**6]) == TokenTexts(data, some[:1]).one_by_one([*some, 10**6])
+
+
+def test_a_tokenizer_with_half_a_character_is_shown_all_the_same():
+    parsed = tokenizers_made.byte_level("<|end|>")
+    data = json.dumps(
+        {**parsed, "added_tokens": [*parsed["added_tokens"], tokenizers_made.added(900, "\ud800")]}
+    ).encode()
+    ids = [parsed["added_tokens"][0]["id"], 900]
+    assert [piece.text for piece in TokenTexts(data, (), {id: "" for id in ids}).pieces(ids)] == ["<|end|>", "\ud800"]
 
 
 def test_byte_fallback_tokens_are_joined():
