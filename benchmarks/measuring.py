@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import platform
+import random
 import shutil
 import statistics
 import subprocess
@@ -146,9 +147,13 @@ def in_turn(
     folder: Path,
     say: Callable[[str], None],
 ) -> None:
-    """Run all lines once, then all once more, …: what slows the machine for a while slows all of them."""
+    """Run all lines once, then all once more, …: what slows the machine for a while slows all of them.
+
+    Each time in another order, the same in every run of the table: a machine remembers what ran before, as gigabytes of
+    memory that a host has taken back, and no line is to have the same one before it each time.
+    """
     for turn in range(max((repeats(contender) for _, contender, _, _ in lines), default=0)):
-        for line, contender, config, python in lines:
+        for line, contender, config, python in random.Random(turn).sample(lines, len(lines)) if turn else lines:
             if line.status == "measured" and turn < repeats(contender):
                 measure(line, contender, config, python, folder)
                 said = f"{line.seconds[-1]:.2f} s" if line.status == "measured" else f"{line.status}: {line.why}"
