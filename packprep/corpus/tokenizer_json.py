@@ -262,7 +262,9 @@ def _plain(data: bytes, special_ids: frozenset[int]) -> bytes:
         for entry in parsed["added_tokens"]
     ]
     model = {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
-    merges = model.get("merges")
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    if isinstance(vocabulary, dict):  # in order it loads faster: libraries put it into trees first
+        model = {**model, "vocab": dict(sorted(vocabulary.items()))}
     if isinstance(merges, list) and all(map(_is_pair_without_spaces, merges)):
         model = {**model, "merges": list(map(" ".join, merges))}  # the older form, which loads faster
     nothing = {"truncation": None, "padding": None, "post_processor": None}
