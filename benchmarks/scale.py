@@ -22,7 +22,7 @@ from unittest import mock
 import numpy as np
 
 import packprep
-from packprep.building import commit, files, plan, publication, run, status
+from packprep.building import commit, files, inputs, plan, publication, run, start, status
 from packprep.building.output import output_of
 from packprep.corpus import calibration
 from packprep.corpus.files import Files
@@ -69,31 +69,31 @@ class Laps:
         self._last = time.perf_counter()
 
 
-def inputs_of() -> plan.Inputs:
+def inputs_of() -> inputs.Inputs:
     """What a recipe of one source finds."""
     table = {"seq_length": 4096, "tokenizer": "bytes", "sources": [{"paths": ["/corpus/**/*"]}]}
-    return plan.look_up(read_recipe({**table, "tasks": [{"preset": "ul2r"}]}, Path("/corpus")), {})
+    return inputs.look_up(read_recipe({**table, "tasks": [{"preset": "ul2r"}]}, Path("/corpus")), {})
 
 
 def planning(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps) -> None:
     """The plan as the first process makes it."""
     with (
-        mock.patch.object(plan, "find_files", listing(count, file_bytes, ending)),
+        mock.patch.object(inputs, "find_files", listing(count, file_bytes, ending)),
         mock.patch.object(plan, "first_look", lambda *arguments: None),
         mock.patch.object(calibration, "_looks", looks),
     ):
-        inputs = inputs_of()
+        found = inputs_of()
         laps.lap("look up files and tokenizer", "listing simulated")
-        values = plan.make_plan(inputs)
+        values = plan.make_plan(found)
     laps.lap("make the plan", f"{values['shards']:,} shards of {values['shard_text_bytes'] >> 20} MiB of text")
     data = encode(values)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_bytes(data)
-    (folder / "tokenizer.json").write_bytes(inputs.vocabulary.tokenizer_json)
+    (folder / "tokenizer.json").write_bytes(found.vocabulary.tokenizer_json)
     laps.lap("write it", f"{len(data) / 1e6:.1f} MB")
     del values, data
-    found = run.plan_and_digest(folder)
-    assert found is not None and plan.differences(inputs, found[0]) == []
+    written = run.plan_and_digest(folder)
+    assert written is not None and plan.differences(found, written[0]) == []
     laps.lap("read and compare it")
 
 
@@ -121,7 +121,7 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
         "tasks": [{"preset": "ul2r"}],
     }
     recipe, out = read_recipe({**table, "output": {"shard_text_bytes": 1 << 20}}, source), folder / "out"
-    run.build(recipe, out, Silent())
+    start.build(recipe, out, Silent())
     values = run.read_plan(out)
     receipt = commit.read_receipt(output_of(out), 0)
     assert values is not None and receipt is not None

@@ -16,6 +16,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
         self._inner = [0.0]  # seconds of finished stages inside of each open one
 
     @contextmanager
@@ -45,6 +46,10 @@ class Clock:
         """Add what another clock took."""
         for name, spent in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+    def elapsed(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._began
 
     def take(self) -> dict[str, float]:
         """The seconds since the last call."""

@@ -14,7 +14,7 @@ import numpy as np
 import zstandard
 
 from packprep.building.run import Outcome
-from packprep.building.run import build as run_build
+from packprep.building.start import build as run_build
 from packprep.corpus.reading import Documents
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import complete, resolve
@@ -153,7 +153,7 @@ class Silent:
 
 
 def build(recipe: dict[str, Any], base: Path, out: Path, workers: int = 1, **options: Any) -> Outcome:
-    """Build a recipe's table into `out`; options as of `building.run.build`."""
+    """Build a recipe's table into `out`; options as of `building.start.build`."""
     progress = options.pop("progress", None) or Silent()
     return run_build(read_recipe(recipe, base), out, progress, workers, **options)
 

@@ -19,7 +19,8 @@ import pytest
 import zstandard
 
 from packprep.building import work
-from packprep.building.plan import look_up, make_plan
+from packprep.building.inputs import look_up
+from packprep.building.plan import make_plan
 from packprep.corpus import calibration
 from packprep.corpus.reading import Rejected
 from packprep.recipe import read_recipe

@@ -13,7 +13,8 @@ import pytest
 
 from packprep import open_dataset
 from packprep.building.forecast import forecast
-from packprep.building.plan import look_up, make_plan
+from packprep.building.inputs import look_up
+from packprep.building.plan import make_plan
 from packprep.errors import RecipeError
 from packprep.recipe import read_recipe
 from packprep.verification import verify_dataset

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from packprep.building.commit import done_receipt
+from packprep.building.inputs import look_up
 from packprep.building.job import Job
 from packprep.building.output import output_of
-from packprep.building.plan import look_up
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
 from packprep.building.publication import missing_shards, publish

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import Inputs, ids_of
+from packprep.building.inputs import Inputs, ids_of
 from packprep.objectives.tasks import TOO_SHORT, capacity, resolve, unequal_weights
 
 FAR = 0.1

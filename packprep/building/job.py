@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import ids_of, mark_reader, plain
+from packprep.building.inputs import ids_of
+from packprep.building.plan import mark_reader, plain
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine
 from packprep.corpus.engines.registry import load_engine

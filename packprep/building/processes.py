@@ -7,19 +7,15 @@ Workers are forked from this process, with all that it has loaded, as long as it
 import gc
 import multiprocessing
 import os
-import select
 import signal
-import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from packprep.building.progress import say
+from packprep.building.signals import STOP_SIGNALS, STOPPED, ended_by_signals
 from packprep.errors import BuildError, PackprepError, Stopped
 
 Report = Callable[[int, int, int, int], None]
@@ -28,11 +24,7 @@ Do = Callable[[Iterable[Any], Report], Iterator[Any]]
 """The result of each item, in their order. It may take the next item before it gives the result of the last one."""
 
 STOP_S = 5.0
-STAY_S = 2.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_STOPPED_CODES = {-number for number in _STOP_SIGNALS}
-_ENDING = {signal.SIGTERM, signal.SIGUSR1}  # SIGINT comes from who sits before it, and can be given again
-_STOPPED = "by a signal; what is committed stays, and the same command goes on"
+_STOPPED_CODES = {-number for number in STOP_SIGNALS}
 
 
 def one_by_one(do: Callable[[Any, Report], Any]) -> Do:
@@ -61,21 +53,6 @@ def _may_be_forked() -> bool:
     except OSError:  # no Linux, or a thread that ended meanwhile
         return False
     return len(names) - names.count("jemalloc_bg_thd") == 1
-
-
-@contextmanager
-def stoppable() -> Iterator[Callable[[], bool]]:
-    """While this lasts, SIGTERM, SIGINT and SIGUSR1 are noted instead of obeyed; gives the function that tells."""
-    asked: list[int] = []
-    try:
-        before = {s: signal.signal(s, lambda number, _: asked.append(number)) for s in _STOP_SIGNALS}
-    except ValueError:  # not in the main thread: the caller handles signals
-        before = {}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def spread(
@@ -118,7 +95,7 @@ def spread(
         started()
         while at_work:
             if stop_asked():
-                raise Stopped(_STOPPED)
+                raise Stopped(STOPPED)
             for ready in wait(list(at_work), timeout=0.2):
                 assert isinstance(ready, Connection)
                 handed = at_work[ready]
@@ -129,7 +106,7 @@ def spread(
                     if (
                         processes[ready].exitcode in _STOPPED_CODES
                     ):  # a signal to the whole group, which this process is yet to hear
-                        raise Stopped(_STOPPED) from None
+                        raise Stopped(STOPPED) from None
                     raise _lost(processes[ready].exitcode, handed) from None
                 if kind == "report":
                     report(*value)
@@ -165,64 +142,18 @@ def _here(
     def report_or_stop(*counts: int) -> None:
         report(*counts)
         if stop_asked():
-            raise Stopped(_STOPPED)
+            raise Stopped(STOPPED)
 
     def until_stopped() -> Iterator[Any]:
         for item in items:
             if stop_asked():
-                raise Stopped(_STOPPED)
+                raise Stopped(STOPPED)
             yield item
 
     if not items:
         return
     with ended_by_signals(clean):
         yield from zip(items, setup(*arguments)(until_stopped(), report_or_stop), strict=True)
-
-
-@contextmanager
-def ended_by_signals(clean: Callable[[int], None]) -> Iterator[None]:
-    """While this lasts, SIGTERM and SIGUSR1 end the process with status 75 if it does not stop by itself within STAY_S.
-
-    A handler in Python waits for the end of a call of a library, which may be the tokenization of a whole book or the
-    compilation of a kernel. A thread beside it is told of a signal by the pipe that Python writes to at once. All the
-    reading and computing stays in this thread: a second one would have an allocator's memory of its own, and pay for
-    fresh pages.
-    """
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
-    try:
-        before = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-    except ValueError:  # not in the main thread: the caller handles signals
-        os.close(told)
-        os.close(tell)
-        yield
-        return
-    thread = threading.Thread(target=_end_when_told, args=(told, clean), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(tell)
-        thread.join()
-        os.close(told)
-        gone = time.monotonic() + 1  # its end in the system follows, and only then may this process be forked
-        while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < gone:
-            time.sleep(0.0001)
-
-
-def _end_when_told(told: int, clean: Callable[[int], None]) -> None:
-    """Returns when the other end of the pipe is closed."""
-    while not _ENDING.intersection(numbers := os.read(told, 64)):
-        if not numbers:
-            return
-    deadline = time.monotonic() + STAY_S
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([told], [], [], left)[0] and not os.read(told, 64):
-            return
-    clean(os.getpid())
-    say(f"stopped: {_STOPPED}")
-    os._exit(Stopped.exit_status)
 
 
 def _worker(
@@ -242,7 +173,7 @@ def _worker(
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
-    for number in _STOP_SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
     def handed() -> Iterator[Any]:

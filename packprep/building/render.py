@@ -50,15 +50,15 @@ def _next_token(at, slots, prefix, pad, tokens, labels, loss_mask, may):
 
 
 @kernel
-def _pad(at, slots, pad, tokens):
+def _pad(at, slots, pad, column):
     """Write pad between the segments, which lie in row order, and behind the last."""
     free = np.int64(0)
     for i in range(at.shape[0]):
         for t in range(np.uint64(free), np.uint64(at[i])):
-            tokens[t] = pad
+            column[t] = pad
         free = at[i] + slots[i]
-    for t in range(np.uint64(free), np.uint64(tokens.shape[0])):
-        tokens[t] = pad
+    for t in range(np.uint64(free), np.uint64(column.shape[0])):
+        column[t] = pad
 
 
 @kernel
@@ -164,9 +164,9 @@ def render_rows(
     size, m, pad = rows * seq_length, len(table.task), tasks[0].ids.pad
     tokens = buffers.array("tokens", token_dtype, size)
     labels = buffers.array("labels", token_dtype, size if with_labels else 0)
-    for slots in (tokens, labels)[: 1 + with_labels]:
-        _pad(table.at, table.slots, pad, slots)
-    segment_ids, loss_mask = buffers.zeros("segment_ids", np.uint16, size), buffers.zeros("loss_mask", np.uint8, size)
+    segment_ids, loss_mask = buffers.array("segment_ids", np.uint16, size), buffers.zeros("loss_mask", np.uint8, size)
+    for column, value in ((tokens, pad), (segment_ids, 0), (labels, pad))[: 2 + with_labels]:
+        _pad(table.at, table.slots, value, column)
     may = buffers.zeros("may", np.uint8, 0 if training is None else size)
     prefixes, level, weight = np.zeros(m, np.int64), np.zeros(m, np.float32), np.ones(m, np.float32)
     block_counts, block_parts = np.zeros(m, np.int64), []

@@ -5,7 +5,6 @@ killed leaves nothing but temporaries, and the same command makes what is missin
 """
 
 import contextlib
-import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,24 +20,25 @@ from packprep.buffers import Buffers
 from packprep.building.array import share_of
 from packprep.building.commit import commit_shard
 from packprep.building.forecast import forecast
+from packprep.building.garbage import without_collection
+from packprep.building.inputs import Inputs
 from packprep.building.job import Job
 from packprep.building.output import Output, output_of
-from packprep.building.plan import Inputs, differences, look_up, make_plan
+from packprep.building.plan import differences, make_plan
 from packprep.building.plan_form import check_plan
-from packprep.building.processes import Do, Report, available_cpus, ended_by_signals, spread, stoppable
+from packprep.building.processes import Do, Report, available_cpus, spread
 from packprep.building.profile import Profile
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
+from packprep.building.signals import ended_by_signals, stoppable
 from packprep.building.work import begin_shard, finish_shard, rehearse
 from packprep.clock import Clock
-from packprep.corpus.engines.registry import begin_loading
 from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
 from packprep.digests import digest_of, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
-from packprep.recipe import Recipe
 
 LIST_AGAIN_S = 3.0
 WORKER_TEXT_BYTES = 8 << 20
@@ -130,32 +130,21 @@ def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[st
     return [absolute_prefix(moved.get(source["name"], source["prefix"])) for source in plan["sources"]]
 
 
-def build(
-    recipe: Recipe,
-    out: str | os.PathLike | Output,
+def run(
+    inputs: Inputs,
+    out: Output,
     progress: Progress,
-    workers: int | None = 1,
-    moved: Mapping[str, str] | None = None,
-    array: tuple[int, int] = (0, 1),
-    begun: Callable[[Job], None] = lambda job: None,
+    workers: int | None,
+    array: tuple[int, int],
+    begun: Callable[[Job], None],
+    clock: Clock,
 ) -> Outcome:
-    """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
-
-    workers: processes; None: one for each CPU that this process may use, and fewer for little text.
-    moved: source name → prefix where its files lie now. array: (index, count) of this array task.
-    begun: called once with the job: while the workers make the first shards, or before this process does.
-    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while shards are
-    made. In a main thread SIGTERM and SIGUSR1 end the process with status 75 if that takes more than some seconds.
-    """
-    clock, begin = Clock(), time.perf_counter()
-    out = output_of(out)
+    """`start.build` of what a recipe names. clock: has run since the build began."""
     clean = out.remove_temporaries
     with ended_by_signals(clean):
-        with clock.stage("plan"), _without_collection():
-            inputs = look_up(recipe, moved or {})
+        with clock.stage("plan"), without_collection():
             if not out.exists(MANIFEST):
-                begin_loading(inputs.recipe.engine, inputs.vocabulary, inputs.recipe.documents.special_text)
-                rehearse(inputs)  # meanwhile
+                rehearse(inputs)  # while the engine is being loaded
             job = planned(inputs, out, progress.say)
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)
@@ -196,25 +185,8 @@ def build(
         )
     others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
-    profile = Profile(time.perf_counter() - begin, workers, clock.take(), documents, text_bytes, tokens)
+    profile = Profile(clock.elapsed(), workers, clock.take(), documents, text_bytes, tokens)
     return Outcome(out.location, job, manifest, len(missing), others, profile)
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """While this lasts, no garbage is searched for among the many objects that libraries and vocabularies bring.
-
-    Then they count as old, so that the first search afterwards is not through all of them either.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.unfreeze()
-        if was_on:
-            gc.enable()
 
 
 def _workers_for(text_bytes: int) -> int:

@@ -8,10 +8,10 @@ import numpy as np
 
 from packprep.buffers import Buffers
 from packprep.building import ledger
+from packprep.building.inputs import Inputs, token_dtype
 from packprep.building.job import Job
 from packprep.building.layout import Layout, arrange
 from packprep.building.packing import pack
-from packprep.building.plan import Inputs, token_dtype
 from packprep.building.render import render, rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
 from packprep.clock import Clock

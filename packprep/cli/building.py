@@ -48,8 +48,7 @@ def build(
     one_thread()
     from packprep.building.array import array_position
     from packprep.building.output import output_of
-    from packprep.building.profile import describe_profile, print_profile
-    from packprep.building.run import build as run_build
+    from packprep.building.start import build as build_dataset
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     position = array_position(array_index, array_count, os.environ)
@@ -64,7 +63,7 @@ def build(
         if fresh:
             bar.say(first_document(job))
 
-    outcome = run_build(recipe, output, bar, workers, moved_of(source), position, begun)
+    outcome = build_dataset(recipe, output, bar, workers, moved_of(source), position, begun)
     from packprep.inspection.printed_summary import print_summary
     from packprep.inspection.summary import describe_build
 
@@ -72,6 +71,8 @@ def build(
     if not profile:
         put(summary, as_json, print_summary)
         return
+    from packprep.building.profile import describe_profile, print_profile
+
     with_profile = {**summary, "profile": describe_profile(outcome.profile)}
 
     def print_both(result: dict[str, Any]) -> None:
@@ -96,7 +97,8 @@ def plan(
     """Say what a build would make: shards, tokens, bytes, memory, shares, spans. Reads almost nothing."""
     one_thread()
     from packprep.building.forecast import forecast, print_forecast
-    from packprep.building.plan import look_up, make_plan
+    from packprep.building.inputs import look_up
+    from packprep.building.plan import make_plan
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     found = look_up(recipe, moved_of(source))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from packprep.building.output import LocalOutput, Nearby, Output
-from packprep.building.processes import Do, Report, one_by_one, spread, stoppable
+from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress, open_job
+from packprep.building.signals import stoppable
 from packprep.dataset.manifest import PLAN_NAME, TOKENIZER_NAME, Manifest
 from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.exporting.documents import restored_documents

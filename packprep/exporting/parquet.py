@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packprep.building.output import Nearby, Output
-from packprep.building.processes import Do, Report, one_by_one, spread, stoppable
+from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress
+from packprep.building.signals import stoppable
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import Manifest, encode, first_rows
 from packprep.digests import digest_of

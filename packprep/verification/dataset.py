@@ -10,8 +10,9 @@ import numpy as np
 from packprep.building.array import share_of
 from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, RemoteOutput, nearby, output_of
-from packprep.building.processes import Do, Report, one_by_one, spread, stoppable
+from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
+from packprep.building.signals import stoppable
 from packprep.corpus.readers import Decoders
 from packprep.dataset.manifest import (
     MANIFEST_NAME,

@@ -3,7 +3,8 @@ import re
 import pytest
 
 from packprep.building.forecast import forecast, print_forecast
-from packprep.building.plan import look_up, make_plan
+from packprep.building.inputs import look_up
+from packprep.building.plan import make_plan
 from packprep.recipe import read_recipe
 from tests import made
 

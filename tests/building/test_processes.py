@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from packprep.building.processes import one_by_one, spread, stoppable
+from packprep.building.processes import one_by_one, spread
+from packprep.building.signals import stoppable
 from packprep.errors import BuildError, SourceError, Stopped
 from tests.made import ROOT, environment
 
@@ -205,7 +206,8 @@ def test_a_signal_that_a_worker_hears_first_is_a_stop_and_no_fault():
 
 DEAF = """
 import hashlib, sys
-from packprep.building.processes import one_by_one, spread, stoppable
+from packprep.building.processes import one_by_one, spread
+from packprep.building.signals import stoppable
 
 def setup():
     def do(item, report):

@@ -16,8 +16,8 @@ from packprep.building import run as building_run
 from packprep.building.array import share_of
 from packprep.building.output import LocalOutput
 from packprep.building.publication import MANIFEST
-from packprep.building.run import build as run_build
 from packprep.building.run import open_job, read_plan
+from packprep.building.start import build as run_build
 from packprep.building.status import status_of
 from packprep.dataset.manifest import receipt_name, shard_name
 from packprep.errors import BuildError, PlanError, RecipeError, SourceError

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from packprep.buffers import Buffers
-from packprep.building.plan import look_up
+from packprep.building.inputs import look_up
 from packprep.building.run import open_job
 from packprep.building.work import begin_shard, make_shard, rehearse
 from packprep.clock import Clock

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from packprep.building.plan import look_up
+from packprep.building.inputs import look_up
 from packprep.corpus.calibration import FIRST_CHARACTERS, calibrate, first_texts
 from packprep.corpus.engines.registry import candidates, engine_facts, load_engine
 from packprep.corpus.planning import PlannedSource

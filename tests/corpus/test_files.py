@@ -105,7 +105,7 @@ def test_a_hundred_thousand_files_are_planned_in_little_memory(monkeypatch, endi
     scale = script("scale")
     count, size = 100_000, 60_000_000
     monkeypatch.setattr(calibration, "_looks", scale.looks)
-    monkeypatch.setattr("packprep.building.plan.find_files", scale.listing(count, size, ending))
+    monkeypatch.setattr("packprep.building.inputs.find_files", scale.listing(count, size, ending))
     monkeypatch.setattr("packprep.building.plan.first_look", lambda *of_files_that_are_not_there: None)
     inputs = scale.inputs_of()
     tracemalloc.start()

@@ -3,8 +3,9 @@ import json
 import numpy as np
 import pytest
 
+from packprep.building.inputs import look_up
 from packprep.building.job import Job
-from packprep.building.plan import look_up, make_plan
+from packprep.building.plan import make_plan
 from packprep.corpus.planning import Extent
 from packprep.corpus.reading import Rejected, is_bad, keeper, read_documents
 from packprep.errors import SourceError

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from packprep.building.inputs import look_up
 from packprep.building.job import Job
-from packprep.building.plan import look_up, make_plan
+from packprep.building.plan import make_plan
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.reading import is_bad, read_documents
 from packprep.errors import RecipeError, SourceError

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from packprep.building.run import build
+from packprep.building.start import build
 from packprep.dataset.loader import open_dataset
 from packprep.errors import DatasetError
 from packprep.inspection import summary

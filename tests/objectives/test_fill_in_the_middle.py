@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.plan import ids_of
+from packprep.building.inputs import ids_of
 from packprep.corpus.vocabulary import Needs, resolve_vocabulary
 from packprep.errors import RecipeError
 from packprep.objectives.fill_in_the_middle import ROLES

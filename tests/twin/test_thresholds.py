@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from packprep.building.plan import ids_of
+from packprep.building.inputs import ids_of
 from packprep.corpus.vocabulary import Needs, resolve_vocabulary
 from packprep.objectives import uniform_diffusion
 from packprep.recipe import Specials

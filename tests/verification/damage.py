@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from packprep.building.run import build
+from packprep.building.start import build
 from packprep.dataset.manifest import decode, encode, receipt_name, shard_name
 from packprep.dataset.shard import encode as encode_shard
 from packprep.dataset.shard import open_shard

@@ -53,7 +53,7 @@ BUILD_AND_VERIFY = """
 import json, sys
 from pathlib import Path
 import packprep
-from packprep.building.run import build
+from packprep.building.start import build
 from packprep.recipe import read_recipe
 from packprep.verification import verify_dataset
 class Silent:
