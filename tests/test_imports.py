@@ -38,9 +38,9 @@ def test_the_command_line_imports_no_trainer_s_library():
     [
         "import packprep.cli, packprep.building.run",
         "from packprep.objectives.span_corruption import span_counts; span_counts(100, 0.15, 3.0)",
-        "import pathlib, packprep.building.plan as plan; from packprep.recipe import read_recipe; "
+        "import pathlib, packprep.building.inputs as inputs; from packprep.recipe import read_recipe; "
         "tables = {'sources': [{'paths': [__file__]}], 'tasks': [{'preset': 'ul2r'}], 'tokenizer': 'bytes', 'seq_length': 512}; "
-        "plan.look_up(read_recipe(tables, pathlib.Path()), {})",
+        "inputs.look_up(read_recipe(tables, pathlib.Path()), {})",
     ],
 )
 def test_numba_comes_with_the_first_kernel_that_is_called_and_not_before(code):
