@@ -53,7 +53,7 @@ class _Silent:
 @contextlib.contextmanager
 def _built(table: dict[str, Any], files: dict[str, Sequence[str]]) -> Iterator[tuple[Path, list[str]]]:
     """(output of a build of some files, names in the order in which they appeared in it)."""
-    from packprep.building.run import build
+    from packprep.building.start import build
     from packprep.recipe import read_recipe
 
     with tempfile.TemporaryDirectory() as folder:
