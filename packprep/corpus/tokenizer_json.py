@@ -250,17 +250,23 @@ def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], na
 
 
 @functools.lru_cache(maxsize=2)
-def plain_tokenizer_json(data: bytes, special_ids: frozenset[int]) -> bytes:
-    """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws."""
-    return remembered("plain", (digest_of(data), sorted(special_ids)), bytes, lambda: _plain(data, special_ids))
+def plain_tokenizer_json(data: bytes, special_ids: frozenset[int], with_special: bool = True) -> bytes:
+    """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws.
+
+    with_special: whether the special tokens are among its added ones, of which an engine looks for each in every text.
+    """
+    depends_on = (digest_of(data), sorted(special_ids), with_special)
+    return remembered("plain", depends_on, bytes, lambda: _plain(data, special_ids, with_special))
 
 
-def _plain(data: bytes, special_ids: frozenset[int]) -> bytes:
+def _plain(data: bytes, special_ids: frozenset[int], with_special: bool) -> bytes:
     parsed = parse_tokenizer_json(data, "tokenizer.json")
     added = [
         {**entry, "special": bool(entry.get("special")) or entry["id"] in special_ids}
         for entry in parsed["added_tokens"]
     ]
+    if not with_special:
+        added = [entry for entry in added if not entry["special"]]
     model = {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if isinstance(vocabulary, dict):  # in order it loads faster: libraries put it into trees first

@@ -55,9 +55,9 @@ class FastEngine:
             from fastokens import _native
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
-        plain = plain_of(vocabulary, special_text)
+        self._split = special_text != "special"  # then a special token's text is text, and none has to be looked for
+        plain = plain_of(vocabulary, special_text, with_special=not self._split)
         self.version, self.library = installed_version() or "", (str(_native.__file__),)
-        self._split = special_text != "special"
         self._folded = b"(?i" in plain
 
         def load() -> Any:
@@ -68,7 +68,7 @@ class FastEngine:
             loading = other.submit(load)
             self.reference = ReferenceEngine(vocabulary, special_text)
             has_reference(self.reference)
-            added = added_tokens(vocabulary.tokenizer_json)
+            added = added_tokens(plain)
             try:
                 self._tokenizer = loading.result()
             except Exception as error:

@@ -73,10 +73,13 @@ class ReferenceEngine:
         return self._chat
 
 
-def plain_of(vocabulary: Vocabulary, special_text: str) -> bytes:
-    """The tokenizer.json that engines load: what plays a role is special in it, unless such text is meant as the token."""
+def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = True) -> bytes:
+    """The tokenizer.json that engines load: what plays a role is special in it, unless such text is meant as the token.
+
+    with_special: whether it has its special tokens.
+    """
     special_ids: frozenset[int] = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
-    return plain_tokenizer_json(vocabulary.tokenizer_json, special_ids)
+    return plain_tokenizer_json(vocabulary.tokenizer_json, special_ids, with_special)
 
 
 def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -182,6 +182,23 @@ def test_an_added_token_that_the_libraries_number_differently_is_refused(folder)
         prove(engine, ["<|endoftext|>"], "special", vocabulary)
 
 
+@pytest.mark.parametrize("special_text", ["text", "reject", "special"])
+def test_an_added_token_that_is_not_special_is_found_between_special_ones(folder, special_text):
+    parsed = made.llama3_like()
+    first = 1 + max(token["id"] for token in parsed["added_tokens"])
+    parsed["added_tokens"] += [
+        made.added(first, "zzqq", False),
+        made.added(first + 1, "<|more|>"),
+        made.added(first + 2, "qqzz", False),
+    ]
+    engine = FastEngine(vocabulary_of(folder, parsed), special_text)
+    texts = ["a zzqq <|more|> qqzz<|more|>zzqq <|begin_of_text|>", "<|more|>", "the <|mo"]
+    ids, offsets = engine.encode(texts)
+    expected, expected_offsets = engine.reference.encode(texts)
+    assert ids.tolist() == expected.tolist() and offsets.tolist() == expected_offsets.tolist()
+    assert {first, first + 2} <= set(ids.tolist()) and (first + 1 in ids.tolist()) == (special_text == "special")
+
+
 def test_a_pattern_that_the_library_cannot_read_is_refused(folder):
     with pytest.raises(EngineRefusal, match="it cannot load it"):
         FastEngine(vocabulary_of(folder, after(split(r"\X"))), "text")
