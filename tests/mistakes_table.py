@@ -54,7 +54,7 @@ COMMAND_LINE = [
         shown=False,
     ),
     Mistake(
-        "a number with a unit", "valid integer", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k", shown=False
+        "a number with a unit", "valid int", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k", shown=False
     ),
     Mistake("no workers", "--workers", "packprep build", "'0'", typed=BUILD + " --workers 0", shown=False),
     Mistake(

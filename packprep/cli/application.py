@@ -41,7 +41,7 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
     parameter = getattr(error, "param", None)
     names = [getattr(error, "option_name", "")] if parameter is None else [*parameter.opts, str(parameter.metavar)]
     given = next((w for option, w in zip(words, words[1:], strict=False) if option in names), None)
-    if given is not None and message.startswith("Invalid value"):
+    if given is not None and message.startswith("Invalid value") and repr(given) not in message:
         message += f", and {given!r} is given"
     wanted = next((_WANTED[name] for name in names if name in _WANTED), None) if "Invalid" not in message else None
     say(f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what there is")

@@ -112,7 +112,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sentinel_order",
-        "building/plan.py",
+        "building/inputs.py",
         "sentinels=np.array(vocabulary.sentinels, np.int32)",
         "sentinels=np.array(vocabulary.sentinels[::-1], np.int32)",
         True,
