@@ -53,9 +53,7 @@ COMMAND_LINE = [
         typed="build --out out",
         shown=False,
     ),
-    Mistake(
-        "a number with a unit", "valid int", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k", shown=False
-    ),
+    Mistake("a number with a unit", "valid int", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k", shown=False),
     Mistake("no workers", "--workers", "packprep build", "'0'", typed=BUILD + " --workers 0", shown=False),
     Mistake(
         "a recipe of another name",
