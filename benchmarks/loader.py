@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from packprep import open_dataset
-from packprep.dataset import manifest, shard
+from packprep.dataset import json_files, manifest, shard
 from packprep.dataset.loader import Dataset
 
 ROWS = 8000  # of each dataset: more than a processor's cache holds
@@ -71,17 +71,17 @@ def write_manifest(directory: Path, entries: Sequence[dict], seq_length: int, to
         "parameters": {},
     }
     value = {
-        "format": manifest.FORMAT,
-        "version": manifest.VERSION,
-        "law_version": manifest.LAW_VERSION,
+        "format": json_files.FORMAT,
+        "version": json_files.VERSION,
+        "law_version": json_files.LAW_VERSION,
         "seq_length": seq_length,
         "token_dtype": token_dtype,
         "vocab_size": VOCAB_SIZE,
         "pad_id": PAD,
         "specials": {"pad": PAD},
         "added_tokens": [],
-        "tokenizer": {"file": manifest.TOKENIZER_NAME, "digest": nothing},
-        "plan": {"file": manifest.PLAN_NAME, "digest": nothing},
+        "tokenizer": {"file": json_files.TOKENIZER_NAME, "digest": nothing},
+        "plan": {"file": json_files.PLAN_NAME, "digest": nothing},
         "tasks": [task],
         "sources": [{"name": "synthetic"}],
         "recipe": {"output": {"columns": "compact" if compact else "full"}},
@@ -92,7 +92,7 @@ def write_manifest(directory: Path, entries: Sequence[dict], seq_length: int, to
         "ledger": {},
         "digest": nothing,
     }
-    (directory / manifest.MANIFEST_NAME).write_bytes(manifest.encode(value))
+    (directory / json_files.MANIFEST_NAME).write_bytes(json_files.encode(value))
 
 
 def make_dataset(
@@ -102,14 +102,14 @@ def make_dataset(
     chance, entries, nothing = np.random.default_rng(0), [], "0" * 32
     for b in range(shards):
         arrays = make_rows(chance, rows, seq_length, token_dtype)
-        path = directory / manifest.shard_name(b)
+        path = directory / json_files.shard_name(b)
         path.parent.mkdir(parents=True, exist_ok=True)
         buffers = shard.encode(shard.compacted(arrays) if compact else arrays)
         with open(path, "wb") as file:
             file.writelines(buffers)
         entries.append(
             {
-                "file": manifest.shard_name(b),
+                "file": json_files.shard_name(b),
                 "rows": rows,
                 "segments": len(arrays["segment_key"]),
                 "tokens": int(arrays["segment_tokens"].sum()),
@@ -210,7 +210,7 @@ def far_batch(directory: Path, rounds: int = 9) -> tuple[float, float, float]:
     directory.mkdir()
     sizes = {"rows": 80_000, "segments": 900_000, "tokens": 327_000_000, "bytes": 10**9}
     entries = [
-        {"file": manifest.shard_name(b), **sizes, "digest": f"{b:032x}", "receipt_digest": f"{b:032x}"}
+        {"file": json_files.shard_name(b), **sizes, "digest": f"{b:032x}", "receipt_digest": f"{b:032x}"}
         for b in range(50_000)
     ]
     write_manifest(directory, entries, 4096, "uint16", False)
@@ -234,7 +234,7 @@ def bare_rows(directory: Path, shards: int) -> list[np.ndarray]:
 
 def as_memmap(directory: Path, seq_length: int, token_dtype: str) -> np.memmap:
     """The tokens of shard 0 as numpy's own class of maps."""
-    path = directory / manifest.shard_name(0)
+    path = directory / json_files.shard_name(0)
     one = shard.open_shard(path, seq_length, token_dtype)
     return np.memmap(path, token_dtype, "r", one.data_begin, one.tokens.shape)
 

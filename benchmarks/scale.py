@@ -26,7 +26,8 @@ from packprep.building import commit, files, inputs, plan, publication, run, sta
 from packprep.building.output import output_of
 from packprep.corpus import calibration
 from packprep.corpus.files import Files
-from packprep.dataset.manifest import encode, read_manifest, receipt_name, shard_name
+from packprep.dataset.json_files import encode, receipt_name, shard_name
+from packprep.dataset.manifest import read_manifest
 from packprep.digests import own_digest
 from packprep.recipe import parse_size, read_recipe
 from packprep.verification.files import check_listing

@@ -6,7 +6,7 @@ from typing import Any
 
 import xxhash
 
-from packprep.dataset.manifest import encode
+from packprep.dataset.json_files import encode
 from packprep.dataset.opening import open_file
 
 

@@ -1,11 +1,13 @@
 """Fixtures of the whole suite, and hypothesis made repeatable."""
 
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
 
+import packprep
 from packprep.building.run import Outcome
 from tests import made
 
@@ -31,6 +33,14 @@ def built(tmp_path_factory) -> Built:
     outcome = made.build(table, base, base / "out")
     assert outcome.manifest is not None
     return Built(base, table, base / "out", outcome)
+
+
+@pytest.fixture
+def copied(tmp_path) -> Path:
+    """The folder of a copy of the package, to be changed; `made.run_copied` runs it."""
+    source = Path(packprep.__file__).parent
+    shutil.copytree(source, tmp_path / "packprep", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

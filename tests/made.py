@@ -207,6 +207,13 @@ def run_python(code: str, cwd: Path = ROOT, **changes: str) -> subprocess.Comple
     return subprocess.run(command, cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=120)
 
 
+def run_copied(folder: Path, code: str) -> str:
+    """What code prints in another Python that finds packprep, and what it keeps from run to run, in `folder`."""
+    done = run_python(code, folder, PYTHONPATH=str(folder), NUMBA_CACHE_DIR=str(folder / "cache"))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 # Segments without files
 
 MODE_TOKENS = {"[NLU]": 260, "[NLG]": 261, "[S2S]": 262}

@@ -1,18 +1,10 @@
-import os
-import shutil
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import packprep
 from packprep import kernel as kernels
 from packprep import randomness
-from packprep.kernel import compiling, kernel
+from packprep.kernel import kernel
 from packprep.twin import chance
 from tests import made
 
@@ -157,20 +149,6 @@ def test_copies_are_exact_and_runs_write_nothing_beyond_their_end(data, source_t
 # The cache
 
 
-@pytest.fixture
-def copied(tmp_path):
-    """A copy of the package, to be changed."""
-    source = Path(packprep.__file__).parent
-    shutil.copytree(source, tmp_path / "packprep", ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
-
-
-def run(folder: Path, code: str) -> str:
-    done = made.run_python(code, folder, PYTHONPATH=str(folder), NUMBA_CACHE_DIR=str(folder / "cache"))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 PIVOTS = """
 import numpy as np
 from packprep.objectives.objective import Bodies
@@ -181,15 +159,15 @@ print(body_prefix(None, bodies).tolist(), sum(_pivots.compiled.stats.cache_hits.
 
 
 def test_fault_27_a_changed_callee_in_another_file_is_compiled_anew(copied):
-    before = run(copied, PIVOTS)
+    before = made.run_copied(copied, PIVOTS)
     pivots, hits = before.rsplit(" ", 1)
-    assert hits == "0" and run(copied, PIVOTS) == f"{pivots} 1"  # found in the cache
+    assert hits == "0" and made.run_copied(copied, PIVOTS) == f"{pivots} 1"  # found in the cache
     path = copied / "packprep" / "kernel" / "chance.py"
     text = path.read_text()
     old = "    return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)\n"
     assert old in text
     path.write_text(text.replace(old, "    return np.int64(bound) - 1\n"))
-    assert run(copied, PIVOTS) == f"{[8] * 20} 0"
+    assert made.run_copied(copied, PIVOTS) == f"{[8] * 20} 0"
 
 
 ROWS = """
@@ -201,131 +179,26 @@ print(pack(np.array([3, 5, 2, 4]), 8, "best_fit")[0].tolist(), "numba.np.linalg"
 
 
 def test_what_is_kept_is_loaded_without_what_compiles_and_others_can_be_compiled_then(copied):
-    first = run(copied, ROWS)
+    first = made.run_copied(copied, ROWS)
     rows, compiles = first.rsplit(" ", 1)
-    assert compiles == "True" and run(copied, ROWS) == f"{rows} False"  # where rows are made arrays are allocated
-    then = run(copied, ROWS + PIVOTS)
+    assert (
+        compiles == "True" and made.run_copied(copied, ROWS) == f"{rows} False"
+    )  # where rows are made arrays are allocated
+    then = made.run_copied(copied, ROWS + PIVOTS)
     assert then.splitlines()[0] == f"{rows} False" and then.endswith(" 0")  # the latter was not kept
-    assert run(copied, PIVOTS) == f"{then.splitlines()[1].rsplit(' ', 1)[0]} 1"
-
-
-def test_fault_27_the_cache_s_folder_changes_with_any_source_and_with_nothing_else(copied):
-    code = "from packprep.kernel import cache_folder; print(cache_folder())"
-    first = run(copied, code)
-    assert first.startswith(str(copied / "cache" / "packprep" / "kernels-")) and run(copied, code) == first
-    seen = {first}
-    for name in ("objectives/causal.py", "building/packing.py", "errors.py"):
-        path = copied / "packprep" / name
-        path.write_text(path.read_text() + "\n# changed\n")
-        seen.add(run(copied, code))
-    (copied / "packprep" / "more.py").write_text("")
-    seen.add(run(copied, code))
-    assert len(seen) == 5
-    (copied / "packprep" / "more.py").unlink()
-    assert run(copied, code) in seen
+    assert made.run_copied(copied, PIVOTS) == f"{then.splitlines()[1].rsplit(' ', 1)[0]} 1"
 
 
 def test_without_a_folder_that_can_be_written_kernels_are_compiled_in_every_process(copied):
     file = made.write(copied / "file", b"")  # a file is no folder
     done = made.run_python(
         f"import tempfile; tempfile.tempdir = {str(file)!r}\n"
-        "from packprep.kernel import cache_folder; import packprep.objectives.causal as c, numpy as np\n"
+        "from packprep.cache import cache_folder; import packprep.objectives.causal as c, numpy as np\n"
         "a = np.zeros(1, np.int64); c.copy_ranges(a, a, a, a, a); print(cache_folder())",
         copied, PYTHONPATH=str(copied), NUMBA_CACHE_DIR=str(file), XDG_CACHE_HOME=str(file), HOME=str(file),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "None"
-
-
-def test_a_folder_of_temporaries_that_others_can_write_is_no_cache(tmp_path, monkeypatch):
-    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(made.write(tmp_path / "file", b"")))
-    monkeypatch.setattr(compiling.tempfile, "tempdir", str(tmp_path))
-    own = tmp_path / f"packprep-{os.getuid()}"
-    find = compiling.cache_folder.__wrapped__
-    assert find().startswith(str(own)) and own.stat().st_mode & 0o777 == 0o700
-    own.chmod(0o777)
-    assert find() is None
-
-
-@pytest.fixture
-def old_folders(tmp_path, monkeypatch):
-    """Twelve folders of other sources, used 31 to 42 days ago, and the folder that they lie in."""
-    for name in ("NUMBA_CACHE_DIR", "HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    parent = tmp_path / "packprep"
-    for i in range(12):
-        path = made.write(parent / f"kernels-{i:016x}" / "deeper" / "kernel.nbi", b"x").parents[1]
-        os.utime(path, (0, time.time() - (31 + i) * 86400))
-    return parent
-
-
-def names_of(parent):
-    return sorted(int(path.name[8:], 16) for path in parent.glob("kernels-00000000*"))
-
-
-def test_folders_that_nobody_used_for_long_are_removed_when_a_new_one_begins(old_folders):
-    others = [made.write(old_folders / name / "file", b"x") for name in ("other", "kernels")]
-    (old_folders / "kernels-link").symlink_to(others[0].parent)
-    left = made.write(old_folders / ".kernels-00000000000000aa-12345678" / "file", b"x").parent
-    os.utime(left, (0, 0))
-    folder = compiling.cache_folder.__wrapped__()
-    assert os.path.dirname(folder) == str(old_folders)
-    assert names_of(old_folders) == list(range(7))  # and the new one
-    assert all(other.exists() for other in others) and (old_folders / "kernels-link").is_symlink()
-    assert not list(old_folders.glob(".*"))
-
-
-def test_folders_that_were_used_lately_stay(old_folders):
-    for i in (9, 10):
-        os.utime(old_folders / f"kernels-{i:016x}")
-    compiling.cache_folder.__wrapped__()
-    assert names_of(old_folders) == [*range(5), 9, 10]
-    for path in old_folders.glob("kernels-*"):
-        os.utime(path, (0, time.time() - 29 * 86400))
-    for i in range(20, 30):
-        (old_folders / f"kernels-{i:016x}").mkdir()
-    compiling._remove_old_folders(str(old_folders))
-    assert names_of(old_folders) == [*range(5), 9, 10, *range(20, 30)]
-
-
-def test_a_folder_that_is_there_is_marked_as_used_and_no_other_is_looked_at(old_folders):
-    folder = compiling.cache_folder.__wrapped__()
-    os.utime(folder, (0, 0))
-    made.write(old_folders / "kernels-00000000000000ff" / "file", b"x")
-    os.utime(old_folders / "kernels-00000000000000ff", (0, 0))
-    assert compiling.cache_folder.__wrapped__() == folder and os.stat(folder).st_mtime > time.time() - 60
-    assert 255 in names_of(old_folders)
-
-
-def test_a_folder_that_is_used_again_while_it_is_removed_is_put_back(old_folders, monkeypatch):
-    rename = os.rename
-
-    def used_before_it_is_renamed(old, new):
-        if not os.path.basename(old).startswith("."):
-            os.utime(old)
-        rename(old, new)
-
-    monkeypatch.setattr(os, "rename", used_before_it_is_renamed)
-    compiling._remove_old_folders(str(old_folders))
-    assert names_of(old_folders) == list(range(12)) and not list(old_folders.glob(".*"))
-
-
-def test_processes_that_remove_old_folders_at_once_leave_the_same(old_folders):
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(compiling._remove_old_folders, [str(old_folders)] * 8))
-    assert names_of(old_folders) == list(range(8))
-
-
-def test_what_cannot_be_removed_stays(old_folders, monkeypatch):
-    def refuse(*_):
-        raise PermissionError
-
-    monkeypatch.setattr(os, "rename", refuse)
-    assert compiling.cache_folder.__wrapped__() and names_of(old_folders) == list(range(12))
-    compiling._remove_old_folders(str(old_folders / "absent"))
 
 
 def test_kernels_release_the_gil_and_use_no_fast_math():

@@ -16,13 +16,19 @@ LEVELS = [
     ("errors",),
     ("randomness",),
     ("dataset",),
-    ("buffers", "clock", "digests", "kernel", "recipe", "storage"),
+    ("buffers", "cache", "clock", "digests", "kernel", "recipe", "storage"),
     ("corpus", "objectives"),
     ("building", "twin"),
     ("adapters", "exporting", "inspection", "verification"),
     ("cli", "__main__"),
 ]
-BESIDE = {"recipe": {"digests"}, "kernel": {"digests"}, "__main__": {"cli"}, "__init__": {"dataset"}}
+BESIDE = {
+    "recipe": {"digests"},
+    "cache": {"digests"},
+    "kernel": {"cache"},
+    "__main__": {"cli"},
+    "__init__": {"dataset"},
+}
 ALLOWED = {
     room: {below for lower in LEVELS[:i] for below in lower} | BESIDE.get(room, set())
     for i, level in enumerate(LEVELS)
@@ -149,7 +155,8 @@ def test_this_test_can_fail(name, source):
             "dataset/x.py",
             "import numpy as np, json, mmap\nfrom packprep.randomness import permute\nfrom . import order",
         ),
-        ("kernel.py", "from packprep.digests import digest_of"),
+        ("cache.py", "from packprep.digests import digest_of"),
+        ("kernel/x.py", "from packprep.cache import cache_folder"),
         ("verification/x.py", "from packprep.twin.shard import Twin"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from packprep.dataset.manifest import decode, encode
+from packprep.dataset.json_files import decode, encode
 from packprep.errors import RecipeError
 from packprep.objectives.tasks import complete
 from packprep.recipe import (

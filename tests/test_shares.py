@@ -13,7 +13,7 @@ import pytest
 
 from packprep import open_dataset
 from packprep.building.run import open_job, read_plan
-from packprep.dataset.manifest import shard_name
+from packprep.dataset.json_files import shard_name
 from packprep.dataset.shard import shard_of
 from packprep.inspection.summary import describe_build, describe_dataset
 from packprep.twin import chance

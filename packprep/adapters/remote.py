@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import overload
 
 from packprep.dataset.batches import integer
+from packprep.dataset.json_files import MANIFEST_NAME
 from packprep.dataset.loader import Dataset, default_max_open
-from packprep.dataset.manifest import MANIFEST_NAME, Manifest, ShardEntry, open_manifest
+from packprep.dataset.manifest import Manifest, ShardEntry, open_manifest
 from packprep.dataset.mixture import Mixture, split_bound
 from packprep.dataset.shard import IO
 from packprep.dataset.shares import counts_of

@@ -11,7 +11,7 @@ from packprep.building.job import Job
 from packprep.building.output import Output
 from packprep.building.work import Made
 from packprep.dataset import shard as shard_format
-from packprep.dataset.manifest import FORMAT, VERSION, decode, encode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import FORMAT, VERSION, decode, encode, receipt_name, rejects_name, shard_name
 from packprep.digests import digest_of, digest_of_buffers
 from packprep.errors import BuildError, DatasetError, PackprepError
 

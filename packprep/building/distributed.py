@@ -19,7 +19,7 @@ from packprep.building.progress import say as say_on_stderr
 from packprep.building.publication import missing_shards, publish
 from packprep.building.run import Shard, moved_prefixes, note_revocation, open_job, planned, shard_maker
 from packprep.corpus.finding import absolute_prefix
-from packprep.dataset.manifest import PLAN_NAME
+from packprep.dataset.json_files import PLAN_NAME
 from packprep.digests import digest_of
 from packprep.errors import ArgumentError, BuildError, EngineRevoked
 from packprep.recipe import Recipe

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from packprep.digests import digest_of_buffers, digest_of_file, new_digest
 from packprep.errors import BuildError
 
@@ -101,6 +99,8 @@ def _write_directly(descriptor: int, view: memoryview) -> int:
     size = len(view) // BLOCK_BYTES * BLOCK_BYTES
     if size < PIECE_BYTES or not hasattr(os, "O_DIRECT") or os.fstat(descriptor).st_size % BLOCK_BYTES:
         return 0
+    import numpy as np  # here, as a build's first steps do without
+
     if np.frombuffer(view, np.uint8).ctypes.data % BLOCK_BYTES:
         return 0
     flags, written = fcntl.fcntl(descriptor, fcntl.F_GETFL), 0

@@ -75,7 +75,7 @@ def ids_of(vocabulary: Vocabulary) -> Ids:
         sentinels=np.array(vocabulary.sentinels, np.int32),
         fim=(roles.get("fim_prefix", -1), roles.get("fim_middle", -1), roles.get("fim_suffix", -1)),
         special=vocabulary.special_ids,
-        continues=continuing_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size),
+        continues=np.frombuffer(continuing_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size), np.uint8),
     )
 
 

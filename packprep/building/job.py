@@ -14,8 +14,8 @@ from packprep.corpus.engines.registry import load_engine
 from packprep.corpus.files import Files
 from packprep.corpus.planning import PlannedSource, format_name
 from packprep.corpus.vocabulary import Vocabulary
+from packprep.dataset.json_files import LAW_VERSION, encode
 from packprep.dataset.laws import unusable_facts
-from packprep.dataset.manifest import LAW_VERSION, encode
 from packprep.digests import digest_of
 from packprep.errors import PlanError, RecipeError
 from packprep.objectives.objective import Task

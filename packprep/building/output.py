@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from packprep.building import files
-from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
+from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
 from packprep.dataset.opening import read_file
 from packprep.errors import BuildError, PackprepError
 from packprep.storage import Remote, is_url

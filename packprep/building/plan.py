@@ -22,7 +22,7 @@ from packprep.corpus.first_look import first_look
 from packprep.corpus.planning import PlannedSource, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenization import tokenize
-from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION
+from packprep.dataset.json_files import FORMAT, LAW_VERSION, VERSION
 from packprep.digests import own_digest
 from packprep.errors import RecipeError
 from packprep.objectives.tasks import check_supervised, task_table

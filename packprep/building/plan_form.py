@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from packprep.dataset.manifest import FORMAT, TOKENIZER_NAME, VERSION, is_count, is_digest, is_id
+from packprep.dataset.json_files import FORMAT, TOKENIZER_NAME, VERSION
+from packprep.dataset.manifest import is_count, is_digest, is_id
 from packprep.errors import PlanError
 
 MOST_PIECES = 1 << 26

@@ -10,7 +10,7 @@ from packprep.building.ledger import add_ledgers, check, is_ledger
 from packprep.building.output import Output
 from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
-from packprep.dataset.manifest import FORMAT, LAW_VERSION, VERSION, encode, receipt_name, shard_name
+from packprep.dataset.json_files import FORMAT, LAW_VERSION, VERSION, encode, receipt_name, shard_name
 from packprep.digests import digest_of, own_digest
 from packprep.errors import BuildError
 

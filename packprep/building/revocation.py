@@ -10,7 +10,7 @@ from typing import Any
 from packprep.building.job import Job
 from packprep.building.output import Output
 from packprep.corpus.engines.registry import REFERENCE
-from packprep.dataset.manifest import decode, encode
+from packprep.dataset.json_files import decode, encode
 from packprep.digests import own_digest
 from packprep.errors import BuildError, EngineRevoked
 

@@ -36,7 +36,7 @@ from packprep.clock import Clock
 from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
+from packprep.dataset.json_files import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
 from packprep.digests import digest_of, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
 

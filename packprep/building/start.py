@@ -13,7 +13,7 @@ from packprep.building.output import Output, output_of
 from packprep.building.signals import ended_by_signals
 from packprep.clock import Clock
 from packprep.corpus.engines.registry import begin_loading
-from packprep.dataset.manifest import MANIFEST_NAME
+from packprep.dataset.json_files import MANIFEST_NAME
 from packprep.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -13,29 +13,48 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from packprep.cache import cache_folder
 from packprep.digests import digest_of
-from packprep.kernel import cache_folder
 
 T = TypeVar("T")
 
 
 def remembered(what: str, depends_on: tuple, kind: Any, find: Callable[[], T]) -> T:
     """`find()`, or what it gave before. what: a word for its name; kind: the type that it gives."""
-    folder = cache_folder()
-    if folder is None:
-        return find()
-    path = Path(folder) / f"{what}-{digest_of(msgspec.msgpack.encode(depends_on))}"
     try:
-        kept = path.read_bytes()
+        return recall(what, depends_on, kind)
+    except LookupError:
+        pass
+    found = find()
+    remember(what, depends_on, found)
+    return found
+
+
+def recall(what: str, depends_on: tuple, kind: Any) -> Any:
+    """What is remembered; LookupError where nothing is."""
+    path = _path(what, depends_on)
+    try:
+        kept = path.read_bytes() if path else b""
         data, digest = kept[:-32], kept[-32:]
         if digest_of(data).encode() == digest:
             return msgspec.msgpack.decode(data, type=kind)
     except (OSError, ValueError):
         pass
-    found = find()
+    raise LookupError(what)
+
+
+def remember(what: str, depends_on: tuple, value: Any) -> None:
+    """Keep a value for `recall`, in place of what was kept."""
+    path = _path(what, depends_on)
+    if path is None:
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with contextlib.suppress(OSError, ValueError):  # ValueError: half a character, which is no UTF-8
-        data = msgspec.msgpack.encode(found)
+        data = msgspec.msgpack.encode(value)
         temporary.write_bytes(data + digest_of(data).encode())
         os.replace(temporary, path)
-    return found
+
+
+def _path(what: str, depends_on: tuple) -> Path | None:
+    folder = cache_folder()
+    return Path(folder) / f"{what}-{digest_of(msgspec.msgpack.encode(depends_on))}" if folder else None

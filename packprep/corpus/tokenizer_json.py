@@ -2,12 +2,11 @@
 
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from packprep.corpus.remembered import remembered
 from packprep.digests import digest_of
@@ -255,8 +254,16 @@ def plain_tokenizer_json(data: bytes, special_ids: frozenset[int], with_special:
 
     with_special: whether the special tokens are among its added ones, of which an engine looks for each in every text.
     """
-    depends_on = (digest_of(data), sorted(special_ids), with_special)
+    depends_on = plain_depends_on(digest_of(data), special_ids, with_special)
     return remembered("plain", depends_on, bytes, lambda: _plain(data, special_ids, with_special))
+
+
+PlainDependsOn = tuple[str, list[int], bool]
+
+
+def plain_depends_on(digest: str, special_ids: Iterable[int], with_special: bool) -> PlainDependsOn:
+    """What `plain_tokenizer_json` of the tokenizer.json with this digest is remembered by."""
+    return digest, sorted(special_ids), with_special
 
 
 def _plain(data: bytes, special_ids: frozenset[int], with_special: bool) -> bytes:
@@ -340,13 +347,13 @@ def _some(items: Sequence[str]) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def continuing_tokens(data: bytes, vocab_size: int) -> np.ndarray:
-    """uint8[vocab_size]: 1 where a token begins inside a character of UTF-8, so that a text must not be cut before it.
+def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
+    """A byte for each of vocab_size ids: 1 where a token begins inside a character of UTF-8: a text is not cut before it.
 
     Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
     """
     depends_on = digest_of(data), vocab_size
-    return np.frombuffer(remembered("continuing", depends_on, bytes, lambda: _continuing(data, vocab_size)), np.uint8)
+    return remembered("continuing", depends_on, bytes, lambda: _continuing(data, vocab_size))
 
 
 def _continuing(data: bytes, vocab_size: int) -> bytes:
@@ -361,12 +368,13 @@ def _continuing(data: bytes, vocab_size: int) -> bytes:
             )
     except (_Unusable, LookupError, TypeError) as error:
         raise VocabularyError(f"the tokenizer.json has no vocabulary: {error!r}") from error
-    continues = np.zeros(vocab_size, np.uint8)
     if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
         inside = {character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80}
         which = [i for text, i in pairs if text[:1] in inside]
     else:
         inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}
         which = [i for text, i in pairs if text in inside] if model.get("byte_fallback") else []
-    continues[which] = 1
-    return continues.tobytes() if which else b""
+    continues = bytearray(vocab_size)
+    for i in which:
+        continues[i] = 1
+    return bytes(continues) if which else b""

@@ -1,8 +1,4 @@
-"""The JSON files of a dataset: their one encoding, the names of its files, and the manifest, its table of contents.
-
-Canonical JSON is what `json.dumps(…, sort_keys=True, separators=(",", ":"), ensure_ascii=False)` gives, in UTF-8, and
-one newline. Plans and receipts are decoded here too, so that a changed byte in any of them is refused in one way.
-"""
+"""The manifest, a dataset's table of contents: what it holds, checked, and its list of shards, an entry at a time."""
 
 import json
 import os
@@ -15,16 +11,9 @@ from typing import Any, NotRequired, TypedDict, overload
 
 import numpy as np
 
+from packprep.dataset.json_files import FORMAT, MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, shard_name
 from packprep.dataset.opening import read_file
 from packprep.errors import DatasetError
-
-FORMAT = "packprep"
-VERSION = 1  # of the format on disk
-LAW_VERSION = 1  # of what determines the bytes; raised whenever they change
-
-MANIFEST_NAME = "dataset.json"
-PLAN_NAME = "plan.json"
-TOKENIZER_NAME = "tokenizer.json"
 
 ATTENTION_RULES = ("causal", "prefix", "bidirectional", "block_diffusion")
 LABEL_ALIGNMENTS = ("next_token", "same_slot")
@@ -78,70 +67,6 @@ class Manifest(TypedDict):
     shards: Sequence[ShardEntry]
     ledger: dict[str, Any]
     digest: str
-
-
-def shard_name(shard: int) -> str:
-    """shards/NNN/NNNNNN.safetensors, NNN = shard div 1000."""
-    return f"shards/{shard // 1000:03d}/{shard:06d}.safetensors"
-
-
-def receipt_name(shard: int) -> str:
-    """receipts/NNN/NNNNNN.json."""
-    return f"receipts/{shard // 1000:03d}/{shard:06d}.json"
-
-
-def rejects_name(shard: int) -> str:
-    """rejects/NNN/NNNNNN.jsonl."""
-    return f"rejects/{shard // 1000:03d}/{shard:06d}.jsonl"
-
-
-def encode(value: Any) -> bytes:
-    """The canonical JSON of `value` and a newline; DatasetError at NaN, Infinity or text that is not valid UTF-8."""
-    try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return text.encode("utf-8") + b"\n"
-    except ValueError as error:  # a UnicodeEncodeError is one
-        raise DatasetError(f"this cannot be written as canonical JSON: {error}") from error
-
-
-def decode(data: bytes, name: str, canonical: bool = True) -> Any:
-    """The value of JSON bytes that were read from the file `name`.
-
-    Raises DatasetError at invalid UTF-8, duplicate keys, NaN and Infinity, and, with `canonical`, at any bytes that
-    `encode` would not have written.
-    """
-    try:
-        # In canonical bytes nothing stands twice, so only other bytes are searched for it.
-        text = data.decode("utf-8")
-        value = json.loads(text, parse_constant=_no_constant)
-        # Also finds what JSON hides in escapes: 1e999 is an infinity, "\ud800" no valid text.
-        encoded = encode(value)
-        if encoded != data:
-            value = json.loads(text, object_pairs_hook=no_duplicates)
-    except (ValueError, RecursionError, DatasetError) as error:
-        raise DatasetError(f"{name}: not the JSON of a dataset: {error}") from error
-    if canonical and encoded != data:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(encoded, data, strict=False)) if a != b), min(len(encoded), len(data))
-        )
-        raise DatasetError(
-            f"{name}: not in canonical form from byte {at} on; it was edited or damaged after it was made"
-        )
-    return value
-
-
-def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """json's object_pairs_hook that refuses a key that stands twice (ValueError)."""
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"key {key!r} stands twice")
-        result[key] = value
-    return result
-
-
-def _no_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not allowed")
 
 
 def is_count(value: Any) -> bool:

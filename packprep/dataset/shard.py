@@ -23,17 +23,13 @@ from typing import Literal
 
 import numpy as np
 
-from packprep.dataset.manifest import FORMAT, VERSION, Manifest, is_compact, no_duplicates, shard_name
+from packprep.dataset.json_files import FORMAT, VERSION, no_duplicates, shard_name
+from packprep.dataset.manifest import Manifest, is_compact
 from packprep.dataset.opening import open_file
 from packprep.dataset.reading import File, FileArray
 from packprep.errors import DatasetError
 
-METADATA = {
-    "format": FORMAT,
-    "version": str(VERSION),
-    "loss_alignment": "predicting_slot",
-    "segment_id_base": "1",
-}
+METADATA = {"format": FORMAT, "version": str(VERSION), "loss_alignment": "predicting_slot", "segment_id_base": "1"}
 DATA_ALIGNMENT = 4096
 _CAN_ADVISE = hasattr(mmap.mmap, "madvise")  # not on Windows
 MAX_HEADER_BYTES = 1 << 20

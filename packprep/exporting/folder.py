@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from packprep.building.output import LocalOutput, Output, RemoteOutput
-from packprep.dataset.manifest import decode, encode
+from packprep.dataset.json_files import decode, encode
 from packprep.errors import DatasetError, RecipeError
 
 RECEIPT = "export.json"

@@ -14,7 +14,8 @@ from packprep.building.output import LocalOutput, Nearby, Output
 from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress, open_job
 from packprep.building.signals import stoppable
-from packprep.dataset.manifest import PLAN_NAME, TOKENIZER_NAME, Manifest
+from packprep.dataset.json_files import PLAN_NAME, TOKENIZER_NAME
+from packprep.dataset.manifest import Manifest
 from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.exporting.documents import restored_documents
 from packprep.exporting.indexed import Pair, dtype_for

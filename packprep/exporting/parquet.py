@@ -10,8 +10,9 @@ from packprep.building.output import Nearby, Output
 from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress
 from packprep.building.signals import stoppable
+from packprep.dataset.json_files import encode
 from packprep.dataset.loader import open_dataset
-from packprep.dataset.manifest import Manifest, encode, first_rows
+from packprep.dataset.manifest import Manifest, first_rows
 from packprep.digests import digest_of
 from packprep.errors import RecipeError
 from packprep.exporting.columns import full_table, nemo_table, row_groups, schema_of

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from packprep.building.output import Nearby
-from packprep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest, shard_name
+from packprep.dataset.json_files import MANIFEST_NAME, shard_name
+from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.dataset.shard import Shard, shard_of
 from packprep.digests import digest_of_file, own_digest
 from packprep.errors import DatasetError

@@ -18,7 +18,7 @@ from packprep.building.replay import documents_at
 from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.readers import PIECE_BYTES, read
 from packprep.corpus.reading import in_sample, keeper
-from packprep.dataset.manifest import decode, rejects_name
+from packprep.dataset.json_files import decode, rejects_name
 from packprep.errors import DatasetError, PackprepError, RecipeError
 from packprep.inspection.opened import Opened, check_source, nearest, opened
 from packprep.inspection.originals import stored_of

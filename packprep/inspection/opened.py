@@ -14,8 +14,9 @@ from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.replay import replay_segments
 from packprep.building.run import moved_prefixes, open_job, read_plan
+from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, first_rows, shard_name
+from packprep.dataset.manifest import first_rows
 from packprep.dataset.opening import read_file
 from packprep.dataset.shard import Shard, shard_in
 from packprep.digests import digest_of

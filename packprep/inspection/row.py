@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from packprep.building.output import Nearby, Output
+from packprep.dataset.json_files import shard_name
 from packprep.dataset.loader import Dataset, Row
-from packprep.dataset.manifest import shard_name
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection.columns import segments_of

@@ -8,7 +8,8 @@ import numpy as np
 
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.run import Outcome
-from packprep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest, shard_name
+from packprep.dataset.json_files import MANIFEST_NAME, shard_name
+from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.dataset.segments import next_token_loss_mask
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError

@@ -15,7 +15,7 @@ from packprep.kernel.chance import (
     warm_kernels,
     word,
 )
-from packprep.kernel.compiling import cache_folder, kernel
+from packprep.kernel.compiling import kernel
 from packprep.kernel.memory import (
     bits_set,
     copy_items,
@@ -27,7 +27,7 @@ from packprep.kernel.memory import (
 )
 
 __all__ = [
-    "below", "bits64", "bits64_of_keys", "bits_set", "cache_folder", "copy_items", "copy_ranges", "copy_run", "draw_task",
+    "below", "bits64", "bits64_of_keys", "bits_set", "copy_items", "copy_ranges", "copy_run", "draw_task",
     "flags_as_bits", "integer", "kernel", "leading_zeros", "philox", "philox_blocks", "segment_key", "trailing_zeros",
     "warm_kernels", "word",
 ]  # fmt: skip

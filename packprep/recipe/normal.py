@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from packprep.dataset.manifest import LAW_VERSION, encode
+from packprep.dataset.json_files import LAW_VERSION, encode
 from packprep.digests import digest_of
 from packprep.errors import RecipeError
 from packprep.recipe.reading import check_together, read_section, read_value

@@ -16,7 +16,7 @@ from packprep.building.work import TOO_LONG, Made
 from packprep.corpus.planning import PlannedSource
 from packprep.corpus.readers import BAD_REASONS, TABLES
 from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, keeper
-from packprep.dataset.manifest import decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import decode, receipt_name, rejects_name, shard_name
 from packprep.dataset.opening import read_file
 from packprep.errors import DatasetError
 from packprep.verification.report import MAX_LISTED, Faults

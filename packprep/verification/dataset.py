@@ -14,15 +14,8 @@ from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
 from packprep.building.signals import stoppable
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import (
-    MANIFEST_NAME,
-    PLAN_NAME,
-    TOKENIZER_NAME,
-    read_manifest,
-    receipt_name,
-    rejects_name,
-    shard_name,
-)
+from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
+from packprep.dataset.manifest import read_manifest
 from packprep.dataset.shard import open_shard
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.kernel import warm_kernels

@@ -11,7 +11,7 @@ from packprep.building.ledger import add_ledgers, imbalances, is_ledger
 from packprep.building.output import LocalOutput, Output, RemoteOutput
 from packprep.building.publication import MANIFEST, make_manifest
 from packprep.corpus.readers import count_pieces
-from packprep.dataset.manifest import PLAN_NAME, decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import PLAN_NAME, decode, receipt_name, rejects_name, shard_name
 from packprep.dataset.opening import read_file
 from packprep.digests import digest_of, digest_of_file, own_digest
 from packprep.errors import DatasetError

@@ -10,7 +10,7 @@ from packprep.building.job import Job
 from packprep.building.replay import replay_segments, restore, stored_segments
 from packprep.building.work import make_shard, read_shard
 from packprep.corpus.readers import Decoders
-from packprep.dataset.manifest import receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import receipt_name, rejects_name, shard_name
 from packprep.digests import digest_of
 from packprep.errors import SourceError
 from packprep.verification.coverage import Places, check_read

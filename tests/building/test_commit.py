@@ -8,7 +8,7 @@ from packprep.building.output import output_of
 from packprep.building.run import open_job
 from packprep.building.work import make_shard
 from packprep.corpus.reading import Rejected
-from packprep.dataset.manifest import encode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import encode, receipt_name, rejects_name, shard_name
 from packprep.errors import BuildError
 from tests import made
 

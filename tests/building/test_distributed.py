@@ -9,7 +9,7 @@ import pytest
 
 from packprep.building.distributed import begin, build_shard, finish
 from packprep.building.revocation import NOTE
-from packprep.dataset.manifest import receipt_name
+from packprep.dataset.json_files import receipt_name
 from packprep.errors import ArgumentError, BuildError, EngineRevoked, PlanError
 from packprep.recipe import read_recipe
 from tests import made

@@ -8,7 +8,7 @@ from packprep.building.forecast import forecast
 from packprep.building.inputs import look_up, token_dtype
 from packprep.building.job import Job
 from packprep.building.plan import _shard_text_bytes, differences, make_plan
-from packprep.dataset.manifest import decode, encode
+from packprep.dataset.json_files import decode, encode
 from packprep.digests import own_digest
 from packprep.errors import PlanError, RecipeError
 from packprep.recipe import read_recipe

@@ -6,7 +6,8 @@ import pytest
 from packprep.building.output import output_of
 from packprep.building.publication import MANIFEST, missing_shards, publish
 from packprep.building.run import open_job
-from packprep.dataset.manifest import check_manifest, encode, receipt_name
+from packprep.dataset.json_files import encode, receipt_name
+from packprep.dataset.manifest import check_manifest
 from packprep.digests import digest_of, digest_of_file
 from packprep.errors import BuildError
 from tests import made

@@ -9,7 +9,7 @@ from packprep.building.revocation import NOTE
 from packprep.building.run import read_plan
 from packprep.building.status import print_status, status_of
 from packprep.corpus.engines.registry import ENGINES, engine_facts
-from packprep.dataset.manifest import receipt_name
+from packprep.dataset.json_files import receipt_name
 from packprep.errors import BuildError, EngineRevoked, RecipeError
 from tests import made
 from tests.command_line import inside

@@ -19,7 +19,7 @@ from packprep.building.publication import MANIFEST
 from packprep.building.run import open_job, read_plan
 from packprep.building.start import build as run_build
 from packprep.building.status import status_of
-from packprep.dataset.manifest import receipt_name, shard_name
+from packprep.dataset.json_files import receipt_name, shard_name
 from packprep.errors import BuildError, PlanError, RecipeError, SourceError
 from packprep.recipe import read_recipe
 from tests import made

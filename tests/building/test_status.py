@@ -5,7 +5,7 @@ import pytest
 from packprep.building.array import ranges, share_of
 from packprep.building.publication import MANIFEST
 from packprep.building.status import print_status, status_of
-from packprep.dataset.manifest import receipt_name
+from packprep.dataset.json_files import receipt_name
 from packprep.errors import PlanError
 
 

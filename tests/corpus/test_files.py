@@ -13,7 +13,7 @@ from packprep.building.plan import make_plan
 from packprep.corpus import calibration
 from packprep.corpus.files import File, Files, pieces_of
 from packprep.corpus.readers import PIECE_BYTES, detect_format
-from packprep.dataset.manifest import decode, encode
+from packprep.dataset.json_files import decode, encode
 from tests.test_benchmarks import script
 
 ENDINGS = (

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packprep.building.publication import MANIFEST
-from packprep.dataset.manifest import decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import decode, receipt_name, rejects_name, shard_name
 from packprep.digests import digest_of
 from tests import command_line, made
 

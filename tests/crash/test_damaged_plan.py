@@ -8,7 +8,7 @@ import pytest
 
 from packprep.building.publication import MANIFEST
 from packprep.building.run import read_plan
-from packprep.dataset.manifest import encode
+from packprep.dataset.json_files import encode
 from packprep.digests import digest_of, own_digest
 from packprep.errors import PlanError
 from tests import command_line, made

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from packprep.dataset.manifest import receipt_name
+from packprep.dataset.json_files import receipt_name
 from tests import made
 from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on, check_truth

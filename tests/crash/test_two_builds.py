@@ -11,7 +11,7 @@ import pytest
 
 from packprep.building import run as building_run
 from packprep.building.publication import MANIFEST
-from packprep.dataset.manifest import receipt_name, shard_name
+from packprep.dataset.json_files import receipt_name, shard_name
 from tests import made
 from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on

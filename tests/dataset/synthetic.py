@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from packprep.dataset import manifest, shard
+from packprep.dataset import json_files, shard
 from packprep.digests import digest_of
 
 SOURCES = ["web", "code", "chat"]
@@ -127,14 +127,14 @@ def make_dataset(directory, rows_per_shard=(5, 0, 7), seed=0, seq_length=64, tok
     shards, entries = [], []
     for b, rows in enumerate(rows_per_shard):
         arrays = make_shard(rng, rows, seq_length, token_dtype, **options)
-        path = directory / manifest.shard_name(b)
+        path = directory / json_files.shard_name(b)
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(shard.encode(arrays))
         path.write_bytes(data)
         shards.append(arrays)
         entries.append(
             {
-                "file": manifest.shard_name(b),
+                "file": json_files.shard_name(b),
                 "rows": rows,
                 "segments": len(arrays["segment_key"]),
                 "tokens": int((arrays["segment_ids"] > 0).sum()),
@@ -144,9 +144,9 @@ def make_dataset(directory, rows_per_shard=(5, 0, 7), seed=0, seq_length=64, tok
             }
         )
     value = {
-        "format": manifest.FORMAT,
-        "version": manifest.VERSION,
-        "law_version": manifest.LAW_VERSION,
+        "format": json_files.FORMAT,
+        "version": json_files.VERSION,
+        "law_version": json_files.LAW_VERSION,
         "seq_length": seq_length,
         "token_dtype": token_dtype,
         "vocab_size": 528,
@@ -164,13 +164,13 @@ def make_dataset(directory, rows_per_shard=(5, 0, 7), seed=0, seq_length=64, tok
         "shards": entries,
         "ledger": {},
     }
-    value["digest"] = digest_of(manifest.encode(value))
-    (directory / manifest.MANIFEST_NAME).write_bytes(manifest.encode(value))
+    value["digest"] = digest_of(json_files.encode(value))
+    (directory / json_files.MANIFEST_NAME).write_bytes(json_files.encode(value))
     return shards
 
 
 def replace_in_manifest(directory, **changes):
     """Change keys of a dataset's manifest, whatever that makes of it."""
-    path = Path(directory) / manifest.MANIFEST_NAME
-    value = manifest.decode(path.read_bytes(), str(path))
-    path.write_bytes(manifest.encode({**value, **changes}))
+    path = Path(directory) / json_files.MANIFEST_NAME
+    value = json_files.decode(path.read_bytes(), str(path))
+    path.write_bytes(json_files.encode({**value, **changes}))

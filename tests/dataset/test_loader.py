@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
-from packprep.dataset import attention, loader, manifest, shard
+from packprep.dataset import attention, json_files, loader, manifest, shard
 from packprep.dataset import batches as iteration
 from packprep.errors import ArgumentError, DatasetError, StateError
 from tests.dataset.synthetic import PAD, SOURCES, make_dataset, make_shard, replace_in_manifest, tasks
@@ -402,7 +402,7 @@ def test_what_the_manifest_says_is_at_hand(tmp_path):
 def test_a_missing_shard_or_list_of_directories_is_a_clear_error(tmp_path):
     make_dataset(tmp_path)
     ds = packprep.open_dataset(tmp_path)
-    (tmp_path / manifest.shard_name(2)).unlink()
+    (tmp_path / json_files.shard_name(2)).unlink()
     assert ds[0]
     with pytest.raises(DatasetError, match="000002"):
         ds[11]
@@ -445,7 +445,7 @@ def test_threads_and_pickles_read_the_same(tmp_path):
 def damaged(tmp_path, name, index, value, **options):
     """A dataset whose shard 0 has one wrong number."""
     make_dataset(tmp_path, **options)
-    path = tmp_path / manifest.shard_name(0)
+    path = tmp_path / json_files.shard_name(0)
     arrays = {k: v.copy() for k, v in shard.open_shard(path, 64, "uint16").arrays.items()}
     arrays[name][index] = value
     path.write_bytes(b"".join(shard.encode(arrays)))
@@ -522,7 +522,7 @@ print(int(peak.split()[1]) // 1024)
 def test_four_billion_rows_in_50000_shards_take_no_array_of_their_size(tmp_path):
     make_dataset(tmp_path)
     [entry, *_] = packprep.open_dataset(tmp_path).manifest["shards"]
-    entries = [{**entry, "file": manifest.shard_name(b), "rows": 80_000} for b in range(50_000)]
+    entries = [{**entry, "file": json_files.shard_name(b), "rows": 80_000} for b in range(50_000)]
     replace_in_manifest(tmp_path, shards=entries)
     done = subprocess.run([sys.executable, "-c", SCALE, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -721,7 +721,7 @@ def test_a_dataset_without_rows_ends_at_once_or_says_that_it_never_begins(tmp_pa
 def test_a_batch_that_could_not_be_read_is_not_delivered(tmp_path):
     make_dataset(tmp_path)
     it = packprep.open_dataset(tmp_path).batches(12)
-    path = tmp_path / manifest.shard_name(2)
+    path = tmp_path / json_files.shard_name(2)
     data = path.read_bytes()
     path.write_bytes(data[:5000])
     with pytest.raises(DatasetError):
@@ -733,7 +733,7 @@ def test_a_batch_that_could_not_be_read_is_not_delivered(tmp_path):
 
 def test_fault_1_no_padding_inside_a_segment_and_fault_2_a_real_token_may_be_the_pad_id(tmp_path):
     make_dataset(tmp_path, rows_per_shard=(1,))
-    path = tmp_path / manifest.shard_name(0)
+    path = tmp_path / json_files.shard_name(0)
     arrays = make_shard(np.random.default_rng(5), 1)
     arrays["tokens"][arrays["segment_ids"] > 0] = PAD
     path.write_bytes(b"".join(shard.encode(arrays)))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
-from packprep.dataset import loader, manifest, mixture, shares
+from packprep.dataset import json_files, loader, mixture, shares
 from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS
 from packprep.errors import ArgumentError, DatasetError, StateError
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
@@ -291,7 +291,7 @@ def test_the_bound_on_open_shards_is_of_all_datasets_together(three):
 
 
 def test_a_shard_that_is_missing_is_an_error_of_its_file(three):
-    (three[1] / manifest.shard_name(0)).unlink()
+    (three[1] / json_files.shard_name(0)).unlink()
     mixed = packprep.open_dataset(three, shares=SHARES)
     mixed.will_need(range(22))
     with pytest.raises(DatasetError, match=r"1/shards/000/000000\.safetensors"):

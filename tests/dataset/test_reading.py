@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import packprep
-from packprep.dataset import manifest, reading, shard
+from packprep.dataset import json_files, reading, shard
 from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS
 from packprep.errors import ArgumentError, DatasetError
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
@@ -29,7 +29,7 @@ ROW_PARTS = [*COLUMNS, "loss_weights", "cu_seqlens", "cu_seqlens_padded"]
 def both(request, tmp_path):
     if request.param == "compact":
         for b, arrays in enumerate(make_dataset(tmp_path)):
-            (tmp_path / manifest.shard_name(b)).write_bytes(b"".join(shard.encode(shard.compacted(arrays))))
+            (tmp_path / json_files.shard_name(b)).write_bytes(b"".join(shard.encode(shard.compacted(arrays))))
         replace_in_manifest(tmp_path, recipe={"output": {"columns": "compact"}})
     else:
         make_dataset(tmp_path, **VARIANTS[request.param])
@@ -119,7 +119,7 @@ def test_open_files_stay_bounded(tmp_path):
 
 
 def shard_path(directory, number=0):
-    return directory / manifest.shard_name(number)
+    return directory / json_files.shard_name(number)
 
 
 def test_a_file_truncated_after_it_was_opened_is_an_error_by_file_and_row_and_heals(tmp_path):

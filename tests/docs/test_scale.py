@@ -8,7 +8,7 @@ import pytest
 
 from packprep.building.array import array_position
 from packprep.building.plan import MIB, _shard_text_bytes
-from packprep.dataset.manifest import receipt_name, shard_name
+from packprep.dataset.json_files import receipt_name, shard_name
 from packprep.dataset.shard import layout
 from packprep.recipe import read_recipe
 from tests import made

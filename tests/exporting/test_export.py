@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset.manifest import decode, shard_name
+from packprep.dataset.json_files import decode, shard_name
 from packprep.digests import digest_of
 from packprep.errors import DatasetError, PlanError, RecipeError, Stopped
 from packprep.exporting.export import export_dataset

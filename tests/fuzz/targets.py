@@ -14,8 +14,8 @@ import numpy as np
 from packprep.building.commit import done_receipt
 from packprep.building.output import LocalOutput
 from packprep.building.run import open_job
+from packprep.dataset.json_files import receipt_name, shard_name
 from packprep.dataset.loader import open_dataset
-from packprep.dataset.manifest import receipt_name, shard_name
 from packprep.dataset.shard import DATA_ALIGNMENT
 from packprep.digests import digest_of
 from packprep.errors import PackprepError

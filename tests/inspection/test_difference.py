@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset.manifest import encode as encode_json
+from packprep.dataset.json_files import encode as encode_json
 from packprep.dataset.shard import encode, open_shard
 from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection.difference import describe_difference

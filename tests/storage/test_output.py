@@ -20,7 +20,7 @@ from packprep.building.publication import MANIFEST, missing_shards
 from packprep.building.run import open_job
 from packprep.building.status import status_of
 from packprep.building.work import make_shard
-from packprep.dataset.manifest import decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import decode, receipt_name, rejects_name, shard_name
 from packprep.digests import digest_of
 from packprep.errors import BuildError, PlanError, StorageError
 from packprep.storage import Remote
@@ -310,7 +310,7 @@ def test_missing_shards_are_found_by_listings_and_one_read_of_each_receipt(plain
 
 
 def made_receipt(receipt):
-    from packprep.dataset.manifest import encode
+    from packprep.dataset.json_files import encode
 
     return encode({**receipt, "rejects": None})
 

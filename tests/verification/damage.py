@@ -17,7 +17,7 @@ import numpy as np
 import zstandard
 
 from packprep.building.start import build
-from packprep.dataset.manifest import decode, encode, receipt_name, shard_name
+from packprep.dataset.json_files import decode, encode, receipt_name, shard_name
 from packprep.dataset.shard import encode as encode_shard
 from packprep.dataset.shard import open_shard
 from packprep.digests import digest_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from packprep.building.ledger import add_ledgers
 from packprep.building.run import open_job
 from packprep.corpus.reading import keeper
-from packprep.dataset.manifest import encode, receipt_name, rejects_name
+from packprep.dataset.json_files import encode, receipt_name, rejects_name
 from packprep.digests import digest_of
 from packprep.verification import coverage, verify_dataset
 from packprep.verification.coverage import Places, used_documents

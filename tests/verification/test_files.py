@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from packprep.dataset.manifest import receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import receipt_name, rejects_name, shard_name
 from packprep.errors import DatasetError, PlanError
 from tests.verification.damage import (
     copied,
@@ -186,7 +186,7 @@ def test_an_old_shard_that_was_signed_for_the_new_manifest(dataset, tmp_path):
     receipt = read_json(other / receipt_name(0))
     manifest = manifest_of(other)
     manifest["shards"][0].update({key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")})
-    from packprep.dataset.manifest import encode
+    from packprep.dataset.json_files import encode
 
     (other / "dataset.json").write_bytes(encode(manifest))
     sign(other)

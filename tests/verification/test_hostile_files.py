@@ -11,7 +11,7 @@ import socket
 
 import pytest
 
-from packprep.dataset.manifest import encode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import encode, receipt_name, rejects_name, shard_name
 from packprep.digests import digest_of
 from packprep.errors import PackprepError
 from packprep.verification.promises import PROMISES

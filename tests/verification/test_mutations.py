@@ -208,7 +208,7 @@ def test_a_stale_kernel_is_found(tmp_path):
     corpus, package = write_corpus(tmp_path), package_copy(tmp_path / "copy")
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     recipe = {**RECIPE, "tasks": [{"preset": "prefix_lm"}, {"preset": "causal"}]}  # few kernels to compile
-    folder = "from packprep.kernel import cache_folder; print(cache_folder())"
+    folder = "from packprep.cache import cache_folder; print(cache_folder())"
     source = package / "packprep" / STALE.file
     sound = source.read_bytes()
     named = Path(run(package, folder, corpus, tmp_path, **cache)[-1])

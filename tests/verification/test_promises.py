@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from packprep.building.run import open_job
-from packprep.dataset.manifest import rejects_name, shard_name
+from packprep.dataset.json_files import rejects_name, shard_name
 from packprep.digests import digest_of
 from packprep.randomness import segment_key, text_key
 from packprep.verification.promises import PROMISES

@@ -13,7 +13,7 @@ import pytest
 
 from packprep.building.replay import replay_segments
 from packprep.building.run import open_job
-from packprep.dataset.manifest import encode, rejects_name
+from packprep.dataset.json_files import encode, rejects_name
 from packprep.digests import digest_of
 from packprep.errors import RecipeError
 from tests.verification.damage import (

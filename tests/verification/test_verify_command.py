@@ -11,7 +11,7 @@ import termios
 
 import pytest
 
-from packprep.dataset.manifest import LAW_VERSION, encode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import LAW_VERSION, encode, receipt_name, rejects_name, shard_name
 from packprep.digests import digest_of, own_digest
 from tests.command_line import inside, packprep, refused
 from tests.corpus import tokenizers_made

@@ -16,8 +16,8 @@ import numpy as np
 from packprep.building.job import Job
 from packprep.building.replay import Stored, restore, stored_segments
 from packprep.corpus.readers import PIECE_BYTES
+from packprep.dataset.json_files import shard_name
 from packprep.dataset.loader import Row
-from packprep.dataset.manifest import shard_name
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.inspection.decoding import BYTES, SPECIAL

@@ -7,7 +7,8 @@ from typing import Any
 
 from packprep.building.files import write_whole
 from packprep.building.output import Nearby, Output, nearby, output_of
-from packprep.dataset.manifest import MANIFEST_NAME, Manifest, first_rows, read_manifest, shard_name
+from packprep.dataset.json_files import MANIFEST_NAME, shard_name
+from packprep.dataset.manifest import Manifest, first_rows, read_manifest
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
 from packprep.inspection.columns import segments_of, spread

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset.manifest import read_manifest, shard_name
+from packprep.dataset.json_files import shard_name
+from packprep.dataset.manifest import read_manifest
 from packprep.dataset.shard import shard_of
 from packprep.inspection.report import figures as module
 from packprep.inspection.report.distributions import charts_of
