@@ -53,6 +53,26 @@ def test_import_packprep_does_not_even_bring_numpy():
     assert "numpy" not in imported_by("import packprep")
 
 
+def test_a_build_begins_to_load_what_it_loaded_before_without_numpy(tmp_path):
+    """The engine takes longest of all that comes before work; numpy and the objectives are imported meanwhile."""
+    code = f"""
+import sys
+from packprep.building.start import begin_as_before
+from packprep.cli.arguments import recipe_of
+
+def read(recipe):
+    begin_as_before(recipe, {str(tmp_path)!r})
+    print(*sys.modules)
+    sys.exit()
+
+recipe_of([{__file__!r}], "bytes", None, "ul2r", None, None, None, read)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert "packprep.corpus.engines.native" in modules
+    assert not {"numpy", "numba", "pyarrow", "tokenizers", "packprep.objectives"} & modules
+
+
 def test_this_test_can_fail():
     assert imported_by("import numba") & HEAVY >= {"numba"}
 

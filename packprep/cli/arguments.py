@@ -1,5 +1,6 @@
 """What the commands are given: each option's declaration, once, and what it is read as."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,10 +63,13 @@ def recipe_of(
     text_key: str | None,
     seed: int | None,
     assignments: list[str] | None,
+    read: Callable[[Any], None] = lambda recipe: None,
 ) -> Any:
-    """The recipe that the arguments of a command give. RecipeError that names the file and line, or the option."""
+    """The recipe that the arguments of a command give. RecipeError that names the file and line, or the option.
+
+    read: is called with it before its tasks are looked at, which takes ten times as long.
+    """
     from packprep.errors import RecipeError
-    from packprep.objectives.tasks import complete
     from packprep.recipe import load_recipe, read_recipe, set_value, split_assignment
 
     for assignment in assignments or ():
@@ -107,7 +111,11 @@ def recipe_of(
     for assignment in assignments or ():
         typed[set_value(table, assignment)] = f"--set {assignment}"
     try:
-        return complete(read_recipe(table, base))
+        recipe = read_recipe(table, base)
+        read(recipe)
+        from packprep.objectives.tasks import complete
+
+        return complete(recipe)
     except RecipeError as error:
         raise RecipeError(f"{_place(error.key, typed, recipes)}{error}", error.key) from None
 

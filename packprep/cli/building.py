@@ -1,6 +1,7 @@
 """The commands that make a dataset: build, plan, status, slurm."""
 
 import os
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
@@ -48,9 +49,11 @@ def build(
     one_thread()
     from packprep.building.array import array_position
     from packprep.building.output import output_of
+    from packprep.building.start import begin_as_before
     from packprep.building.start import build as build_dataset
 
-    recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
+    read = partial(begin_as_before, out=out)
+    recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_, read)
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
     output = output_of(out)

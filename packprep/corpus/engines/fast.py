@@ -3,32 +3,28 @@
 Flat buffers of ids come from a function that the library calls private, so pyproject.toml pins its version.
 """
 
-import contextlib
 import importlib.metadata
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from packprep.corpus.engines import native
 from packprep.corpus.engines.engine import EngineFault, EngineRefusal, Reference, offsets_of
-from packprep.corpus.engines.reference import ReferenceEngine, plain_of
+from packprep.corpus.engines.reference import ReferenceEngine, plain_of, special_ids_of
 from packprep.corpus.remembered import remembered
-from packprep.corpus.tokenizer_json import added_tokens, byte_characters, parse_tokenizer_json
+from packprep.corpus.tokenizer_json import added_tokens, byte_characters, parse_tokenizer_json, plain_depends_on
 from packprep.corpus.vocabulary import Vocabulary
 
-NAME = "fastokens"
 # The letters outside of ASCII that fold to letters inside. The library's own matchers of well-known patterns read
 # (?i:'s) as ASCII; the reference takes "'ſ" for it too.
 _FOLDED = ("\u017f", "\u212a")
-_ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 
 
 def installed_version() -> str | None:
     """The version that is installed; None if none is."""
     try:
-        return importlib.metadata.version(NAME)
+        return importlib.metadata.version(native.NAME)
     except importlib.metadata.PackageNotFoundError:
         return None
 
@@ -42,37 +38,29 @@ class FastEngine:
     has_reference: is told the reference as soon as it is loaded, which takes half the time.
     """
 
-    name = NAME
+    name = native.NAME
 
     def __init__(
         self, vocabulary: Vocabulary, special_text: str, has_reference: Callable[[Reference], None] = lambda _: None
     ):
         if why := refusal(vocabulary):
             raise EngineRefusal(why)
-        for variable in _ONE_THREAD:  # read when the library is first used; processes scale, its threads hardly do
-            os.environ.setdefault(variable, "1")
         try:
-            from fastokens import _native
+            library = native.library()
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
         self._split = special_text != "special"  # then a special token's text is text, and none has to be looked for
         plain = plain_of(vocabulary, special_text, with_special=not self._split)
-        self.version, self.library = installed_version() or "", (str(_native.__file__),)
+        self.version, self.library = installed_version() or "", (str(library.__file__),)
         self._folded = b"(?i" in plain
-
-        def load() -> Any:
-            with _panics_as_errors():
-                return _native.Tokenizer.from_json_str(plain.decode())
-
-        with ThreadPoolExecutor(1) as other:  # it loads without the lock of Python
-            loading = other.submit(load)
-            self.reference = ReferenceEngine(vocabulary, special_text)
-            has_reference(self.reference)
-            added = added_tokens(plain)
-            try:
-                self._tokenizer = loading.result()
-            except Exception as error:
-                raise EngineRefusal(f"it cannot load it ({error})") from error
+        loading = native.loading(plain)
+        self.reference = ReferenceEngine(vocabulary, special_text)
+        has_reference(self.reference)
+        added = added_tokens(plain)
+        try:
+            self._tokenizer = loading.result()
+        except Exception as error:
+            raise EngineRefusal(f"it cannot load it ({error})") from error
         for text, id in added:
             if (here := self._tokenizer.token_to_id(text)) != id:
                 raise EngineRefusal(f"it gives {text!r} the id {here} and the file {id}")
@@ -105,7 +93,7 @@ class FastEngine:
         return np.concatenate(documents), offsets_of(np.array([len(ids) for ids in documents], np.int64))
 
     def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        with _panics_as_errors():
+        with native.panics_as_errors():
             ids, offsets = self._tokenizer.encode_batch_flat(texts, False, self._split)
         return np.frombuffer(ids, "<u4").view(np.int32), np.frombuffer(offsets, "<u8").view(np.int64)
 
@@ -118,21 +106,16 @@ class FastEngine:
         return self.reference.tokens_of(ids)
 
 
+def note(tokenizer: str, vocabulary: Vocabulary, special_text: str) -> None:
+    """Note what is loaded for a tokenizer, a path or a name: see `native.note`."""
+    ids = special_ids_of(vocabulary, special_text)
+    native.note(tokenizer, special_text, plain_depends_on(vocabulary.digest, ids, special_text == "special"))
+
+
 def _with_folded(texts: Sequence[str]) -> list[int]:
     """The numbers of the texts that have one of _FOLDED."""
     one, other = _FOLDED
     return [i for i, text in enumerate(texts) if not text.isascii() and (one in text or other in text)]
-
-
-@contextlib.contextmanager
-def _panics_as_errors() -> Iterator[None]:
-    """A panic of the library, which is no Exception, becomes a RuntimeError."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__module__ == "pyo3_runtime":
-            raise RuntimeError(str(error)) from error
-        raise
 
 
 def refusal(vocabulary: Vocabulary) -> str | None:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from packprep.corpus.engines import fast
+from packprep.corpus.engines import fast, native
 from packprep.corpus.engines.byte_ids import BytesEngine
 from packprep.corpus.engines.engine import Engine, EngineRefusal, Reference, check_special_text
 from packprep.corpus.engines.reference import ReferenceEngine
@@ -45,7 +45,7 @@ ENGINES: dict[str, EngineKind] = {
     "bytes": EngineKind(
         "packprep", lambda: BytesEngine.version, _no_bytes, lambda v, text, _: BytesEngine(v, text), proven=False
     ),
-    fast.NAME: EngineKind(fast.NAME, fast.installed_version, fast.refusal, fast.FastEngine, proven=True),
+    native.NAME: EngineKind(native.NAME, fast.installed_version, fast.refusal, fast.FastEngine, proven=True),
     REFERENCE: EngineKind(
         "tokenizers",
         library_version,
@@ -108,6 +108,13 @@ def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> 
                     begun.reference.set_result(None)
 
         threading.Thread(target=load, daemon=True).start()
+
+
+def note_begun(requested: str, vocabulary: Vocabulary, special_text: str, tokenizer: str) -> None:
+    """Note what `begin_loading` loads for a tokenizer, its path or its name, for `native.begin_as_before`."""
+    with contextlib.suppress(PackprepError):
+        if candidates(requested, vocabulary)[0] == native.NAME:
+            fast.note(tokenizer, vocabulary, special_text)
 
 
 def reference_of_begun(name: str, vocabulary: Vocabulary, special_text: str) -> Reference | None:

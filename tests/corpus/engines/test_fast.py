@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from packprep.corpus.engines import fast
+from packprep.corpus.engines import fast, native
 from packprep.corpus.engines.engine import EngineFault, EngineRefusal
 from packprep.corpus.engines.fast import FastEngine
 from packprep.corpus.proof import prove, prove_on_nasty_text
@@ -237,5 +237,5 @@ def test_a_panic_is_a_fault_and_nothing_else_is_caught(folder, monkeypatch):
 
 def test_where_it_is_not_installed_there_is_no_version(monkeypatch):
     assert fast.installed_version()
-    monkeypatch.setattr(fast, "NAME", "no such package")
+    monkeypatch.setattr(native, "NAME", "no such package")
     assert fast.installed_version() is None

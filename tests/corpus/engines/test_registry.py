@@ -4,7 +4,7 @@ import threading
 import pytest
 import tokenizers
 
-from packprep.corpus.engines import fast, registry
+from packprep.corpus.engines import fast, native, registry
 from packprep.corpus.engines.engine import EngineRefusal
 from packprep.corpus.engines.registry import (
     ENGINES,
@@ -47,8 +47,8 @@ def bert(folder):
 
 @pytest.fixture
 def without_fastokens(monkeypatch):
-    kind = dataclasses.replace(ENGINES[fast.NAME], version=lambda: None)
-    monkeypatch.setitem(ENGINES, fast.NAME, kind)
+    kind = dataclasses.replace(ENGINES[native.NAME], version=lambda: None)
+    monkeypatch.setitem(ENGINES, native.NAME, kind)
 
 
 def test_auto_may_be_every_engine_that_takes_the_tokenizer_best_first(bytes_vocabulary, llama, bert):
@@ -149,31 +149,31 @@ def loads(monkeypatch):
 def test_an_engine_whose_loading_has_begun_is_the_one_that_is_loaded(llama, loads):
     for _ in range(2):
         begin_loading("auto", llama, "text")
-    engine = loaded(fast.NAME, llama, "text")
-    assert engine.name == fast.NAME and loaded(fast.NAME, llama, "text") is engine
+    engine = loaded(native.NAME, llama, "text")
+    assert engine.name == native.NAME and loaded(native.NAME, llama, "text") is engine
     begin_loading("auto", llama, "text")
-    assert loads == [fast.NAME] and not registry._begun
+    assert loads == [native.NAME] and not registry._begun
 
 
 def test_what_goes_wrong_while_an_engine_is_loaded_is_said_where_it_is_asked_for(bert, llama, loads, monkeypatch):
     def refuse(*_):
         raise EngineRefusal("not today")
 
-    monkeypatch.setitem(ENGINES, fast.NAME, dataclasses.replace(ENGINES[fast.NAME], load=refuse))
+    monkeypatch.setitem(ENGINES, native.NAME, dataclasses.replace(ENGINES[native.NAME], load=refuse))
     begin_loading("auto", llama, "text")
     for _ in range(2):  # the second time by itself
         with pytest.raises(EngineRefusal, match="not today"):
-            loaded(fast.NAME, llama, "text")
+            loaded(native.NAME, llama, "text")
     begin_loading("fastokens", bert, "text")  # refused by what it is, before anything is loaded
     begin_loading("unheard of", bert, "text")
-    assert loads == [fast.NAME] * 2
+    assert loads == [native.NAME] * 2
 
 
 def test_another_engine_than_the_one_that_was_begun_is_loaded_beside_it(llama, loads):
     begin_loading("auto", llama, "text")
     assert loaded("reference", llama, "text").name == "reference"
-    assert loaded(fast.NAME, llama, "text").name == fast.NAME
-    assert sorted(loads) == sorted([fast.NAME, "reference"])
+    assert loaded(native.NAME, llama, "text").name == native.NAME
+    assert sorted(loads) == sorted([native.NAME, "reference"])
 
 
 def test_the_reference_of_an_engine_that_is_being_loaded_is_there_before_it(llama, loads, monkeypatch):
@@ -184,13 +184,13 @@ def test_the_reference_of_an_engine_that_is_being_loaded_is_there_before_it(llam
             super().__init__(*arguments)
             assert goes_on.wait(60)
 
-    monkeypatch.setitem(ENGINES, fast.NAME, dataclasses.replace(ENGINES[fast.NAME], load=Slow))
-    assert reference_of_begun(fast.NAME, llama, "text") is None
+    monkeypatch.setitem(ENGINES, native.NAME, dataclasses.replace(ENGINES[native.NAME], load=Slow))
+    assert reference_of_begun(native.NAME, llama, "text") is None
     begin_loading("auto", llama, "text")
-    reference = reference_of_begun(fast.NAME, llama, "text")
+    reference = reference_of_begun(native.NAME, llama, "text")
     assert reference.encode(["the"])[0].tolist() and not registry._begun[next(iter(registry._begun))].engine.done()
     goes_on.set()
-    assert loaded(fast.NAME, llama, "text").reference is reference
+    assert loaded(native.NAME, llama, "text").reference is reference
 
 
 def test_an_engine_that_is_refused_or_has_no_reference_keeps_nobody_waiting(
@@ -199,9 +199,9 @@ def test_an_engine_that_is_refused_or_has_no_reference_keeps_nobody_waiting(
     def refuse(*_):
         raise EngineRefusal("not today")
 
-    monkeypatch.setitem(ENGINES, fast.NAME, dataclasses.replace(ENGINES[fast.NAME], load=refuse))
+    monkeypatch.setitem(ENGINES, native.NAME, dataclasses.replace(ENGINES[native.NAME], load=refuse))
     begin_loading("auto", llama, "text")
-    assert reference_of_begun(fast.NAME, llama, "text") is None
+    assert reference_of_begun(native.NAME, llama, "text") is None
     begin_loading("auto", bytes_vocabulary, "text")
     assert reference_of_begun("bytes", bytes_vocabulary, "text") is None
     assert loaded("bytes", bytes_vocabulary, "text").name == "bytes"
