@@ -10,7 +10,7 @@ import os
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def spread(
     stop_asked: Callable[[], bool],
     clean: Callable[[int], None] = lambda pid: None,
     started: Callable[[], None] = lambda: None,
-) -> Iterator[tuple[Any, Any]]:
+) -> Generator[tuple[Any, Any], None, None]:
     """(item, result) of each item, as they come; `setup(*arguments)` gives a process its function.
 
     With one worker, or one item, all is done here. clean(pid) removes what an ended worker may have left behind.

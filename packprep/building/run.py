@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -165,12 +166,12 @@ def run(
 
         try:
             items, started = [Shard(b) for b in missing], partial(begun, job)
-            with _at_hand(out, job):
-                made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean, started)
-                for _, seconds in made:
+            made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean, started)
+            with _at_hand(out, job), contextlib.closing(made):
+                for _, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
                     clock.add(seconds)
-            with clock.stage("publish"):
-                manifest = publish(out, job)
+                with clock.stage("publish"):  # while workers end, who have much memory to give back
+                    manifest = publish(out, job)
             if manifest is None and array[1] > 1:
                 time.sleep(LIST_AGAIN_S)  # listings may be cached
                 manifest = publish(out, job)
