@@ -7,7 +7,7 @@ not on where a reader began: decoding always begins at the file's start.
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -20,9 +20,9 @@ from packprep.storage import is_url
 
 _MAX_OUTPUT = 1 << 20  # bytes of one block of gzip
 _READ_BYTES = 1 << 20
-# How much is fed in one call. What comes out of it grows to 16 MiB at the very most: gzip packs 1032 bytes into one,
-# zstd 128 KiB into four.
-_FED_AT_ONCE = {"gzip": 16 << 10, "zstd": 512}
+_FED_AT_ONCE = 16 << 10
+_ZSTD_AT_ONCE = 512
+# What comes out of one call grows to 16 MiB at the very most: gzip packs 1032 bytes into one, zstd 128 KiB into four.
 _MAX_WINDOW = 1 << 31  # files made with `zstd --long=31` exist; memory is taken only as a file asks for it
 
 T = TypeVar("T")
@@ -71,17 +71,22 @@ class Zstd:
 
     def __init__(self) -> None:
         self.at_end = True
+        self._frame: Any = None
         self._frames = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
 
-    def feed(self, data: bytes) -> Sequence[bytes]:
-        outputs = []  # no generator: most of the very many calls give nothing, or one output
-        while data:
-            if self.at_end:
-                self._frame = self._frames.decompressobj()
-            outputs.append(self._frame.decompress(data))
-            self.at_end = self._frame.eof
-            data = self._frame.unused_data if self.at_end else b""
-        return outputs
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        frame = self._frame
+        for begin in range(0, len(data), _ZSTD_AT_ONCE):
+            fed = data[begin : begin + _ZSTD_AT_ONCE]
+            while fed:
+                if self.at_end:
+                    frame = self._frame = self._frames.decompressobj()
+                    self.at_end = False
+                if output := frame.decompress(fed):  # most of the very many calls give nothing
+                    yield output
+                if not frame.eof:
+                    break
+                self.at_end, fed = True, frame.unused_data
 
 
 _DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {"gzip": Gzip, "zstd": Zstd}
@@ -93,7 +98,6 @@ def decompressed(path: str, size: int, compression: str, step_bytes: int) -> Ite
     Raises SourceError for a file that is missing, changed, corrupt or truncated.
     """
     decompressor = _DECOMPRESSORS[compression]()
-    fed_at_once = _FED_AT_ONCE[compression]
     position = 0
     with open_source(path, size) as file:
         for offset in range(0, size, step_bytes):
@@ -104,8 +108,8 @@ def decompressed(path: str, size: int, compression: str, step_bytes: int) -> Ite
                 data = file.read(min(_READ_BYTES, step_end - offset))
                 if not data:
                     raise SourceError(f"{path}: the file became shorter while it was read, at byte {offset} of {size}.")
-                for i in range(0, len(data), fed_at_once):
-                    fed = data[i : i + fed_at_once]
+                for i in range(0, len(data), _FED_AT_ONCE):
+                    fed = data[i : i + _FED_AT_ONCE]
                     at = offset + i
                     try:
                         for output in decompressor.feed(fed):
