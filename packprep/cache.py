@@ -48,8 +48,8 @@ def cache_folder() -> str | None:
     for candidate in candidates:
         if not candidate or not os.path.isabs(candidate):
             continue
-        folder = os.path.join(candidate, "packprep", "kernels-" + _sources_digest()[:16])
         try:
+            folder = os.path.join(candidate, "packprep", "kernels-" + _sources_digest()[:16])
             if candidate == own:
                 _refuse_foreign(own)
             is_new = not os.path.isdir(folder)

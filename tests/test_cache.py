@@ -38,6 +38,11 @@ def test_a_folder_of_temporaries_that_others_can_write_is_no_cache(tmp_path, mon
     assert find() is None
 
 
+def test_where_the_sources_cannot_be_read_nothing_is_kept(monkeypatch):
+    monkeypatch.setattr(cache, "__file__", "/dev/null/packprep/cache.py")  # as in a package that is no folder
+    assert cache.cache_folder.__wrapped__() is None
+
+
 @pytest.fixture
 def old_folders(tmp_path, monkeypatch):
     """Twelve folders of other sources, used 31 to 42 days ago, and the folder that they lie in."""

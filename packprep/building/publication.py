@@ -10,11 +10,10 @@ from packprep.building.ledger import add_ledgers, check, is_ledger
 from packprep.building.output import Output
 from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
-from packprep.dataset.json_files import FORMAT, LAW_VERSION, VERSION, encode, receipt_name, shard_name
+from packprep.dataset.json_files import FORMAT, LAW_VERSION, MANIFEST_NAME, VERSION, encode, receipt_name, shard_name
 from packprep.digests import digest_of, own_digest
 from packprep.errors import BuildError
 
-MANIFEST = "dataset.json"
 MIN_BAD = 100
 
 
@@ -49,9 +48,9 @@ def publish(out: Output, job: Job) -> dict[str, Any] | None:
     data = encode(manifest)
     out.remove_temporaries()
     out.flush()  # those who wrote the shards may have been killed before they had
-    if not out.write_first(MANIFEST, data) and out.read(MANIFEST) != data:
+    if not out.write_first(MANIFEST_NAME, data) and out.read(MANIFEST_NAME) != data:
         raise BuildError(
-            f"{out.place(MANIFEST)} stands there and differs from this build's: begin anew in another folder"
+            f"{out.place(MANIFEST_NAME)} stands there and differs from this build's: begin anew in another folder"
         )
     remove_note(out)
     return manifest

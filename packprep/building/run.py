@@ -29,7 +29,7 @@ from packprep.building.plan import differences, make_plan
 from packprep.building.plan_form import check_plan
 from packprep.building.processes import Do, Report, available_cpus, spread
 from packprep.building.profile import Profile
-from packprep.building.publication import MANIFEST, missing_shards, publish
+from packprep.building.publication import missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
 from packprep.building.signals import ended_by_signals, stoppable
 from packprep.building.work import begin_shard, finish_shard, rehearse
@@ -37,7 +37,7 @@ from packprep.clock import Clock
 from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
-from packprep.dataset.json_files import FORMAT, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
+from packprep.dataset.json_files import FORMAT, MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
 from packprep.digests import digest_of, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
 
@@ -144,7 +144,7 @@ def run(
     clean = out.remove_temporaries
     with ended_by_signals(clean):
         with clock.stage("plan"), without_collection():
-            if not out.exists(MANIFEST):
+            if not out.exists(MANIFEST_NAME):
                 rehearse(inputs)  # while the engine is being loaded
             job = planned(inputs, out, progress.say)
         share = share_of(*array, job.shards)
@@ -211,7 +211,7 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
     for message in inputs.vocabulary.notes:
         say(message)
     found = plan_and_digest(out)
-    if found is None and (out.exists(MANIFEST) or out.has_folder("receipts")):
+    if found is None and (out.exists(MANIFEST_NAME) or out.has_folder("receipts")):
         found = plan_and_digest(out)  # another process may have written it in the meantime
         if found is None:
             raise PlanError(

@@ -5,7 +5,7 @@ from typing import Any
 
 from packprep.building.array import ranges, tasks_of
 from packprep.building.output import Output, output_of
-from packprep.building.publication import MANIFEST, missing_shards
+from packprep.building.publication import MANIFEST_NAME, missing_shards
 from packprep.building.revocation import NOTE, is_revoked, read_note
 from packprep.building.run import plan_and_digest
 from packprep.building.slurm import redo_command
@@ -30,7 +30,7 @@ def status_of(out: str | os.PathLike | Output, array_count: int | None = None) -
         "shards": plan["shards"],
         "done": plan["shards"] - len(missing),
         "missing": missing,
-        "published": not missing and out.exists(MANIFEST),
+        "published": not missing and out.exists(MANIFEST_NAME),
         "revoked": is_revoked(plan, read_note(out)),
     }
     if array_count is not None:

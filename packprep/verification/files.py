@@ -9,9 +9,9 @@ from packprep.building.commit import REJECTS_KEYS, read_receipt
 from packprep.building.job import Job
 from packprep.building.ledger import add_ledgers, imbalances, is_ledger
 from packprep.building.output import LocalOutput, Output, RemoteOutput
-from packprep.building.publication import MANIFEST, make_manifest
+from packprep.building.publication import make_manifest
 from packprep.corpus.readers import count_pieces
-from packprep.dataset.json_files import PLAN_NAME, decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, decode, receipt_name, rejects_name, shard_name
 from packprep.dataset.opening import read_file
 from packprep.digests import digest_of, digest_of_file, own_digest
 from packprep.errors import DatasetError
@@ -23,7 +23,7 @@ def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
     """P1 of dataset.json."""
     own = own_digest(manifest)
     if own != manifest["digest"]:
-        faults.add("P1", MANIFEST, f"its digest is {own}", value=manifest["digest"])
+        faults.add("P1", MANIFEST_NAME, f"its digest is {own}", value=manifest["digest"])
 
 
 def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> bool:
@@ -46,7 +46,7 @@ def check_manifest(job: Job, manifest: Mapping[str, Any], faults: Faults) -> Non
     expected = make_manifest(job, manifest["shards"], manifest["ledger"])
     for key, value in manifest.items():
         if key not in ("plan", "digest") and value != expected[key]:
-            faults.add("P2", MANIFEST, f"{key} is not the plan's")
+            faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
     files = [[(file.name, file.size) for file in source.files] for source in job.sources]
     parts = fingerprint_parts(job.recipe, files, job.plan["tokenizer"]["digest"], job.plan["chat_template"])
     if fingerprint(parts) != job.plan["fingerprint"]:
@@ -56,12 +56,12 @@ def check_manifest(job: Job, manifest: Mapping[str, Any], faults: Faults) -> Non
             if format in ("jsonl", "text") and file.pieces != count_pieces("", format, compression, file.size):
                 faults.add("P2", PLAN_NAME, f"{file.name} has not so many pieces", value=file.pieces)
     if len(manifest["shards"]) != job.shards:
-        faults.add("P2", MANIFEST, f"it lists {len(manifest['shards'])} shards and the plan has {job.shards}")
+        faults.add("P2", MANIFEST_NAME, f"it lists {len(manifest['shards'])} shards and the plan has {job.shards}")
 
 
 def _named(manifest: Mapping[str, Any]) -> set[str]:
     """The files that a dataset may have."""
-    named = {MANIFEST, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
+    named = {MANIFEST_NAME, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
     for b in range(len(manifest["shards"])):
         named |= {shard_name(b), receipt_name(b), rejects_name(b)}
     return named
@@ -206,4 +206,4 @@ def sound_ledgers(out: Output, manifest: Mapping[str, Any], job: Job, shards: It
 def check_sum(manifest: Mapping[str, Any], ledgers: list[Mapping[str, Any]], faults: Faults) -> None:
     """P16: the manifest's ledger is the sum of the receipts', each of which balances."""
     if add_ledgers(ledgers) != manifest["ledger"]:
-        faults.add("P16", MANIFEST, "its ledger is not the sum of the receipts' ledgers")
+        faults.add("P16", MANIFEST_NAME, "its ledger is not the sum of the receipts' ledgers")

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from packprep.building.publication import MANIFEST
 from packprep.building.status import status_of
+from packprep.dataset.json_files import MANIFEST_NAME
 from packprep.errors import PlanError
 from tests import made
 
@@ -83,9 +83,9 @@ def test_a_complete_build_without_a_manifest_has_a_name_and_any_task_or_build_pu
     for name, array in (("task", (7, TASKS)), ("whole", (0, 1))):
         out = tmp_path / name
         shutil.copytree(base / "out", out)
-        (out / MANIFEST).unlink()
+        (out / MANIFEST_NAME).unlink()
         status = status_of(out)
         assert not status["missing"] and not status["published"]
         assert made.build(table, base, out, array=array).made == 0
         assert made.contents(out) == expected
-        assert json.loads((out / MANIFEST).read_bytes())["format"] == "packprep"
+        assert json.loads((out / MANIFEST_NAME).read_bytes())["format"] == "packprep"

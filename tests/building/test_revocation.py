@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from packprep.building.publication import MANIFEST
 from packprep.building.revocation import NOTE
 from packprep.building.run import read_plan
 from packprep.building.status import print_status, status_of
 from packprep.corpus.engines.registry import ENGINES, engine_facts
-from packprep.dataset.json_files import receipt_name
+from packprep.dataset.json_files import MANIFEST_NAME, receipt_name
 from packprep.errors import BuildError, EngineRevoked, RecipeError
 from tests import made
 from tests.command_line import inside
@@ -93,7 +92,7 @@ def test_a_difference_stops_the_build_and_the_next_one_goes_on_with_the_referenc
     after = read_plan(out)
     assert {**after, "digest": 0} == {**before, "engine": engine_facts("reference"), "digest": 0}
     assert outcome.made == before["shards"], "the old receipts are void"
-    assert not (out / NOTE).exists() and (out / MANIFEST).exists() and not status_of(out)["revoked"]
+    assert not (out / NOTE).exists() and (out / MANIFEST_NAME).exists() and not status_of(out)["revoked"]
     made.build(table(engine="reference"), folder, folder / "slow")
     assert made.contents(out, "shards") == made.contents(folder / "slow", "shards")
     assert report_of(out)["faults"] == 0

@@ -15,11 +15,10 @@ import packprep
 from packprep.building import run as building_run
 from packprep.building.array import share_of
 from packprep.building.output import LocalOutput
-from packprep.building.publication import MANIFEST
 from packprep.building.run import open_job, read_plan
 from packprep.building.start import build as run_build
 from packprep.building.status import status_of
-from packprep.dataset.json_files import receipt_name, shard_name
+from packprep.dataset.json_files import MANIFEST_NAME, receipt_name, shard_name
 from packprep.errors import BuildError, PlanError, RecipeError, SourceError
 from packprep.recipe import read_recipe
 from tests import made
@@ -112,10 +111,10 @@ def copied(built, tmp_path):
 def test_only_what_is_missing_is_made_again_and_the_result_is_the_same(built, copied):
     base, out = copied
     before = made.contents(out)
-    for shard, name in ((1, shard_name(1)), (3, receipt_name(3)), (4, MANIFEST)):
+    for shard, name in ((1, shard_name(1)), (3, receipt_name(3)), (4, MANIFEST_NAME)):
         (out / name).unlink()
         outcome = made.build(built.table, base, out)
-        assert outcome.made == (0 if name == MANIFEST else 1), shard
+        assert outcome.made == (0 if name == MANIFEST_NAME else 1), shard
         assert made.contents(out) == before
 
 
@@ -268,7 +267,7 @@ def test_bad_documents_fail_stops_the_build_and_names_the_first(tmp_path):
     for workers in (1, 2):
         with pytest.raises(SourceError, match="a.jsonl: document at [0-9]+: malformed_json.*mend the file"):
             made.build(table, tmp_path, tmp_path / f"out{workers}", workers)
-        assert not (tmp_path / f"out{workers}" / MANIFEST).exists()
+        assert not (tmp_path / f"out{workers}" / MANIFEST_NAME).exists()
         assert not made.temporaries(tmp_path / f"out{workers}")
 
 
@@ -278,7 +277,7 @@ def test_too_many_bad_documents_are_no_dataset(tmp_path):
         BuildError, match=r"101 of 401 documents are bad \(malformed_json 101\), more than max\(100, .*rejects"
     ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
-    assert not (tmp_path / "out" / MANIFEST).exists()
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
     allowed = made.table("a.jsonl", documents={"max_bad_fraction": 0.3})
     assert made.build(allowed, tmp_path, tmp_path / "out2").manifest is not None
 

@@ -3,9 +3,8 @@ import shutil
 import pytest
 
 from packprep.building.array import ranges, share_of
-from packprep.building.publication import MANIFEST
 from packprep.building.status import print_status, status_of
-from packprep.dataset.json_files import receipt_name
+from packprep.dataset.json_files import MANIFEST_NAME, receipt_name
 from packprep.errors import PlanError
 
 
@@ -32,7 +31,7 @@ def test_missing_shards_and_the_array_that_would_make_them_are_listed(out):
 
 
 def test_a_complete_build_without_a_manifest_is_a_state_of_its_own(out, capsys):
-    (out / MANIFEST).unlink()
+    (out / MANIFEST_NAME).unlink()
     status = status_of(out)
     assert status["missing"] == [] and not status["published"]
     print_status(status)

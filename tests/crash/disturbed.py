@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packprep.building.publication import MANIFEST
-from packprep.dataset.json_files import decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import MANIFEST_NAME, decode, receipt_name, rejects_name, shard_name
 from packprep.digests import digest_of
 from tests import command_line, made
 
@@ -217,7 +216,7 @@ def check_truth(plain: Project, out: Path) -> int:
             assert digest_of(there[shard_name(b)]) == receipt["digest"]
             rejects = receipt["rejects"]
             assert rejects is None or digest_of(there[rejects_name(b)]) == rejects["digest"]
-    assert status["done"] == len(done) and status["published"] == (MANIFEST in there)
+    assert status["done"] == len(done) and status["published"] == (MANIFEST_NAME in there)
     assert said.status == (0 if status["published"] else 1)
     return len(done)
 

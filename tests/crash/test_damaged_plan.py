@@ -6,9 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from packprep.building.publication import MANIFEST
 from packprep.building.run import read_plan
-from packprep.dataset.json_files import encode
+from packprep.dataset.json_files import MANIFEST_NAME, encode
 from packprep.digests import digest_of, own_digest
 from packprep.errors import PlanError
 from tests import command_line, made
@@ -28,7 +27,7 @@ def test_the_digest_is_that_of_the_plan_without_it(plain):
     plan = json.loads(plain.expected["plan.json"])
     rest = {key: value for key, value in plan.items() if key != "digest"}
     assert plan["digest"] == own_digest(plan) == digest_of(encode(rest))
-    assert json.loads(plain.expected[MANIFEST])["plan"]["digest"] == digest_of(plain.expected["plan.json"])
+    assert json.loads(plain.expected[MANIFEST_NAME])["plan"]["digest"] == digest_of(plain.expected["plan.json"])
 
 
 def test_a_change_of_any_byte_is_refused(plain, begun):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from packprep.building.plan import made_with
-from packprep.building.publication import MANIFEST
+from packprep.dataset.json_files import MANIFEST_NAME
 from tests import command_line, made
 from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on, check_truth
@@ -76,7 +76,7 @@ def test_fault_24_a_file_larger_than_this_process_may_write_is_named(plain, fold
     check_refusal(
         ended, out / largest, "File too large; the file would be larger than this process may write (ulimit -f)"
     )
-    assert largest not in made.contents(out) and MANIFEST not in made.contents(out) and not made.temporaries(out)
+    assert largest not in made.contents(out) and MANIFEST_NAME not in made.contents(out) and not made.temporaries(out)
     check_truth(plain, out)
     check_goes_on(plain, out, workers)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from packprep.building.publication import MANIFEST
+from packprep.dataset.json_files import MANIFEST_NAME
 from tests import made
 
 
@@ -58,7 +58,7 @@ def test_fault_23_a_killed_build_goes_on_to_the_same_bytes(undisturbed, tmp_path
     wait_until(reached, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
-    assert not (out / MANIFEST).exists()
+    assert not (out / MANIFEST_NAME).exists()
     made.write(out / "shards" / "000" / ".000001.safetensors.host-1-aa.tmp", b"half")  # as a kill may leave
     outcome = made.build(table, base, out, 2)
     assert outcome.manifest is not None
@@ -80,7 +80,7 @@ def test_a_signal_stops_a_build_with_status_75_and_it_goes_on_later(undisturbed,
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 75, said
     assert "Stopped: by a signal; what is committed stays, and the same command goes on" in said
-    assert not (out / MANIFEST).exists() and shards_done(out) >= 2 and not made.temporaries(out)
+    assert not (out / MANIFEST_NAME).exists() and shards_done(out) >= 2 and not made.temporaries(out)
     assert made.build(table, base, out).manifest is not None
     assert made.contents(out) == expected
 
@@ -99,6 +99,6 @@ def test_a_build_whose_worker_is_killed_says_which_shard_and_what_to_do(undistur
     assert process.returncode == 2
     assert "BuildError: shard " in said and "its worker process was killed by signal 9" in said
     assert "try fewer --workers or a smaller output.shard_text_bytes" in said
-    assert not made.temporaries(out) and not (out / MANIFEST).exists()
+    assert not made.temporaries(out) and not (out / MANIFEST_NAME).exists()
     made.build(table, base, out)
     assert made.contents(out) == expected

@@ -10,8 +10,7 @@ import time
 import pytest
 
 from packprep.building import run as building_run
-from packprep.building.publication import MANIFEST
-from packprep.dataset.json_files import receipt_name, shard_name
+from packprep.dataset.json_files import MANIFEST_NAME, receipt_name, shard_name
 from tests import made
 from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on
@@ -51,7 +50,7 @@ def test_two_builds_interleaved_call_by_call(plain, folder, workers, record_prop
         first.wait_until_stopped()
         second = disturbed.run(plain.command(out, workers), out)
         assert second.status == 0, (at, second.err)
-        assert (out / MANIFEST).read_bytes() == plain.expected[MANIFEST]
+        assert (out / MANIFEST_NAME).read_bytes() == plain.expected[MANIFEST_NAME]
         before = stamps(out)
         first.go_on()
         ended = first.wait()
@@ -81,10 +80,10 @@ def test_a_build_again_writes_no_file(plain, folder):
     for workers in (1, 2):
         check_goes_on(plain, out, workers)
         assert stamps(out) == before
-    (out / MANIFEST).unlink()
+    (out / MANIFEST_NAME).unlink()
     check_goes_on(plain, out)
     after = stamps(out)
-    assert {path for path in before if before[path] != after[path]} <= {out / MANIFEST}
+    assert {path for path in before if before[path] != after[path]} <= {out / MANIFEST_NAME}
 
 
 def test_a_shard_that_comes_out_differently_stops_the_build_with_both_digests_and_nothing_is_lost(plain, folder):

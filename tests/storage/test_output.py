@@ -16,11 +16,11 @@ import pytest
 
 from packprep.building.commit import commit_shard, done_receipt
 from packprep.building.output import RemoteOutput, output_of
-from packprep.building.publication import MANIFEST, missing_shards
+from packprep.building.publication import missing_shards
 from packprep.building.run import open_job
 from packprep.building.status import status_of
 from packprep.building.work import make_shard
-from packprep.dataset.json_files import decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import MANIFEST_NAME, decode, receipt_name, rejects_name, shard_name
 from packprep.digests import digest_of
 from packprep.errors import BuildError, PlanError, StorageError
 from packprep.storage import Remote
@@ -59,7 +59,7 @@ def check_truth(plain: disturbed.Project, url: str) -> int:
         receipt = decode(there[receipt_name(b)], "receipt")
         assert digest_of(there[shard_name(b)]) == receipt["digest"]
     assert said.json["missing"] == sorted(set(range(said.json["shards"])) - done)
-    assert said.json["published"] == (MANIFEST in there) and said.status == (0 if MANIFEST in there else 1)
+    assert said.json["published"] == (MANIFEST_NAME in there) and said.status == (0 if MANIFEST_NAME in there else 1)
     return len(done)
 
 
@@ -172,7 +172,7 @@ def test_a_receipt_is_written_after_its_shard_and_the_manifest_last(plain, url, 
     expected = ["tokenizer.json", "plan.json"]
     for b in range(3):
         expected += [name for name in (shard_name(b), rejects_name(b), receipt_name(b)) if name in plain.expected]
-    assert written == [*expected, MANIFEST]
+    assert written == [*expected, MANIFEST_NAME]
 
 
 def test_a_build_that_fails_at_any_write_tells_the_truth_and_goes_on(plain, url, monkeypatch):
@@ -207,7 +207,7 @@ def test_an_object_without_its_receipt_or_of_another_size_is_no_shard(plain, url
     finish(plain, url)
     remote, output = Remote(url), output_of(url)
     digest = open_job(url).digest
-    remote.remove(MANIFEST)
+    remote.remove(MANIFEST_NAME)
     remote.remove(receipt_name(0))
     remote.write(shard_name(1), [plain.expected[shard_name(1)][:-1]])
     assert missing_shards(output, digest, range(3)) == status_of(url)["missing"] == [0, 1]
@@ -248,16 +248,16 @@ def test_a_build_that_was_slower_than_another_changes_nothing_but_stops_where_th
 
 def test_another_manifest_that_stands_there_stops_the_build(plain, url):
     finish(plain, url)
-    Remote(url).write(MANIFEST, [b"{}\n"])
+    Remote(url).write(MANIFEST_NAME, [b"{}\n"])
     said = command_line.refused(*plain.command(url))
-    assert f"{url}/{MANIFEST} stands there and differs" in said
+    assert f"{url}/{MANIFEST_NAME} stands there and differs" in said
 
 
 def test_files_of_a_build_without_a_plan_are_refused(plain, url):
     finish(plain, url)
     Remote(url).remove("plan.json")
     assert f"{url} has files of a build and no plan.json" in command_line.refused(*plain.command(url))
-    Remote(url).remove(MANIFEST)
+    Remote(url).remove(MANIFEST_NAME)
     assert f"{url} has files of a build and no plan.json" in command_line.refused(*plain.command(url))
 
 
@@ -402,7 +402,7 @@ def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(plain, bucket):
     assert [task.returncode for task in tasks] == [0, 0, 0], said
     assert objects(bucket) == plain.expected
     Remote(bucket).remove(receipt_name(1))
-    Remote(bucket).remove(MANIFEST)
+    Remote(bucket).remove(MANIFEST_NAME)
     status = command_line.packprep("status", bucket, "--array-count", 3, "--json").json
     assert (status["missing"], status["array"], status["published"]) == ([1], "1", False)
     redone = command_line.packprep(*plain.command(bucket), "--array-index", 1, "--array-count", 3)
