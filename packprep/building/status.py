@@ -5,10 +5,11 @@ from typing import Any
 
 from packprep.building.array import ranges, tasks_of
 from packprep.building.output import Output, output_of
-from packprep.building.publication import MANIFEST_NAME, missing_shards
+from packprep.building.publication import missing_shards
 from packprep.building.revocation import NOTE, is_revoked, read_note
 from packprep.building.run import plan_and_digest
 from packprep.building.slurm import redo_command
+from packprep.dataset.json_files import MANIFEST_NAME
 from packprep.errors import PlanError
 
 
