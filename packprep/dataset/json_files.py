@@ -11,7 +11,7 @@ from packprep.errors import DatasetError
 
 FORMAT = "packprep"
 VERSION = 1  # of the format on disk
-LAW_VERSION = 1  # of what determines the bytes; raised whenever they change
+LAW_VERSION = 2  # of what determines the bytes; raised whenever they change
 
 MANIFEST_NAME = "dataset.json"
 PLAN_NAME = "plan.json"
