@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,15 @@ import zstandard
 
 from packprep.building.run import Outcome
 from packprep.building.start import build as run_build
+from packprep.corpus.planning import PlannedSource
 from packprep.corpus.reading import Documents
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import complete, resolve
 from packprep.randomness import bits64, integers, text_key
 from packprep.recipe import Recipe, read_recipe
+from packprep.twin import pieces
+from packprep.twin import texts as texts_twin
+from packprep.twin.texts import Reader
 
 ROOT = Path(__file__).parents[1]
 _COMPRESS = {".gz": lambda data: gzip.compress(data, mtime=0), ".zst": zstandard.ZstdCompressor().compress}
@@ -110,6 +115,29 @@ def mixed_corpus(folder: Path, seed: int = 0, scale: int = 1) -> list[dict[str, 
         {"name": "books", "paths": ["books/*.parquet"], "repeat": 1.5},
         {"name": "notes", "paths": ["notes/*.txt"]},
     ]
+
+
+def uses_of(source: PlannedSource) -> Counter:
+    """(file name, position, use) of what a source delivers, by the twin: every document in each whole use, and in the last
+    one those of each piece that its fraction takes."""
+    resolved = {key: getattr(source, key) for key in ("name", "seed", "prefix", "repeat", "step_bytes")}
+    asked = {key: getattr(source.source, key) for key in ("sample", "format", "text_key")}
+    plain = {**resolved, **asked, "files": [(file.name, file.size, file.pieces) for file in source.files]}
+    reader = Reader(False, lambda messages: ())
+
+    def listed(file: int, part: int) -> list[tuple[int, int]]:
+        return texts_twin.sizes(plain, file, part, reader)
+
+    found: Counter = Counter()
+    for piece in pieces.pieces(plain):
+        for use in range(pieces.uses(plain)):
+            if pieces.kept_of_use(plain, use) < 1:
+                taken = pieces.chosen_of_piece(plain, piece, use, listed)
+            else:
+                every = ((file, position) for file in piece.files for position, _ in listed(file, piece.part))
+                taken = {place for place in every if pieces.is_sampled(plain, *place)}
+            found.update((plain["files"][file][0], position, use) for file, position in taken)
+    return found
 
 
 # Recipes and builds

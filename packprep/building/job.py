@@ -109,8 +109,11 @@ class Job:
             own = files[first:end]
             sizes, pieces = (np.fromiter((file[key] for file in own), np.int64, len(own)) for key in ("size", "pieces"))
             prefix = prefixes[i] if prefixes else resolved["prefix"]
-            listed = Files(i, [file["name"] for file in own], sizes, source.format, prefix, pieces)
-            self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, self.recipe.seed))
+            held = {k: file["piece_bytes"] for k, file in enumerate(own) if "piece_bytes" in file}
+            names = [file["name"] for file in own]
+            listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, held)
+            law = plan["law_version"]
+            self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, self.recipe.seed, law))
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:
                     raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")

@@ -100,15 +100,11 @@ def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None)
                 "text_bytes": weight,
                 "tokens": round(weight * estimate.tokens_per_byte),
                 "documents": round(weight / estimate.document_bytes) if estimate.document_bytes else 0,
-                "relative_error": _error(planned, estimate, size),
+                "relative_error": _error(planned, estimate),
             }
-            for planned, estimate, weight, size in zip(sources, estimates, weights, once, strict=True)
+            for planned, estimate, weight in zip(sources, estimates, weights, strict=True)
         ],
-        "files": [
-            {"source": files.source, "name": name, "size": size, "pieces": pieces}
-            for files in inputs.files
-            for name, size, pieces in zip(files.names, files.sizes.tolist(), files.pieces.tolist(), strict=True)
-        ],
+        "files": [file for files in inputs.files for file in files.as_planned()],
     }
     return {**plan, "digest": own_digest(plan)}
 
@@ -157,7 +153,8 @@ def _sources(inputs: Inputs) -> list[PlannedSource]:
 def _calibrated(inputs: Inputs, source: PlannedSource, engine: Engine, marks: MarkReader | None) -> Estimates:
     """What a sample of a source tells."""
     with _named(source):
-        estimates = calibrate(source, engine, inputs.vocabulary, inputs.recipe.documents, marks)
+        precise = source.source.share is not None
+        estimates = calibrate(source, engine, inputs.vocabulary, inputs.recipe.documents, marks, precise)
     if estimates.supervised:
         check_supervised(inputs.recipe, source.index)
     return estimates
@@ -172,11 +169,10 @@ def _named(source: PlannedSource) -> Iterator[None]:
         raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
 
 
-def _error(source: PlannedSource, estimate: Estimates, text_bytes: int) -> float:
-    """The standard error of a source's tokens, as a part of them. text_bytes: of one use of all documents."""
+def _error(source: PlannedSource, estimate: Estimates) -> float:
+    """The standard error of a source's tokens, as a part of them."""
     low, high = source.source.sample
-    documents = (high - low) * text_bytes / estimate.document_bytes if estimate.document_bytes else 0.0
-    return estimate.error_of(high - low, source.repeat, documents)
+    return estimate.error_of(high - low, source.repeat, len(source.pieces))
 
 
 def made_with() -> dict[str, str]:
@@ -191,7 +187,7 @@ def _stored_compressed(source: PlannedSource) -> int:
 
 
 def _repeats(recipe: Recipe, once: Sequence[int], estimates: Sequence[Estimates]) -> list[float]:
-    """Each source's repeat: the recipe's, or what its share comes to, rounded to 1/1000."""
+    """Each source's repeat: the recipe's, or what its share comes to, to six digits."""
     shares = [source.share for source in recipe.sources]
     if shares[0] is None:
         return [source.repeat for source in recipe.sources]
@@ -206,7 +202,7 @@ def _repeats(recipe: Recipe, once: Sequence[int], estimates: Sequence[Estimates]
             )
     parts = [share / whole for share in shares if share is not None]
     total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
-    return [max(1, round(1000 * total * part / t)) / 1000 for t, part in zip(tokens, parts, strict=True)]
+    return [max(1e-6, float(f"{total * part / t:.6g}")) for t, part in zip(tokens, parts, strict=True)]
 
 
 def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -> int:

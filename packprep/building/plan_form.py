@@ -96,12 +96,16 @@ _SOURCE: dict[str, Test] = {
     "relative_error": lambda v: v is None or type(v) in (int, float),
 }
 _FILE: dict[str, Test] = {"source": is_count, "name": _is_name, "size": is_count, "pieces": is_count}
+_FILE_MAY: dict[str, Test] = {
+    "piece_bytes": lambda v: isinstance(v, list) and all(is_count(n) and n < 1 << 47 for n in v)
+}
 
 
 _RESTORE = "put the file back as it was, or begin anew in another folder"
 
 
-def _check(where: str, value: Any, form: Mapping[str, Test]) -> None:
+def _check(where: str, value: Any, form: Mapping[str, Test], may: Mapping[str, Test] | None = None) -> None:
+    form = {**form, **{key: good for key, good in (may or {}).items() if isinstance(value, dict) and key in value}}
     if not isinstance(value, dict):
         raise PlanError(f"{where}: is no object; {_RESTORE}")
     if value.keys() != form.keys():
@@ -126,7 +130,9 @@ def check_plan(plan: Any, where: str) -> None:
     for i, source in enumerate(plan["sources"]):
         _check(f"{where}: sources[{i}]", source, _SOURCE)
     for i, file in enumerate(plan["files"]):
-        _check(f"{where}: files[{i}]", file, _FILE)
+        _check(f"{where}: files[{i}]", file, _FILE, _FILE_MAY)
+        if "piece_bytes" in file and len(file["piece_bytes"]) != file["pieces"]:
+            raise PlanError(f"{where}: files[{i}]: piece_bytes are not of its {file['pieces']} pieces; {_RESTORE}")
         if not (plan["files"][i - 1]["source"] if i else 0) <= file["source"] < len(plan["sources"]):
             raise PlanError(f"{where}: files[{i}]: source {file['source']} is none, or out of order; {_RESTORE}")
     if sum(file["pieces"] for file in plan["files"]) > MOST_PIECES:

@@ -1,15 +1,15 @@
 """The files of a source and their pieces, as columns: a million files are a few arrays and a list of names."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import repeat
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from packprep.corpus.readers import PIECE_BYTES, count_pieces, detect_format, format_of
+from packprep.corpus.readers import PIECE_BYTES, bytes_of_pieces, count_pieces, detect_format, format_of
 from packprep.storage import is_url
 
 _AT_ONCE = 16  # remote files that are looked at together
@@ -29,6 +29,8 @@ class Files(Sequence[File]):
 
     names: relative to `root`; sizes: int64[F] in bytes; format: the recipe's, "auto" too. pieces: int64[F], how many each
     has; None: they are counted when they are first asked for, which opens every file of a table and every index.
+    piece_bytes: file → about how much each of its pieces holds, of files that say so or were looked at; the pieces of the
+    others hold equal parts of what is stored.
     """
 
     def __init__(
@@ -39,7 +41,11 @@ class Files(Sequence[File]):
         format: str,
         root: str,
         pieces: np.ndarray | None = None,
+        text_key: str = "text",
+        piece_bytes: Mapping[int, Sequence[int]] | None = None,
     ):
+        self.piece_bytes: dict[int, Sequence[int]] = dict(piece_bytes or {})
+        self._text_key = text_key
         self.source, self.names, self.sizes, self.root = source, names, sizes, root
         self.kinds, self.kind = _kinds(names, format)
         self._pieces = pieces
@@ -64,13 +70,44 @@ class Files(Sequence[File]):
                 counts[own] = np.minimum(self.sizes[own], 1) if compression else -(-self.sizes[own] // PIECE_BYTES)
                 continue
             paths = [os.path.join(self.root, self.names[i]) for i in own.tolist()]
-            every = (paths, repeat(format), repeat(compression), self.sizes[own].tolist())
-            if is_url(self.root):  # footers of many files, each some answers of the store away
-                with ThreadPoolExecutor(_AT_ONCE) as threads:
-                    counts[own] = list(threads.map(count_pieces, *every))
-            else:
-                counts[own] = list(map(count_pieces, *every))
+            sizes = self.sizes[own].tolist()
+            of_runs = format == "megatron"
+            found: Iterator[Any] = (
+                _each(self.root, count_pieces, paths, repeat(format), repeat(compression), sizes)
+                if of_runs
+                else _each(self.root, bytes_of_pieces, paths, repeat(format), sizes, repeat(self._text_key))
+            )
+            for i, held in zip(own.tolist(), found, strict=True):
+                counts[i] = held if of_runs else len(held)
+                if not of_runs:
+                    self.note(i, held)
         return counts
+
+    def as_planned(self) -> Iterator[dict[str, Any]]:
+        """The files as a plan lists them."""
+        for i, file in enumerate(self):
+            yield {**file._asdict(), **({"piece_bytes": list(self.piece_bytes[i])} if i in self.piece_bytes else {})}
+
+    def note(self, i: int, held: Sequence[int]) -> None:
+        """Note about how much each piece of file i holds."""
+        self.piece_bytes[i] = held
+        self.__dict__.pop("_held", None)
+
+    def held(self, file: np.ndarray, part: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        """int64[n]: about how much some pieces hold: file, part, stored bytes of each, int64[n]."""
+        if not self.piece_bytes:
+            return stored
+        begin, flat = self._held
+        known = begin[file] >= 0
+        return np.where(known, flat[np.where(known, begin[file] + part, 0)], stored)
+
+    @cached_property
+    def _held(self) -> tuple[np.ndarray, np.ndarray]:
+        """(int64[F]: where each file's pieces begin in the second, −1: nowhere; int64: `piece_bytes` one after the other)."""
+        begin, files = np.full(len(self), -1, np.int64), sorted(self.piece_bytes)
+        counts = np.array([len(self.piece_bytes[i]) for i in files], np.int64)
+        begin[files] = np.cumsum(counts) - counts
+        return begin, np.array([n for i in files for n in self.piece_bytes[i]] or [0], np.int64)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -92,6 +129,15 @@ class Files(Sequence[File]):
         return isinstance(other, Files) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _each(root: str, do: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+    """What `do` says of each of some files; of remote ones, each some answers of the store away, many at a time."""
+    if not is_url(root):
+        yield from map(do, *arguments)
+        return
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        yield from threads.map(do, *arguments)
 
 
 def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np.ndarray]:

@@ -63,7 +63,8 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
                 f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename the file"
             ) from None
     names = sorted(sizes)  # code points sort as their UTF-8 does
-    return root, Files(index, names, np.array([sizes[name] for name in names], np.int64), source.format, root)
+    in_order = np.array([sizes[name] for name in names], np.int64)
+    return root, Files(index, names, in_order, source.format, root, text_key=source.text_key)
 
 
 def absolute_prefix(prefix: str) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 
 from packprep.corpus.files import Files, Pieces, pieces_of
 from packprep.corpus.readers import Part
+from packprep.dataset.json_files import LAW_VERSION
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 
@@ -55,7 +56,10 @@ class PlannedSource:
         first_file: int,
         resolved: Mapping[str, Any],
         seed: int,
+        law: int = LAW_VERSION,
     ):
+        """resolved: the plan's ratios, repeat and step_bytes. law: the plan's law_version."""
+        self.law = law
         self.source, self.index, self.prefix, self.files, self.first_file = source, index, prefix, files, first_file
         self.name, self.seed = source.name, seed
         self.ratios: Mapping[str, int] = resolved["ratios"]
@@ -93,7 +97,8 @@ class PlannedSource:
         weights = np.empty(len(self.pieces), np.int64)
         for some in _chunks(len(weights)):
             found = self.pieces.at(np.arange(some.start, some.stop))
-            weights[some] = np.maximum((found.bytes * ratio[self.files.kind[found.file]]) >> 10, 1)
+            held = self.files.held(found.file, found.part, found.bytes)
+            weights[some] = np.maximum((held * ratio[self.files.kind[found.file]]) >> 10, 1)
         return weights
 
     def order(self, use: int) -> np.ndarray:
@@ -168,10 +173,15 @@ class PlannedSource:
         units = max(1, int(piece.bytes[0]))
         low, high = extent.lo * units // extent.weight, extent.hi * units // extent.weight
         begin = 0
-        for i in range(first, first + int(piece.files[0])):
+        for i in self.files_of_piece(extent.piece):
             if low <= min(begin, units - 1) < high:
                 yield self._part(i, 0, 0, 1, 1)
             begin += int(self.files.sizes[i])
+
+    def files_of_piece(self, piece: int) -> range:
+        """The source's files that have a part in a piece: one, or the text files that share it."""
+        found = self.pieces.at(np.array([piece]))
+        return range(int(found.file[0]), int(found.file[0] + found.files[0]))
 
     def _part(self, i: int, piece: int, lo: int, hi: int, weight: int) -> Part:
         file = self.files[i]

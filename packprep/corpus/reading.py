@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault
 from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.proof import Difference, compared, difference, fault
-from packprep.corpus.readers import BAD_REASONS, TOKEN_TEXT_BYTES, Batch, Decoders, read
+from packprep.corpus.readers import BAD_REASONS, TOKEN_TEXT_BYTES, Batch, Choice, Decoders, Keep, read
 from packprep.corpus.token_documents import take_tokens
 from packprep.corpus.tokenization import Tokens
 from packprep.corpus.training import Trained, Training, tokenize_marked, training_columns
@@ -120,24 +121,62 @@ def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.nda
     return (u >= low) & (u < high)
 
 
-def keeper(source: PlannedSource, use: int) -> Callable[[int, np.ndarray], np.ndarray] | None:
-    """(file, positions int64[n]) → bool[n]: the documents that `sample` and a fractional `repeat` keep; None: all.
+def keeps_all(source: PlannedSource, use: int) -> bool:
+    """Whether neither `sample` nor a fractional `repeat` leaves documents of a use out."""
+    return _samples_all(source) and source.kept_of_use(use) == 1
 
-    repeat: u(key of the document in its last use) < fraction.
+
+def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
+    """The documents of a piece that `sample` and a fractional `repeat` keep in one use; None: all.
+
+    The fraction is a Choice; of text files, whose sizes the plan has, what it comes to. In a plan of law 1 it is a coin for
+    each document.
     """
-    part = int(source.kept_of_use(use) * 2**53)
-    if _sample_bounds(source) == (0, 2**53) and part == 2**53:
-        return None
+    sample = None if _samples_all(source) else partial(in_sample, source)
+    part = source.kept_of_use(use)
+    if part == 1:
+        return sample
+    if source.law == 1:
+        return partial(_kept_by_coin, source, use)
+    first = int(source.pieces.at(np.array([piece])).file[0])
+    name, number = source.files.names[first], int(source.pieces.at(np.array([piece])).part[0])
+    key = segment_key(text_key(source.seed, source.name, name), number, use, 0)
+    choice = Choice(key, int(part * 2**32), sample)
+    if source.formats[first][0] != "text":
+        return choice
+    chosen = {}
+    for i in source.files_of_piece(piece):
+        file = source.first_file + i
+        chosen[file] = choice(file, np.zeros(1, np.int64), source.files.sizes[i : i + 1])
+    return lambda file, positions: chosen[file]
 
-    def keep(file: int, positions: np.ndarray) -> np.ndarray:
-        kept = in_sample(source, file, positions)
-        if part < 2**53:
-            name = source.files[file - source.first_file].name
-            key = segment_key(text_key(source.seed, source.name, name), positions, use, 0)
-            kept &= (bits64(key, REPEAT) >> np.uint64(11)).astype(np.int64) < part
-        return kept
 
-    return keep
+def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
+    """bool[n]: which documents of a file of the plan a use may keep, as far as the plan tells: by `sample`, by the sizes of
+    text files, in a plan of law 1 by their keys. Where `chosen_by_size`, only the file tells the rest."""
+    piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
+    keep = None if piece is None else keeper(source, use, piece)
+    if isinstance(keep, Choice):
+        keep = keep.sample
+    return np.ones(len(positions), np.bool_) if keep is None else keep(file, positions)
+
+
+def chosen_by_size(source: PlannedSource, use: int, file: int) -> bool:
+    """Whether which documents of a file a use keeps follows from their sizes, which the plan does not have."""
+    is_text = source.formats[file - source.first_file][0] == "text"
+    return source.law > 1 and not is_text and source.kept_of_use(use) < 1
+
+
+def _samples_all(source: PlannedSource) -> bool:
+    return _sample_bounds(source) == (0, 2**53)
+
+
+def _kept_by_coin(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
+    """Law 1's choice: u(key of the document in its last use) < fraction."""
+    kept = in_sample(source, file, positions)
+    name = source.files[file - source.first_file].name
+    key = segment_key(text_key(source.seed, source.name, name), positions, use, 0)
+    return kept & ((bits64(key, REPEAT) >> np.uint64(11)).astype(np.int64) < int(source.kept_of_use(use) * 2**53))
 
 
 def _keep_only(only: Mapping[int, np.ndarray]) -> Callable[[int, np.ndarray], np.ndarray]:
@@ -197,7 +236,7 @@ def read_documents(
     special_text = recipe.documents.special_text
     trained: dict[int, Trained] = {}
     for source, extent in extents:
-        keep = keeper(source, extent.use) if only is None else _keep_only(only)
+        keep = keeper(source, extent.use, extent.piece) if only is None else _keep_only(only)
         for part in source.parts(extent):
             if only is not None and part.file not in only:
                 continue

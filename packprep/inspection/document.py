@@ -17,7 +17,7 @@ from packprep.building.output import Output
 from packprep.building.replay import documents_at
 from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.readers import PIECE_BYTES, read
-from packprep.corpus.reading import in_sample, keeper
+from packprep.corpus.reading import chosen_by_size, in_sample, kept_by_plan
 from packprep.dataset.json_files import decode, rejects_name
 from packprep.errors import DatasetError, PackprepError, RecipeError
 from packprep.inspection.opened import Opened, check_source, nearest, opened
@@ -224,8 +224,7 @@ class _Found:
             low, high = self._source.source.sample
             why = f"the source's sample keeps documents whose u lies in [{low:g}, {high:g}), and this one's does not"
             return {**described, "outcome": "not sampled", "why": why}
-        keep = keeper(self._source, use)
-        if keep is not None and not keep(file, at)[0]:
+        if not kept_by_plan(self._source, use, file, at)[0] or chosen_by_size(self._source, use, file):
             why = f"repeat = {self._source.repeat:g}: use {use} takes a part of the documents, and this one is not of them"
             return {**described, "outcome": "not repeated", "why": why}
         if exists is None:

@@ -29,7 +29,7 @@ def first_document(job: Job) -> str:
     documents, vocabulary = job.recipe.documents, job.vocabulary
     for source in job.sources:
         for extent in source.extents(0, job.shards):
-            keep = keeper(source, extent.use)
+            keep = keeper(source, extent.use, extent.piece)
             for part in source.parts(extent):
                 for batch in read(part, source.source.text_key, keep, batch_bytes=1 << 16, marks=job.marks):
                     if batch.rejects and first_reject is None:

@@ -16,20 +16,30 @@ CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
 
 def documents(source: dict[str, Any], extent: Extent, wanted: Callable[[int], bool]) -> Iterator[tuple[int, list[int]]]:
     """(position, ids as they stand in the source) of an extent's wanted documents that are lists of at most MOST integers."""
+    for position, ids in _lists(source, extent, wanted):
+        if ids is not None and None not in ids and len(ids) <= MOST:
+            yield position, ids
+
+
+def sizes(source: dict[str, Any], file: int, part: int) -> list[tuple[int, int]]:
+    """(position, tokens) of all documents of a part of a file."""
+    whole = Extent(file, part, 0, 0, 1, 1)
+    return [(position, len(ids or [])) for position, ids in _lists(source, whole, lambda position: True)]
+
+
+def _lists(
+    source: dict[str, Any], extent: Extent, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[int] | None]]:
     name, size, count = source["files"][extent.file]
     path = os.path.join(source["prefix"], name)
     if "://" in path:
         raise SourceError(f"{path}: the twin reads local files alone; copy the source and say --source NAME=FOLDER")
     format, _ = pieces.format_of(source, name)
-    found: Iterator[tuple[int, list[int] | None]]
     try:
         if format == "megatron":
-            found = _of_pair(path, size, count, extent, wanted)
+            yield from _of_pair(path, size, count, extent, wanted)
         else:
-            found = _of_table(path, size, format.removesuffix("_tokens"), extent, source["text_key"], wanted)
-        for position, ids in found:
-            if ids is not None and None not in ids and len(ids) <= MOST:
-                yield position, ids
+            yield from _of_table(path, size, format.removesuffix("_tokens"), extent, source["text_key"], wanted)
     except (OSError, struct.error) as error:
         raise SourceError(f"{path}: {error}") from error
 

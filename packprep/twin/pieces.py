@@ -1,9 +1,11 @@
 """Which parts of which files belong to a shard, in which order, and which of their documents are kept.
 
 Sources are the plan's, as dicts: name, seed, prefix, repeat, sample, format, text_key, ratios, step_bytes, first_file (the
-number of its first file among all of the plan's) and files, (name, size, pieces) each.
+number of its first file among all of the plan's), files, (name, size, pieces) each, and piece_bytes: about how much each
+piece of a file holds, of files of which the plan says it.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -15,6 +17,10 @@ FORMATS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow",
     ".feather": "arrow", ".ipc": "arrow", ".bin": "megatron", ".idx": "megatron",
 }  # fmt: skip
+
+
+Listed = Callable[[int, int], list[tuple[int, int]]]
+"""(file, part) → (position, size) of all documents of a part, in order."""
 
 
 class Piece(NamedTuple):
@@ -90,7 +96,8 @@ def weighted_list(source: dict[str, Any]) -> list[tuple[Piece, int, int]]:
             piece = own[chance.permute(i, len(own), key)]
             format, compression = format_of(source, source["files"][piece.files[0]][0])
             ratio = source["ratios"][f"{format}.{compression}" if compression else format]
-            text_bytes = max(piece.size * ratio // 1024, 1)
+            held = source["piece_bytes"].get(piece.files[0])
+            text_bytes = max((piece.size if held is None else held[piece.part]) * ratio // 1024, 1)
             result.append((piece, use, max(text_bytes * kept // 2**16, 1)))
     return result
 
@@ -134,15 +141,44 @@ def _of_piece(source: dict[str, Any], piece: Piece, use: int, low: int, high: in
     return found
 
 
-def is_kept(source: dict[str, Any], file: int, position: int, use: int) -> bool:
-    """Whether `sample` and the fraction of `repeat` keep a document in one of its uses."""
-    name = source["files"][file][0]
+def is_sampled(source: dict[str, Any], file: int, position: int) -> bool:
+    """Whether `sample` keeps a document."""
     low, high = (int(Fraction(bound) * 2**53) for bound in source["sample"])
-    key = chance.segment_key(chance.text_key("sample", name), position, 0, 0)
-    if not low <= chance.bits64(key, chance.SAMPLE) >> 11 < high:
+    key = chance.segment_key(chance.text_key("sample", source["files"][file][0]), position, 0, 0)
+    return low <= chance.bits64(key, chance.SAMPLE) >> 11 < high
+
+
+def is_kept(source: dict[str, Any], extent: Extent, position: int, listed: Listed) -> bool:
+    """Whether `sample` and the fraction of `repeat` keep a document of an extent in its use."""
+    if not is_sampled(source, extent.file, position):
         return False
-    key = chance.segment_key(file_key(source, file), position, use, 0)
-    return chance.bits64(key, chance.REPEAT) >> 11 < int(kept_of_use(source, use) * 2**53)
+    if kept_of_use(source, extent.use) == 1:
+        return True
+    place = extent.file, extent.part, extent.use
+    taken = source.setdefault("taken", {})
+    if place not in taken:
+        piece = next(p for p in pieces(source) if extent.file in p.files and extent.part == p.part)
+        chosen = chosen_of_piece(source, piece, extent.use, listed)
+        taken.update({(file, piece.part, extent.use): chosen for file in piece.files})
+    return (extent.file, position) in taken[place]
+
+
+def chosen_of_piece(source: dict[str, Any], piece: Piece, use: int, listed: Listed) -> set[tuple[int, int]]:
+    """(file, position) of what a use takes of a piece's documents: of each class of sizes, those at which the fraction,
+    summed up from a keyed begin, passes a whole number. Sizes with as many bits are a class."""
+    part = int(kept_of_use(source, use) * 2**32)
+    key = chance.segment_key(file_key(source, piece.files[0]), piece.part, use, 0)
+    summed: dict[int, int] = {}
+    taken = set()
+    for file in piece.files:
+        for position, size in listed(file, piece.part):
+            if is_sampled(source, file, position):
+                bits = size.bit_length()
+                before = summed.get(bits, chance.words(key, chance.REPEAT, bits))
+                summed[bits] = before + part
+                if summed[bits] // 2**32 > before // 2**32:
+                    taken.add((file, position))
+    return taken
 
 
 def file_key(source: dict[str, Any], file: int) -> int:

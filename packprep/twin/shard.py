@@ -132,6 +132,7 @@ class Twin:
             "seed": self.recipe["seed"],
             "prefix": prefix,
             "files": [(file["name"], file["size"], file["pieces"]) for file in files],
+            "piece_bytes": {f: file["piece_bytes"] for f, file in enumerate(files) if "piece_bytes" in file},
             "first_file": next((f for f, file in enumerate(self.plan["files"]) if file["source"] == i), 0),
             "allowed": allowed,
             "supervised": {t for t in allowed if self.tasks[t]["objective"] in supervised.OBJECTIVES},
@@ -158,6 +159,7 @@ def documents_of(twin: Twin, shard: int, places: set[tuple[int, int, int, int]] 
     """The documents of a shard, in its order, that can be used. places: only these (source, file, position, use); None: all."""
     found = []
     for s, source in enumerate(twin.sources):
+        listed = _listed(twin, source)
         for extent in pieces.extents(source, shard, twin.shards):
             file = source["first_file"] + extent.file
             if places is not None and not any(place[:2] == (s, file) and place[3] == extent.use for place in places):
@@ -166,13 +168,24 @@ def documents_of(twin: Twin, shard: int, places: set[tuple[int, int, int, int]] 
             def wanted(position: int) -> bool:
                 if places is not None and (s, file, position, extent.use) not in places:  # noqa: B023
                     return False
-                return pieces.is_kept(source, extent.file, position, extent.use)  # noqa: B023
+                return pieces.is_kept(source, extent, position, listed)  # noqa: B023
 
             key = pieces.file_key(source, extent.file)
             for position, ids, trained in _token_documents(twin, source, extent, wanted):
                 if len(ids) >= max(1, twin.cutting["min_tokens"]) and (trained is None or trained.spans):
                     found.append(Document(s, file, position, extent.use, ids, trained, key))
     return found
+
+
+def _listed(twin: Twin, source: dict[str, Any]) -> pieces.Listed:
+    """How the sizes of a source's documents are found, by which a part of them is chosen."""
+
+    def listed(file: int, part: int) -> list[tuple[int, int]]:
+        if pieces.format_of(source, source["files"][file][0])[0] in given.FORMATS:
+            return given.sizes(source, file, part)
+        return texts.sizes(source, file, part, twin.reader)
+
+    return listed
 
 
 def _token_documents(

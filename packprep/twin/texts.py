@@ -65,6 +65,23 @@ def documents(
         raise SourceError(f"{path}: {error}") from error
 
 
+def sizes(source: dict[str, Any], file: int, part: int, reader: Reader) -> list[tuple[int, int]]:
+    """(position, size) of all documents of a part of a file: bytes of a line, a text or a text file; of messages, how many."""
+    name, size, _ = source["files"][file]
+    path, whole = os.path.join(source["prefix"], name), Extent(file, part, 0, 0, 1, 1)
+    format, compression = pieces.format_of(source, name)
+    if format == "text":
+        return [(0, size)]
+    if format == "jsonl":
+        lines = _lines(path, size, compression, source["step_bytes"], whole)
+        return [(position, MAX_BYTES + 1 if line is None else len(line)) for position, line in lines]
+    found = []
+    for position, record in _records(path, format, whole, source["text_key"], reader, lambda position: True):
+        text, messages = record.get(source["text_key"]), record.get(MESSAGES)
+        found.append((position, len(text if text is not None else messages if isinstance(messages, list) else [])))
+    return found
+
+
 def _lines(
     path: str, size: int, compression: str, step_bytes: int, extent: Extent
 ) -> Iterator[tuple[int, bytes | None]]:
@@ -240,6 +257,17 @@ def _too_deep(source: str) -> bool:
 def _rows(
     path: str, format: str, extent: Extent, text_key: str, reader: Reader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Text]]:
+    """(position, text) of the rows that can be used."""
+    for position, record in _records(path, format, extent, text_key, reader, wanted):
+        if isinstance(record.get(text_key), bytes):
+            record[text_key] = _text_of_bytes(record[text_key])
+        if (found := text_of(record, text_key, reader)) is not None:
+            yield position, found
+
+
+def _records(
+    path: str, format: str, extent: Extent, text_key: str, reader: Reader, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a Parquet row group or an Arrow record batch. A position counts through the file's rows."""
     import pyarrow as pa
 
@@ -252,13 +280,8 @@ def _rows(
     if text_key not in columns and MESSAGES not in columns:
         raise SourceError(f"{path}: no column {text_key!r}")
     for i in extent.units(table.num_rows):
-        if not wanted(first + i):
-            continue
-        record = {name: values[i] for name, values in columns.items()}
-        if isinstance(record.get(text_key), bytes):
-            record[text_key] = _text_of_bytes(record[text_key])
-        if (found := text_of(record, text_key, reader)) is not None:
-            yield first + i, found
+        if wanted(first + i):
+            yield first + i, {name: values[i] for name, values in columns.items()}
 
 
 def row_group(path: str, number: int, names: list[str]) -> tuple[int, Any]:

@@ -15,7 +15,7 @@ from packprep.building.job import Job
 from packprep.building.work import TOO_LONG, Made
 from packprep.corpus.planning import PlannedSource
 from packprep.corpus.readers import BAD_REASONS, TABLES
-from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, keeper
+from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, keeps_all, kept_by_plan
 from packprep.dataset.json_files import decode, receipt_name, rejects_name, shard_name
 from packprep.dataset.opening import read_file
 from packprep.errors import DatasetError
@@ -203,7 +203,7 @@ def _is_table(job: Job, file: int) -> bool:
 
 def _keeps_all(job: Job, file: int, use: int) -> bool:
     """Whether neither `sample` nor a fractional `repeat` leaves documents of a use out."""
-    return keeper(_source_of(job, file), use) is None
+    return keeps_all(_source_of(job, file), use)
 
 
 def _words(job: Job, places: Places, i: int) -> str:
@@ -256,16 +256,15 @@ def _groups(places: Places) -> list[tuple[int, int, slice]]:
 
 
 def _check_kept(job: Job, shard: int, every: Places, faults: Faults) -> None:
-    """`sample` and a fractional `repeat` keep each document."""
+    """`sample` and a fractional `repeat` keep each document, as far as the plan tells."""
     if all(_keeps_all(job, source.first_file, use) for source in job.sources for use in range(source.uses)):
         return
     for file, use, own in _groups(every):
-        keep = keeper(_source_of(job, file), use)
-        if keep is not None:
-            for i in np.flatnonzero(~keep(file, every.position[own]))[:MAX_LISTED] + own.start:
-                faults.add(
-                    "P21", shard_name(shard), f"{_words(job, every, i)} is left out by the source's sample or repeat"
-                )
+        kept = kept_by_plan(_source_of(job, file), use, file, every.position[own])
+        for i in np.flatnonzero(~kept)[:MAX_LISTED] + own.start:
+            faults.add(
+                "P21", shard_name(shard), f"{_words(job, every, i)} is left out by the source's sample or repeat"
+            )
 
 
 def _check_texts(job: Job, shard: int, every: Places, extents: _Extents, faults: Faults) -> None:
@@ -274,8 +273,8 @@ def _check_texts(job: Job, shard: int, every: Places, extents: _Extents, faults:
     wanted = Places(extents.file, extents.use, extents.begin).at(is_text)
     lacking = wanted.at(~_inside(wanted, _Extents(*every, every.position + 1)))
     for i in range(len(lacking.file)):
-        keep = keeper(_source_of(job, int(lacking.file[i])), int(lacking.use[i]))
-        if keep is None or keep(int(lacking.file[i]), lacking.position[i : i + 1])[0]:
+        file, use = int(lacking.file[i]), int(lacking.use[i])
+        if kept_by_plan(_source_of(job, file), use, file, lacking.position[i : i + 1])[0]:
             faults.add(
                 "P21", shard_name(shard), f"{_words(job, lacking, i)} is in no segment and not among the rejects"
             )

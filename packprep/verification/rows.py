@@ -7,7 +7,7 @@ import numpy as np
 from packprep.building.job import Job
 from packprep.building.render import expected_prefix
 from packprep.building.replay import Stored, file_keys, fitting, segment_slots, stored_segments
-from packprep.corpus.reading import keeper
+from packprep.corpus.reading import keeps_all, kept_by_plan
 from packprep.dataset.segments import next_token_loss_mask, segment_ids
 from packprep.objectives.objective import Bodies
 from packprep.objectives.tasks import SHORTEST, thresholds
@@ -175,19 +175,19 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
 
 
 def _kept(job: Job, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """bool[segments]: whether the segment's document is one of those that its source takes in the segment's use."""
+    """bool[segments]: whether the segment's document is one of those that its source takes in the segment's use, as far as
+    the plan tells."""
     kept = np.ones(len(arrays["segment_key"]), np.bool_)
     for s, source in enumerate(job.sources):
         own = np.flatnonzero(arrays["segment_source"] == s)
         for use in np.unique(arrays["segment_repeat"][own]).tolist():
-            keep = keeper(source, use)
-            if keep is None or use >= source.uses:
+            if use >= source.uses or keeps_all(source, use):
                 continue
             of_use = own[arrays["segment_repeat"][own] == use]
             for file in np.unique(arrays["segment_file"][of_use]).tolist():
                 which = of_use[arrays["segment_file"][of_use] == file]
                 if source.first_file <= file < source.first_file + len(source.files):
-                    kept[which] = keep(file, arrays["segment_doc"][which])
+                    kept[which] = kept_by_plan(source, use, file, arrays["segment_doc"][which])
     return kept
 
 

@@ -19,7 +19,7 @@ def twin_of(job: Job) -> Twin:
         return job.marks.marked(None, None, messages)
 
     prefixes = [source.prefix for source in job.sources]
-    plan = {**job.plan, "files": [file._asdict() for source in job.sources for file in source.files]}
+    plan = {**job.plan, "files": [file for source in job.sources for file in source.files.as_planned()]}
     return Twin(plan, job.vocabulary.tokenizer_json, prefixes, conversation)
 
 

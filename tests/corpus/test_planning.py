@@ -1,6 +1,6 @@
+import math
 import os
 from collections import Counter
-from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +15,7 @@ from packprep.corpus.readers import PIECE_BYTES, Decoders, read
 from packprep.corpus.reading import keeper
 from packprep.errors import SourceError
 from packprep.recipe import Source
-from packprep.twin import chance
 from tests import made
-
-SAMPLE, REPEAT = 10, 11  # purposes of randomness.py
 
 ENDINGS = {
     ".jsonl": made.write_lines,
@@ -91,29 +88,13 @@ def uses_in(source, shards):
     for b in range(shards):
         own = []
         for extent in source.extents(b, shards):
-            keep = keeper(source, extent.use)
+            keep = keeper(source, extent.use, extent.piece)
             for part in source.parts(extent):
                 name = source.files[part.file].name
                 for batch in read(part, "text", keep, decoders=decoders):
                     own += [(name, int(position), extent.use) for position in batch.positions]
         found.append(own)
     return found
-
-
-def expected_uses(corpus, repeat, sample, name, seed):
-    """By the words of the design: sample by u(file, position); repeat k whole times, and a last time by u < fraction."""
-    expected = Counter()
-    low, high = (int(Fraction(bound) * 2**53) for bound in sample)
-    for file, positions in corpus.positions.items():
-        for position in positions:
-            key = chance.segment_key(chance.text_key("sample", file), position, 0, 0)
-            if not low <= chance.bits64(key, SAMPLE) >> 11 < high:
-                continue
-            for use in range(int(np.ceil(repeat))):
-                key = chance.segment_key(chance.text_key(seed, name, file), position, use, 0)
-                if use < int(repeat) or chance.bits64(key, REPEAT) >> 11 < int((Fraction(repeat) - use) * 2**53):
-                    expected[file, position, use] += 1
-    return expected
 
 
 FILES = st.lists(
@@ -135,7 +116,12 @@ def test_fault_17_every_document_is_used_as_often_as_repeat_and_sample_say(
     corpus = write_corpus(tmp_path_factory.mktemp("c"), files)
     source = planned(corpus, repeat, sample, "web", seed, shards)
     found = Counter(use for own in uses_in(source, shards) for use in own)
-    assert found == expected_uses(corpus, repeat, sample, "web", seed)
+    assert found == made.uses_of(source)
+    if sample == (0.0, 1.0):
+        whole = Counter({(file, at): int(repeat) for file, ats in corpus.positions.items() for at in ats})
+        once_more = Counter((file, at) for file, at, _ in found.elements())
+        once_more.subtract(whole)
+        assert set(once_more.values()) <= ({0, 1} if repeat % 1 else {0})
 
 
 @given(FILES, st.sampled_from([1.0, 2.5, 0.3]), st.sampled_from([(0.0, 1.0), (0.2, 0.7)]), st.integers(1, 40))
@@ -192,10 +178,41 @@ def test_two_sample_intervals_part_the_corpus_whatever_seed_and_source_name(tmp_
     assert 0.05 * len(everything) < len(first) < 0.15 * len(everything)
 
 
-def test_a_fractional_repeat_takes_its_part_by_the_document_s_key(tmp_path):
-    corpus = write_corpus(tmp_path, [(".jsonl", 2000, 0)])
-    counts = Counter(use for own in uses_in(planned(corpus, 2.5), 3) for _, _, use in own)
-    assert counts[0] == counts[1] == 2000 and abs(counts[2] - 1000) < 5 * 500**0.5
+def test_a_fractional_repeat_takes_its_part_of_every_length_and_of_all_bytes(tmp_path):
+    texts = ["x" * int(100 * 3000 ** ((i * 0.618034) % 1)) for i in range(300)]
+    made.write_lines(tmp_path / "d0" / "a.jsonl", texts)
+    sizes = np.array([len(text) + len('{"text": ""}') for text in texts])
+    at = dict(zip(np.cumsum([0, *(sizes + 1)])[:-1].tolist(), range(300), strict=True))
+    part, used = 0.3, np.zeros((200, 300), np.bool_)
+    for seed in range(200):
+        source = planned(Corpus(tmp_path, {}), part, seed=seed)
+        used[seed, [at[position] for own in uses_in(source, 3) for _, position, _ in own]] = True
+    # Every document with the same probability, short or long.
+    by_class = [used[:, np.frexp(sizes.astype(float))[1] == bits].mean() for bits in range(8, 19)]
+    assert np.abs(np.array(by_class) - part).max() < 0.03
+    assert np.abs(used.mean(0) - part).max() < 5 * math.sqrt(part * (1 - part) / 200)
+    # Of the bytes, far nearer to the part than documents by coins.
+    assert abs((used @ sizes / sizes.sum()).mean() - part) < 0.01
+    by_coins = math.sqrt(part * (1 - part) * (sizes.astype(float) ** 2).sum()) / sizes.sum()
+    assert (used @ sizes / sizes.sum()).std() < by_coins / 2
+
+
+@pytest.mark.parametrize("ending", sorted(ENDINGS))
+def test_a_fraction_is_the_same_however_many_shards_begin_inside_a_piece(tmp_path, ending):
+    write = ENDINGS[ending]
+    texts = made.texts(200, mean_bytes=500)
+    for k in range(20 if ending == ".txt" else 1):
+        write(tmp_path / f"d{k:02d}{ending}", texts[10 * k : 10 * k + 10] if ending == ".txt" else texts)
+    found = [
+        Counter(
+            use
+            for own in uses_in(planned(Corpus(tmp_path, {}), 1.4, shards=shards, step=1 << 8), shards)
+            for use in own
+        )
+        for shards in (1, 2, 7, 31)
+    ]
+    assert found[0] == found[1] == found[2] == found[3]
+    assert len(found[0]) > (20 if ending == ".txt" else 200)
 
 
 def test_each_use_has_its_own_order_of_pieces(tmp_path):

@@ -152,8 +152,8 @@ def test_text_digests_are_of_the_text_bytes_read(tmp_path):
 def test_no_keeper_where_everything_is_kept(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x"])
     job = job_of(tmp_path, sources=[{"paths": ["a.jsonl"], "repeat": 2.5}])
-    assert keeper(job.sources[0], 0) is keeper(job.sources[0], 1) is None
-    assert keeper(job.sources[0], 2) is not None
+    assert keeper(job.sources[0], 0, 0) is keeper(job.sources[0], 1, 0) is None
+    assert keeper(job.sources[0], 2, 0) is not None
 
 
 def test_sample_keeps_by_name_and_position_alone(tmp_path):
@@ -162,7 +162,7 @@ def test_sample_keeps_by_name_and_position_alone(tmp_path):
     kept = []
     for seed, name in ((0, "x"), (7, "y")):
         sources = [{"name": name, "paths": ["a.jsonl"], "sample": [0.25, 0.5]}]
-        kept.append(keeper(job_of(tmp_path, sources=sources, seed=seed).sources[0], 0)(0, positions))
+        kept.append(keeper(job_of(tmp_path, sources=sources, seed=seed).sources[0], 0, 0)(0, positions))
     assert np.array_equal(*kept) and 90 < kept[0].sum() < 160
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from packprep.building.ledger import add_ledgers
 from packprep.building.run import open_job
-from packprep.corpus.reading import keeper
+from packprep.corpus.reading import in_sample
 from packprep.dataset.json_files import encode, receipt_name, rejects_name
 from packprep.digests import digest_of
 from packprep.verification import coverage, verify_dataset
 from packprep.verification.coverage import Places, used_documents
-from tests.made import Silent, write
+from tests.made import Silent, uses_of, write
 from tests.verification.damage import (
     arrays_of,
     copied,
@@ -458,22 +458,47 @@ def test_p21_a_reject_that_names_nothing(directory, key, value):
     assert faults and faults[0]["file"] == rejects_name(0) and "record 0" in faults[0]["message"]
 
 
-def test_p21_a_use_that_the_recipe_leaves_out(sampled, tmp_path):
-    """Of the last use, which is taken by half, a line that it does not take."""
+def test_p21_what_the_sample_leaves_out(sampled, tmp_path):
     directory = copied(sampled, tmp_path)
     source = open_job(directory).sources[0]
-    keep = keeper(source, 1)
-    shard = next(
-        b for b in range(9) if any(r["repeat"] == 1 and r["source"] == "web" for r in records_of(directory, b))
-    )
+    shard = next(b for b in range(9) if any(r["source"] == "web" for r in records_of(directory, b)))
     records = records_of(directory, shard)
-    record = next(r for r in records if r["repeat"] == 1 and r["source"] == "web")
+    record = next(r for r in records if r["source"] == "web")
     file = [f.name for f in source.files].index(record["file"])
-    while keep(file, np.array([record["position"]]))[0]:
+    while in_sample(source, file, np.array([record["position"]]))[0]:
         record["position"] += 1
     put_rejects(directory, records, shard)
     words = [fault["message"] for fault in p21(faults_of(directory))]
     assert any("is left out by the source's sample or repeat" in w for w in words)
+
+
+@pytest.mark.parametrize("name", ["notes", "web"])
+def test_p21_what_a_fraction_does_not_take(tmp_path, name):
+    """Which text files a use takes follows from their sizes, which the plan has; which lines, only their file tells."""
+    write_sources(tmp_path / "in")
+    for i in range(0, 30, 3):
+        (tmp_path / f"in/notes/{i:02d}.txt").write_text("")
+    directory = made(tmp_path, sources=sources_table(repeat=1.5), tasks=[{"preset": "causal"}])
+    assert faults_of(directory, ALL) == []
+    source = next(source for source in open_job(directory).sources if source.name == name)
+    shard = next(b for b in range(9) if any((r["source"], r["repeat"]) == (name, 1) for r in records_of(directory, b)))
+    records = records_of(directory, shard)
+    record = next(r for r in records if (r["source"], r["repeat"]) == (name, 1))
+    taken = {(file, at) for file, at, use in uses_of(source) if use == 1}
+    folder = tmp_path / "in/web"
+    every = [(f.name, at) for f in source.files for at in (lines_of(folder / f.name) if name == "web" else [0])]
+    record["file"], record["position"] = next(place for place in every if place not in taken)
+    put_rejects(directory, records, shard)
+    words = [fault["message"] for fault in p21(faults_of(directory))]
+    assert any("is left out by the source's sample or repeat" in w for w in words) == (name == "notes")
+    assert any(
+        "is among the rejects, and should not be" in fault["message"] for fault in p21(faults_of(directory, ALL))
+    )
+
+
+def lines_of(path):
+    """Where the lines of a file begin."""
+    return np.cumsum([0, *(len(line) for line in path.read_bytes().splitlines(keepends=True))])[:-1].tolist()
 
 
 # Under long = "truncate" a document may keep no trained token

@@ -108,10 +108,10 @@ def test_a_zero_with_a_sign_is_found(name, tmp_path_factory):
     assert promises_of(faults_of(directory)) == {"P13"}
 
 
-def test_documents_that_sample_and_repeat_leave_out_are_found_without_replay(tmp_path):
-    """A segment of a document outside the sample, or of a use that the document does not have, with the right key."""
+def test_documents_that_sample_leaves_out_are_found_without_replay(tmp_path):
+    """A segment of a document outside the sample, with the right key."""
     from packprep.building.run import open_job
-    from packprep.corpus.reading import keeper
+    from packprep.corpus.reading import in_sample
     from packprep.randomness import segment_key, text_key
 
     write_lines(tmp_path / "in/a.jsonl", [f"the text of document {i} " * 3 for i in range(300)])
@@ -122,7 +122,7 @@ def test_documents_that_sample_and_repeat_leave_out_are_found_without_replay(tmp
     lines = (tmp_path / "in/a.jsonl").read_bytes().splitlines(keepends=True)
     positions = np.cumsum([0] + [len(line) for line in lines[:-1]])
     for use in (0, 1):
-        left_out = positions[~keeper(job_source, use)(0, positions)]
+        left_out = positions[~in_sample(job_source, 0, positions)]
         assert len(left_out)
         own = copied(directory, tmp_path / f"use{use}")
         shards = range(len(manifest_of(own)["shards"]))

@@ -15,6 +15,7 @@ a gap. A document that cannot be used is a reject with a reason; a file that can
 from collections.abc import Iterator
 
 from packprep.corpus.conversations import MarkReader
+from packprep.corpus.readers.choice import Choice
 from packprep.corpus.readers.documents import (
     BAD_REASONS,
     MAX_DOCUMENT_BYTES,
@@ -39,6 +40,7 @@ __all__ = [
     "TOKEN_FORMATS",
     "TOKEN_TEXT_BYTES",
     "Batch",
+    "Choice",
     "Decoders",
     "IdLists",
     "Keep",
@@ -48,6 +50,7 @@ __all__ = [
     "count_pieces",
     "detect_format",
     "format_of",
+    "bytes_of_pieces",
     "read",
 ]
 
@@ -126,31 +129,35 @@ def count_pieces(path: str, format: str, compression: str, size: int, piece_byte
         from packprep.corpus.readers.megatron import count_runs
 
         return count_runs(path, size, piece_bytes)
+    return len(bytes_of_pieces(path, format, size))
+
+
+def bytes_of_pieces(path: str, format: str, size: int, text_key: str = "text") -> list[int]:
+    """About how much each piece of a table holds, by its footer or headers: of a Parquet file the bytes of the column of
+    texts before compression, or TOKEN_TEXT_BYTES for each id; of an Arrow file the bytes of the record batch."""
     if format in ("parquet", "parquet_tokens"):
-        from packprep.corpus.readers.parquet import count_row_groups
+        from packprep.corpus.readers.parquet import row_group_bytes
 
-        return count_row_groups(path, size)
+        return row_group_bytes(path, size, text_key, format == "parquet_tokens")
     if format in ("arrow", "arrow_tokens"):
-        from packprep.corpus.readers.arrow import count_record_batches
+        from packprep.corpus.readers.arrow import record_batch_bytes
 
-        return count_record_batches(path, size)
+        return record_batch_bytes(path, size)
     raise AssertionError(f"no reader for format {format!r}")
 
 
 def bytes_per_token(part: Part, text_key: str) -> float | None:
-    """The bytes that a token takes on disk: of a part's file, or of its record batch. None where that cannot be told."""
+    """The bytes that pieces hold for a token: of a part's file, or of its record batch. None where that cannot be told."""
     if part.format == "megatron":
         from packprep.corpus.readers.megatron import stored_per_token
 
         return stored_per_token(part.path, part.size)
     if part.format == "parquet_tokens":
-        from packprep.corpus.readers.parquet import stored_per_value
-
-        return stored_per_value(part.path, part.size, text_key)
+        return float(TOKEN_TEXT_BYTES)
     if part.format == "arrow_tokens":
-        from packprep.corpus.readers.arrow import stored_per_value as stored_in_batch
+        from packprep.corpus.readers.arrow import stored_per_value
 
-        return stored_in_batch(part, text_key)
+        return stored_per_value(part, text_key)
     raise AssertionError(f"format {part.format!r} holds no tokens")
 
 
@@ -166,7 +173,7 @@ def read(
 
     text_key: the key or column that holds the text; text files have none. Of a table of tokens the column that holds
     the lists of ids; "text": input_ids, or else tokens
-    keep(file, positions int64[n]) → bool[n]: which documents to decode; the others leave no trace
+    keep: which documents to decode; the others leave no trace. A Choice sees those of the piece before the part, too
     decoders: what this process remembers between parts; it changes the speed only
     marks: reads a document's loss_spans or messages; the text of messages is what their template gives. None: these
     fields are not looked at, and so in a source of tokens. A field that is the text_key is the text and nothing else

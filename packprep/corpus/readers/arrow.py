@@ -13,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 import pyarrow as pa
 
 from packprep.corpus.conversations import MarkReader
+from packprep.corpus.readers.choice import Choice
 from packprep.corpus.readers.columnar import Columns, arrow_errors, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 from packprep.corpus.readers.streams import Decoders
@@ -32,12 +33,13 @@ class Index(NamedTuple):
     has_dictionaries: bool
     offsets: list[int]  # byte of each batch's message
     rows: list[int]
+    sizes: list[int]  # bytes of each
 
 
-def count_record_batches(path: str, size: int) -> int:
-    """The record batches of an IPC file or stream, from their headers."""
+def record_batch_bytes(path: str, size: int) -> list[int]:
+    """The bytes of each record batch of an IPC file or stream, by their headers."""
     with _opened(path, size) as file:
-        return len(_index(file, size).rows)
+        return _index(file, size).sizes
 
 
 def read_record_batch(
@@ -52,13 +54,14 @@ def read_record_batch(
         # Mapped, so that only the pages of the columns that are read are touched.
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
             columns = _columns(part, source, index, text_key, marks)
-            columns = columns.of([_validated(column).slice(begin, end - begin) for column in columns.there()])
+            low = 0 if isinstance(keep, Choice) else begin
+            columns = columns.of([_validated(column).slice(low, end - low) for column in columns.there()])
             batch = BatchBuilder(part.file)
-            first = sum(index.rows[: part.piece]) + begin
+            first = sum(index.rows[: part.piece])
             if part.format == "arrow_tokens":
-                yield from read_lists(part.file, columns.text, first, keep, batch_bytes)
+                yield from read_lists(part.file, columns.text, first + low, keep, batch_bytes, first + begin)
                 return
-            yield from read_rows(batch, columns, first, keep, batch_bytes, marks)
+            yield from read_rows(batch, columns, first + low, keep, batch_bytes, marks, first + begin)
             yield from batch.take()
 
 
@@ -130,11 +133,13 @@ def _index(file: BinaryIO, size: int) -> Index:
     if any(header is None or header.kind != _RECORD_BATCH for header in headers):
         raise pa.ArrowInvalid("its footer does not point to record batches")
     has_dictionaries = bool(_block_offsets(footer, _field(footer, root, 2)))
-    return Index(False, has_dictionaries, offsets, [header.rows for header in headers if header])
+    there = [header for header in headers if header]
+    sizes = [min(header.end, size) - offset for header, offset in zip(there, offsets, strict=True)]
+    return Index(False, has_dictionaries, offsets, [header.rows for header in there], sizes)
 
 
 def _index_of_stream(file: BinaryIO, size: int) -> Index:
-    offsets, rows = [], []
+    offsets, rows, sizes = [], [], []
     has_dictionaries = False
     at = 0
     while at < size and (header := _read_header(file, at)):
@@ -143,13 +148,14 @@ def _index_of_stream(file: BinaryIO, size: int) -> Index:
         if header.kind == _RECORD_BATCH:
             offsets.append(at)
             rows.append(header.rows)
+            sizes.append(header.end - at)
         has_dictionaries |= header.kind == _DICTIONARY_BATCH
         at = header.end
         if at > size:
             raise pa.ArrowInvalid(f"a message ends at byte {at}, but the file has {size}; it is truncated")
     if at == 0:
         raise pa.ArrowInvalid("it is empty")
-    return Index(True, has_dictionaries, offsets, rows)
+    return Index(True, has_dictionaries, offsets, rows, sizes)
 
 
 class _Header(NamedTuple):

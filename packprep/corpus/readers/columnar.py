@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,10 +108,11 @@ def read_rows(
     keep: Keep | None,
     batch_bytes: int,
     marks: MarkReader | None = None,
+    wanted_from: int = 0,
 ) -> Iterator[Batch]:
     """Adds the rows of columns of arrays to a batch; gives the batch whenever it holds `batch_bytes`.
 
-    first: position of the columns' first row in the file
+    first: position of the columns' first row in the file; those before `wanted_from` are there for `keep` to see
     """
     n_rows = len(columns.there()[0])
     at_once = _rows_at_once(columns.text)
@@ -119,7 +121,7 @@ def read_rows(
         rows = pa.nulls(n_rows, pa.string()) if columns.text is None else columns.text
         rows = rows.slice(begin, at_once)
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
-        wanted = kept(keep, batch.file, positions)
+        wanted = kept(keep, batch.file, positions, partial(_sizes, rows, others[-1])) & (positions >= wanted_from)
         if rows.type in (pa.string_view(), pa.binary_view()):
             rows = rows.cast(pa.large_binary())  # pyarrow filters no views
         if not wanted.all():
@@ -132,6 +134,23 @@ def read_rows(
             rows = rows.cast(pa.string())
         marked = _Marks(marks, *others) if marks and any(column is not None for column in others) else None
         yield from _add_rows(batch, rows.cast(pa.large_binary()), positions, batch_bytes, marked)
+
+
+def _sizes(rows: pa.Array, messages: pa.Array | None) -> np.ndarray:
+    """int64[n]: the bytes of each text; where it is null, how many messages there are."""
+    if pa.types.is_dictionary(rows.type):
+        sizes = pc.binary_length(rows.dictionary.cast(pa.large_binary())).take(rows.indices)
+    elif pa.types.is_null(rows.type):
+        sizes = pa.nulls(len(rows), pa.int64())
+    else:
+        sizes = pc.binary_length(rows.cast(pa.large_binary()))
+    if messages is not None and _is_list(messages.type):
+        sizes = pc.coalesce(sizes.cast(pa.int64()), pc.list_value_length(messages).cast(pa.int64()))
+    return sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in ("list", "large_list", "fixed_size_list"))
 
 
 def _rows_at_once(text: pa.Array | None) -> int:

@@ -9,6 +9,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from packprep.corpus.conversations import MARK_REASONS, Marked
+from packprep.corpus.readers.choice import Choice
 from packprep.errors import SourceError
 from packprep.storage import is_url, locate
 
@@ -33,7 +34,9 @@ BAD_REASONS = (
     *MARK_REASONS,
 )
 
-Keep = Callable[[int, np.ndarray], np.ndarray]
+Keep = Callable[[int, np.ndarray], np.ndarray] | Choice
+"""(file, positions int64[n]) → bool[n]: which documents to decode; or a Choice, which is asked for all of a piece from its
+begin, with their sizes."""
 
 
 class Reject(NamedTuple):
@@ -156,10 +159,12 @@ def slices(sizes: np.ndarray, n_bytes: int) -> Iterator[slice]:
         begin = end
 
 
-def kept(keep: Keep | None, file: int, positions: np.ndarray) -> np.ndarray:
-    """bool[n]: which of the documents at `positions: int64[n]` are wanted."""
+def kept(keep: Keep | None, file: int, positions: np.ndarray, sizes: Callable[[], np.ndarray]) -> np.ndarray:
+    """bool[n]: which of the documents at `positions: int64[n]` are wanted. sizes: gives int64[n] where they are asked for."""
     if keep is None or not len(positions):
         return np.ones(len(positions), bool)
+    if isinstance(keep, Choice):
+        return keep(file, positions, sizes())
     return np.asarray(keep(file, positions), bool)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from packprep.corpus.conversations import Marked, MarkReader
 from packprep.corpus.readers import documents
+from packprep.corpus.readers.choice import Choice
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, kept, open_source, slices, too_large
 from packprep.corpus.readers.json_blocks import block_decoder
 from packprep.corpus.readers.json_lines import Outcome, line_decoder
@@ -37,6 +38,10 @@ class Lines(NamedTuple):
         start, size = int(self.starts[i]), int(self.sizes[i])
         return self.data[start : start + size] if size >= 0 else None
 
+    def stored_sizes(self) -> np.ndarray:
+        """int64[n]: sizes; of what is too large, one that is."""
+        return np.where(self.sizes < 0, documents.MAX_DOCUMENT_BYTES + 1, self.sizes)
+
     def at(self, which: np.ndarray | slice) -> "Lines":
         """The lines at a slice, or where a mask is true; `data` stays."""
         return Lines(self.data, self.positions[which], self.starts[which], self.sizes[which])
@@ -48,8 +53,8 @@ def read_lines(
     """The documents of a part of a line file, compressed or not; see `readers.read`."""
     decode_line, decode_block = line_decoder(text_key, marks), block_decoder(text_key, marks)
     batch = BatchBuilder(part.file)
-    for found in _part_lines(part, decoders):
-        wanted = kept(keep, part.file, found.positions)
+    for found in _part_lines(part, keep, decoders):
+        wanted = kept(keep, part.file, found.positions, found.stored_sizes)
         all_wanted = bool(wanted.all())
         found = found if all_wanted else found.at(wanted)
         for some in slices(found.sizes, _AT_ONCE_BYTES):
@@ -80,20 +85,35 @@ def _add_one_by_one(
             yield from batch.take()
 
 
-def _part_lines(part: Part, decoders: Decoders) -> Iterator[Lines]:
+def _part_lines(part: Part, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
+    """The lines of a part. A Choice is asked for those of its piece that lie before it."""
+    most = documents.MAX_DOCUMENT_BYTES
     if not part.compression:
         first = part.piece * part.piece_bytes
         begin, end = part.range(min(part.piece_bytes, part.size - first))
         if begin < end:
+            if isinstance(keep, Choice) and begin:
+                before = Cursor(byte_blocks(part.path, part.size, first, first + begin))
+                _choose(keep, part.file, take_lines(before, 1, 2, most))
             cursor = Cursor(byte_blocks(part.path, part.size, first + begin, first + end))
-            yield from take_lines(cursor, 1, 2, documents.MAX_DOCUMENT_BYTES)
+            yield from take_lines(cursor, 1, 2, most)
         return
     begin, end = part.range(-(-part.size // part.step_bytes))
     if begin < end:
-        cursor = decoders.take(part.path, part.size, part.compression, part.step_bytes, begin)
-        yield from take_lines(cursor, begin, end, documents.MAX_DOCUMENT_BYTES)
+        of_choice = int(keep.key) if isinstance(keep, Choice) else None
+        cursor = decoders.take(part.path, part.size, part.compression, part.step_bytes, begin, of_choice)
+        if isinstance(keep, Choice):
+            keep.seen = cursor.seen = keep.seen if cursor.seen is None else cursor.seen
+            _choose(keep, part.file, take_lines(cursor, cursor.next_label, begin, most))
+        yield from take_lines(cursor, begin, end, most)
         if part.hi < part.weight:
             decoders.give_back(cursor)
+
+
+def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
+    """Let a choice see lines that are not read."""
+    for lines in some:
+        choice(file, lines.positions, lines.stored_sizes())
 
 
 def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from packprep.corpus.readers.choice import Choice
 from packprep.corpus.readers.documents import (
     PIECE_BYTES,
     TOKEN_TEXT_BYTES,
@@ -114,15 +115,16 @@ def read_run(part: Part, keep: Keep | None, batch_bytes: int, decoders: Decoders
             )
         first, end = (p * index.documents // runs for p in (part.piece, part.piece + 1))
         low, high = part.range(end - first)
-        first, end = first + low, first + high
-        if first == end:
+        if low == high:
             return
+        chosen_from, first, end = first, first + low, first + high
         bounds = _array(index_file, path, index.documents_at + 8 * first, "<i8", end - first + 1)
         falls = np.flatnonzero(np.diff(bounds) < 0)
         if len(falls) or bounds[0] < 0 or bounds[-1] > index.sequences:
             at = int(falls[0]) if len(falls) else 0
             raise _damaged(path, f"document {first + at} has the sequences from {bounds[at]} to {bounds[at + 1]}")
-        wanted = kept(keep, part.file, np.arange(first, end, dtype=np.int64))
+        positions = np.arange(chosen_from if isinstance(keep, Choice) else first, end, dtype=np.int64)
+        wanted = kept(keep, part.file, positions, lambda: _sizes(path, index, index_file, positions))[first - end :]
         for some in slices(np.maximum(np.diff(bounds), 1), _SEQUENCES):
             if wanted[some].any():
                 own = bounds[some.start : some.stop + 1]
@@ -149,6 +151,16 @@ def _entries(path: str, index: Index, file: BinaryIO, bounds: np.ndarray) -> tup
             "read. Take the file out of the recipe."
         )
     return lengths, pointers
+
+
+def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np.ndarray:
+    """int64[n]: the tokens of neighbouring documents; what of the index is damaged, whoever reads them tells."""
+    first, count = int(positions[0]), len(positions)
+    bounds = _array(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(0, index.sequences)
+    s, sequences = int(bounds[0]), max(int(bounds[-1] - bounds[0]), 0)
+    lengths = _array(file, path, _HEADER.size + 4 * s, "<i4", sequences).astype(np.int64)
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    return np.diff(before[(bounds - s).clip(0, sequences)]).clip(0)
 
 
 class _Group(NamedTuple):

@@ -7,26 +7,28 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packprep.corpus.conversations import MarkReader
+from packprep.corpus.conversations import MESSAGES, MarkReader
+from packprep.corpus.readers.choice import Choice
 from packprep.corpus.readers.columnar import REPEATED_BYTES, SLICE_ROWS, Columns, arrow_errors, find_columns, read_rows
-from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
-from packprep.corpus.readers.token_lists import SLICE_LISTS, find_token_column, read_lists
+from packprep.corpus.readers.documents import TOKEN_TEXT_BYTES, Batch, BatchBuilder, Keep, Part, open_source
+from packprep.corpus.readers.token_lists import COLUMNS, SLICE_LISTS, find_token_column, read_lists
 
 _BUFFER_BYTES = 1 << 20  # how much of a column is read ahead; without it pyarrow reads a whole row group's column
 
 
-def count_row_groups(path: str, size: int) -> int:
-    """The row groups of a file, from its footer."""
+def row_group_bytes(path: str, size: int, text_key: str, tokens: bool) -> list[int]:
+    """By the footer, of each row group: the bytes of its column of texts or messages before compression, or of all columns
+    where it has neither; with `tokens` TOKEN_TEXT_BYTES for each id."""
+    names = [*COLUMNS, text_key] if tokens else [MESSAGES, text_key]
     with _opened(path, size) as (_, file):
-        return len(_groups(file, file.num_row_groups))
-
-
-def stored_per_value(path: str, size: int, text_key: str) -> float:
-    """The bytes that a file takes for each id of its column of tokens, from its footer; a null or empty list counts as one."""
-    with _opened(path, size) as (_, file):
-        name = file.schema_arrow.names[find_token_column(path, file.schema_arrow, text_key)]
-        values = sum(c.num_values for group in _groups(file, file.num_row_groups) for c in _chunks(group, [name]))
-        return size / max(1, values)
+        held = []
+        for group in _groups(file, file.num_row_groups):
+            found = _chunks(group, names)
+            of_ids = TOKEN_TEXT_BYTES * sum(c.num_values for c in found)
+            held.append(of_ids if tokens else sum(c.total_uncompressed_size for c in found) or group.total_byte_size)
+        if any(not 0 <= n_bytes < 1 << 47 for n_bytes in held):
+            raise pa.ArrowInvalid("its footer gives sizes that cannot be")
+        return held
 
 
 def read_row_group(
@@ -49,14 +51,14 @@ def read_row_group(
         row = 0
         rows_at_once = _rows_at_once(source, groups[-1], names, batch_bytes, tokens)
         for rows in file.iter_batches(rows_at_once, row_groups=[part.piece], columns=names, use_threads=False):
-            low, high = max(begin - row, 0), min(end - row, rows.num_rows)
+            low, high = 0 if isinstance(keep, Choice) else max(begin - row, 0), min(end - row, rows.num_rows)
             if low < high:
                 values = columns.of([rows.column(name).slice(low, high - low) for name in names])
                 at = first + row + low
                 if tokens:
-                    yield from read_lists(part.file, values.text, at, keep, batch_bytes)
+                    yield from read_lists(part.file, values.text, at, keep, batch_bytes, first + begin)
                 else:
-                    yield from read_rows(batch, values, at, keep, batch_bytes, marks)
+                    yield from read_rows(batch, values, at, keep, batch_bytes, marks, first + begin)
             row += rows.num_rows
             if row >= end:
                 break

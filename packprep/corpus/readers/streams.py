@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+import numpy as np
 import zstandard
 
 from packprep.corpus.readers.documents import open_source, source_errors
@@ -130,6 +131,22 @@ def decompressed(path: str, size: int, compression: str, step_bytes: int) -> Ite
         )
 
 
+def said_bytes(path: str, size: int, compression: str, about: float) -> int | None:
+    """The decompressed bytes of a file, as its first zstd frame's header or its last gzip member's trailer says; None where it
+    does not, or not within a factor of two of what it is about: then there are more members or frames."""
+    with open_source(path, size) as file:
+        if compression == "gzip":
+            file.seek(max(size - 4, 0))
+            said = int.from_bytes(file.read(4), "little")
+            said += max(0, round((about - said) / (1 << 32))) << 32  # it is cut to 32 bits
+        else:
+            try:
+                said = zstandard.frame_content_size(file.read(18))
+            except zstandard.ZstdError:
+                return None
+    return said if about / 2 <= said <= about * 2 else None
+
+
 @dataclass
 class Cursor:
     """A place in a stream of blocks, between two parts."""
@@ -139,6 +156,7 @@ class Cursor:
     rest: Block | None = None  # comes before `blocks`
     at_line_start: bool = True  # whether the next byte begins a line; if not, that line is nobody's any more
     next_label: int = 0  # lines of earlier labels are gone
+    seen: np.ndarray | None = None  # what a Choice saw of them, which alone takes this cursor
 
     def next(self) -> Block | None:
         """The next block; None at the end."""
@@ -157,9 +175,12 @@ class Decoders:
         self._cursors: OrderedDict[Hashable, Cursor] = OrderedDict()
         self._facts: OrderedDict[Hashable, object] = OrderedDict()
 
-    def take(self, path: str, size: int, compression: str, step_bytes: int, step: int) -> Cursor:
-        """A cursor that has not passed `step`. Whoever takes it owns it until it is given back."""
-        key = (*_identity(path), compression, step_bytes)
+    def take(
+        self, path: str, size: int, compression: str, step_bytes: int, step: int, choice: int | None = None
+    ) -> Cursor:
+        """A cursor that has not passed `step`. Whoever takes it owns it until it is given back. choice: the key of a
+        Choice, which is to see all lines from the first."""
+        key = (*_identity(path), compression, step_bytes, choice)
         cursor = self._cursors.pop(key, None)
         if cursor is None or cursor.next_label > step:
             return Cursor(decompressed(path, size, compression, step_bytes), key)

@@ -24,7 +24,8 @@ _STEP_BYTES = 1 << 20  # how a compressed text file is cut does not matter: all 
 def read_text(part: Part, keep: Keep | None) -> Iterator[Batch]:
     """The document of a text file, compressed or not; see `readers.read`. An empty file is the text ""."""
     begin, end = part.range(1)
-    if begin == end or not kept(keep, part.file, np.zeros(1, np.int64))[0]:
+    at = np.zeros(1, np.int64)
+    if begin == end or not kept(keep, part.file, at, lambda: at + part.size)[0]:
         return
     batch = BatchBuilder(part.file)
     data = _read_whole(part, documents.MAX_DOCUMENT_BYTES)

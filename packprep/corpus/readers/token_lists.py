@@ -1,6 +1,7 @@
 """Rows of a column of id lists → token documents; what Parquet and Arrow files of tokens have in common."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -57,15 +58,17 @@ def _is_tokens(kind: pa.DataType) -> bool:
     return lists and (pa.types.is_integer(kind.value_type) or pa.types.is_null(kind.value_type))
 
 
-def read_lists(file: int, column: pa.Array, first: int, keep: Keep | None, batch_bytes: int) -> Iterator[Batch]:
+def read_lists(
+    file: int, column: pa.Array, first: int, keep: Keep | None, batch_bytes: int, wanted_from: int = 0
+) -> Iterator[Batch]:
     """The rows of a column of lists, in batches of about `batch_bytes`, a token counted as TOKEN_TEXT_BYTES.
 
-    first: position of the column's first row in the file
+    first: position of the column's first row in the file; those before `wanted_from` are there for `keep` to see
     """
     for begin in range(0, len(column), SLICE_LISTS):
         rows = column.slice(begin, SLICE_LISTS)
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
-        wanted = kept(keep, file, positions)
+        wanted = kept(keep, file, positions, partial(list_lengths, rows)) & (positions >= wanted_from)
         if not wanted.all():
             rows, positions = rows.filter(pa.array(wanted)), positions[wanted]
         lengths = list_lengths(rows)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.corpus.readers import Part, bytes_per_token, count_pieces, documents
+from packprep.corpus.readers import Part, bytes_of_pieces, bytes_per_token, count_pieces, documents
 from packprep.errors import SourceError
 from tests.corpus.readers.test_megatron import cut_points
 from tests.corpus.readers.test_megatron import read_all as read_ids
@@ -199,7 +199,8 @@ def test_footers_and_batches_tell_the_bytes_of_a_token(tmp_path):
     table = pa.table({"input_ids": pa.array([[1, 2, 3]] * 50, pa.list_(pa.int32())), "number": [1] * 50})
     path = write_table(tmp_path, table, "parquet", 20)
     part = next(parts(path))
-    assert bytes_per_token(part, "text") == os.path.getsize(path) / 150
+    assert bytes_per_token(part, "text") == 4.0
+    assert bytes_of_pieces(path, "parquet_tokens", os.path.getsize(path)) == [240, 240, 120]
     for form in ("file", "stream"):
         path = write_table(tmp_path, table, form, 20)
         found = [bytes_per_token(part, "text") * tokens for part, tokens in zip(parts(path), (60, 60, 30), strict=True)]
