@@ -164,3 +164,20 @@ def test_repeat_is_exact_for_every_document(corpora, tmp_path, ending, repeat):
     assert len(tokens) >= 2
     times = Counter((source, position) for source, position, _ in found.elements())
     assert set(times.values()) == {int(np.floor(repeat)), int(np.ceil(repeat))} - {0}
+
+
+def test_what_was_wanted_stands_beside_what_was_got_and_far_off_is_warned_of(tmp_path):
+    """Documents that are rejected after planning are reported and not made up for."""
+    good, bad = ["a fine document " * 20] * 300, ["short"] * 3000
+    made.write_lines(tmp_path / "a.jsonl", good)
+    made.write_lines(tmp_path / "b.jsonl", good[:150] + bad)
+    sources = [{"name": name, "paths": [f"{name}.jsonl"], "share": 0.5} for name in "ab"]
+    for min_tokens, warned in ((1, False), (10, True)):
+        out = tmp_path / f"out{min_tokens}"
+        made.build(made.table(sources, documents={"min_tokens": min_tokens}), tmp_path, out)
+        (first, second) = inside("inspect", out, "--json").json["sources"]
+        assert first["wanted_share"] == second["wanted_share"] == 0.5
+        said = " ".join(inside("inspect", out).out.split())
+        assert "share wanted" in said
+        warning = f"warning: source a has {first['token_share']:.2%} of the tokens and the recipe asks for 50.00%"
+        assert (warning in said) == warned

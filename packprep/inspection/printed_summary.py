@@ -6,6 +6,9 @@ from typing import Any
 from packprep.inspection.lines import counted, size_of
 from packprep.inspection.terminal import HEAD, Page, page
 
+FAR = 0.01
+"""A source's share this far from what was asked for is worth a warning."""
+
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The summary as text: in a terminal in colour and as wide as that, else plain and 100 columns wide."""
@@ -45,8 +48,9 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         text_columns=2,
     )
     page.put()
+    wanted = ("wanted",) if any(source["wanted_share"] for source in s["sources"]) else ()
     page.table(
-        ("source", "repeat", "documents", "segments", "tokens", "share"),
+        ("source", "repeat", "documents", "segments", "tokens", "share", *wanted),
         [
             (
                 source["name"],
@@ -55,11 +59,19 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
                 f"{source['segments']:,}",
                 f"{source['tokens']:,}",
                 percent(source["token_share"]),
+                *((percent(source["wanted_share"]),) if wanted else ()),
             )
             for source in s["sources"]
         ],
         text_columns=1,
     )
+    for source in s["sources"]:
+        got, asked = source["token_share"] or 0.0, source["wanted_share"]
+        if asked is not None and abs(got - asked) > FAR:
+            page.wrap(
+                f"warning: source {source['name']} has {percent(got)} of the tokens and the recipe asks for {percent(asked)}: "
+                "look at what was rejected, dropped and truncated, or whether few long documents make up a source"
+            )
     if "segment_slots" in s:
         _draw_lengths(page, s)
 

@@ -61,6 +61,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
     sources = ledger["sources"]
     tokens = sum(source["tokens"]["used"] for source in sources.values())
     weights = sum(task["weight"] for task in manifest["tasks"])
+    wanted = _wanted_shares(manifest)
     rows, last_rows = ledger["rows"], ledger["last_rows"]
     padding = ledger["row_padding"]
     return {
@@ -119,10 +120,18 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
                 "segments": sources[source["name"]]["segments"],
                 "tokens": sources[source["name"]]["tokens"]["used"],
                 "token_share": _share(sources[source["name"]]["tokens"]["used"], tokens),
+                "wanted_share": wanted.get(source["name"]),
             }
             for source in manifest["sources"]
         ],
     }
+
+
+def _wanted_shares(manifest: Manifest) -> dict[str, float]:
+    """source → the share of the tokens that the recipe asks for; none where it asks for repeats."""
+    asked = {source["name"]: source.get("share") for source in manifest["recipe"].get("sources", ())}
+    whole = sum(share or 0.0 for share in asked.values())
+    return {name: share / whole for name, share in asked.items() if share}
 
 
 def _summed(parts: Iterator[Mapping[str, int]]) -> dict[str, int]:

@@ -187,7 +187,7 @@ def _mix(s: Mapping[str, Any], recipe: Mapping[str, Any], figures: Figures | Non
         about += " Sources that draw only some tasks, and documents with trained ranges, move the drawn shares off their marks."
     if figures is not None and figures.segments:
         about += " Trained slots are those of the rows looked at, as a share of the task's slots."
-    return {"about": about, "tables": [_task_table(s, figures), _source_table(s, asked)]}
+    return {"about": about, "tables": [_task_table(s, figures), _source_table(s)]}
 
 
 def _task_table(s: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]:
@@ -209,11 +209,9 @@ def _task_table(s: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]
     return _table("Tasks", head, columns)
 
 
-def _source_table(s: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _source_table(s: Mapping[str, Any]) -> dict[str, Any]:
     sources, of = s["sources"], s["segments"] or 1
-    shares = [asked.get(source["name"], {}).get("share") for source in sources]
-    whole = sum(shares) if shares and all(shares) else 0
-    wanted = [share / whole if whole else None for share in shares]
+    wanted = [source["wanted_share"] for source in sources]
     columns: list[list[Any]] = [
         [clipped(source["name"], _NAME) for source in sources],
         [f"{source['repeat']:g}×" for source in sources],
