@@ -101,6 +101,9 @@ def recipe(changes=None, **more):
     tasks = [{"preset": preset, "weight": 4 if preset == "ul2r" else 1} for preset in PRESETS]
     tasks.append({"name": "ps", "objective": "prefix_lm", "sentinel": True})
     tasks.append({"name": "quiet", "objective": "masked_diffusion", "noise_eos": False, "mode_token": "[NLU]"})
+    exact = {"exact_count": True, "noise_range": [0.05, 0.9]}
+    tasks.append({"name": "counted", "objective": "masked_diffusion", **exact})
+    chats = ["causal", "ps", "prefix_lm", "mdlm", "mlm", "quiet", "counted"]
     return {
         "tokenizer": "bytes",
         "seq_length": 512,
@@ -108,7 +111,7 @@ def recipe(changes=None, **more):
         "sources": [
             {"name": "web", "paths": ["web.jsonl"]},
             {"name": "spans", "paths": ["spans.jsonl"]},
-            {"name": "chats", "paths": ["chats.jsonl"], "tasks": ["causal", "ps", "prefix_lm", "mdlm", "mlm", "quiet"]},
+            {"name": "chats", "paths": ["chats.jsonl"], "tasks": chats},
         ],
         "documents": {"chat_template": "chat.jinja", **changes.get("documents", {})},
         "packing": changes.get("packing", {}),
@@ -319,8 +322,8 @@ def test_in_place_segments_have_their_labels_and_no_prompt_is_noised_or_trained(
         weights = np.array(s.column("loss_weights"))
         assert np.allclose(weights[loss], weight_of(s, tokens)[loss], rtol=1e-6) and not weights[~loss].any()
         seen.add((s.task["name"], s.document.trained is None))
-    assert seen >= {(name, True) for name in ("llada", "mdlm", "mlm", "dllm", "duo", "bd3", "quiet")}
-    assert seen >= {(name, False) for name in ("llada", "mdlm", "mlm", "dllm", "quiet")}
+    assert seen >= {(name, True) for name in ("llada", "mdlm", "mlm", "dllm", "duo", "bd3", "quiet", "counted")}
+    assert seen >= {(name, False) for name in ("llada", "mdlm", "mlm", "dllm", "quiet", "counted")}
     assert masked > 1000 and flipped > 50
 
 
@@ -331,8 +334,11 @@ def weight_of(s, tokens):
     if s.task["objective"] == "masked_diffusion":
         if parameters["weighting"] == "none":
             return np.ones(len(tokens))
-        epsilon = 0.0 if parameters["exact_count"] else parameters["epsilon"]
-        return np.full(len(tokens), 1 / ((1 - epsilon) * level + epsilon))
+        if parameters["exact_count"]:
+            candidates = np.array(s.trainable) & (np.array(s.original) != MASK)
+            many = int(np.array(s.column("loss_mask")).sum())
+            return np.full(len(tokens), candidates.sum() / many if many else 1.0)
+        return np.full(len(tokens), 1 / ((1 - parameters["epsilon"]) * level + parameters["epsilon"]))
     if s.task["objective"] == "uniform_diffusion":
         return np.ones(len(tokens))
     arrays = s.row._shard.arrays

@@ -306,6 +306,8 @@ def test_the_presets_are_the_contract_s():
     spans = sorted((t["noise_density"], t["mean_span_length"]) for t in presets()["ul2"] if "noise_density" in t)
     assert spans == [(0.15, 3), (0.15, 8), (0.15, 64), (0.5, 3), (0.5, 8), (0.5, 64)]
     assert len({t.get("weight", 1.0) for t in presets()["ul2"]}) == 1
+    [mlm], [dllm] = presets()["mlm"], presets()["dllm"]
+    assert mlm["noise_eos"] is False and mlm["weighting"] == dllm["weighting"] == "none"
 
 
 def test_a_task_s_name_stands_for_its_family():

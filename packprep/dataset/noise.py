@@ -5,6 +5,7 @@ Candidates and the uniforms that they draw are in `candidates`. An exact count t
 
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
     noised      iff the 40-bit uniform < ⌊p · 2⁴⁰⌋, p = (1 − ε) t + ε
+    exactly k   p = k / candidates; law 1: p = t
 
 Where masks are put, a mask that the text itself has is no candidate: nothing could be learnt there.
 """
@@ -16,6 +17,7 @@ import numpy as np
 
 from packprep import randomness
 from packprep.dataset.candidates import Segments, below, in_chunks, lanes, put, stretch_of, within
+from packprep.dataset.json_files import LAW_VERSION
 from packprep.randomness import NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
 
 ONE = 1 << 40
@@ -79,15 +81,18 @@ def mask(
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     epoch: int = 0,
-) -> None:
+) -> np.ndarray | None:
     """Noise masked-diffusion segments in place: each candidate with its segment's probability.
 
     ratio: float64[m]; where given, an exact count instead: max(⌊candidates · ratio⌋, 1) of them without replacement.
     probability: float64[m]. shares: of noised slots that become the mask, a uniform ordinary token, or stay. ordinary:
     int32, the ids of the ordinary vocabulary. may: uint8, flat: slots that may be noised; None: all.
     tokens (holding the original tokens) and loss_mask (0), flat, are written.
+
+    Gives float64[m], of an exact count: the share of its candidates that each segment has noised, 1 where it has none.
     """
     limit = thresholds(probability)
+    share = None if ratio is None else np.ones(len(limit))
     for part in in_chunks(segments):
         own = Segments(*(column[part] for column in segments))
         stretch = stretch_of(own)
@@ -95,8 +100,8 @@ def mask(
         if stretch.holds(tokens, mask_id):
             unmasked = stretch.candidates(tokens) != mask_id
             allowed = unmasked if allowed is None else allowed & unmasked
-        if ratio is not None:
-            noised = _fewest(own, ratio[part], allowed, epoch)
+        if ratio is not None and share is not None:
+            noised, share[part] = _fewest(own, ratio[part], allowed, epoch)
         else:
             noised = below(own.key, own.count, limit[part], own.count, epoch)
             if allowed is not None:
@@ -108,14 +113,20 @@ def mask(
         else:
             hit = stretch.here.start + np.flatnonzero(wide)
             _replace(own, np.flatnonzero(noised), hit, shares, mask_id, ordinary, tokens, epoch)
+    return share
 
 
-def _fewest(segments: Segments, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int) -> np.ndarray:
-    """bool[Σ count]: in each segment the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit word, ties by place."""
+def _fewest(
+    segments: Segments, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """bool[Σ count]: in each segment the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit word, ties by place.
+
+    And float64[m]: what share of its candidates they are, 1 where it has none.
+    """
     words = lanes(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
-    noised = np.zeros(len(words), np.bool_)
+    noised, share = np.zeros(len(words), np.bool_), np.ones(len(ratio))
     begin = 0
-    for count, share in zip(segments.count.tolist(), ratio.tolist(), strict=True):
+    for i, (count, wished) in enumerate(zip(segments.count.tolist(), ratio.tolist(), strict=True)):
         own: slice | np.ndarray = slice(begin, begin + count)
         if allowed is not None:
             own = begin + np.flatnonzero(allowed[own])
@@ -123,14 +134,15 @@ def _fewest(segments: Segments, ratio: np.ndarray, allowed: np.ndarray | None, e
         word = words[own]
         if not len(word):
             continue
-        wanted = max(int(len(word) * share), 1)
+        wanted = max(int(len(word) * wished), 1)
+        share[i] = wanted / len(word)
         limit = np.partition(word, wanted - 1)[wanted - 1]
         chosen = word <= limit
         surplus = int(np.count_nonzero(chosen)) - wanted
         if surplus:
             chosen[np.flatnonzero(word == limit)[-surplus:]] = False
         noised[own] = chosen
-    return noised
+    return noised, share
 
 
 def _replace(
@@ -257,11 +269,17 @@ FLIP_STEPS = 4096
 
 
 class Ids(NamedTuple):
-    """What noise writes: the mask, and the ordinary vocabulary (int32[v], ascending)."""
+    """What noise writes, the mask and the ordinary vocabulary (int32[v], ascending), and by which law it is weighted."""
 
     mask: int
     ordinary: np.ndarray
     rank: np.ndarray  # int32[vocab_size]: an id's place in `ordinary`; −1: not ordinary
+    law: int = LAW_VERSION
+
+    @property
+    def drawable(self) -> int:
+        """V of uniform diffusion: how many ids a flip can give; under law 1 the whole vocabulary."""
+        return len(self.ordinary) if self.law > 1 else len(self.rank)
 
 
 class Target(NamedTuple):
@@ -289,15 +307,21 @@ def masked_diffusion(
     task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int,
     write: Callable[..., Any] = mask,
 ) -> Noised:  # fmt: skip
-    """`mask` with a level a segment."""
+    """`mask` with a level a segment.
+
+    1 / p is the inverse of each candidate's probability. With an exact count that is k / candidates, and not the level,
+    since k is rounded; a segment without candidates weighs 1. Law 1 took the level.
+    """
     low, high = parameters["noise_range"]
     ratio = levels(target.segments, low, high, parameters["stratified"], task, epoch)
     level, exact = quantised(ratio), parameters["exact_count"]
     probability = level if exact else mask_probability(level, parameters["epsilon"])
-    write(
+    share = write(
         target.segments, ratio if exact else None, probability, tuple(parameters["replace"]), ids.mask, ids.ordinary,
         target.may, target.tokens, target.loss_mask, epoch,
     )  # fmt: skip
+    if share is not None and ids.law > 1:
+        probability = share
     weighted = parameters["weighting"] == "1/p"
     weight = 1.0 / np.maximum(probability, 2.0**-24) if weighted else np.ones(len(level))
     return Noised(level.astype(np.float32), weight.astype(np.float32))
@@ -317,13 +341,13 @@ def uniform_diffusion(
     )  # fmt: skip
     weight = np.ones(len(level))
     if parameters["weighting"] == "view_scale":
-        weight = view_scale(level, len(ids.rank))
+        weight = view_scale(level, ids.drawable)
     return Noised(level.astype(np.float32), weight.astype(np.float32))
 
 
-def view_scale(level: np.ndarray, vocab_size: int) -> np.ndarray:
-    """n / (V (1 − n) + n): 0 at n = 0, 1 at n = 1."""
-    return level / (vocab_size * (1.0 - level) + level)
+def view_scale(level: np.ndarray, drawable: int) -> np.ndarray:
+    """n / (V (1 − n) + n), V the ids that can be drawn: 0 at n = 0, 1 at n = 1."""
+    return level / (drawable * (1.0 - level) + level)
 
 
 def block_diffusion(

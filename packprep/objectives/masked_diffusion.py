@@ -7,7 +7,8 @@
     prefix 6: every slot sees every other
 
 LLaDA (Nie et al. 2025) and MDLM (Sahoo et al. 2024): t ~ U(0, 1), p = (1 − ε) t + ε, loss weight 1 / p. BERT's masking
-is one level, .15, with shares 80/10/10; an exact count masks max(⌊ratio · tokens⌋, 1) tokens without replacement.
+is one level, .15, with shares 80/10/10; an exact count masks k = max(⌊ratio · candidates⌋, 1) without replacement, and
+p is k / candidates.
 """
 
 from collections.abc import Mapping
@@ -61,7 +62,7 @@ OBJECTIVE = Objective(
     parameters=(
         Parameter("noise_range", (0.0, 1.0), "the level t of a segment is uniform over this", 0.0, 1.0),
         Parameter("epsilon", 1e-3, "p = (1 − ε) t + ε", 0.0, 1.0, high_open=True),
-        Parameter("exact_count", False, "mask max(⌊t · tokens⌋, 1) tokens, not each with probability p"),
+        Parameter("exact_count", False, "mask k = max(⌊t · candidates⌋, 1), p = k / candidates"),
         Parameter(
             "replace", (1.0, 0.0, 0.0), "shares of the chosen: mask, a random token, as it is", 0.0, 1.0, shares=True
         ),

@@ -66,6 +66,8 @@ def _below(key, count, before, block_length, limit, epoch, words, top, hit):
 def _least(key, count, allowed, ratio, epoch, words, found, hit):
     """hit[j] (uint8) = 1 iff candidate j is one of the max(⌊candidates · ratio⌋, 1) allowed ones of least word.
 
+    Gives the share of the allowed ones that is hit, 1 where there are none.
+
     The words' high bytes are counted; within the byte in which the last one lies, the few words are sorted.
     words: uint32[≥ count + 32]; found: int64[count].
     """
@@ -77,8 +79,9 @@ def _least(key, count, allowed, ratio, epoch, words, found, hit):
         candidates += allowed[j]
     if candidates == 0:
         hit[:count] = 0
-        return
+        return 1.0
     wanted = max(np.int64(np.float64(candidates) * ratio), np.int64(1))
+    share = np.float64(wanted) / np.float64(candidates)
     byte = np.int64(0)
     while wanted > many[byte]:
         wanted -= many[byte]
@@ -97,6 +100,7 @@ def _least(key, count, allowed, ratio, epoch, words, found, hit):
         hit[j] = (words[j] < least) & allowed[j]
     for i in range(wanted):
         hit[found[i]] = 1
+    return share
 
 
 @kernel
@@ -143,7 +147,7 @@ def _replace(key, at, count, hit, mask_below, random_below, mask_id, ordinary, e
 @kernel
 def _mask(
     segments_key, at, count, ratio, limit, mask_below, random_below, has_mask, mask_id, ordinary, may, tokens, loss_mask,
-    epoch, longest,
+    epoch, longest, share,
 ):  # fmt: skip
     words = np.empty(((longest + 15) >> 4) * 32 + 64, np.uint32)
     top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
@@ -152,7 +156,7 @@ def _mask(
         key, begin, n = segments_key[i], at[i], count[i]
         _allowed(begin, n, may, has_mask, mask_id, tokens, allowed)
         if ratio.shape[0] > 0:
-            _least(key, n, allowed, ratio[i], epoch, words, found, hit)
+            share[i] = _least(key, n, allowed, ratio[i], epoch, words, found, hit)
         else:
             _below(key, n, 0, _UNBLOCKED, limit[i : i + 1], epoch, words, top, hit)
             for j in range(n):
@@ -176,15 +180,17 @@ def mask(
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     epoch: int = 0,
-) -> None:
+) -> np.ndarray | None:
     """`noise.mask`."""
     _check(segments, tokens)
+    share = np.empty(0 if ratio is None else len(ratio))
     _mask(
         *segments[:3], np.empty(0) if ratio is None else ratio, thresholds(probability),
         np.uint64(int(shares[0] * 2**32)), np.uint64(int((shares[0] + shares[1]) * 2**32)),
         mask_id >= 0, tokens.dtype.type(max(mask_id, 0)), ordinary, _flags(may), tokens, loss_mask,
-        epoch, int(segments.count.max(initial=0)),
+        epoch, int(segments.count.max(initial=0)), share,
     )  # fmt: skip
+    return None if ratio is None else share
 
 
 @kernel

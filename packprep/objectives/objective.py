@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.dataset.json_files import LAW_VERSION
 from packprep.dataset.noise import Ids as NoiseIds
 from packprep.dataset.noise import Noised, ordinary_ids
 from packprep.errors import RecipeError
@@ -94,11 +95,12 @@ class Ids:
     special: tuple[int, ...] = ()  # ids that are no ordinary text
     continues: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8), repr=False)
     """uint8[vocab_size]: 1 where a token begins inside a character of UTF-8; empty: none does."""
+    law: int = LAW_VERSION  # by which noise is weighted
 
     @cached_property
     def for_noise(self) -> NoiseIds:
         """The ids that in-place noise writes."""
-        return NoiseIds(self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)))
+        return NoiseIds(self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)), self.law)
 
 
 @dataclass(frozen=True)

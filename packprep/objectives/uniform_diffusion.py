@@ -27,8 +27,9 @@ _REACH = 12.0
 _FAR = 20.0  # beyond this µ nothing flips: P < 1e-40 for any vocabulary
 
 
-def flip_probability(mu: np.ndarray, vocab_size: int) -> np.ndarray:
+def flip_probability(mu: np.ndarray, drawable: int) -> np.ndarray:
     """float64, shaped as mu: P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, the probability that the noised argmax is another token.
+    V are the ids that can be drawn.
 
     The trapezoidal rule, whose error for such integrands is far below 1e-12 at this step. V = 2 gives Φ(−µ/√2).
     """
@@ -37,7 +38,7 @@ def flip_probability(mu: np.ndarray, vocab_size: int) -> np.ndarray:
     density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / _STEPS_PER_UNIT
     flat = np.empty(mu.size)
     for i, m in enumerate(mu.ravel()):
-        flat[i] = density @ -np.expm1((vocab_size - 1) * _log_cdf(z + m))
+        flat[i] = density @ -np.expm1((drawable - 1) * _log_cdf(z + m))
     return np.clip(flat, 0.0, 1.0).reshape(mu.shape)
 
 
@@ -61,16 +62,16 @@ def mu_of(schedule: str, level: np.ndarray) -> np.ndarray:
         return (1 - level) / np.sqrt(1 - (1 - level) ** 2)
 
 
-def flip_rate(schedule: str, level: np.ndarray, vocab_size: int) -> np.ndarray:
+def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
     """float64: the probability that a token flips at each level."""
     if schedule == "flip":
         return np.asarray(level, np.float64)
     mu = np.minimum(mu_of(schedule, level), _FAR)
     if mu.size <= 64:
-        return flip_probability(mu, vocab_size)
+        return flip_probability(mu, drawable)
     # P is smooth in µ: on a fine grid cubic interpolation is within 2e-9
     grid = np.linspace(mu.min(), mu.max(), 1025)
-    return _cubic(mu, grid, flip_probability(grid, vocab_size))
+    return _cubic(mu, grid, flip_probability(grid, drawable))
 
 
 def _cubic(x: np.ndarray, grid: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -89,16 +90,15 @@ def _cubic(x: np.ndarray, grid: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     """flip_thresholds: ⌊P · 2⁴⁰⌋ of each level; flip_rate: their mean; alpha: (P_keep − 1/V) V / (V − 1) at the ends."""
-    if ids.vocab_size - len(ids.special) < 2:
+    if len(ids.for_noise.ordinary) < 2:
         raise RecipeError("uniform_diffusion flips to other ordinary tokens, and the vocabulary has fewer than two")
     low, high = parameters["noise_range"]
-    steps = noise.FLIP_STEPS
+    v, steps = ids.for_noise.drawable, noise.FLIP_STEPS
     level = low + (high - low) * (np.arange(steps) + 0.5) / steps
-    rate = np.full(steps, flip_rate(parameters["schedule"], level[:1], ids.vocab_size)[0]) if low == high else None
+    rate = np.full(steps, flip_rate(parameters["schedule"], level[:1], v)[0]) if low == high else None
     if rate is None:
-        rate = flip_rate(parameters["schedule"], level, ids.vocab_size)
-    ends = flip_rate(parameters["schedule"], np.array([low, high]), ids.vocab_size)
-    v = ids.vocab_size
+        rate = flip_rate(parameters["schedule"], level, v)
+    ends = flip_rate(parameters["schedule"], np.array([low, high]), v)
     return {
         "flip_thresholds": [int(t) for t in noise.thresholds(np.clip(rate, 0.0, 1.0))],
         "flip_rate": float(np.mean(rate)),
@@ -125,7 +125,7 @@ def mean_weight(task: Task) -> float:
         return 1.0
     low, high = task.parameters["noise_range"]
     level = low + (high - low) * (np.arange(noise.FLIP_STEPS) + 0.5) / noise.FLIP_STEPS
-    return float(noise.view_scale(level, task.ids.vocab_size).mean())
+    return float(noise.view_scale(level, task.ids.for_noise.drawable).mean())
 
 
 OBJECTIVE = Objective(

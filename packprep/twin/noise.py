@@ -56,9 +56,9 @@ def masked_diffusion(task, parameters, mask_id, ordinary, segments, may, tokens,
         level = quantised(ratio)
         candidates = [i for i in range(count) if (may is None or may[at + i]) and tokens[at + i] != mask_id]
         if parameters["exact_count"]:
-            probability = level
             ascending = sorted(candidates, key=lambda i: (words(key, NOISE_LOW, i, epoch), i))
             chosen = sorted(ascending[: max(int(len(candidates) * ratio), 1)])
+            probability = len(chosen) / len(candidates) if candidates else 1.0
         else:
             probability = (1.0 - parameters["epsilon"]) * level + parameters["epsilon"]
             limit = threshold(probability)
@@ -83,7 +83,7 @@ def replaced(key, i, token, shares, mask_id, ordinary, epoch):
     return token
 
 
-def uniform_diffusion(parameters, thresholds, vocab_size, ordinary, segments, may, tokens, loss_mask, epoch):
+def uniform_diffusion(parameters, thresholds, ordinary, segments, may, tokens, loss_mask, epoch):
     """(level, weight) of each segment; thresholds: one a step of the level."""
     low, high = parameters["noise_range"]
     steps = len(thresholds)
@@ -100,7 +100,7 @@ def uniform_diffusion(parameters, thresholds, vocab_size, ordinary, segments, ma
             if flips:
                 tokens[slot] = other(key, i, tokens[slot], ordinary, epoch)
         view_scale = parameters["weighting"] == "view_scale"
-        result.append((level, level / (vocab_size * (1 - level) + level) if view_scale else 1.0))
+        result.append((level, level / (len(ordinary) * (1 - level) + level) if view_scale else 1.0))
     return result
 
 

@@ -333,9 +333,7 @@ def _noised(
         return (*found[place], [])
     if task["objective"] == "uniform_diffusion":
         thresholds = task["resolved"]["flip_thresholds"]
-        found = noise.uniform_diffusion(
-            parameters, thresholds, twin.vocab_size, twin.ordinary, [own], may, slots, loss, 0
-        )
+        found = noise.uniform_diffusion(parameters, thresholds, twin.ordinary, [own], may, slots, loss, 0)
         return (*found[0], [])
     found = noise.block_diffusion(parameters, mask, [own], [before], [len(slots) // 2], slots, loss, 0)
     return 0.0, 1.0, found[0]

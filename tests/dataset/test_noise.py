@@ -144,7 +144,7 @@ def test_uniform_diffusion_agrees_with_the_twin(case, noise_range, loss_on, weig
     noised, where = run("uniform_diffusion", case, parameters, {"flip_thresholds": limits}, ids, 0, epoch)
     tokens, loss_mask = list(tokens), [0] * len(tokens)
     expected = twin.uniform_diffusion(
-        parameters, limits, VOCAB, ids.ordinary.tolist(), segments, may, tokens, loss_mask, epoch
+        parameters, limits, ids.ordinary.tolist(), segments, may, tokens, loss_mask, epoch
     )
     assert where.tokens.tolist() == tokens
     assert where.loss_mask.tolist() == loss_mask
@@ -231,12 +231,14 @@ def test_an_exact_count_breaks_ties_by_place(monkeypatch, equal):
     monkeypatch.setattr(noise, "lanes", lambda *_: word)
     segments = columns([(1, 0, 10, 0)])
     for wanted in range(1, 11):
-        noised = noise._fewest(segments, np.array([wanted / 10 + 1e-9]), None, 0)
+        noised, share = noise._fewest(segments, np.array([wanted / 10 + 1e-9]), None, 0)
+        assert share.tolist() == [wanted / 10]
         order = sorted(range(10), key=lambda i: (word[i], i))
         assert np.flatnonzero(noised).tolist() == sorted(order[:wanted])
     allowed = np.ones(10, bool)
     allowed[equal[0]] = False
-    noised = noise._fewest(segments, np.array([0.12]), allowed, 0)
+    noised, share = noise._fewest(segments, np.array([0.12]), allowed, 0)
+    assert share.tolist() == [1 / 9]
     assert np.flatnonzero(noised).tolist() == [equal[1]]
 
 
@@ -248,6 +250,55 @@ def test_an_exact_count_takes_the_ratio_as_it_is_given(candidates, ratio, expect
     where = target(arange_segments(some_keys(1), candidates), np.full(candidates, 7, np.uint16))
     noise.masked_diffusion(0, {**MASKED, "exact_count": True, "noise_range": (ratio, ratio)}, {}, ids_of(), where, 0)
     assert where.loss_mask.sum() == expected
+
+
+EXACT = {**MASKED, "exact_count": True, "noise_range": (0.15, 0.99)}
+
+
+def test_an_exact_count_weighs_candidates_over_count():
+    """A segment's weights sum to its candidates, whatever k is rounded to: what may not be noised is none of them."""
+    tokens = np.full(60, 7, np.int32)
+    tokens[[4, 25]] = MASK  # in the text itself
+    may = np.ones(60, np.uint8)
+    may[[1, 2, *range(20, 24), *range(50, 60)]] = 0
+    segments = columns([(5, 0, 3, 0), (6, 3, 1, 0), (7, 4, 1, 0), (8, 5, 15, 1), (9, 20, 30, 1), (10, 50, 10, 2)])
+    where = target(segments, tokens, may)
+    noised = noise.masked_diffusion(0, EXACT, {}, ids_of(), where, 0)
+    many = [int(where.loss_mask[at : at + n].sum()) for _, at, n, _ in zip(*segments, strict=True)]
+    candidates = [1, 1, 0, 15, 25, 0]
+    weight = [np.float32(c / k) if k else 1 for c, k in zip(candidates, many, strict=True)]
+    assert noised.weight.tolist() == weight and many[2] == many[5] == 0 and many[3] < 15 and many[4] < 25
+    # another level: the count is rounded, and at least one
+    assert [abs(w - 1 / t) > 1e-3 for w, t in zip(noised.weight[:2], noised.level[:2], strict=True)] == [True, True]
+    again = target(segments, np.where(may == 0, 7, np.where(where.loss_mask, 7, where.tokens)), may)
+    first = noise.masked_diffusion(0, EXACT, {}, ids_of()._replace(law=1), again, 0)
+    assert np.array_equal(again.loss_mask, where.loss_mask) and np.array_equal(first.level, noised.level)
+    assert np.array_equal(first.weight, (1 / first.level.astype(np.float64)).astype(np.float32))
+    quiet = target(segments, np.full(60, 7, np.int32), may)
+    assert (noise.masked_diffusion(0, {**EXACT, "weighting": "none"}, {}, ids_of(), quiet, 0).weight == 1).all()
+
+
+def test_weights_of_an_exact_count_are_unbiased_in_short_segments():
+    """By the level they were not: of 2 candidates at least one is masked, of 3 tokens at level .6 one and not 1.8."""
+    m, n = 4000, 3
+    where = target(arange_segments(some_keys(m, 20), n), np.full(m * n, 7, np.uint16))
+    noised = noise.masked_diffusion(0, EXACT, {}, ids_of(), where, 0)
+    sums = noised.weight * where.loss_mask.reshape(m, n).sum(axis=1)
+    assert np.allclose(sums, n, rtol=2.0**-23)
+
+
+def test_view_scale_counts_the_ids_that_can_be_drawn():
+    """Half of the vocabulary is special; law 1 counted them."""
+    vocab, half = 64, list(range(32))
+    parameters = {**UNIFORM, "weighting": "view_scale"}
+    resolved = {"flip_thresholds": [2**39] * noise.FLIP_STEPS}
+    for law, v in ((1, 64), (2, 32)):
+        ids = ids_of(vocab, half)._replace(law=law)
+        where = target(arange_segments(some_keys(40), 5), np.full(200, 40, np.uint16))
+        noised = noise.uniform_diffusion(0, parameters, resolved, ids, where, 0)
+        step, level = noise.quantised_level(some_keys(40), 0.1, 0.4, noise.FLIP_STEPS, 0)
+        assert np.array_equal(noised.weight, (level / (v * (1 - level) + level)).astype(np.float32))
+        assert where.tokens.min() >= 32
 
 
 def test_gaps_between_segments_keep_their_tokens_and_their_loss():
@@ -281,11 +332,12 @@ def test_weight_times_masked_has_mean_one():
 @pytest.mark.parametrize("n", [0.1585, 0.25, 0.5])
 def test_flips_follow_the_integral(n):
     vocab, m, length = 50368, 200, 1000
-    ids = ids_of(vocab, [0, 1, vocab - 1], vocab - 1)
+    special = (0, 1, vocab - 1)
+    ids = ids_of(vocab, special, vocab - 1)
     made = resolve(
-        {"schedule": "linear", "noise_range": (n, n)}, Ids(vocab, 0, 1, 1, -1, np.zeros(0, np.int32), special=(0, 1))
+        {"schedule": "linear", "noise_range": (n, n)}, Ids(vocab, 0, 1, 1, -1, np.zeros(0, np.int32), special=special)
     )
-    wanted = float(flip_probability(mu_of("linear", np.array([n])), vocab)[0])
+    wanted = float(flip_probability(mu_of("linear", np.array([n])), vocab - 3)[0])
     assert abs(made["flip_rate"] - wanted) < 1e-12
     where = target(arange_segments(some_keys(m, 2), length), np.full(m * length, 7, np.uint16))
     noise.uniform_diffusion(0, {**UNIFORM, "noise_range": (n, n)}, made, ids, where, 0)

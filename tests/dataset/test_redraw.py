@@ -38,7 +38,7 @@ KINDS = {
     "padded": ([{"preset": "mdlm"}, BLOCKS, CAUSAL], {"packing": {"pad_seq_to_mult": 16}}, False),
     "mlm_int32": ([{"preset": "mlm"}], {"output": {"shard_text_bytes": 40_000, "token_dtype": "int32"}}, False),
     "stratified": ([{"preset": "mdlm"}], {}, False),
-    "exact": ([{"preset": "dllm"}], {}, False),
+    "exact": ([EXACT], {}, False),
     "corrupted": ([{**UNIFORM, "loss_on": "corrupted", "weighting": "view_scale"}], {}, False),
 }
 

@@ -68,8 +68,9 @@ def test_an_exact_count_is_dllms(name, given, expected):
     tokens, loss_mask = np.full(n, 5, np.uint16), np.zeros(n, np.uint8)
     target = noise.Target(one_segment(tokens), np.zeros(1, np.int64), np.array([n]), None, tokens, loss_mask)
     parameters = {**DEFAULTS, "exact_count": True, "noise_range": (ratio, ratio)}
-    noise.masked_diffusion(0, parameters, {}, made.ids().for_noise, target, 0)
+    noised = noise.masked_diffusion(0, parameters, {}, made.ids().for_noise, target, 0)
     assert loss_mask.sum() == (tokens == 259).sum() == expected["n_mask"]
+    assert noised.weight.tolist() == [np.float32(n / expected["n_mask"])]
 
 
 @pytest.mark.parametrize(("name", "given", "expected"), golden.cases("mdlm_antithetic_t"))

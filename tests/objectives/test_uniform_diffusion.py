@@ -6,16 +6,25 @@ import numpy as np
 import pytest
 
 from packprep.dataset import noise
+from packprep.dataset.json_files import LAW_VERSION
 from packprep.errors import RecipeError
-from packprep.objectives.objective import Ids
-from packprep.objectives.uniform_diffusion import OBJECTIVE, check, flip_probability, flip_rate, mu_of, resolve
+from packprep.objectives.objective import Ids, Task
+from packprep.objectives.uniform_diffusion import (
+    OBJECTIVE,
+    check,
+    flip_probability,
+    flip_rate,
+    mean_weight,
+    mu_of,
+    resolve,
+)
 from tests import golden
 
 DEFAULTS = {parameter.name: parameter.default for parameter in OBJECTIVE.parameters}
 
 
-def ids(vocab_size):
-    return Ids(vocab_size, 0, -1, -1, -1, np.zeros(0, np.int32), special=(0,))
+def ids(vocab_size, special=(), law=LAW_VERSION):
+    return Ids(vocab_size, 0, -1, -1, -1, np.zeros(0, np.int32), special=tuple(special), law=law)
 
 
 def one(value):
@@ -106,6 +115,26 @@ def test_one_level_is_one_threshold():
     made = resolve({**DEFAULTS, "schedule": "linear", "noise_range": (0.25, 0.25)}, ids(50368))
     assert len(set(made["flip_thresholds"])) == 1
     assert made["flip_rate"] == pytest.approx(0.883, abs=1e-3)
+
+
+@pytest.mark.parametrize(("law", "v"), [(1, 64), (2, 32)])
+def test_v_is_the_ids_that_can_be_drawn_from_law_2_on(law, v):
+    """Half of the vocabulary is special: the rate, its thresholds, alpha and the weights are those of the other half."""
+    own = ids(64, range(32), law)
+    parameters = {**DEFAULTS, "schedule": "linear", "noise_range": (0.3, 0.3), "weighting": "view_scale"}
+    made = resolve(parameters, own)
+    rate = float(flip_probability(mu_of("linear", one(0.3)), v)[0])
+    assert made["flip_rate"] == pytest.approx(rate, rel=1e-12)
+    assert set(made["flip_thresholds"]) == {math.floor(rate * noise.ONE)}
+    assert made["alpha"] == pytest.approx([(1 - rate - 1 / v) * v / (v - 1)] * 2)
+    task = Task("duo", OBJECTIVE, 1.0, parameters, -1, own, made)
+    assert mean_weight(task) == pytest.approx(0.3 / (v * 0.7 + 0.3))
+
+
+def test_fewer_than_two_ids_to_draw_are_refused():
+    resolve(DEFAULTS, ids(4, range(2)))
+    with pytest.raises(RecipeError, match="fewer than two"):
+        resolve(DEFAULTS, ids(4, range(3)))
 
 
 def test_a_range_that_flips_nothing_is_refused():

@@ -28,6 +28,7 @@ EVERY_KIND = [
     {"name": "bert", "objective": "masked_diffusion", "replace": [0.8, 0.1, 0.1], "noise_eos": False},
     {"name": "even", "objective": "masked_diffusion", "stratified": True},
     {"preset": "dllm"},
+    {"name": "counted", "objective": "masked_diffusion", "exact_count": True, "noise_range": [0.1, 0.6]},
     {"preset": "duo"},
     {"name": "flipped", "objective": "uniform_diffusion", "loss_on": "corrupted", "weighting": "view_scale"},
     {"name": "blocks", "objective": "block_diffusion", "block_length": 7},
