@@ -434,6 +434,7 @@ PARTS: dict[str, Callable[[], str]] = {
         epsilon=0.0,
         replace=(0.8, 0.1, 0.1),
         weighting="none",
+        noise_eos=False,
     ),
     "example uniform_diffusion": lambda: example("uniform_diffusion", 12, 3, schedule="flip", noise_range=(0.2, 0.4)),
     "example block_diffusion": lambda: example("block_diffusion", 6, 4, mode=False, block_length=3),
