@@ -60,6 +60,12 @@ def thd_pair(
     on either side ("bottom_right"), or any pair (None); and position_q − left ≤ position_kv ≤ position_q + right for
     window (left, right), where −1 is no limit. Positions ascend inside a segment.
 
+    A side knows its segment's end only by its own last slot. Where slots are missing between (striped ranks of ring
+    attention), "bottom_right" therefore wants as many slots of the segment on either side, and the same last one: then it
+    equals TransformerEngine's rule, which counts positions from the number of slots that a side holds,
+    position_q − n_q ≥ position_kv − n_kv. Else ArgumentError says the row and the segment. Queries and keys of one
+    sequence want "top_left", which is right for any of their slots.
+
     Lengths stand at their segment's id and are filled with 0; offsets stand in order of occurrence, filled with −1.
     With a window the work is O(T log T).
     """
@@ -77,8 +83,9 @@ def thd_pair(
     q = _Side(q_ids, q_positions, max_segments + 1, None)
     kv = _Side(kv_ids, kv_positions, max_segments + 1, None)
     if causal == "bottom_right":
-        q = q._replace(origins=_extreme(np.maximum, q))
-        kv = kv._replace(origins=_extreme(np.maximum, kv))
+        ends = _extreme(np.maximum, q), _extreme(np.maximum, kv)
+        _check_stripes(q, kv, *ends)
+        q, kv = q._replace(origins=ends[0]), kv._replace(origins=ends[1])
     left, right = (-1, -1) if window is None else window
     if causal:
         right = 0 if right < 0 else min(right, 0)
@@ -124,6 +131,28 @@ def _extreme(ufunc, side: _Side) -> np.ndarray:
     for _, group, at in side.parts():
         ufunc.at(result, group, at)
     return result
+
+
+def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray) -> None:
+    """ArgumentError where slots are missing between a segment's, and its sides differ in number or in their last slot."""
+    striped = np.zeros(q.n_groups, bool)
+    counts = []
+    for side, last in ((q, last_q), (kv, last_kv)):
+        count = np.zeros(side.n_groups, np.int64)
+        for _, group, _ in side.parts():
+            np.add.at(count, group, 1)
+        striped |= (count > 0) & (last - _extreme(np.minimum, side) >= count)
+        counts.append(count)
+    met = (counts[0] > 0) & (counts[1] > 0) & (np.arange(q.n_groups) % q.width > 0)  # 0: padding
+    wrong = met & striped & ((counts[0] != counts[1]) | (last_q != last_kv))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ArgumentError(
+            f"row {i // q.width}, segment {i % q.width}: causal 'bottom_right' on striped sides counts from the segment's end, "
+            f"so both hold its last slot and as many of its slots; the queries hold {counts[0][i]} up to position "
+            f"{last_q[i]}, the keys {counts[1][i]} up to {last_kv[i]}. Give whole segments, or, where queries and keys are of "
+            "one sequence, causal 'top_left'"
+        )
 
 
 def _reached(q: _Side, kv: _Side, right: int) -> tuple[np.ndarray, np.ndarray]:

@@ -235,6 +235,17 @@ def test_thd_pair(inputs, expected):
         assert values.dtype == np.int32
 
 
+def unlike_stripes(ids_q, ids_kv, pos_q, pos_kv):
+    """Segments of both sides of which slots are missing between, and that differ in number or in their last slot."""
+    found = []
+    for i in set(ids_q.tolist()) & set(ids_kv.tolist()) - {0}:
+        q, kv = pos_q[ids_q == i], pos_kv[ids_kv == i]
+        striped = any((np.diff(positions) > 1).any() for positions in (q, kv))
+        if striped and (len(q) != len(kv) or q[-1] != kv[-1]):
+            found.append(i)
+    return found
+
+
 def brute_pair(ids_q, ids_kv, pos_q, pos_kv, max_segments, causal, window):
     """By the mask itself."""
     allowed = (ids_q[:, None] == ids_kv) & (ids_q[:, None] != 0)
@@ -276,8 +287,10 @@ def test_thd_pair_is_what_a_mask_would_say(data):
     try:
         got = attention.thd_pair(ids_q, ids_kv, pos_q, pos_kv, 4, causal, window)
     except ArgumentError as error:
-        assert "pieces" in str(error)
+        wrong = unlike_stripes(ids_q, ids_kv, pos_q, pos_kv) if causal == "bottom_right" else []
+        assert f"row 0, segment {min(wrong)}:" in str(error) if wrong else "pieces" in str(error)
         return
+    assert causal != "bottom_right" or not unlike_stripes(ids_q, ids_kv, pos_q, pos_kv)
     for values, expected in zip(got, brute_pair(ids_q, ids_kv, pos_q, pos_kv, 4, causal, window), strict=True):
         assert values.tolist() == expected
     batched = attention.thd_pair(
@@ -291,6 +304,48 @@ def test_thd_pair_is_what_a_mask_would_say(data):
     )
     for values, one in zip(batched, got, strict=True):
         assert values[1].tolist() == one.tolist() and not (values[0] > 0).any()
+
+
+@given(st.data())
+def test_thd_pair_of_striped_sides_is_transformer_engines(data):
+    """Bottom-right: its `_get_seqlens_offsets_thd` takes a pair iff n_q − position_q ≤ n_kv − position_kv, n the slots of the
+    segment that a side holds. Equal wherever both sides hold as many slots of each segment, and its last one."""
+    ids, sides = [], ([], [])
+    for segment in range(1, data.draw(st.integers(1, 4)) + 1):
+        end = data.draw(st.integers(0, 9))
+        before = st.integers(0, max(end - 1, 0))
+        many = data.draw(st.integers(0, min(end, 5)))
+        ids += [segment] * (many + 1) + [0]
+        for side in sides:
+            positions = data.draw(st.lists(before, min_size=many, max_size=many, unique=True).map(sorted))
+            side += [*positions, end, 0]
+    ids, q, kv = np.array(ids), *map(np.array, sides)
+    held = np.array([(ids == i).sum() for i in ids])
+    allowed = (ids[:, None] == ids) & (ids != 0) & ((held - q)[:, None] <= held - kv)
+    try:
+        got = attention.thd_pair(ids, ids, q, kv, 4, "bottom_right")
+    except ArgumentError as error:
+        assert "pieces" in str(error)
+        return
+    for counts, seqlens, offsets in zip((allowed.any(axis=1), allowed.any(axis=0)), got[:2], got[2:], strict=True):
+        kept = np.where(counts, ids, 0)
+        starts = np.flatnonzero((kept != 0) & (np.diff(kept, prepend=0) != 0))
+        assert seqlens.tolist() == [int((kept == i).sum()) for i in range(1, 5)]
+        assert offsets[offsets >= 0].tolist() == starts.tolist()
+
+
+def test_bottom_right_refuses_sides_of_a_ring_by_row_and_segment():
+    """Rank 0's queries, rank 1's keys: counted from each side's own end, query 0 would see key 1."""
+    q, kv = np.array([[0, 0, 0, 0], [1, 1, 2, 2]]), np.array([[1, 1, 2, 2], [1, 1, 2, 2]])
+    words = "row 1, segment 1:.*queries hold 2 up to position 2, the keys 2 up to 3.*'top_left'"
+    with pytest.raises(ArgumentError, match=words):
+        attention.thd_pair(q, kv, [[0, 2, 0, 2]] * 2, [[1, 3, 1, 3]] * 2, 2, "bottom_right")
+    with pytest.raises(ArgumentError, match="row 0, segment 2:.*queries hold 2 up to position 3, the keys 3 up to 3"):
+        attention.thd_pair([1, 2, 2], [2, 2, 2], [0, 1, 3], [0, 1, 3], 2, "bottom_right")
+    one_side = attention.thd_pair(
+        [1, 1, 0], [2, 2, 2], [0, 2, 0], [0, 1, 3], 2, "bottom_right"
+    )  # no pair: nothing counts
+    assert [values.tolist() for values in one_side] == [[0, 0], [0, 0], [-1] * 3, [-1] * 3]
 
 
 def test_the_documented_striped_example_and_refusals():

@@ -105,6 +105,11 @@ def test_thd_pair(causal):
             [None, (x.chance.randint(-1, 5), x.chance.randint(-1, 5)), (-1, 1 << 40), (1 << 40, 2)]
         )
         sides = [[i for i in range(x.total) if x.chance.random() < 0.7] for _ in range(2)]
+        if causal == "bottom_right":  # neighbouring slots of each segment: others it refuses
+            ranges = [[sorted(x.chance.choices(range(n + 1), k=2)) for n in [*x.lengths, 1]] for _ in range(2)]
+            sides = [
+                [i for i in range(x.total) if s[x.segment[i]][0] <= x.place[i] < s[x.segment[i]][1]] for s in ranges
+            ]
         room = 8
         q, k = ([(x.segment[i], x.place[i]) for i in side] for side in sides)
         last = [{s: max(p for t, p in side if t == s) for s, _ in side} for side in (q, k)]
