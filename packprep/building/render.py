@@ -65,16 +65,25 @@ def _pad(at, slots, pad, column):
 def _mark(supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, eos_trained, pivot, shift, may):
     """Set the slots that may be trained: all of the body and eos, and the mode token of next-token kinds, as in a shard
     without supervised documents; of a supervised segment its trained tokens, the sentinel at its pivot, and eos where the
-    last span reaches the end. mode: how many slots before the body hold such a mode token."""
+    last span reaches the end. mode: how many slots before the body hold such a mode token. Of a document's spans only those
+    that reach into the segment are walked: it may have a million, and be cut into many."""
     for i in range(n.shape[0]):
         end = body[i] + n[i] + shift[i]
         if not supervised[i]:
             for t in range(body[i] - mode, end + eos[i]):
                 may[t] = 1
             continue
-        for k in range(span_begin[i], span_end[i]):
+        k, above = span_begin[i], span_end[i]
+        while k < above:  # the first that ends behind the segment's begin
+            middle = (k + above) >> 1
+            if spans[middle, 1] <= start[i]:
+                k = middle + 1
+            else:
+                above = middle
+        while k < span_end[i] and spans[k, 0] < start[i] + n[i] - copy[i]:
             for token in range(max(spans[k, 0] - start[i], 0) + copy[i], min(spans[k, 1] - start[i] + copy[i], n[i])):
                 may[body[i] + token + (shift[i] if token >= pivot[i] else 0)] = 1
+            k += 1
         if shift[i]:
             may[body[i] + pivot[i]] = 1
         if eos[i] and eos_trained[i]:

@@ -33,7 +33,7 @@ Problem = tuple[str, str]  # a reason and its detail
 class Marked:
     """A document's text, and what of it is trained.
 
-    spans       ascending, disjoint, half-open ranges of characters that are trained
+    spans       ascending half-open ranges of characters that are trained, apart from one another
     boundaries  ascending: the characters at which messages after the first begin, as far as the template has such places
     system_end  characters of the leading system message and its dressing; 0: none
     chat        the special tokens in the text are the template's
@@ -85,20 +85,28 @@ class MarkReader:
 
 
 def _with_spans(text: str, spans: Any) -> Marked | Problem:
+    """The characters inside any of the spans, in whatever order those stand, overlap, are empty or reach beyond the text."""
     if not isinstance(spans, list):
         return "bad_loss_spans", "a list of [begin, end] is wanted"
-    last = 0
+    ranges: list[tuple[int, int]] = []
     for k, span in enumerate(spans):
-        if not isinstance(span, list) or len(span) != 2 or not all(type(bound) is int for bound in span):
-            return "bad_loss_spans", f"entry {k} is not [begin, end]"
-        begin, end = span
-        if not 0 <= begin < end <= len(text):
-            shown = f"[{begin}, {end}]" if max(map(abs, span)) < 1 << 63 else "of huge numbers"
-            return "bad_loss_spans", f"entry {k} is {shown}; 0 <= begin < end <= {len(text)}, the text's characters"
-        if begin < last:
-            return "bad_loss_spans", f"entry {k} begins at {begin}, before the end of the entry before it, {last}"
-        last = end
-    return Marked(text, tuple((begin, end) for begin, end in spans))
+        if not isinstance(span, list) or len(span) not in (2, 3) or not all(type(bound) is int for bound in span[:2]):
+            return "bad_loss_spans", f"entry {k} is not [begin, end] in whole numbers"
+        if len(span) == 3 and (type(span[2]) not in (int, float) or span[2] != 1):
+            return "bad_loss_spans", f"entry {k} has a weight, and weights other than 1 are not supported yet"
+        begin, end = span[:2]
+        if not 0 <= begin <= end:
+            shown = f"[{begin}, {end}]" if max(abs(begin), abs(end)) < 1 << 63 else "of huge numbers"
+            return "bad_loss_spans", f"entry {k} is {shown}; 0 <= begin <= end"
+        if begin < min(end, len(text)):
+            ranges.append((begin, min(end, len(text))))
+    united: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if united and begin <= united[-1][1]:
+            begin, last = united.pop()
+            end = max(end, last)
+        united.append((begin, end))
+    return Marked(text, tuple(united))
 
 
 def _problem_of(messages: Any) -> str:

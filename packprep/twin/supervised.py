@@ -1,9 +1,15 @@
 """Documents that say what of them is trained: where they are cut, and which slots may be trained."""
 
+from bisect import bisect_right
+
 from packprep.twin import cutting
 
 # Kinds that such documents may draw.
 OBJECTIVES = ("causal", "prefix_lm", "masked_diffusion")
+
+
+def _end_of(span):
+    return span[1]
 
 
 def cut(n_tokens, trained, recipe):
@@ -36,9 +42,9 @@ def cut(n_tokens, trained, recipe):
             at_messages = [c for c in trained.cuts if start + 3 <= c <= start + space and n_tokens - c >= min_tail]
             if at_messages:
                 n = at_messages[-1] - start
-        inside = [(begin, end) for begin, end in trained.spans if begin < start + n and end > start]
-        if inside:
-            begin, end = inside[0]
+        next_span = bisect_right(trained.spans, start, key=_end_of)
+        if next_span < len(trained.spans) and trained.spans[next_span][0] < start + n:
+            begin, end = trained.spans[next_span]
             first = copy + max(begin - start, 0)
             if copy == 0 and begin <= start and end >= start + n:
                 first = None
@@ -64,7 +70,8 @@ def trainable(slots, head, mode, n, eos, segment, pivot, shift):
         return may
     for i in range(copy, n):
         token = start + i - copy
-        if any(begin <= token < end for begin, end in trained.spans):
+        next_span = bisect_right(trained.spans, token, key=_end_of)
+        if next_span < len(trained.spans) and trained.spans[next_span][0] <= token:
             may[head + i + (shift if i >= pivot else 0)] = True
     if shift:
         may[head + pivot] = True

@@ -212,27 +212,41 @@ def text_of(record: dict[str, Any], text_key: str, reader: Reader) -> Text | Non
         return None
     if spans is None:
         return Text(text)
-    return Text(text, [tuple(span) for span in spans]) if _sound(spans, len(text)) else None
+    return Text(text, _ranges(spans, len(text))) if isinstance(spans, list) and all(map(_sound, spans)) else None
 
 
-def _sound(spans: Any, characters: int) -> bool:
-    """Whether spans are ascending, disjoint, non-empty ranges of the text's characters."""
-    last = 0
-    for span in spans if isinstance(spans, list) else [None]:
-        if not isinstance(span, list) or [type(bound) for bound in span] != [int, int]:
-            return False
-        if not last <= span[0] < span[1] <= characters:
-            return False
-        last = span[1]
-    return True
+def _sound(span: Any) -> bool:
+    """Whether it is [begin, end] or [begin, end, weight], the weight 1."""
+    if not isinstance(span, list) or [type(bound) for bound in span[:2]] != [int, int] or len(span) > 3:
+        return False
+    weighs_1 = len(span) == 2 or (isinstance(span[2], int | float) and span[2] is not True and span[2] == 1)
+    return weighs_1 and 0 <= span[0] <= span[1]
+
+
+def _ranges(spans: list[list[int]], characters: int) -> list[tuple[int, int]]:
+    """The runs of the text's characters that lie in any span, by how many spans are open at each place where one begins or
+    ends."""
+    opened: dict[int, int] = {}
+    for begin, end, *_ in spans:
+        if begin < min(end, characters):
+            opened[begin] = opened.get(begin, 0) + 1
+            opened[min(end, characters)] = opened.get(min(end, characters), 0) - 1
+    found, first, depth = [], 0, 0
+    for place in sorted(opened):
+        if depth == 0 and opened[place] > 0:
+            first = place
+        depth += opened[place]
+        if depth == 0 and opened[place] < 0:
+            found.append((first, place))
+    return found
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def _integer(digits: str) -> int | None:
-    return int(digits) if len(digits) <= 4000 else None
+def _integer(digits: str) -> int:
+    return int(digits) if len(digits) <= 4000 else (-1) ** digits.startswith("-") * 2**64
 
 
 def _too_deep(source: str) -> bool:

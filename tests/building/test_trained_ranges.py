@@ -77,3 +77,19 @@ def test_a_plain_segment_has_the_same_loss_beside_supervised_documents(tmp_path)
                 found[document] = int(row.segments["task"][k]), row.loss_mask[begin:end].tolist()
         losses.append([found[document] for document in sorted(found)[: len(plain)]])
     assert losses[0] == losses[1] and 0 in {task for task, _ in losses[0]}
+
+
+def test_a_hundred_thousand_spans_of_one_document_fall_into_many_segments(tmp_path):
+    """Every third token is trained, in whatever order the spans stand."""
+    n = 100_000
+    line = {"text": "abc" * n, "loss_spans": [[3 * k + 1, 3 * k + 2] for k in reversed(range(n))]}
+    made.write(tmp_path / "a.jsonl", json.dumps(line).encode())
+    made.build(
+        made.table("a.jsonl", seq_length=256, tasks=[{"preset": "causal"}], documents={"append_eos": False}),
+        tmp_path, tmp_path / "out",
+    )  # fmt: skip
+    dataset = packprep.open_dataset(tmp_path / "out")
+    batch = dataset.batch(range(len(dataset)), columns=["tokens", "loss_mask"])
+    inside = batch["tokens"][:, 1:] != dataset.pad_id  # one segment a row: the last row's rest is padding
+    assert inside.sum() + len(dataset) == 3 * n
+    assert np.array_equal(batch["loss_mask"][:, :-1], (batch["tokens"][:, 1:] == ord("b")) & inside)

@@ -1,5 +1,7 @@
 """packprep.corpus.conversations: which characters of a document are trained, or why it cannot be used."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,16 +205,50 @@ def test_spans_are_the_assistant_s_turns_and_boundaries_the_messages(turns, syst
 # loss_spans
 
 
-def test_loss_spans_are_kept_as_they_are():
-    assert marked(None, None, "né 🙂x", [[0, 1], [1, 2], [3, 5]]) == Marked("né 🙂x", ((0, 1), (1, 2), (3, 5)))
-    assert marked(None, None, "", []) == Marked("", ())
+@pytest.mark.parametrize(
+    ("spans", "united"),
+    [
+        ([[0, 1], [3, 5]], ((0, 1), (3, 5))),
+        ([[3, 5], [0, 1]], ((0, 1), (3, 5))),
+        ([[0, 1], [1, 2], [3, 5]], ((0, 2), (3, 5))),  # touching
+        ([[1, 3], [2, 4], [0, 1], [2, 3], [1, 3]], ((0, 4),)),
+        ([[0, 5], [1, 2]], ((0, 5),)),
+        ([[2, 2], [0, 0], [5, 5], [9, 9]], ()),  # empty
+        ([[4, 99], [7, 8], [0, 10**30], [10**30, 10**31]], ((0, 5),)),  # beyond the end
+        ([[4, 6]], ((4, 5),)),
+        ([[0, 1, 1], [1, 2, 1.0]], ((0, 2),)),
+        ([], ()),
+    ],
+)
+def test_loss_spans_are_sorted_united_and_clipped(spans, united):
+    assert marked(None, None, "né 🙂x", spans) == Marked("né 🙂x", united)
+    assert marked(None, None, "", [[0, 0], [0, 3]]) == Marked("", ())
+
+
+@given(st.lists(st.tuples(st.integers(0, 14), st.integers(0, 6)).map(lambda s: [s[0], sum(s)]), max_size=8))
+def test_loss_spans_are_the_characters_inside_any_of_them(spans):
+    found = marked(None, None, "x" * 12, spans).spans
+    assert {i for begin, end in found for i in range(begin, end)} == {
+        i for a, b in spans for i in range(a, b) if i < 12
+    }
+    assert all(begin < end for begin, end in found)
+    assert all(end < begin for (_, end), (begin, _) in pairwise(found))
+
+
+def test_a_hundred_thousand_loss_spans_in_any_order():
+    n = 100_000
+    spans = [[3 * (7919 * k % n), 3 * (7919 * k % n) + 1 + k % 2] for k in range(n)]
+    found = marked(None, None, "ab " * n, spans + [[10, 10]] * n)
+    assert found.spans == tuple(map(tuple, sorted(spans)))
 
 
 @pytest.mark.parametrize(
     "spans",
     [
-        "0-2", {"a": 1}, [0, 2], [[0]], [[0, 1, 2]], [[0, 1.0]], [[False, True]], [["0", "1"]], [None], [(0, 1)],
-        [[-1, 2]], [[2, 2]], [[3, 2]], [[0, 5]], [[0, 10**30]], [[1, 3], [2, 4]], [[2, 3], [0, 1]], [[0, 1], [0, 1]],
+        "0-2", {"a": 1}, [0, 2], [[0]], [[0, 1, 1, 1]], [[0, 1.0]], [[False, True]], [["0", "1"]], [None], [(0, 1)],
+        [[-1, 2]], [[-1, -1]], [[-(10**30), 2]], [[3, 2]], [[9, 8]], [[10**30, 7]], [[0, 1], [0, None]],
+        [[0, 1, 0]], [[0, 1, 2]], [[0, 1, 0.5]], [[0, 1, True]], [[0, 1, "1"]], [[0, 1, None]], [[0, 0, 2]],
+        [[0, 1, float("inf")]], [[0, 1, 10**400]],
     ],
 )  # fmt: skip
 def test_bad_loss_spans_are_rejected(spans):

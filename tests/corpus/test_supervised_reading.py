@@ -96,7 +96,7 @@ def test_plain_documents_are_read_the_same_beside_supervised_ones(tmp_path):
 
 
 def test_bad_documents_fail_counts_the_reasons_of_supervised_ones(tmp_path):
-    bad = [{"text": "x", "loss_spans": [[0, 2]]}, {"messages": []}, RECORDS[5]]
+    bad = [{"text": "x", "loss_spans": [[2, 0]]}, {"messages": []}, RECORDS[5]]
     for record, reason in zip(bad, ("bad_loss_spans", "bad_messages", "special_text"), strict=True):
         with pytest.raises(SourceError, match=f"document at 18: {reason}"):
             read(tmp_path, [RECORDS[0], record], bad_documents="fail")

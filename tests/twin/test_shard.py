@@ -151,13 +151,18 @@ def test_documents_that_say_what_is_trained(tmp_path):
         bounds = sorted(chance.sample(range(len(text) + 1), 4 if len(text) > 4 else 2))
         record = {"text": text}
         if i % 3 == 0:
-            record["loss_spans"] = [bounds[k : k + 2] for k in range(0, len(bounds), 2)]
+            record["loss_spans"] = spans = [bounds[k : k + 2] for k in range(0, len(bounds), 2)]
+            if i % 2:  # in no order, overlapping, touching, empty, beyond the end
+                begin, end = spans[0]
+                more = [[end, end], [begin, max(begin, end - 1), 1], [len(text) - 1, 10**30], [begin, begin + 1]]
+                record["loss_spans"] = [*more, *reversed(spans)]
         elif i % 3 == 1:
             turns = [("system", 6), ("user", 30), ("assistant", 40), ("user", 9), ("assistant", 50)]
             own = turns[chance.randint(0, 1) : chance.choice([3, 5])]
             record = {"messages": [{"role": r, "content": words(chance.randint(1, n))} for r, n in own]}
         lines.append(json.dumps(record))
-    lines[3] = '{"text": "no such place", "loss_spans": [[5, 99]]}'
+    lines[3] = '{"text": "no such place", "loss_spans": [[99, 5]]}'
+    lines[6] = '{"text": "weighed", "loss_spans": [[0, 3, 0.5]]}'
     lines[4] = '{"text": "both", "messages": [{"role": "assistant", "content": "x"}]}'
     made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     made.write(tmp_path / "t.jinja", TEMPLATE.encode())

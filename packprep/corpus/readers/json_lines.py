@@ -93,8 +93,9 @@ def _refuse(_: object) -> NoReturn:
     raise ValueError
 
 
-def _integer(digits: str) -> int | None:
-    return int(digits) if len(digits) <= _MAX_DIGITS else None
+def _integer(digits: str) -> int:
+    """One that is too long to be read is as far beyond any text: ±2⁶⁴."""
+    return int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
 
 
 def decode_slowly(line: bytes, text_key: str, marks: MarkReader | None = None) -> Outcome:

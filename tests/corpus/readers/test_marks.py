@@ -25,9 +25,15 @@ RECORDS = [
     {"messages": chats.turns("q", "né 🙂")},
     {"text": "", "loss_spans": []},
     {"text": "t", "messages": chats.turns("q", "a")},
-    {"text": "t", "loss_spans": [[0, 2]]},
+    {"text": "t", "loss_spans": [[2, 0]]},
     {"text": None, "loss_spans": [[0, 1]]},
     {"text": "last"},
+    {"text": "né 🙂!", "loss_spans": [[3, 90], [2, 2], [0, 1], [1, 2, 1], [8, 9]]},
+    {"text": "t", "loss_spans": [[0, 1, 3]]},
+    {"text": "t", "loss_spans": [[0, 1], [-1, 0]]},
+    {"text": "t", "loss_spans": [[0, 1], [0, None]]},
+    {"text": "t", "loss_spans": [[0, 1], None]},
+    {"text": "t", "loss_spans": [[0, 0], [7, 2**63 - 1]]},
 ]
 DOCUMENTS = [
     (0, "plain", None),
@@ -35,8 +41,15 @@ DOCUMENTS = [
     (2, CHAT.text, CHAT),
     (3, "", Marked("", ())),
     (7, "last", None),
+    (8, "né 🙂!", Marked("né 🙂!", ((0, 2), (3, 5)))),
+    (13, "t", Marked("t", ())),
 ]
-REJECTS = [(4, "bad_messages"), (5, "bad_loss_spans"), (6, "not_a_string")]
+REJECTS = [
+    (4, "bad_messages"),
+    (5, "bad_loss_spans"),
+    (6, "not_a_string"),
+    *((i, "bad_loss_spans") for i in range(9, 13)),
+]
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())]))
 
 
@@ -182,7 +195,10 @@ def test_a_field_that_is_the_text_is_the_text_and_nothing_else():
         (b'{"text": "ab", "loss_spans": [[0, 9]], "loss_spans": [[0, 1]]}', Marked("ab", ((0, 1),))),
         (b'{"n": ' + b"9" * 9000 + b', "text": "ab", "loss_spans": [[0, 1]]}', Marked("ab", ((0, 1),))),
         (b'{"n": 1e999, "t": "\\ud800", "text": "ab", "loss_spans": [[0, 1]]}', Marked("ab", ((0, 1),))),
-        (b'{"text": "ab", "loss_spans": [[0, ' + b"9" * 9000 + b"]]}", "bad_loss_spans"),
+        (b'{"text": "ab", "loss_spans": [[0, ' + b"9" * 9000 + b"]]}", Marked("ab", ((0, 2),))),
+        (b'{"text": "ab", "loss_spans": [[-' + b"9" * 9000 + b", 1]]}", "bad_loss_spans"),
+        (b'{"text": "ab", "loss_spans": [[1e999, 1]]}', "bad_loss_spans"),
+        (b'{"text": ' + b"9" * 9000 + b', "loss_spans": [[0, 1]]}', "not_a_string"),
         (b'{"text": "ab", "loss_spans": [[0, 1]', "malformed_json"),
         (b'{"text": "ab", "loss_spans": [[0, 1],]}', "malformed_json"),
         (b'{"text": "ab", "loss_spans": ' + b"[" * 300 + b"]" * 300 + b"}", "malformed_json"),
