@@ -77,8 +77,13 @@ def _reserved(tokens: TokenTable, playing: Collection[int]) -> list[int]:
     return sorted(
         id
         for text, id in tokens.ids.items()
-        if id not in playing and RESERVED.search(text) and (text in tokens.added or looks_special(text))
+        if id not in playing and (is_reserved(text) or (text in tokens.added and RESERVED.search(text)))
     )
+
+
+def is_reserved(text: str) -> bool:
+    """Whether a token's name says that it was made for later use, and is written as no word is: <unused_1>, [unused1]."""
+    return looks_special(text) and bool(RESERVED.search(text))
 
 
 def looks_special(text: str) -> bool:

@@ -1,7 +1,8 @@
 """Roles: which token id pads, ends, masks, or marks a span or a mode.
 
 A role is given in the recipe's [specials], or found: by the files beside the tokenizer, then by well-known names.
-What is given comes first; what is found never takes a token that something else was given.
+What is given comes first. A token that was given one role and that the tokenizer itself has in another is refused, where
+the recipe uses both: a mask that is also the padding would be looked for among padding. A sentinel is no token of text.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,8 +10,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packprep.corpus.missing_roles import Missing, listed, looks_special, missing_message
+from packprep.corpus.missing_roles import Missing, listed, missing_message
 from packprep.corpus.remembered import remembered
+from packprep.corpus.role_conflicts import (
+    SHARED,
+    may_share,
+    ordinary_players,
+    refuse_ordinary_sentinels,
+    refuse_two_roles,
+)
 from packprep.corpus.tokenizer_files import load_tokenizer_json
 from packprep.corpus.tokenizer_json import (
     BYTES_VOCAB_SIZE,
@@ -141,6 +149,9 @@ def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Sp
         )
     _refuse_names_of_roles(specials, needs)
     parts = _parts(tokens, specials, needs, hints)
+    own = {role for role in ROLES if getattr(specials, role) is None}
+    refuse_two_roles(parts.players(), own, tokens)
+    refuse_ordinary_sentinels(parts.sentinels, tokens)
     first_added = tokens.n_ids
     if parts.missing:
         texts = _texts_to_add(tokenizer, tokens, specials, parts)
@@ -148,12 +159,12 @@ def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Sp
     tokens = read_tokens(data, tokenizer)
     parts = _parts(tokens, specials, needs, hints)
     assert not parts.missing, parts.missing
-    _refuse_two_parts(parts, tokens)
+    refuse_two_roles(parts.players(), own, tokens)
     smallest = max(tokens.n_ids, BYTES_VOCAB_SIZE if is_bytes else 0)
     vocab_size = specials.vocab_size or smallest
     players = {id: key for key, id in reversed(list(parts.players()))}
     added = tuple({"id": id, "text": tokens.texts[id], "role": players[id]} for id in range(first_added, tokens.n_ids))
-    notes = [*tokens.notes, *parts.notes, *_ordinary_players(parts, tokens)]
+    notes = [*tokens.notes, *parts.notes, *ordinary_players(parts.players(), tokens)]
     if not is_bytes:
         notes += [note for role, note in parts.found.items() if parts.roles[role] < first_added]
     if added:
@@ -234,7 +245,7 @@ def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[
     found: dict[str, str] = {}
     open_roles = [role for role in ROLES if role not in wishes]
     for role, id, how in (
-        *_found(tokens, hints, open_roles, playing),
+        *_found(tokens, hints, open_roles, needs.roles, playing),
         *_found_fim(tokens, open_roles, needs.roles, playing),
     ):
         roles[role] = id
@@ -341,9 +352,16 @@ def _sentinels_by_pattern(
 
 
 def _found(
-    tokens: TokenTable, hints: Mapping[str, str], open_roles: Sequence[str], playing: dict[int, set[str]]
+    tokens: TokenTable,
+    hints: Mapping[str, str],
+    open_roles: Sequence[str],
+    needed: Collection[str],
+    playing: dict[int, set[str]],
 ) -> Iterator[tuple[str, int, str]]:
-    """Role, id and how it was found. playing: id → its parts so far; a token that cannot be shared is passed over."""
+    """Role, id and how it was found. playing: id → its parts so far.
+
+    A token that cannot be shared is passed over where its own role is not used: a mask, where nothing is masked.
+    """
     for role, names in WELL_KNOWN.items():
         if role not in open_roles:
             continue
@@ -351,7 +369,11 @@ def _found(
         candidates += [(name, "found by name") for name in names]
         for name, how in candidates:
             id = tokens.ids.get(name)
-            if id is not None and _may_share(playing.get(id, set()) | {role}):
+            if id is None:
+                continue
+            others = playing.get(id, set()) - {role}
+            used = role in needed or (role in SHARED and not others <= SHARED)
+            if used or may_share(others | {role}):
                 playing.setdefault(id, set()).add(role)
                 yield role, id, how
                 break
@@ -365,35 +387,7 @@ def _found_fim(
     required = [role for role in wanted if role in needed] or wanted
     for family in WELL_KNOWN_FIM:
         ids = {role: tokens.ids.get(family[FIM_ROLES.index(role)]) for role in wanted}
-        there = {role: id for role, id in ids.items() if id is not None and id not in playing}
+        there = {role: id for role, id in ids.items() if id is not None and (id not in playing or role in needed)}
         if all(role in there for role in required):
             yield from ((role, id, "found by name") for role, id in there.items())
             return
-
-
-def _may_share(parts: set[str]) -> bool:
-    """Whether one token may play all of these: pad and bos may be eos, nothing else is shared."""
-    return len(parts) < 2 or ("eos" in parts and parts <= {"eos", "bos", "pad"})
-
-
-def _refuse_two_parts(parts: _Parts, tokens: TokenTable) -> None:
-    by_id: dict[int, list[str]] = {}
-    for key, id in parts.players():
-        by_id.setdefault(id, []).append(key)
-    for id, keys in by_id.items():
-        if not _may_share(set(keys)):
-            raise VocabularyError(
-                f"[specials]: {tokens.texts[id]} (id {id}) would play {' and '.join(keys)}; a token plays one role "
-                "(only pad and bos may be the eos token). Give one of them another token"
-            )
-
-
-def _ordinary_players(parts: _Parts, tokens: TokenTable) -> Iterator[str]:
-    """Notes on roles played by tokens that text itself can give, as far as a tokenizer file tells."""
-    for key, id in parts.players():
-        text = tokens.texts[id]
-        if text not in tokens.added and not looks_special(text):
-            yield (
-                f"{key}: {text!r} (id {id}) is an ordinary token of the vocabulary; documents in which it occurs are "
-                'rejected unless special_text = "special"'
-            )

@@ -1,5 +1,4 @@
 import json
-import re
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -193,31 +192,6 @@ def test_a_pattern_leaves_out_what_was_given_another_role(tmp_path):
     assert any("<extra_id_3>" in note and "left out" in note for note in vocabulary.notes)
 
 
-def test_an_ordinary_token_in_a_role_is_named(tmp_path):
-    vocabulary = resolve(tmp_path, made.gpt2_like(), specials=Specials(mask="Ċ"))
-    assert any("mask: 'Ċ'" in note and "ordinary" in note for note in vocabulary.notes)
-
-
-@pytest.mark.parametrize(
-    "specials",
-    [
-        Specials(mask="<|end_of_text|>"),
-        Specials(mask="<|eot_id|>", mode_tokens={"[NLU]": "<|eot_id|>"}),
-        Specials(mode_tokens={"[NLU]": 330, "[NLG]": 330}),
-        Specials(mode_tokens={"[NLU]": 330}, sentinels={"first": 329, "count": 2}),
-        Specials(eos="<|end_of_text|>", bos="<|begin_of_text|>", pad="<|begin_of_text|>"),
-    ],
-)
-def test_a_token_with_two_roles_is_refused(tmp_path, specials):
-    message = fails(tmp_path, made.llama3_like(), specials=replace(specials, eos="<|end_of_text|>"))
-    assert re.search(r"\(id \d+\) would play .+ and .+; a token plays one role", message)
-
-
-def test_bos_and_pad_may_be_eos(tmp_path):
-    specials = Specials(eos="<|eot_id|>", bos="<|eot_id|>", pad="<|eot_id|>")
-    assert set(resolve(tmp_path, made.llama3_like(), specials=specials).roles.values()) == {325}
-
-
 def test_a_sentinel_twice_is_refused(tmp_path):
     message = fails(
         tmp_path, made.llama3_like(), specials=Specials(sentinels=[330, 331, "<|reserved_special_token_6|>"])
@@ -252,7 +226,6 @@ CASES = {
     "part of a fim family": (made.byte_level("</s>", "<fim_prefix>"), Needs(ALL_ROLES, (), 0), Specials()),
     "given, not there": (made.llama3_like(), needs("eos"), Specials(eos="<end>", sentinels=["<a>", "<b>"])),
     "given id, not there": (made.llama3_like(), needs("eos", "mask"), Specials(eos=99999, mask="<m>")),
-    "name taken by another role": (made.byte_level("</s>"), needs("eos", modes=["</s>"]), Specials()),
     "auto finds none": (made.llama3_like(), needs(sentinels=4), Specials(sentinels="auto")),
     "odd text": (made.byte_level("</s>"), needs(modes=['[\\"\x7f\n]']), Specials()),
 }
