@@ -6,7 +6,7 @@ import pytest
 import zstandard
 
 from packprep.building.inputs import look_up
-from packprep.corpus import calibration
+from packprep.corpus import sampling
 from packprep.corpus.calibration import FIRST_CHARACTERS, calibrate, first_texts
 from packprep.corpus.engines.registry import candidates, engine_facts, load_engine
 from packprep.corpus.planning import PlannedSource
@@ -107,7 +107,7 @@ def test_precise_figures_are_exact_where_all_is_read_and_what_files_hold_is_note
     "ending, member", [("jsonl.gz", gzip.compress), ("jsonl.zst", zstandard.ZstdCompressor().compress)]
 )
 def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(tmp_path, monkeypatch, ending, member):
-    monkeypatch.setattr(calibration, "READ_BYTES", 1)
+    monkeypatch.setattr(sampling, "READ_BYTES", 1)
     texts = [made.texts(300, seed, mean_bytes=1000) for seed in range(4)]
     for i, some in enumerate(texts):
         made.write_lines(tmp_path / f"{i}.{ending}", some)

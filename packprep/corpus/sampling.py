@@ -1,0 +1,482 @@
+"""What of a source is looked at before a plan is made: documents at keyed places, each with what it stands for.
+
+A document is looked at with a probability in proportion to its bytes: it is what lies at a place drawn evenly over all bytes,
+and stands for as many documents as its bytes go into the distance of two places. So a few long documents do not mislead, and
+of a long one a window is enough.
+
+    lines       windows all over the files, some places in each, the whole line around a place
+    others      whole pieces, a place every so many bytes of their text; the begins of a few where little is asked for
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from packprep.corpus.conversations import Marked, MarkReader
+from packprep.corpus.planning import Extent, PlannedSource
+from packprep.corpus.readers import (
+    MAX_DOCUMENT_BYTES,
+    TOKEN_TEXT_BYTES,
+    Part,
+    bytes_per_token,
+    read,
+)
+from packprep.corpus.readers.documents import open_source
+from packprep.corpus.readers.json_lines import Outcome, line_decoder
+from packprep.corpus.readers.lines import BOM
+from packprep.corpus.readers.streams import decompressed, said_bytes
+from packprep.corpus.token_documents import take_tokens
+from packprep.corpus.vocabulary import Vocabulary
+from packprep.randomness import CALIBRATION, permute, uniforms
+from packprep.recipe import Documents
+from packprep.storage import is_url
+
+WINDOWS, WINDOW_BYTES, PLACES = 128, 32 << 10, 4
+"""Of line files: windows at first, or in each further round; bytes of one; places in it."""
+REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES = 16, 128 << 10, 32
+"""The same of files at URLs, where a request takes longest."""
+ROUNDS, ENOUGH = 16, 0.0015
+"""Precise: at most so many rounds, until the standard error of the tokens is so small a part of them."""
+WHOLE_BYTES, PRECISE_WHOLE_BYTES = 1 << 20, 8 << 20
+"""Stored, of files of one kind: up to here every document is looked at."""
+PIECES, PIECE_TEXT_BYTES = 6, 256 << 10
+"""Begins of pieces of other files, and stored bytes of each."""
+READ_BYTES = 128 << 20
+"""Precise: stored bytes of pieces that are read whole; what takes some seconds."""
+SPACING = 2048
+"""Places that the text of what is read is to have, four times as many if precise."""
+HELD_BYTES, HELD_DOCUMENTS = 64 << 20, 1 << 20
+"""Of a look, what is held; the rest is left out of it: 256 KiB of stored bytes may hold any number of gigabytes."""
+
+
+class Looked(NamedTuple):
+    """What the files of one kind came to. [k] each, by document that was looked at."""
+
+    held: float  # bytes that all of their pieces hold
+    text_bytes: float  # of all their documents
+    error: float  # standard error of their tokens
+    sizes: np.ndarray  # int64: text bytes
+    tokens: np.ndarray  # float64
+    weights: np.ndarray  # float64: how many documents each stands for
+    supervised: bool = False
+    chat: bool = False
+
+    @property
+    def all_tokens(self) -> float:
+        return float((self.weights * self.tokens).sum())
+
+
+class Place(NamedTuple):
+    """A document that is looked at, and where in it."""
+
+    text: str
+    mark: Marked | None
+    at: float  # the part of its bytes that lies before the place; −1: all of it is looked at
+
+
+Count = Callable[[Sequence[Place]], np.ndarray]
+Look = tuple[list[str], list[Marked | None]]
+
+
+def first_looks(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None, lines: bool
+) -> Iterator[Look]:
+    """The first texts of what is looked at of pieces of one kind, `lines` that are not compressed or others."""
+    if lines:
+        yield from _lines_looked_at(source, pieces, key, marks)
+        return
+    for piece in _chosen(pieces, PIECES, key):
+        yield from _begin(source, piece, marks).texts
+
+
+def _chosen(pieces: np.ndarray, count: int, key: np.uint64) -> list[int]:
+    """`count` of the pieces, or all, by the key."""
+    return pieces[permute(np.arange(min(count, len(pieces))), len(pieces), key)].tolist() if len(pieces) else []
+
+
+# Lines that are not compressed: places all over the files.
+
+
+def look_at_lines(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None, count: Count, precise: bool
+) -> Looked:
+    starts, files = _starts_of(source, pieces)
+    held = int(starts[-1])
+    decode = line_decoder(source.source.text_key, marks)
+    if held <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES):
+        sampled = _Places(0.0, count)
+        for piece in pieces.tolist():
+            for look in _read(source, source.parts(Extent(piece, 0, 0, 1, 1)), marks):
+                sampled.add(*look)
+        return sampled.looked(held, sampled.text_bytes, 0.0)
+    rates: list[float] = []  # tokens per byte, by window
+    documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
+    text_rates: list[float] = []
+    supervised = chat = False
+    for round_ in range(ROUNDS if precise else 1):
+        for lines in _windows(source, starts, files, key, round_):
+            outcomes = [_decoded(decode, line) for line, _ in lines]
+            texts = [outcome.text if isinstance(outcome, Marked) else outcome or "" for outcome in outcomes]
+            marked = [outcome if isinstance(outcome, Marked) else None for outcome in outcomes]
+            supervised |= any(mark is not None for mark in marked)
+            chat |= any(mark is not None and mark.chat for mark in marked)
+            tokens = count([Place(*place) for place in zip(texts, marked, (at for _, at in lines), strict=True)])
+            sizes, stored = [len(text.encode()) for text in texts], np.array([len(line) + 1.0 for line, _ in lines])
+            rates.append(float((tokens / stored).mean()))
+            text_rates.append(float((sizes / stored).mean()))
+            documents += [
+                (size, float(n), float(line_bytes))
+                for size, n, line_bytes, outcome in zip(sizes, tokens, stored, outcomes, strict=True)
+                if outcome is not None
+            ]
+        error = float(np.std(rates, ddof=1)) / math.sqrt(len(rates))
+        if error <= ENOUGH * float(np.mean(rates)):
+            break
+    places = len(rates) * len(lines)
+    sizes_, tokens_, stored_ = np.array(documents, np.float64).reshape(-1, 3).T
+    weights = held / places / stored_
+    return Looked(held, held * float(np.mean(text_rates)), held * error, sizes_, tokens_, weights, supervised, chat)
+
+
+def _decoded(decode: Callable[[bytes], Outcome], line: bytes) -> str | Marked | None:
+    """The text of a line; None where it is blank or bad."""
+    outcome = decode(line) if line and not line.isspace() else None
+    return None if isinstance(outcome, tuple) else outcome
+
+
+def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(int64[F + 1]: where the files of these pieces begin, laid end to end, and where the last one ends; int64[F])."""
+    files = np.unique(source.pieces.at(pieces).file) if len(pieces) else np.zeros(0, np.int64)
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(source.files.sizes[files]))), files
+
+
+def _windows(
+    source: PlannedSource, starts: np.ndarray, files: np.ndarray, key: np.uint64, round_: int
+) -> Iterator[list[tuple[bytes, float]]]:
+    """The lines at the places of each window of a round, as `_lines_at` gives them: windows lie at even distances, each
+    shifted by its key."""
+    remote = is_url(source.prefix)
+    windows, n_bytes, places = (
+        (REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES) if remote else (WINDOWS, WINDOW_BYTES, PLACES)
+    )
+    shifts = uniforms(key, CALIBRATION, round_ * windows + np.arange(windows))
+    at = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
+
+    def lines_of(place: int) -> list[tuple[bytes, float]]:
+        number = int(np.searchsorted(starts, place, "right")) - 1
+        i, first = int(files[number]), place - int(starts[number])
+        size = int(source.files.sizes[i])
+        wanted = [(first + k * n_bytes // places) % size for k in range(places)]
+        return _lines_at(os.path.join(source.prefix, source.files.names[i]), size, wanted)
+
+    if not remote:
+        yield from map(lines_of, at.tolist())
+        return
+    with ThreadPoolExecutor(REMOTE_WINDOWS) as threads:
+        yield from threads.map(lines_of, at.tolist())
+
+
+_BACK = 16 << 10  # read before a place at first; most lines begin there
+
+
+def _lines_at(path: str, size: int, places: Sequence[int]) -> list[tuple[bytes, float]]:
+    """(the whole line around a byte of a file, without its end, and the part of it that lies before) of each place; of a line
+    beyond MAX_DOCUMENT_BYTES what lies around the place."""
+    lines: list[tuple[bytes, float]] = []
+    with open_source(path, size) as file:
+        begin, data = 0, b""
+        for place in places:
+            back = _BACK
+            while True:
+                if not begin <= place < begin + len(data):
+                    begin = max(place - back, 0)
+                    file.seek(begin)
+                    data = file.read(place - begin + WINDOW_BYTES)
+                first = data.rfind(b"\n", 0, place - begin) + 1
+                if first or not begin or back > MAX_DOCUMENT_BYTES:
+                    break
+                back, data = 4 * back, b""
+            end = data.find(b"\n", place - begin)
+            if end < 0 and begin + len(data) < size:
+                file.seek(begin + len(data))
+                data += file.readline(MAX_DOCUMENT_BYTES)
+                end = data.find(b"\n", place - begin)
+            line = data[first : end if end >= 0 else len(data)]
+            part = (place - begin - first) / max(len(line), 1)
+            lines.append((line.removeprefix(BOM) if begin + first == 0 else line, min(part, 1.0)))
+    return lines
+
+
+def _lines_looked_at(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None
+) -> Iterator[Look]:
+    """What `look_at_lines` looks at first, by window; all lines of a little."""
+    starts, files = _starts_of(source, pieces)
+    if int(starts[-1]) <= WHOLE_BYTES:
+        for piece in pieces.tolist():
+            yield from _read(source, source.parts(Extent(piece, 0, 0, 1, 1)), marks)
+        return
+    decode = line_decoder(source.source.text_key, marks)
+    for lines in _windows(source, starts, files, key, 0):
+        outcomes = [_decoded(decode, line) for line in dict.fromkeys(line for line, _ in lines)]
+        texts = [
+            outcome.text if isinstance(outcome, Marked) else outcome for outcome in outcomes if outcome is not None
+        ]
+        yield texts, [None] * len(texts)
+
+
+# All other texts: pieces that are read, whole or their begins.
+
+
+class _Piece(NamedTuple):
+    """A piece that is looked at, or its begin."""
+
+    held: float  # bytes that it holds, of what is looked at
+    whole: bool
+    texts: Iterator[Look]
+
+
+class _Places:
+    """Documents at places of a text, `distance` bytes apart; 0: all documents."""
+
+    def __init__(self, distance: float, count: Count):
+        self._distance, self._count, self._next = distance, count, distance / 2
+        self.text_bytes = 0
+        self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # sizes, tokens, how many each stands for
+        self._supervised = self._chat = False
+
+    def add(self, texts: list[str], marked: list[Marked | None]) -> None:
+        """The next documents."""
+        self._supervised |= any(mark is not None for mark in marked)
+        self._chat |= any(mark is not None and mark.chat for mark in marked)
+        sizes = np.array([len(text.encode()) for text in texts], np.int64)
+        ends = self.text_bytes + np.cumsum(sizes)
+        self.text_bytes += int(sizes.sum())
+        here, at, stand_for = np.arange(len(texts)), np.full(len(texts), -1.0), np.ones(len(texts))
+        if self._distance:
+            places = np.arange(self._next, self.text_bytes, self._distance)
+            self._next += len(places) * self._distance
+            here = np.searchsorted(ends, places, "right")
+            at = 1 - (ends[here] - places) / sizes[here]
+            stand_for = self._distance / sizes[here]
+        if len(here):
+            tokens = self._count([Place(texts[i], marked[i], part) for i, part in zip(here, at, strict=True)])
+            self._found.append((sizes[here], tokens, stand_for))
+
+    def looked(self, held: float, text_bytes: float, error: float) -> Looked:
+        """What they tell of all documents, whose text bytes are known with an error, as a part of them."""
+        nothing = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        sizes, tokens, weights = (np.concatenate(column) for column in zip(nothing, *self._found, strict=True))
+        if self._distance and self.text_bytes:
+            at_places = weights * sizes
+            rates = tokens / np.maximum(sizes, 1)
+            mean = float(np.average(rates, weights=at_places))
+            variance = float(np.average((rates - mean) ** 2, weights=at_places)) * self._distance / self.text_bytes
+            error = math.hypot(error, math.sqrt(variance) / mean) if mean else error
+        weights = weights * (text_bytes / self.text_bytes if self.text_bytes else 1.0)
+        looked = Looked(held, text_bytes, 0.0, sizes, tokens, weights, self._supervised, self._chat)
+        return looked._replace(error=error * looked.all_tokens)
+
+
+def _read(source: PlannedSource, parts: Iterable[Part], marks: MarkReader | None) -> Iterator[Look]:
+    for part in parts:
+        for batch in read(part, source.source.text_key, marks=marks):
+            yield batch.texts, batch.marks
+
+
+def look_at_pieces(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None, count: Count, precise: bool
+) -> Looked:
+    looks = _looks(source, pieces, key, marks, precise)
+    expected = sum(look.held for look in looks) * (
+        4 if _compression(source, pieces) else 1
+    )  # about what text expands to
+    few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
+    sampled = _Places(0.0 if few else expected / (4 * SPACING if precise else SPACING), count)
+    text_bytes = []
+    for look in looks:
+        before = sampled.text_bytes
+        for texts, marked in look.texts:
+            sampled.add(texts, marked)
+        text_bytes.append(sampled.text_bytes - before)
+    looked_at = [look.held for look in looks]
+    if len(looks) == len(pieces) and all(look.whole for look in looks):
+        if precise and _compression(source, pieces):
+            _note(source, pieces, key, text_bytes)
+        return sampled.looked(_held(source, pieces), sampled.text_bytes, 0.0)
+    if precise and _compression(source, pieces):
+        looked_at = _note(source, pieces, key, text_bytes)
+    error, held = _error_of_ratio(text_bytes, looked_at), _held(source, pieces)
+    if precise and _compression(source, pieces):
+        return sampled.looked(held, held, error)
+    return sampled.looked(held, held * sum(text_bytes) / max(sum(looked_at), 1.0), error)
+
+
+def _looks(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None, precise: bool
+) -> list[_Piece]:
+    """What is looked at of some pieces of one kind: as many as are read in some seconds, or the begins of a few."""
+    if not precise:
+        return [_begin(source, piece, marks) for piece in _chosen(pieces, PIECES, key)]
+    return [
+        _Piece(_held(source, [piece]), True, _read(source, source.parts(Extent(piece, 0, 0, 1, 1)), marks))
+        for piece in _read_whole(source, pieces, key)
+    ]
+
+
+def _read_whole(source: PlannedSource, pieces: np.ndarray, key: np.uint64) -> list[int]:
+    """Pieces in keyed order, until they have READ_BYTES on disk."""
+    chosen = _chosen(pieces, len(pieces), key)
+    ends = np.cumsum(source.pieces.at(np.array(chosen, np.int64)).bytes) if chosen else np.zeros(0)
+    return chosen[: int(np.searchsorted(ends, READ_BYTES)) + 1]
+
+
+def _held(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
+    """The bytes that some pieces hold."""
+    found = source.pieces.at(np.asarray(pieces, np.int64))
+    return float(source.files.held(found.file, found.part, found.bytes).sum())
+
+
+def _compression(source: PlannedSource, pieces: np.ndarray) -> bool:
+    """Whether pieces of one kind are compressed files of lines."""
+    if not len(pieces):
+        return False
+    format, compression = source.formats[int(source.pieces.at(pieces[:1]).file[0])]
+    return format == "jsonl" and bool(compression)
+
+
+def _note(source: PlannedSource, pieces: np.ndarray, key: np.uint64, text_bytes: Sequence[int]) -> list[float]:
+    """Note in `source.files` the text bytes of compressed files: of those that were read, the first of the keyed order, and
+    of the others by what their heads or ends say of their size, or by their bytes on disk. Gives what that would be of those
+    that were read."""
+    in_order = [int(i) for i in source.pieces.at(np.array(_chosen(pieces, len(pieces), key), np.int64)).file]
+    expansion = sum(text_bytes) / max(1, sum(int(source.files.sizes[i]) for i in in_order[: len(text_bytes)]))
+    said = []
+    for i in in_order if len(in_order) > len(text_bytes) else ():
+        path, size = os.path.join(source.prefix, source.files.names[i]), int(source.files.sizes[i])
+        said.append(said_bytes(path, size, source.formats[i][1], size * expansion) or size * expansion)
+    of_text = sum(text_bytes) / max(1.0, sum(said[: len(text_bytes)])) if said else 1.0
+    for k, i in enumerate(in_order):
+        source.files.note(i, [text_bytes[k] if k < len(text_bytes) else round(said[k] * of_text)])
+    return [of_text * n_bytes for n_bytes in said[: len(text_bytes)]]
+
+
+def _begin(source: PlannedSource, piece: int, marks: MarkReader | None) -> _Piece:
+    """The begin of a piece, PIECE_TEXT_BYTES of it on disk, or all."""
+    found = source.pieces.at(np.array([piece]))
+    stored, i = max(1, int(found.bytes[0])), int(found.file[0])
+    if _compression(source, np.array([piece])):
+        path = os.path.join(source.prefix, source.files.names[i])
+        lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), source.formats[i][1])
+        decode = line_decoder(source.source.text_key, marks)
+        texts, share = _texts_of(decode, lines)
+        return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
+    weight = 1 << 20
+    hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
+    parts = list(source.parts(Extent(piece, 0, 0, hi, weight)))
+    held = _held(source, [piece]) * hi / weight
+    if source.formats[i][0] == "text":  # whole files
+        held = float(sum(part.size for part in parts))
+    texts_, share = _some(_read(source, parts, marks))
+    return _Piece(held * share, hi == weight and share == 1.0, iter([texts_]))
+
+
+def _some(found: Iterator[Look]) -> tuple[Look, float]:
+    """(the first texts, at most HELD_BYTES and HELD_DOCUMENTS of them, and the part that these are of all)."""
+    texts: list[str] = []
+    marked: list[Marked | None] = []
+    held = n_bytes = 0
+    for some, marks in found:
+        n_bytes += sum(len(text.encode()) for text in some)
+        if held < HELD_BYTES and len(texts) < HELD_DOCUMENTS:
+            texts += some
+            marked += marks
+            held = n_bytes
+    return (texts, marked), held / n_bytes if n_bytes else 1.0
+
+
+def _texts_of(decode: Callable[[bytes], Outcome], lines: bytes) -> tuple[Look, float]:
+    """(the texts of whole lines, at most HELD_DOCUMENTS, and the part of the bytes that these lines are)."""
+    *some, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
+    share = 1 - len(rest) / len(lines) if len(some) == HELD_DOCUMENTS else 1.0
+    outcomes = [_decoded(decode, line) for line in (some if share < 1 else [*some, rest])]
+    there = [outcome for outcome in outcomes if outcome is not None]
+    texts = [outcome.text if isinstance(outcome, Marked) else outcome for outcome in there]
+    return (texts, [outcome if isinstance(outcome, Marked) else None for outcome in there]), share
+
+
+def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, float]:
+    """(whole lines from the begin of a compressed file, the bytes that they take on disk)."""
+    blocks: list[bytes] = []
+    n_bytes, fed, ends = 0, 0, False
+    for block in decompressed(path, size, compression, _STEP_BYTES):
+        if block.data:
+            blocks.append(block.data)
+            n_bytes, fed = n_bytes + len(block.data), min((block.label + 1) * _STEP_BYTES, size)
+            ends |= b"\n" in block.data
+        elif n_bytes >= MAX_DOCUMENT_BYTES or (ends and block.label * _STEP_BYTES >= PIECE_TEXT_BYTES):
+            break
+    else:
+        return b"".join(blocks), size  # all of it
+    data = b"".join(blocks)
+    lines = data[: data.rfind(b"\n") + 1]
+    return lines, len(lines) * fed / max(n_bytes, 1)
+
+
+_STEP_BYTES = 4 << 10  # how exactly it is known which bytes on disk make a block
+
+
+def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> float:
+    """The standard error of a ratio of sums, as a part of it; 0 of one value, which tells none."""
+    if len(values) < 2 or not sum(values):
+        return 0.0
+    values_, stored = np.array(values, np.float64), np.array(looked_at, np.float64)
+    residuals = values_ - values_.sum() / stored.sum() * stored
+    return float(np.sqrt((residuals**2).sum() / (len(values) * (len(values) - 1))) / values_.mean())
+
+
+# Tokens: their lengths are there to be counted.
+
+
+def look_at_tokens(
+    source: PlannedSource,
+    pieces: np.ndarray,
+    key: np.uint64,
+    settings: Documents,
+    vocabulary: Vocabulary,
+    precise: bool,
+) -> Looked:
+    """What some pieces of one kind say, or the begins of a few. The bytes of a begin are those of the ids that are read, so
+    that a few long documents do not mislead."""
+    looked_at: list[float] = []
+    n_read: list[float] = []
+    lengths: list[np.ndarray] = []
+    whole, documents = True, 0
+    for piece in _read_whole(source, pieces, key) if precise else _chosen(pieces, PIECES, key):
+        found = source.pieces.at(np.array([piece]))
+        stored, weight = max(1, int(found.bytes[0])), 1 << 20
+        hi = weight if precise or stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
+        (part,) = source.parts(Extent(piece, 0, 0, hi, weight))
+        count = 0
+        for batch in read(part, source.source.text_key):
+            if batch.tokens is not None and documents < HELD_DOCUMENTS:
+                count, documents = count + len(batch.tokens.ids), documents + len(batch.positions)
+                lengths.append(np.diff(take_tokens(batch.tokens, settings, vocabulary).offsets))
+        per_token, all_of_it = (
+            bytes_per_token(part, source.source.text_key),
+            documents < HELD_DOCUMENTS and hi == weight,
+        )
+        looked_at.append(_held(source, [piece]) if all_of_it or not per_token else count * per_token)
+        n_read.append(float(TOKEN_TEXT_BYTES * count))
+        whole &= all_of_it
+    held = _held(source, pieces)
+    all_read = whole and len(looked_at) == len(pieces)
+    text_bytes = held * sum(n_read) / sum(looked_at) if sum(looked_at) else 0.0
+    found_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
+    weights = np.full(len(found_lengths), text_bytes / sum(n_read) if sum(n_read) else 1.0)
+    looked = Looked(held, text_bytes, 0.0, TOKEN_TEXT_BYTES * found_lengths, found_lengths.astype(float), weights)
+    return looked._replace(error=0.0 if all_read else looked.all_tokens * _error_of_ratio(n_read, looked_at))
