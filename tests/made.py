@@ -307,5 +307,7 @@ def twin_recipe(recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None 
         "append_eos": documents.append_eos,
         "prepend_bos": documents.prepend_bos,
         "tasks": [twin_task(task) for task in tasks[:-1]],
+        "max_segments": recipe.packing.max_segments_per_row,
+        "pad": recipe.packing.pad_seq_to_mult,
         "allowed": allowed if allowed is not None else set(range(len(tasks) - 1)),
     }

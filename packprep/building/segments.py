@@ -9,7 +9,7 @@ from packprep.corpus.reading import Documents
 from packprep.errors import RecipeError
 from packprep.kernel import bits64, draw_task, integer, kernel, segment_key
 from packprep.objectives.objective import Bodies, Task
-from packprep.objectives.tasks import SHORTEST, capacities, check_supervised, thresholds
+from packprep.objectives.tasks import SHORTEST, capacities, check_supervised, inner_capacities, thresholds
 from packprep.randomness import SEGMENT_LENGTH
 from packprep.recipe import Recipe
 
@@ -59,10 +59,14 @@ def _random_length(key, take, min_tail, probability):
 
 @kernel
 def _cut(
-    offsets, position, repeat, source, file_key, skip, limits, capacity, random_length, min_tail, long, bos_on, eos_on, write,
+    offsets, position, repeat, source, file_key, skip, limits, capacity, inner, random_length, min_tail, long, bos_on, eos_on,
+    write,
     document, start, n, task, bos, eos, key, copy, first_trained,
 ):  # fmt: skip
-    """Cut the documents that are not to be skipped; gives the number of segments. Writes the columns only if `write`."""
+    """Cut the documents that are not to be skipped; gives the number of segments. Writes the columns only if `write`.
+
+    capacity, inner: int64[tasks, 2] by task and bos: the most tokens of a document's last piece, and of those before it.
+    """
     count = np.int64(0)
     too_short = capacity.shape[0] - 1
     for d in range(offsets.shape[0] - 1):
@@ -75,11 +79,11 @@ def _cut(
             b = bos_on if at == 0 else np.int64(0)
             e = eos_on
             take = rest
-            if rest >= SHORTEST and rest > capacity[t, b, eos_on]:
+            if rest >= SHORTEST and rest > capacity[t, b]:
                 if long == 2:
                     break
                 e = np.int64(0)
-                take = min(capacity[t, b, 0], rest if long == 1 else rest - min_tail)
+                take = min(inner[t, b], rest if long == 1 else rest - min_tail)
             if long == 0:
                 shorter = _random_length(k, take, min_tail, random_length[t])
                 if shorter < take:
@@ -97,13 +101,14 @@ def _cut(
 
 @kernel
 def _cut_supervised(
-    offsets, position, repeat, source, file_key, wanted, limits, capacity, min_tail, long, bos_on, eos_on,
+    offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, min_tail, long, bos_on, eos_on,
     span_offsets, spans, cut_offsets, cuts, system, write,
     document, start, n, task, bos, eos, key, copy, first_trained, untrained,
 ):  # fmt: skip
     """Cut the wanted documents, at message boundaries where they fit; segments without a trained token are left out.
 
-    Later pieces repeat the system message where that leaves room. Gives the number of segments.
+    Later pieces repeat the system message where that leaves room for two tails. Gives the number of segments. capacity,
+    inner: as for `_cut`.
     """
     count = np.int64(0)
     too_short = capacity.shape[0] - 1
@@ -116,14 +121,14 @@ def _cut_supervised(
             t = draw_task(k, limits[source[d]]) if rest >= SHORTEST else np.int64(too_short)
             b = bos_on if at == 0 else np.int64(0)
             repeated = system[d] if at > 0 else np.int64(0)
-            if capacity[t, b, eos_on] - repeated < 2 * min_tail - 1:
+            if min(capacity[t, b], inner[t, b]) - repeated < 2 * min_tail - 1:
                 repeated = np.int64(0)
             take, e = rest, eos_on
-            if rest > capacity[t, b, eos_on] - repeated:
+            if rest > capacity[t, b] - repeated:
                 if long == 2:
                     break
                 e = np.int64(0)
-                space = capacity[t, b, 0] - repeated
+                space = inner[t, b] - repeated
                 take = min(space, rest if long == 1 else rest - min_tail)
                 while boundary < cut_offsets[d + 1] and cuts[boundary] < at + SHORTEST:
                     boundary += 1
@@ -200,14 +205,15 @@ def _cut_at_row_ends(
 def cut(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> Cut:
     """The segments of documents, all of at least one token, in document order.
 
-    A document is taken whole if it fits with eos; else as much as fits without, leaving a tail of at least
+    A document is taken whole if it fits with eos; else as much as `inner_capacity` says, leaving a tail of at least
     max(3, min_tokens). Every segment draws its own task; fewer than 3 tokens go to `too_short`.
     A supervised document draws among the tasks that allow it; RecipeError if its source has none.
     """
     training = documents.training
     skip = np.zeros(len(documents.position), np.uint8) if training is None else training.supervised
     places = (documents.offsets, documents.position, documents.repeat, documents.source, documents.file_key, skip)
-    capacity = capacities(recipe, tasks)
+    capacity = np.ascontiguousarray(capacities(recipe, tasks)[:, :, int(recipe.documents.append_eos)])
+    inner = inner_capacities(recipe, tasks)
     policy = (
         recipe.min_tail,
         LONG[recipe.documents.long],
@@ -215,7 +221,7 @@ def cut(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> Cut:
         int(recipe.documents.append_eos),
     )
     lengths = np.array([int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64)
-    arguments = (*places, thresholds(recipe), capacity, lengths, *policy)
+    arguments = (*places, thresholds(recipe), capacity, inner, lengths, *policy)
     plain = _empty(_cut(*arguments, False, *_empty(0)))
     _cut(*arguments, True, *plain)
     untrained = np.zeros(len(documents.position), np.int64)
@@ -225,7 +231,7 @@ def cut(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> Cut:
     for s in np.unique(documents.source[training.supervised != 0]):
         check_supervised(recipe, int(s))
     marks = (training.span_offsets, training.spans, training.cut_offsets, training.cuts, training.system)
-    of_marked = (*places, limits, capacity, *policy, *marks)
+    of_marked = (*places, limits, capacity, inner, *policy, *marks)
     marked = _empty(_cut_supervised(*of_marked, False, *_empty(0), untrained))
     _cut_supervised(*of_marked, True, *marked, untrained)
     together = Segments(*(np.concatenate(columns) for columns in zip(plain, marked, strict=True)))

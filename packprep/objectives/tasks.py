@@ -163,6 +163,33 @@ def capacities(recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
     )
 
 
+def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
+    """By how many the pieces of long documents divide a row.
+
+    Sentinels, max_tokens or the objective may end a piece before the row does; where that would leave a sixteenth of a row
+    or more, as many pieces stand in a row as leave least of it empty. 1: pieces are as long as they can be.
+    """
+    length, packing = recipe.seq_length, recipe.packing
+    if recipe.documents.long != "split" or packing.algorithm == "concat":
+        return 1
+    slots = task.objective.copies * (task.most_body_slots(capacity(recipe, task, 0, 0)) + task.mode)
+    slots = -(-slots // packing.pad_seq_to_mult) * packing.pad_seq_to_mult
+    pieces = 1 if 16 * slots > 15 * length else -(-length // slots)
+    return min(pieces, packing.max_segments_per_row or pieces)
+
+
+def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
+    """The most content tokens of a piece that is not its document's last: those that divide a row, and two tails at least."""
+    most, multiple = capacity(recipe, task, bos, 0), recipe.packing.pad_seq_to_mult
+    room = recipe.seq_length // pieces_of_a_row(recipe, task) // multiple * multiple
+    return max(min(most, task.capacity(room, bos, 0)), min(most, 2 * recipe.min_tail - 1))
+
+
+def inner_capacities(recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
+    """int64[tasks, 2]: `inner_capacity` by task and bos."""
+    return np.array([[inner_capacity(recipe, task, bos) for bos in (0, 1)] for task in tasks], np.int64)
+
+
 def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     """int64[sources, tasks]: cumulative shares · 2⁵³ of the tasks that each source's segments draw from, rounded down, exactly.
 

@@ -3,6 +3,7 @@
 `recipe` is a dict:
 
     seq_length, min_tokens, max_tokens (0: no limit), long ("split" | "truncate" | "drop"), append_eos, prepend_bos
+    pad          pad_seq_to_mult; max_segments: of a row, 0: no limit
     tasks      list of dicts: objective, weight, mode (id or None), parameters as in objectives.py and, for
                span_corruption, too_many_spans ("split" | "lower"); sentinels None: as many as needed
     allowed    set of task indices that this source draws from
@@ -34,10 +35,10 @@ def cut(n_tokens, recipe):
         if rest > capacity(recipe, task, bos, append_eos):
             if long == "drop":
                 return []
-            n, eos = capacity(recipe, task, bos, False), False
+            eos = False
             if long == "truncate":
-                return [(start, min(rest, n), task, bos, False)]
-            n = min(n, rest - min_tail)
+                return [(start, min(rest, capacity(recipe, task, bos, False)), task, bos, False)]
+            n = min(inner_capacity(recipe, task, bos), rest - min_tail)
             if n < 3:
                 raise ValueError(f"{rest} tokens are left, beyond task {task}'s capacity, and a tail needs {min_tail}")
         if long == "split":
@@ -74,18 +75,49 @@ def capacity(recipe, task, bos, eos):
     """The most content tokens that a segment of the task can surely hold. Task len(tasks) is too_short."""
     known = recipe.get("capacities", {})
     if (task, bos, eos) not in known:
-        known[task, bos, eos] = most_tokens(recipe, task, bos, eos)
+        known[task, bos, eos] = most_tokens(recipe, task, bos, eos, recipe["seq_length"])
     return known[task, bos, eos]
 
 
-def most_tokens(recipe, task, bos, eos):
-    """The largest number of tokens, of all up to the row's length, that `holds` says fits."""
+def inner_capacity(recipe, task, bos):
+    """The same of a piece that more of its document follows: where full pieces leave a sixteenth of the row, they divide it."""
+    known = recipe.get("capacities", {})
+    if (task, bos, "inner") not in known:
+        known[task, bos, "inner"] = dividing(recipe, task, bos)
+    return known[task, bos, "inner"]
+
+
+def dividing(recipe, task, bos):
+    """inner_capacity, found."""
+    longest = capacity(recipe, task, bos, False)
+    if recipe["long"] != "split":
+        return longest
+    row, pad = recipe["seq_length"], recipe["pad"]
+    facts = segment_facts([*recipe["tasks"], {"objective": "too_short"}][task])
+    slots = objectives.law(facts["objective"], capacity(recipe, task, False, False), facts)
+    while slots % pad:
+        slots += 1
+    parts = 1
+    if Fraction(slots, row) <= Fraction(15, 16):
+        while parts * slots < row:
+            parts += 1
+    if recipe["max_segments"]:
+        parts = min(parts, recipe["max_segments"])
+    room = row // parts
+    while room % pad:
+        room -= 1
+    two_tails = 2 * max(3, recipe["min_tokens"]) - 1
+    return max(most_tokens(recipe, task, bos, False, room), min(longest, two_tails))
+
+
+def most_tokens(recipe, task, bos, eos, slots):
+    """The largest number of tokens, of all up to `slots`, that `holds` says fits."""
     tasks = [*recipe["tasks"], {"objective": "too_short"}]
     best = 0
-    for n in range(1, recipe["seq_length"] + 1):
+    for n in range(1, slots + 1):
         if recipe["max_tokens"] and n > recipe["max_tokens"]:
             break
-        if holds(tasks[task], n, bos, eos, recipe["seq_length"]):
+        if holds(tasks[task], n, bos, eos, slots):
             best = n
     return best
 

@@ -99,6 +99,7 @@ class Twin:
             "seq_length": self.seq_length,
             "tasks": self.tasks,
             "max_segments": self.packing["max_segments_per_row"],
+            "pad": self.packing["pad_seq_to_mult"],
             "capacities": {},
         }
         self.sources = [self._source(i, prefix) for i, prefix in enumerate(prefixes)]

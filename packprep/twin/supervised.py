@@ -29,15 +29,16 @@ def cut(n_tokens, trained, recipe):
         if rest >= 3:
             task = cutting.draw_task(recipe["key"](start), recipe["tasks"], recipe["allowed"])
         most = cutting.capacity(recipe, task, bos, recipe["append_eos"])
+        inner = cutting.inner_capacity(recipe, task, bos)
         copy = trained.system if start else 0
-        if most - copy < 2 * min_tail - 1:
+        if most - copy < 2 * min_tail - 1 or inner - copy < 2 * min_tail - 1:
             copy = 0
         n, eos = rest, recipe["append_eos"]
         if rest > most - copy:
             if recipe["long"] == "drop":
                 return segments
             eos = False
-            space = cutting.capacity(recipe, task, bos, False) - copy
+            space = inner - copy
             n = min(space, rest if recipe["long"] == "truncate" else rest - min_tail)
             at_messages = [c for c in trained.cuts if start + 3 <= c <= start + space and n_tokens - c >= min_tail]
             if at_messages:

@@ -4,8 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.building.segments import cut, cut_at_row_ends, slots_of
+from packprep.corpus.training import Training
 from packprep.errors import RecipeError
-from packprep.twin import chance, concat, cutting, objectives
+from packprep.twin import chance, concat, cutting, objectives, supervised
+from packprep.twin.tokens import Trained
 from tests import made
 
 TASKS = st.lists(
@@ -19,6 +21,8 @@ TASKS = st.lists(
             {"name": "rr", "objective": "span_corruption", "random_roll": True, "noise_density": 0.4},
             {"name": "d", "objective": "span_corruption", "noise_density": 0.5, "mean_span_length": 2},
             {"name": "l", "objective": "span_corruption", "noise_density": 0.5, "too_many_spans": "lower"},
+            {"name": "b", "objective": "block_diffusion"},
+            {"name": "x", "objective": "masked_diffusion", "random_length": 0.4},
         ]
     ),
     min_size=1,
@@ -35,6 +39,10 @@ def recipes(draw):
         "seq_length": draw(st.sampled_from([32, 40, 64, 128])),
         "seed": draw(st.integers(0, 3)),
         "tasks": draw(TASKS),
+        "packing": {
+            "pad_seq_to_mult": draw(st.sampled_from([1, 1, 4, 8])),
+            "max_segments_per_row": draw(st.sampled_from([0, 0, 2, 3])),
+        },
         "documents": {
             "append_eos": draw(st.booleans()),
             "prepend_bos": draw(st.booleans()),
@@ -77,6 +85,65 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
         expected += [(d, *map(int, segment), key(segment[0]), 0, -1) for segment in found]
     assert list(zip(*(column.tolist() for column in segments), strict=True)) == expected
     assert without_segments(segments, sizes) == left_out and not untrained.any()
+
+
+@given(recipes(), st.integers(1, 10), st.randoms(use_true_random=False))
+@settings(max_examples=150)
+def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, count, chance_of):
+    table, sentinels = configuration
+    taken = {"causal", "prefix_lm", "masked_diffusion"}
+    table["tasks"] = [task for task in table["tasks"] if task["objective"] in taken] or [{"objective": "causal"}]
+    try:
+        recipe, tasks = made.mix(table, made.ids(sentinels))
+    except RecipeError as error:
+        assert "cut" in str(error)
+        return
+    least = recipe.documents.min_tokens
+    marked = [conversation(chance_of, max(least, chance_of.randint(1, 400))) for _ in range(count)]
+    documents = made.documents([size for size, _ in marked], count)._replace(training=training([t for _, t in marked]))
+    segments, _ = cut(recipe, tasks, documents)
+    twin, expected = made.twin_recipe(recipe, tasks), []
+    for d, (size, trained) in enumerate(marked):
+        key = facts_key(documents, d)
+        for *segment, first in supervised.cut(size, trained, {**twin, "key": key}):
+            start, copy = segment[0], segment.pop()
+            expected.append((d, *map(int, segment), key(start), copy, -1 if first is None else first))
+    assert list(zip(*(column.tolist() for column in segments), strict=True)) == expected
+
+
+def conversation(chance_of, size):
+    """(tokens, what is trained of them) of a document: spans, messages' begins, and a system message."""
+    edges = sorted(chance_of.sample(range(size + 1), 2 * chance_of.randint(1, max(1, min(3, size // 2)))))
+    cuts = sorted(chance_of.sample(range(1, size), min(size - 1, chance_of.randint(0, 6)))) if size > 1 else []
+    system = chance_of.choice([0, min(size // 2, 5), min(size // 2, 60)])
+    return size, Trained(list(zip(edges[::2], edges[1::2], strict=True)), cuts, system, edges[-1] == size)
+
+
+def training(trained):
+    """Such documents as `cut` takes them."""
+    spans, cuts = [t.spans for t in trained], [t.cuts for t in trained]
+    offsets = [np.cumsum([0, *map(len, lists)]) for lists in (spans, cuts)]
+    flat_spans, flat_cuts = (np.array([x for own in lists for x in own], np.int64) for lists in (spans, cuts))
+    marks = np.ones(len(trained), np.uint8)
+    system, ends = np.array([t.system for t in trained]), np.array([t.eos for t in trained], np.uint8)
+    return Training(marks, offsets[0], flat_spans.reshape(-1, 2), offsets[1], flat_cuts, system, ends)
+
+
+def of_a_conversation(system, **changes):
+    """(n, copy) of each piece of 1000 tokens, all of them trained, of which the first `system` are a system message."""
+    recipe, tasks = made.mix({"seq_length": 512, **changes})
+    trained = training([Trained([(0, 1000)], [], system, True)])
+    segments = cut(recipe, tasks, made.documents([1000])._replace(training=trained)).segments
+    return list(zip(segments.n.tolist(), segments.copy.tolist(), strict=True))
+
+
+def test_what_later_pieces_repeat_leaves_room_for_two_tails_in_pieces_that_divide_a_row():
+    assert of_a_conversation(100)[:2] == [(512, 0), (412, 100)]
+    # Three pieces a row, 170 tokens each: 165 leave room for two tails of 3, less one; 166 do not.
+    assert of_a_conversation(165, documents={"max_tokens": 200})[:3] == [(170, 0), (5, 165), (5, 165)]
+    assert of_a_conversation(166, documents={"max_tokens": 200})[:3] == [(170, 0), (170, 0), (170, 0)]
+    # A last piece has to hold eos, too.
+    assert of_a_conversation(506)[:2] == [(512, 0), (6, 506)] and of_a_conversation(507)[:2] == [(512, 0), (488, 0)]
 
 
 @given(recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
@@ -173,7 +240,6 @@ def test_concat_equals_its_twin(table, sizes, seed):
         return
     recipe, tasks, documents, segments, row, offset = made_of
     facts = {**made.twin_recipe(recipe, tasks), "keys": [facts_key(documents, d) for d in range(len(sizes))]}
-    facts["max_segments"] = recipe.packing.max_segments_per_row
     expected = concat.lay(sizes, facts)
     columns = (segments.document, segments.start, segments.n, segments.task, segments.bos, segments.eos, row, offset)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected

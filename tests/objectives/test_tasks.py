@@ -11,7 +11,9 @@ from packprep.errors import RecipeError
 from packprep.objectives.tasks import (
     capacities,
     complete,
+    inner_capacities,
     mode_tokens_used,
+    pieces_of_a_row,
     resolve,
     roles_used,
     sentinels_used,
@@ -144,6 +146,37 @@ def test_capacities_are_what_trying_every_length_gives(seq_length, preset, senti
     for t in range(len(tasks) - 1):
         expected = [[cutting.capacity(twin, t, bos, eos) for eos in (0, 1)] for bos in (0, 1)]
         assert capacities(recipe, tasks)[t].tolist() == expected
+
+
+def test_pieces_that_end_before_the_row_does_divide_it():
+    def of(sentinels=3000, seq_length=512, task="causal", **changes):
+        recipe, tasks = made.mix(
+            {"seq_length": seq_length, "tasks": [{"preset": task}], **changes}, made.ids(sentinels)
+        )
+        return pieces_of_a_row(recipe, tasks[0]), inner_capacities(recipe, tasks)[0].tolist()
+
+    assert of(100, 4096, "t5") == (2, [1862, 1861])
+    assert of(3000, 4096, "t5") == (1, [3724, 3723])
+    assert of(documents={"max_tokens": 200}) == (3, [170, 169])
+    # From a sixteenth of a row that would stay empty.
+    assert of(documents={"max_tokens": 480}) == (2, [256, 255]) and of(documents={"max_tokens": 481}) == (1, [481, 481])
+    assert of(documents={"max_tokens": 200}, packing={"max_segments_per_row": 2}) == (2, [200, 200])
+    # Slots are rounded up to 64, what a piece may take of 512 / 3 down.
+    assert of(documents={"max_tokens": 190}, packing={"pad_seq_to_mult": 64}) == (3, [128, 127])
+    assert of(documents={"max_tokens": 200, "min_tokens": 100}) == (3, [199, 199])
+    for changes in (
+        {"documents": {"long": "truncate"}},
+        {"documents": {"long": "drop"}},
+        {"packing": {"algorithm": "concat"}},
+    ):
+        changes["documents"] = {**changes.get("documents", {}), "max_tokens": 200}
+        assert of(**changes) == (1, [200, 200])
+
+
+def test_a_row_whose_pieces_could_not_leave_two_tails_is_refused_only_where_no_piece_could():
+    made.mix({"seq_length": 512, "documents": {"max_tokens": 199, "min_tokens": 100}})
+    with pytest.raises(RecipeError, match="needs at least 199"):
+        made.mix({"seq_length": 512, "documents": {"max_tokens": 198, "min_tokens": 100}})
 
 
 # thresholds

@@ -298,6 +298,8 @@ def recipe(**changed):
         "long": "split",
         "append_eos": True,
         "prepend_bos": False,
+        "max_segments": 0,
+        "pad": 1,
         "tasks": [{"objective": "causal", "weight": 1}],
         "allowed": {0},
         "key": lambda start: chance.segment_key(5, 0, 0, start),
@@ -325,7 +327,7 @@ def test_cut_takes_all_that_is_left_if_it_fits_with_eos():
     assert cutting.cut(64 + 63, recipe()) == [(0, 64, 0, False, False), (64, 63, 0, False, True)]
     assert cutting.cut(100, recipe(prepend_bos=True)) == [(0, 63, 0, True, False), (63, 37, 0, False, True)]
     assert cutting.cut(65, recipe(min_tokens=20)) == [(0, 45, 0, False, False), (45, 20, 0, False, True)]
-    assert cutting.cut(10, recipe(max_tokens=6)) == [(0, 6, 0, False, False), (6, 4, 0, False, True)]
+    assert cutting.cut(10, recipe(max_tokens=6)) == [(0, 5, 0, False, False), (5, 5, 0, False, True)]
 
 
 def test_cut_sends_fewer_than_three_tokens_to_too_short():
@@ -353,6 +355,20 @@ def test_capacity_is_max_tokens_for():
         task = span_task(noise_density=density, mean_span_length=mean)
         found = cutting.capacity(recipe(seq_length=seq_length, tasks=[task]), 0, False, False)
         assert found == spans.max_tokens_for(seq_length, density, mean)
+
+
+def test_inner_pieces_divide_the_row_that_sentinels_or_max_tokens_leave():
+    t5 = {**span_task(sentinels=list(range(1000, 1100))), "mode": None}
+    facts = recipe(seq_length=4096, tasks=[t5])
+    assert cutting.capacity(facts, 0, False, False) == 2009  # 2209 slots
+    assert [cutting.inner_capacity(facts, 0, bos) for bos in (False, True)] == [1862, 1861]
+    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200), 0, False) == 170
+    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, max_segments=2), 0, False) == 200
+    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, pad=128), 0, False) == 200
+    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=480), 0, False) == 256
+    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=481), 0, False) == 481
+    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, min_tokens=100), 0, False) == 199
+    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, long="truncate"), 0, False) == 200
 
 
 def test_capacity_keeps_to_the_sentinels():
