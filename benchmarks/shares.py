@@ -158,7 +158,8 @@ def of_seed(folder: Path, pattern: str, format: str, seed: int, total: int) -> d
         "tasks": [{"objective": "causal"}], **({"total_tokens": total} if total else {}),
     }  # fmt: skip
     inputs = look_up(read_recipe(table, folder), {})
-    plan = make_plan(inputs)
+    samples: list = []
+    plan = make_plan(inputs, samples=samples)
     job, decoders = Job(plan, inputs.vocabulary.tokenizer_json), Decoders()
     tokens = np.zeros((job.shards, len(SHARES)), np.int64)
     longest, uses = np.zeros(len(SHARES), np.int64), []
@@ -168,7 +169,7 @@ def of_seed(folder: Path, pattern: str, format: str, seed: int, total: int) -> d
         tokens[shard] = np.bincount(found.source, lengths, len(SHARES))
         longest = np.maximum(longest, [lengths[found.source == s].max(initial=0) for s in range(len(SHARES))])
         uses.append(np.stack((found.source, found.repeat, np.frexp(lengths)[1])))
-    planned = forecast(plan, inputs)["sources"]
+    planned = forecast(plan, inputs, samples)["sources"]
     return {
         "tokens": tokens, "longest": longest, "uses": np.concatenate(uses, axis=1),
         "repeat": [source["repeat"] for source in plan["sources"]],

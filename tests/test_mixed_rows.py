@@ -431,6 +431,6 @@ def test_a_build_warns_of_a_task_that_weighs_next_to_nothing(tmp_path, weighting
 def test_the_plan_says_the_flip_rate(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(20))
     tasks = [{"name": "d", "objective": "uniform_diffusion", "schedule": "flip", "noise_range": [0.1, 0.3]}]
-    inputs = look_up(read_recipe(made.table("a.jsonl", tasks=tasks), tmp_path), {})
-    figures = forecast(make_plan(inputs), inputs)["tasks"][0]["figures"]
+    inputs, samples = look_up(read_recipe(made.table("a.jsonl", tasks=tasks), tmp_path), {}), []
+    figures = forecast(make_plan(inputs, samples=samples), inputs, samples)["tasks"][0]["figures"]
     assert {name: round(figure["realised"], 3) for name, figure in figures.items()} == {"flip_rate": 0.2}

@@ -1,54 +1,80 @@
-"""What a build would make, from its plan: shards, tokens, bytes, memory, shares, spans."""
+"""What a build would make, from its plan: shards, rows, bytes, memory, shares, spans.
+
+Rows and bytes follow from lengths: documents as long as those of the plan's sample are cut and packed as a build does it, a
+shard at a time, under other keys than the build's.
+"""
 
 import math
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.inputs import Inputs, ids_of
-from packprep.objectives.tasks import TOO_SHORT, capacity, resolve, unequal_weights
+from packprep.building.inputs import Inputs
+from packprep.building.packing import pack
+from packprep.building.render import rounded_up
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut, cut_at_row_ends, slots_of
+from packprep.corpus.calibration import Estimates
+from packprep.corpus.reading import Documents
+from packprep.corpus.training import Training
+from packprep.dataset.shard import file_bytes, layout
+from packprep.objectives.objective import Task
+from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
+from packprep.randomness import permute, text_key
+from packprep.recipe import Recipe
 
 FAR = 0.1
 """A realised figure this far from the wanted one, relatively, is worth a warning."""
+FULL = 0.98
+"""Rows that are less full than this are worth a warning."""
 PROCESS_BYTES = 220 << 20
 """What a worker holds before it reads anything: the interpreter, numpy, numba, pyarrow, tokenizers."""
+FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
+"""Segments and shards that are cut and packed for a forecast: a small corpus several times over, some shards of a large one."""
 
 
-def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """The figures, as plain values; estimates come from the plan's calibration sample."""
+class Packed(NamedTuple):
+    """What packing made-up documents came to, for all shards together."""
+
+    segments: float
+    rows: float
+    slots: float  # of segments, with the padding inside
+    content: float
+    without_last: float | None  # content over slots, without each shard's last row; None: there are no other rows
+    file_bytes: float
+
+
+def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> dict[str, Any]:
+    """The figures, as plain values. samples: as `make_plan` gives them, one a source."""
     recipe = inputs.recipe
-    tasks = [
-        t for t in resolve(recipe, ids_of(inputs.vocabulary), inputs.vocabulary.mode_tokens) if t.name != TOO_SHORT
-    ]
+    tasks = [task for task in inputs.tasks if task.name != TOO_SHORT]
     item = np.dtype(plan["token_dtype"]).itemsize
-    in_place = any(task.in_place for task in tasks)
-    slot_bytes = item * (1 + in_place) + 3
-    left_out = 0 if recipe.output.columns == "full" else 2 if in_place else 3  # segment_ids, loss_mask
-    stored_bytes = slot_bytes - left_out
+    slot_bytes = item * (1 + any(task.in_place for task in tasks)) + 3
     tokens = sum(source["tokens"] for source in plan["sources"])
     documents = sum(source["documents"] for source in plan["sources"])
     weights = sum(task.weight for task in tasks)
-    mean = max(3, min(tokens // max(1, documents), recipe.seq_length // 2))
-    expansion = sum(task.weight / weights * task.objective.copies * task.most_body_slots(mean) / mean for task in tasks)
-    slots = round(tokens * expansion) + documents * int(recipe.documents.append_eos)
-    per_shard = tokens // plan["shards"] + 1
+    packed = _packed(plan, inputs, samples)
+    row_slots = packed.rows * recipe.seq_length
+    per_shard, slots_per_shard = tokens // plan["shards"] + 1, row_slots / plan["shards"]
     total = tokens or 1
-    task_rows, warnings = [], unequal_weights(tasks)
+    task_rows, warnings = [], [*unequal_weights(tasks), *_emptiness(packed, recipe)]
     for task in tasks:
-        longest = capacity(recipe, task, 0, 0)
-        figures = task.objective.forecast(task, longest) if task.objective.forecast else {}
+        longest, inner = capacity(recipe, task, 0, 0), inner_capacity(recipe, task, 0)
+        figures = task.objective.forecast(task, inner) if task.objective.forecast else {}
         task_rows.append(
             {
                 "name": task.name,
                 "objective": task.objective.name,
                 "weight": task.weight / weights,
-                "longest_tokens": longest,
+                "longest_inner": inner,
+                "longest_last": capacity(recipe, task, 0, int(recipe.documents.append_eos)),
+                "pieces_of_a_row": pieces_of_a_row(recipe, task),
                 "figures": {name: {"wanted": wanted, "realised": real} for name, (wanted, real) in figures.items()},
             }
         )
         for name, (wanted, real) in figures.items():
             if abs(real - wanted) > FAR * wanted:
-                few = task.objective.sentinels and task.objective.sentinels(task.parameters, longest) > len(
+                few = task.objective.sentinels and task.objective.sentinels(task.parameters, inner) > len(
                     task.ids.sentinels
                 )
                 warnings.append(
@@ -94,17 +120,156 @@ def forecast(plan: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
         "documents": documents,
         "text_bytes": sum(source["text_bytes"] for source in plan["sources"]),
         "tokens": tokens,
-        "slots": slots,
-        "rows": -(-slots // recipe.seq_length),
+        "slots": round(packed.slots),
+        "segments": round(packed.segments),
+        "rows": round(packed.rows),
         "seq_length": recipe.seq_length,
-        "output_bytes": slots * stored_bytes,
-        "worker_bytes": PROCESS_BYTES + round(per_shard * (3 * item + expansion * slot_bytes * 2)),
+        "utilisation": {
+            "all_rows": packed.content / row_slots if row_slots else None,
+            "without_last_rows": packed.without_last,
+        },
+        "output_bytes": round(packed.file_bytes),
+        "worker_bytes": PROCESS_BYTES + round(per_shard * 3 * item + slots_per_shard * slot_bytes * 2),
         "engine": plan["engine"],
         "fingerprint": plan["fingerprint"],
         "sources": sources,
         "tasks": task_rows,
         "warnings": warnings,
     }
+
+
+def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> Packed:
+    recipe, tasks, shards = inputs.recipe, inputs.tasks, plan["shards"]
+    tokens, documents = (sum(source[name] for source in plan["sources"]) for name in ("tokens", "documents"))
+    piece = min(inner_capacity(recipe, task, 1) for task in tasks)
+    segments = documents + tokens // piece + 1
+    at_once = min(shards, MOST_SHARDS, max(1, shards * MOST // segments))
+    part = min(at_once / shards, MOST / segments)
+    runs = max(1, min(FEWEST // segments, MOST_SHARDS // at_once))
+    drawn = [
+        _drawn(estimate, source, part, at_once, run, text_key(recipe.seed, "forecast", s, run))
+        for run in range(runs)
+        for s, (estimate, source) in enumerate(zip(samples, plan["sources"], strict=True))
+    ]
+    lengths, shard = (np.concatenate(columns) for columns in zip(*drawn, strict=True))
+    source = np.tile(np.arange(len(samples)), runs).repeat([len(own) for own, _ in drawn])
+    kept = np.flatnonzero(lengths >= max(1, recipe.documents.min_tokens))
+    kept = kept[np.argsort(shard[kept], kind="stable")]
+    documents = documents_of(lengths[kept], source[kept], text_key(recipe.seed, "forecast"))
+    supervised = np.array([estimate.supervised for estimate in samples], np.uint8)[source[kept]]
+    if supervised.any():
+        documents = documents._replace(training=_all_trained(supervised, lengths[kept]))
+    sums = sum(_shards(plan, inputs, documents, shard[kept]), np.zeros(7)) / (runs * part)
+    made, rows, slots, content, in_others, others, size = sums.tolist()
+    return Packed(made, rows, slots, content, in_others / others if others else None, size)
+
+
+def _drawn(
+    estimate: Estimates, source: dict[str, Any], part: float, shards: int, run: int, key: np.uint64
+) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 lengths in tokens, int64 shards) of so many documents as `part` of a source's uses has.
+
+    The lengths lie evenly over the sample's, so that of a small corpus each comes as often as in the sample. shards: of a
+    run; those of the next run follow.
+    """
+    count, wanted = max(1, round(source["documents"] * part)), source["tokens"] * part
+    order = np.argsort(estimate.lengths, kind="stable")
+    below = np.cumsum(estimate.length_weights[order])
+    if not len(order) or not wanted:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    places = np.searchsorted(below, (np.arange(count) + 0.5) * (below[-1] / count), side="right")
+    even = estimate.lengths[order[np.minimum(places, len(order) - 1)]].astype(np.float64)
+    even *= wanted / max(even.sum(), 1.0)
+    lengths = np.rint(even).astype(np.int64)[permute(np.arange(count), count, key)]
+    ends = np.cumsum(lengths)
+    return lengths, run * shards + (ends - lengths) * shards // max(int(ends[-1]), 1)
+
+
+def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
+    """What is trained of documents of which those that say so have all of it trained, and no messages."""
+    zeros, own = np.zeros(len(lengths), np.int64), np.flatnonzero(supervised)
+    spans = np.stack((zeros[own], lengths[own]), 1)
+    offsets, none = np.concatenate(([0], np.cumsum(supervised, dtype=np.int64))), np.zeros(len(lengths) + 1, np.int64)
+    return Training(supervised, offsets, spans, none, np.zeros(0, np.int64), zeros, supervised)
+
+
+def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: np.ndarray) -> Iterator[np.ndarray]:
+    """Of each shard: segments, rows, slots, content, content and slots without the row that was filled last, bytes.
+
+    shard: int64[D], ascending: of each document.
+    """
+    recipe, tasks = inputs.recipe, inputs.tasks
+    for task, slots, row in _cut_and_packed(recipe, tasks, documents, shard):
+        physical = rounded_up(slots, recipe.packing.pad_seq_to_mult)
+        rows, content = int(row.max(initial=-1)) + 1, int(slots.sum())
+        others, in_last = max(rows - 1, 0) * recipe.seq_length, int(slots[row == rows - 1].sum())
+        lengths = {t: found.parameters["block_length"] for t, found in enumerate(tasks) if found.objective.copies == 2}
+        blocks = sum(int((-(-slots[task == t] // 2 // length)).sum()) for t, length in lengths.items())
+        arrays = layout(
+            rows,
+            len(slots),
+            recipe.seq_length,
+            plan["token_dtype"],
+            labels=any(found.in_place for found in tasks),
+            padded=recipe.packing.pad_seq_to_mult > 1,
+            blocks=blocks if lengths else None,
+            trained=None if documents.training is None else len(slots),
+            compact=recipe.output.columns == "compact",
+        )
+        in_others = content - in_last if others else 0
+        yield np.array([len(slots), rows, physical.sum(), content, in_others, others, file_bytes(arrays)], np.float64)
+
+
+def _cut_and_packed(
+    recipe: Recipe, tasks: Sequence[Task], documents: Documents, shard: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """int64[m] each, by segment: (task, slots, row) of each shard, whose documents lie together."""
+    numbers = np.unique(shard)
+    if recipe.packing.algorithm == "concat":
+        for begin, end in zip(*(np.searchsorted(shard, numbers, side) for side in ("left", "right")), strict=True):
+            own = {
+                name: getattr(documents, name)[begin:end]
+                for name in ("position", "file", "source", "repeat", "file_key")
+            }
+            own["offsets"] = documents.offsets[begin : end + 1]
+            segments, row, _ = cut_at_row_ends(recipe, tasks, documents._replace(**own))
+            yield segments.task, slots_of(tasks, segments), row
+        return
+    segments = cut(recipe, tasks, documents).segments
+    slots, of_segments = slots_of(tasks, segments), shard[segments.document]
+    physical = rounded_up(slots, recipe.packing.pad_seq_to_mult)
+    most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
+    for begin, end in zip(*(np.searchsorted(of_segments, numbers, side) for side in ("left", "right")), strict=True):
+        row, _ = pack(physical[begin:end], recipe.seq_length, recipe.packing.algorithm, most)
+        yield segments.task[begin:end], slots[begin:end], row
+
+
+def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
+    """A warning if rows are less than FULL, apart from each shard's last."""
+    if packed.without_last is None or packed.without_last >= FULL:
+        return []
+    packing = recipe.packing
+    if packed.slots - packed.content > packed.rows * recipe.seq_length - packed.slots:
+        why = (
+            f"packing.pad_seq_to_mult = {packing.pad_seq_to_mult} pads segments: choose no more than the trainer needs"
+        )
+    elif packing.algorithm != "best_fit":
+        why = f'packing.algorithm = "{packing.algorithm}" leaves rows empty that "best_fit" would fill'
+    elif packing.max_segments_per_row:
+        why = f"packing.max_segments_per_row = {packing.max_segments_per_row} ends them: allow more"
+    else:
+        why = "segments are of lengths that do not fill them: choose another seq_length, or documents.max_tokens"
+    return [f"rows are only {packed.without_last:.1%} full: {why}"]
+
+
+def documents_of(lengths: np.ndarray, source: np.ndarray, key: np.uint64) -> Documents:
+    """Made-up token documents of these lengths and sources, int64[D] each, without tokens: what `cut` looks at.
+
+    key: of their chance.
+    """
+    count, zeros = len(lengths), np.zeros(len(lengths), np.int64)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    return Documents(np.zeros(0, np.uint16), offsets, np.arange(count), zeros, source, zeros, np.full(count, key))
 
 
 def print_forecast(f: dict[str, Any]) -> None:
@@ -119,16 +284,21 @@ def print_forecast(f: dict[str, Any]) -> None:
         f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, "
         f"{f['worker_bytes'] / 2**20:.0f} MiB a worker"
     )
+    fill = f["utilisation"]
+    if fill["all_rows"] is not None:
+        without = fill["without_last_rows"]
+        last = "" if without is None else f"; {without:.2%} without each shard's last row"
+        print(f"about {fill['all_rows']:.2%} of their slots filled{last}")
     print()
     print(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
     for s in f["sources"]:
         print(f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%} {s['share_error']:>7.2%}")
     print()
-    print(f"{'task':<16} {'objective':<18} {'weight':>7} {'longest segment':>16}  at that length")
+    longest = f"{'longest inner':>14} {'last piece':>11} {'in a row':>9}"
+    print(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  an inner piece's")
     for t in f["tasks"]:
         figures = ", ".join(f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})" for name, v in t["figures"].items())
-        print(
-            f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {t['longest_tokens']:>9,} tokens  {figures}".rstrip()
-        )
+        longest = f"{t['longest_inner']:>14,} {t['longest_last']:>11,} {t['pieces_of_a_row']:>9}"
+        print(f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip())
     for warning in f["warnings"]:
         print(f"warning: {warning}")

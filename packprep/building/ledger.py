@@ -35,7 +35,8 @@ def shard_ledger(
     seq_length: int,
 ) -> dict[str, Any]:
     """The ledger of one shard. bos, eos, copy, slots, physical: int64[m] by segment in the shard's order;
-    truncated: int64[sources] tokens cut off by long = "truncate"; last_row_padding: of the row that was packed last."""
+    truncated: int64[sources] tokens cut off by long = "truncate"; last_row_padding: of the row that was packed
+    last, at its end and inside its segments."""
     documents = reading.documents
     source, task, n = arrays["segment_source"], arrays["segment_task"], arrays["segment_tokens"].astype(np.int64)
     mode = np.array([t.mode for t in tasks])[task]

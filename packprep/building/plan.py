@@ -44,16 +44,21 @@ def mark_reader(recipe: Recipe, chat_template: str | None) -> MarkReader | None:
     return MarkReader(chat_template) if recipe.documents.loss_spans == "use" else None
 
 
-def make_plan(inputs: Inputs, say: Callable[[str], None] = lambda message: None) -> dict[str, Any]:
+def make_plan(
+    inputs: Inputs, say: Callable[[str], None] = lambda message: None, samples: list[Estimates] | None = None
+) -> dict[str, Any]:
     """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no more.
 
-    say: is told of a fast engine that failed its proof, where engine = "auto" takes another one.
+    say: is told of a fast engine that failed its proof, where engine = "auto" takes another one. samples: gets what the
+    sample of each source tells, of which the plan holds only what work needs.
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     tasks = inputs.tasks
     for source, files in zip(recipe.sources, inputs.files, strict=True):
         first_look(source, files, recipe.documents.loss_spans == "use")
     engine, sources, estimates = _proven_and_calibrated(inputs, say)
+    if samples is not None:
+        samples += estimates
     template, has_chat = inputs.chat_template, any(estimate.chat for estimate in estimates)
     if template is not None and has_chat and not compile_template(template).knows_turns:
         say(UNKNOWN_TURNS)

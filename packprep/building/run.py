@@ -34,6 +34,7 @@ from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note
 from packprep.building.signals import ended_by_signals, stoppable
 from packprep.building.work import begin_shard, finish_shard, rehearse
 from packprep.clock import Clock
+from packprep.corpus.calibration import Estimates
 from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
@@ -224,8 +225,9 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
                 f"{out} holds files that are no packprep's: {listed(others)}. A dataset's folder holds nothing else: "
                 "give --out a folder that is new or empty"
             )
-        fresh = make_plan(inputs, say)
-        for warning in forecast(fresh, inputs)["warnings"]:
+        samples: list[Estimates] = []
+        fresh = make_plan(inputs, say, samples)
+        for warning in forecast(fresh, inputs, samples)["warnings"]:
             say(f"warning: {warning}")
         first = out.write_first(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
         if not first and read_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:

@@ -188,7 +188,7 @@ def _note_left_out(job: Job, reading: Reading, segments: Segments) -> None:
 def _ledger(job: Job, reading: Reading, laid: LaidOut, arrays: dict[str, np.ndarray], shard: int) -> dict[str, Any]:
     documents, segments, row, order = reading.documents, laid.segments, laid.row, laid.layout.order
     in_last = row == row.max() if len(row) else np.zeros(0, np.bool_)
-    last_row_padding = job.recipe.seq_length - int(laid.physical[in_last].sum()) if len(row) else 0
+    last_row_padding = job.recipe.seq_length - int(laid.slots[in_last].sum()) if len(row) else 0
     truncated = np.zeros(len(job.sources), np.int64)
     if job.recipe.documents.long == "truncate":
         used = np.bincount(segments.document, segments.n, len(documents.position)).astype(np.int64)

@@ -107,7 +107,9 @@ def plan(
     found = look_up(recipe, moved_of(source))
     for note in found.vocabulary.notes:
         say(note)
-    put(forecast(make_plan(found, say), found), as_json, print_forecast)
+    samples: list[Any] = []
+    planned = make_plan(found, say, samples)
+    put(forecast(planned, found, samples), as_json, print_forecast)
 
 
 def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:

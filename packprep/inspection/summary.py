@@ -63,7 +63,8 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
     weights = sum(task["weight"] for task in manifest["tasks"])
     wanted = _wanted_shares(manifest)
     rows, last_rows = ledger["rows"], ledger["last_rows"]
-    padding = ledger["row_padding"]
+    padding, inside = ledger["row_padding"], sum(source["slots"]["padding"] for source in sources.values())
+    content, in_last_rows = ledger["row_slots"] - padding - inside, last_rows * seq_length - ledger["last_row_padding"]
     return {
         "directory": directory,
         "published": True,
@@ -88,15 +89,12 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
             "total": ledger["row_slots"] - padding,
             "used": sum(source["slots"]["used"] for source in sources.values()),
             "added": _summed(source["slots"]["added"] for source in sources.values()),
-            "padding_inside": sum(source["slots"]["padding"] for source in sources.values()),
+            "padding_inside": inside,
             "row_padding": padding,
         },
         "utilisation": {
-            "all_rows": _share(ledger["row_slots"] - padding, ledger["row_slots"]),
-            "without_last_rows": _share(
-                ledger["row_slots"] - last_rows * seq_length - (padding - ledger["last_row_padding"]),
-                ledger["row_slots"] - last_rows * seq_length,
-            ),
+            "all_rows": _share(content, ledger["row_slots"]),
+            "without_last_rows": _share(content - in_last_rows, ledger["row_slots"] - last_rows * seq_length),
         },
         "vocab_size": manifest["vocab_size"],
         "token_dtype": manifest["token_dtype"],

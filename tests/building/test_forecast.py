@@ -1,17 +1,20 @@
+import json
 import re
 
 import pytest
 
+from packprep.building import forecast as module
 from packprep.building.forecast import forecast, print_forecast
 from packprep.building.inputs import look_up
 from packprep.building.plan import make_plan
+from packprep.inspection.summary import describe_manifest
 from packprep.recipe import read_recipe
 from tests import made
 
 
 def forecast_of(folder, sources="a.jsonl", **changes):
-    inputs = look_up(read_recipe(made.table(sources, **changes), folder), {})
-    return forecast(make_plan(inputs), inputs)
+    inputs, samples = look_up(read_recipe(made.table(sources, **changes), folder), {}), []
+    return forecast(make_plan(inputs, samples=samples), inputs, samples)
 
 
 @pytest.fixture(scope="module")
@@ -21,17 +24,79 @@ def folder(tmp_path_factory):
     return folder
 
 
+def built_as_forecast(folder, out, sources="a.jsonl", **changes):
+    """(forecast, ledger, bytes of shards, utilisation) of a recipe and its build."""
+    manifest = made.build(made.table(sources, **changes), folder, out).manifest
+    size = sum(entry["bytes"] for entry in manifest["shards"])
+    return forecast_of(folder, sources, **changes), manifest, size, describe_manifest("", manifest)["utilisation"]
+
+
 def test_a_forecast_is_near_what_the_build_makes(folder, tmp_path):
-    found = forecast_of(folder)
-    manifest = made.build(made.table("a.jsonl"), folder, tmp_path / "out").manifest
+    found, manifest, _, _ = built_as_forecast(folder, tmp_path / "out")
     ledger = manifest["ledger"]
     assert found["shards"] == len(manifest["shards"])
     assert abs(found["tokens"] / ledger["sources"]["source0"]["tokens"]["used"] - 1) < 0.02
     assert abs(found["documents"] / 600 - 1) < 0.02
-    assert abs(found["rows"] / ledger["rows"] - 1) < 0.1
-    size = sum(entry["bytes"] for entry in manifest["shards"])
-    assert abs(found["output_bytes"] / size - 1) < 0.3
+    segments = ledger["sources"]["source0"]["segments"]
+    assert abs(found["segments"] / segments - 1) < 0.02
     assert found["fingerprint"] == manifest["fingerprint"] and found["worker_bytes"] > 100 << 20
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_and_bytes_are_within_three_hundredths_whatever_is_packed(tmp_path, seed):
+    """Two kinds of recipe a seed: with pieces that divide rows, padding, blocks, other ways to pack and to cut."""
+    made.write_lines(tmp_path / "a.jsonl", made.texts(100, seed, 3000))
+    few = {"specials": {"sentinels": {"first": 266, "count": 20}}, "tasks": [{"preset": "t5"}], "output": {}}
+    changes = [
+        few,
+        {"packing": {"pad_seq_to_mult": 64}, "output": {"columns": "compact"}},
+        {"packing": {"algorithm": "next_fit"}},
+        {"tasks": [{"preset": "bd3"}, {"preset": "llada"}], "documents": {"max_tokens": 200}, "output": {}},
+        {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "causal"}], "documents": {"prepend_bos": True}},
+        {"documents": {"min_tokens": 200}, "packing": {"max_segments_per_row": 2}},
+    ]
+    for change in (changes[seed % 6], changes[(seed + 3) % 6]):
+        out = tmp_path / str(changes.index(change))
+        found, manifest, size, fill = built_as_forecast(tmp_path, out, **{"seq_length": 1024, **change})
+        assert abs(found["rows"] / manifest["ledger"]["rows"] - 1) < 0.03, change
+        assert abs(found["output_bytes"] / size - 1) < 0.03, change
+        assert abs(found["utilisation"]["all_rows"] - fill["all_rows"]) < 0.02, change
+        assert abs(found["utilisation"]["without_last_rows"] - fill["without_last_rows"]) < 0.02, change
+
+
+def test_what_says_what_is_trained_is_forecast_by_the_tasks_that_it_may_draw(tmp_path):
+    lines = [json.dumps({"text": text, "loss_spans": [[0, len(text)]]}) for text in made.texts(150, 3, 3000)]
+    made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
+    tasks = [{"preset": "bd3"}, {"preset": "causal"}]  # block diffusion doubles slots, and takes no such documents
+    found, manifest, size, _ = built_as_forecast(tmp_path, tmp_path / "out", tasks=tasks, seq_length=1024, output={})
+    assert abs(found["rows"] / manifest["ledger"]["rows"] - 1) < 0.03 and abs(found["output_bytes"] / size - 1) < 0.03
+
+
+def test_of_a_large_corpus_some_shards_are_packed(folder, monkeypatch):
+    whole = forecast_of(folder)
+    monkeypatch.setattr(module, "MOST", 500)
+    part = forecast_of(folder)
+    monkeypatch.setattr(module, "MOST", 30)  # less than one shard
+    least = forecast_of(folder)
+    assert whole["shards"] == 5
+    for found in (part, least):
+        assert found["rows"] != whole["rows"] and abs(found["rows"] / whole["rows"] - 1) < 0.1
+        assert abs(found["output_bytes"] / whole["output_bytes"] - 1) < 0.1
+
+
+def test_rows_that_are_not_full_are_warned_of_with_what_to_do(folder):
+    def of(**changes):
+        found = forecast_of(folder, tasks=[{"preset": "causal"}], **changes)["warnings"]
+        return [text for text in found if text.startswith("rows are only ")]
+
+    assert of() == []
+    assert "pad_seq_to_mult = 256 pads segments" in of(packing={"pad_seq_to_mult": 256})[0]
+    assert 'packing.algorithm = "next_fit" leaves rows' in of(packing={"algorithm": "next_fit"})[0]
+    assert "max_segments_per_row = 1 ends them" in of(packing={"max_segments_per_row": 1})[0]
+    assert "of lengths that do not fill them" in of(documents={"min_tokens": 250, "long": "drop"})[0]
+    found = forecast_of(folder, tasks=[{"preset": "causal"}], documents={"max_tokens": 200})
+    assert found["warnings"] == [] and found["utilisation"]["without_last_rows"] > 0.98
+    assert [found["tasks"][0][name] for name in ("longest_inner", "longest_last", "pieces_of_a_row")] == [170, 200, 3]
 
 
 def test_realised_span_lengths_are_told_and_warned_of_beyond_a_tenth(folder):
@@ -62,7 +127,7 @@ def test_a_forecast_is_printed_as_text(folder, capsys):
     print_forecast(forecast_of(folder, [{"name": "web", "paths": ["a.jsonl"], "repeat": 5}]))
     text = capsys.readouterr().out
     assert re.match(r"\d\d shards of about 0\.0477 MiB of text, 1 file\n", text)
-    for said in ("web", "x-dense", "span_corruption", "warning: source web", "rows of 512"):
+    for said in ("web", "x-dense", "span_corruption", "warning: source web", "rows of 512", "slots filled; 99."):
         assert said in text
     assert forecast_of(folder)["sources"][0]["share"] == 1.0
     print_forecast(forecast_of(folder, output={}))

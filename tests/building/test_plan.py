@@ -104,10 +104,10 @@ def test_shares_become_repeats_of_six_digits(folder):
     assert max(repeats) == 1.0 and all(repeat == float(f"{repeat:.6g}") for repeat in repeats)
     tokens = [source["tokens"] for source in plan["sources"]]
     assert abs(tokens[0] / sum(tokens) - 0.25) < 0.0001
-    inputs = inputs_of(folder, sources, total_tokens=1_000_000)
-    plan = make_plan(inputs)
+    inputs, samples = inputs_of(folder, sources, total_tokens=1_000_000), []
+    plan = make_plan(inputs, samples=samples)
     assert abs(sum(source["tokens"] for source in plan["sources"]) / 1e6 - 1) < 0.0001
-    rows = forecast(plan, inputs)["sources"]
+    rows = forecast(plan, inputs, samples)["sources"]
     assert abs(rows[1]["share"] - 0.75) < 0.01 and rows[1]["share_error"] >= 0
 
 

@@ -103,10 +103,11 @@ def test_max_segments_per_row_is_kept_and_loses_nothing(tmp_path):
 
 def test_the_last_row_s_padding_is_told_apart(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x" * 100])
-    ledger = made.build(made.table("a.jsonl", tasks=[{"preset": "causal"}]), tmp_path, tmp_path / "out").manifest[
-        "ledger"
-    ]
-    assert ledger["row_padding"] == ledger["last_row_padding"] == 512 - 101 and ledger["last_rows"] == 1
+    for multiple, physical in ((1, 101), (8, 104)):
+        table = made.table("a.jsonl", tasks=[{"preset": "causal"}], packing={"pad_seq_to_mult": multiple})
+        ledger = made.build(table, tmp_path, tmp_path / f"out{multiple}").manifest["ledger"]
+        assert ledger["row_padding"] == 512 - physical
+        assert ledger["last_row_padding"] == 512 - 101 and ledger["last_rows"] == 1  # what is inside of it, too
 
 
 def test_progress_is_told(built):

@@ -88,7 +88,7 @@ def test_ul2r_for_llama_plans_the_lengths_that_its_comments_name(folder):
     tokenizers_made.write(folder / "tokenizer", tokenizers_made.llama3_like(n_reserved=248))
     smaller = ["--set", "specials.sentinels.first=327", "--set", "specials.vocab_size=576"]
     forecast = json.loads(packprep_says("plan", folder / "ul2r_llama.toml", "--json", *smaller))
-    longest = {task["name"]: task["longest_tokens"] for task in forecast["tasks"]}
+    longest = {task["name"]: task["longest_inner"] for task in forecast["tasks"]}
     assert longest["x-dense"] == 1473 and longest["r"] > 3700
 
 

@@ -10,6 +10,7 @@ from packprep.inspection import summary
 from packprep.inspection.printed_summary import print_summary
 from packprep.inspection.summary import describe_build, describe_dataset
 from packprep.recipe import read_recipe
+from tests import made
 from tests.dataset.synthetic import make_dataset
 from tests.inspection.conftest import Silent, built, write_corpus
 
@@ -48,12 +49,25 @@ def test_every_slot_is_accounted_for(described):
 def test_utilisation_with_and_without_each_shards_last_row(described):
     s, ds = described
     ledger = ds.manifest["ledger"]
-    assert s["utilisation"]["all_rows"] == pytest.approx(s["slots"]["total"] / s["row_slots"])
-    without = 1 - (ledger["row_padding"] - ledger["last_row_padding"]) / (
-        (s["rows"] - ledger["last_rows"]) * s["seq_length"]
-    )
+    content = sum(int(ds.row(r).cu_seqlens[-1]) for r in range(len(ds)))
+    assert s["utilisation"]["all_rows"] == pytest.approx(content / s["row_slots"])
+    last = ledger["last_rows"] * s["seq_length"]
+    without = (content - (last - ledger["last_row_padding"])) / (s["row_slots"] - last)
     assert s["utilisation"]["without_last_rows"] == pytest.approx(without)
     assert s["utilisation"]["all_rows"] <= s["utilisation"]["without_last_rows"] <= 1
+
+
+def test_padding_inside_segments_is_no_content_in_any_figure(tmp_path, capsys):
+    """31 tokens and eos in 64 slots: rows are full, and half of them is content."""
+    made.write_lines(tmp_path / "a.jsonl", ["x" * 31] * 96)
+    table = made.table(
+        "a.jsonl", seq_length=256, tasks=[{"preset": "causal"}], packing={"pad_seq_to_mult": 64}, output={}
+    )
+    s = describe_build(made.build(table, tmp_path, tmp_path / "out"))
+    assert s["rows"] == 24 and s["slots"]["row_padding"] == 0
+    assert s["utilisation"] == {"all_rows": 0.5, "without_last_rows": 0.5}
+    print_summary(s)
+    assert "utilisation  50.00% of 6,144 slots in rows; 50.00% without each shard's last row" in capsys.readouterr().out
 
 
 def test_a_single_row_has_no_utilisation_without_its_last_row(tmp_path, capsys):
