@@ -17,7 +17,7 @@ from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut, cut_at_row_ends
 from packprep.corpus.calibration import Estimates
 from packprep.corpus.reading import Documents
 from packprep.corpus.training import Training
-from packprep.dataset.shard import file_bytes, layout
+from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.objectives.objective import Task
 from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
 from packprep.randomness import permute, text_key
@@ -216,8 +216,9 @@ def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: n
             trained=None if documents.training is None else len(slots),
             compact=recipe.output.columns == "compact",
         )
+        size = DATA_ALIGNMENT + sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
         in_others = content - in_last if others else 0
-        yield np.array([len(slots), rows, physical.sum(), content, in_others, others, file_bytes(arrays)], np.float64)
+        yield np.array([len(slots), rows, physical.sum(), content, in_others, others, size], np.float64)
 
 
 def _cut_and_packed(

@@ -174,11 +174,6 @@ def _header(arrays: Layout) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def file_bytes(arrays: Layout) -> int:
-    """The size of a shard's file with these arrays, in file order."""
-    return len(_header(arrays)) + sum(_n_bytes(*array) for array in arrays.values())
-
-
 def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     """The bytes of a shard as a list of buffers: its header, then each array without a copy.
 

@@ -178,3 +178,11 @@ def test_all_texts_of_a_small_source_are_its_first_and_a_source_of_tokens_has_no
     tokens_made.write_parquet(tmp_path / "t.parquet", [[1, 2], [3]])
     source = looked_up(tmp_path, "t.parquet", format="tokens")[1]
     assert not list(first_texts(source))
+
+
+def test_the_sample_s_lengths_are_those_of_its_documents(tmp_path):
+    texts = made.texts(200)
+    made.write_lines(tmp_path / "a.jsonl", texts)
+    found = estimate(tmp_path, "a.jsonl")
+    assert sorted(found.lengths.tolist()) == sorted(len(text.encode()) for text in texts)  # bytes are its tokens
+    assert found.length_weights.tolist() == [1.0] * len(texts)
