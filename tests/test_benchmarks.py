@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from packprep.corpus.engines.fast import FastEngine
+from packprep.objectives import tasks
 from packprep.objectives.span_corruption import render_with_mask, span_counts
 from tests.corpus import tokenizers_made
 
@@ -24,7 +25,7 @@ def script(name: str) -> ModuleType:
 
 
 end_to_end, packing, objectives, readers = map(script, ("end_to_end", "packing", "objectives", "readers"))
-engine_exactness, verify = map(script, ("engine_exactness", "verify"))
+engine_exactness, verify, utilisation = map(script, ("engine_exactness", "verify", "utilisation"))
 
 
 def test_it_builds_all_of_the_text_and_leaves_nothing(tmp_path, capsys):
@@ -63,6 +64,21 @@ def test_packing_is_measured_for_each_capacity_and_algorithm(capsys):
     assert [line["assignment_per_s"] is not None for line in lines] == [True, True, False, False]
     packing.main(few)
     assert "best_fit" in capsys.readouterr().out
+
+
+def test_pieces_of_long_documents_fill_rows_whatever_the_sentinels(capsys):
+    assert utilisation.main(["--seq-length", "512", "4096", "32768", "--sentinels", "64", "100", "245", "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert len(lines) == 3 * 3 + 4 and all(line["fewest_rows"] >= 1000 for line in lines)
+    assert all(share > 0.995 for line in lines for share in line["filled"].values())
+
+
+def test_what_is_not_full_is_told_by_the_exit_status(capsys, monkeypatch):
+    """Without the law, 100 sentinels end pieces at 54 % of a row of 4096."""
+    monkeypatch.setattr(tasks, "pieces_of_a_row", lambda recipe, task: 1)
+    assert utilisation.main(["--seq-length", "4096", "--sentinels", "100"]) == 1
+    cells = capsys.readouterr().out.splitlines()[2].split("|")
+    assert [cell.strip() for cell in cells[1:3]] == ["t5", "100"] and float(cells[3]) < 60
 
 
 def test_objectives_are_measured_beside_what_others_do(capsys):
