@@ -1,10 +1,10 @@
-"""The cases of golden/cases.json, computed with reference implementations of other systems."""
+"""The cases of cases.json, computed with reference implementations of other systems."""
 
 import json
 from functools import cache
 from pathlib import Path
 
-_FILE = Path(__file__).parent / "golden" / "cases.json"
+_FILE = Path(__file__).parent / "cases.json"
 
 
 @cache
