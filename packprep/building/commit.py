@@ -11,21 +11,35 @@ from packprep.building.job import Job
 from packprep.building.output import Output
 from packprep.building.work import Made
 from packprep.dataset import shard as shard_format
-from packprep.dataset.json_files import FORMAT, VERSION, decode, encode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import (
+    FORMAT,
+    VERSION,
+    Later,
+    as_stored,
+    decode,
+    encode,
+    newer_version,
+    receipt_name,
+    rejects_name,
+    shard_name,
+    with_defaults,
+)
 from packprep.digests import digest_of, digest_of_buffers
-from packprep.errors import BuildError, DatasetError, PackprepError
+from packprep.errors import BuildError, DatasetError, PackprepError, PlanError
 
 _RECEIPT_KEYS = {
     "format", "version", "plan_digest", "shard", "file", "rows", "segments", "tokens", "bytes", "digest",
     "rejects", "text_digests", "ledger",
 }  # fmt: skip
-
+LATER: Later = {"": {}, "rejects": {}}
+"""The keys that joined later."""
 
 REJECTS_KEYS = {"file", "bytes", "digest", "documents"}
 
 
 def read_receipt(out: Output, shard: int) -> tuple[dict[str, Any], bytes] | None:
-    """(receipt, its bytes) as it stands; None if there is none or it does not parse."""
+    """(receipt, its bytes) as it stands; None if there is none or it does not parse. PlanError for one that a newer version
+    wrote."""
     name = receipt_name(shard)
     try:
         data = out.read(name)
@@ -36,11 +50,15 @@ def read_receipt(out: Output, shard: int) -> tuple[dict[str, Any], bytes] | None
         return None
     except OSError as error:
         raise BuildError(f"{out.place(name)}: {error.strerror}; see to it and run the same command again") from None
-    if not isinstance(receipt, dict) or set(receipt) != _RECEIPT_KEYS:
+    if not isinstance(receipt, dict) or not receipt.keys() >= _RECEIPT_KEYS:
         return None
     if receipt["format"] != FORMAT or receipt["version"] != VERSION or receipt["shard"] != shard:
         return None
-    return receipt, data
+    rejects = receipt["rejects"] if isinstance(receipt["rejects"], dict) else {}
+    for found, known, later in ((receipt, _RECEIPT_KEYS, LATER[""]), (rejects, REJECTS_KEYS, LATER["rejects"])):
+        if known <= found.keys() and (unknown := found.keys() - known - later.keys()):
+            raise PlanError(f"{out.place(name)}: {newer_version(min(unknown))}")
+    return with_defaults(receipt, LATER), data
 
 
 def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
@@ -48,7 +66,7 @@ def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
     rejects = receipt["rejects"]
     return (
         all(type(receipt[key]) is int and receipt[key] >= 0 for key in ("rows", "segments", "tokens", "bytes"))
-        and (rejects is None or (isinstance(rejects, dict) and rejects.keys() == REJECTS_KEYS))
+        and (rejects is None or (isinstance(rejects, dict) and rejects.keys() >= REJECTS_KEYS))
         and isinstance(receipt["ledger"], dict)
     )
 
@@ -115,7 +133,7 @@ def commit_shard(out: Output, job: Job, shard: int, made: Made) -> dict[str, Any
         else:
             out.remove(rejects_name(shard))
         if not _stands(out, job, receipt):  # an upload takes its time: another build may have been faster
-            out.write_whole(receipt_name(shard), [encode(receipt)])
+            out.write_whole(receipt_name(shard), [encode(as_stored(receipt, LATER))])
         return receipt
     except PackprepError:
         raise

@@ -12,7 +12,7 @@ from typing import Any
 
 from packprep.building.commit import done_receipt
 from packprep.building.inputs import look_up
-from packprep.building.job import Job
+from packprep.building.job import Job, check_law
 from packprep.building.output import output_of
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
@@ -75,6 +75,7 @@ def finish(out: str | os.PathLike) -> dict[str, Any]:
     """Publish the dataset; gives its manifest. BuildError while a shard is missing, or where too many documents are bad."""
     output = output_of(out)
     job = open_job(output)
+    check_law(job.plan, output.place(PLAN_NAME))
     manifest = publish(output, job)
     if manifest is None:
         missing = missing_shards(output, job.digest, range(job.shards))

@@ -12,6 +12,7 @@ from packprep.corpus.files import Files
 from packprep.corpus.finding import find_files
 from packprep.corpus.tokenizer_json import continuing_tokens
 from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
+from packprep.dataset.json_files import LAW_VERSION
 from packprep.errors import RecipeError
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import complete, mode_tokens_used, resolve, roles_used, sentinels_used
@@ -63,8 +64,8 @@ def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
     return Inputs(recipe, vocabulary, tuple(p for p, _ in found), tuple(files for _, files in found), template)
 
 
-def ids_of(vocabulary: Vocabulary) -> Ids:
-    """The ids that tasks write."""
+def ids_of(vocabulary: Vocabulary, law: int = LAW_VERSION) -> Ids:
+    """The ids that tasks write, and the law by which."""
     roles = vocabulary.roles
     return Ids(
         vocab_size=vocabulary.vocab_size,
@@ -76,6 +77,7 @@ def ids_of(vocabulary: Vocabulary) -> Ids:
         fim=(roles.get("fim_prefix", -1), roles.get("fim_middle", -1), roles.get("fim_suffix", -1)),
         special=vocabulary.special_ids,
         continues=np.frombuffer(continuing_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size), np.uint8),
+        law=law,
     )
 
 

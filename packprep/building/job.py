@@ -8,13 +8,14 @@ import numpy as np
 
 from packprep.building.inputs import ids_of
 from packprep.building.plan import mark_reader, plain
+from packprep.building.plan_form import LATER
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine
 from packprep.corpus.engines.registry import load_engine
 from packprep.corpus.files import Files
 from packprep.corpus.planning import PlannedSource, format_name
 from packprep.corpus.vocabulary import Vocabulary
-from packprep.dataset.json_files import LAW_VERSION, encode
+from packprep.dataset.json_files import LAW_VERSION, as_stored, encode, other_law
 from packprep.dataset.laws import unusable_facts
 from packprep.digests import digest_of
 from packprep.errors import PlanError, RecipeError
@@ -23,10 +24,11 @@ from packprep.objectives.tasks import complete, resolve, task_table
 from packprep.recipe import Recipe, from_normalised
 
 
-def _recipe_of(plan: Mapping[str, Any]) -> Recipe:
+def recipe_of(plan: Mapping[str, Any]) -> Recipe:
     """The recipe of a plan, and its sources and tasks as many as the plan's; PlanError if it is none."""
     try:
-        recipe = complete(from_normalised(plan["recipe"], plan["engine"]["name"]))
+        stored = from_normalised(plan["recipe"], plan["engine"]["name"], plan["made_with"])
+        recipe = complete(stored, plan["made_with"])
     except RecipeError as error:
         raise PlanError(f"plan.json: recipe: {error}") from error
     if [source.name for source in recipe.sources] != [source["name"] for source in plan["sources"]]:
@@ -52,10 +54,19 @@ def _resolved(plan: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]
     return resolved
 
 
+def check_law(plan: Mapping[str, Any], where: str) -> None:
+    """PlanError unless shards, or segments, of a plan can be made here: those of an older law are read only."""
+    if plan["law_version"] != LAW_VERSION:
+        raise PlanError(
+            f"{where} has {other_law(plan['law_version'], plan['made_with'])}, or build into another folder"
+        )
+
+
 class Job:
     """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone.
 
-    plan: the plan's values but for its files, which are in `sources`. digest: the plan's.
+    plan: the plan's values but for its files, which are in `sources`. digest: the plan's. law: its law_version; of an older
+    one than LAW_VERSION only what is stored can be read, and who makes anything has to `check_law`.
     """
 
     def __init__(
@@ -66,19 +77,15 @@ class Job:
         plan_digest: str | None = None,
     ):
         """prefixes: where the sources' files lie now. plan_digest: of the plan's canonical JSON, where that is known."""
-        if plan["law_version"] != LAW_VERSION:
-            raise PlanError(
-                f"plan.json has law_version {plan['law_version']} and this packprep makes {LAW_VERSION}: "
-                "use the packprep that began this build, or begin anew in another folder"
-            )
         digest = digest_of(tokenizer_json)
         if digest != plan["tokenizer"]["digest"]:
             raise PlanError(
                 f"tokenizer.json has digest {digest} and the plan names {plan['tokenizer']['digest']}: put the right file back"
             )
         self.plan = {key: value for key, value in plan.items() if key != "files"}
-        self.digest = plan_digest or digest_of(encode(plan))
-        self.recipe = _recipe_of(plan)
+        self.digest = plan_digest or digest_of(encode(as_stored(plan, LATER)))
+        self.law: int = plan["law_version"]
+        self.recipe = recipe_of(plan)
         stored = plan["vocabulary"]
         self.vocabulary = Vocabulary(
             tokenizer_json=tokenizer_json,
@@ -94,7 +101,7 @@ class Job:
         self.token_dtype = np.dtype(plan["token_dtype"])
         self.tasks: list[Task] = resolve(
             self.recipe,
-            ids_of(self.vocabulary),
+            ids_of(self.vocabulary, self.law),
             self.vocabulary.mode_tokens,
             _resolved(plan, self.recipe),
         )
@@ -109,11 +116,10 @@ class Job:
             own = files[first:end]
             sizes, pieces = (np.fromiter((file[key] for file in own), np.int64, len(own)) for key in ("size", "pieces"))
             prefix = prefixes[i] if prefixes else resolved["prefix"]
-            held = {k: file["piece_bytes"] for k, file in enumerate(own) if "piece_bytes" in file}
-            names = [file["name"] for file in own]
-            listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, held)
-            law = plan["law_version"]
-            self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, self.recipe.seed, law))
+            known = {k: held for k, file in enumerate(own) if (held := file.get("piece_bytes")) is not None}
+            names, seed = [file["name"] for file in own], self.recipe.seed
+            listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, known)
+            self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, seed, law=self.law))
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:
                     raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")

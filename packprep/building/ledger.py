@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from packprep.corpus.reading import Reading
-from packprep.errors import BuildError
+from packprep.dataset.json_files import newer_version
+from packprep.errors import BuildError, PlanError
 from packprep.objectives.objective import Task
 
 AFTER_TOKENIZATION = ("too_long", "untrained_segment")
 """Reasons of tokens that are among the shard's documents and in no segment."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
+ADDED_LATER: tuple[str, ...] = ()
+"""Kinds that joined later: they are written only where there are any."""
 
 
 def shard_ledger(
@@ -69,7 +72,7 @@ def shard_ledger(
             "slots": {
                 "total": int(physical[own].sum()),
                 "used": int(n[own].sum()),
-                "added": added,
+                "added": {kind: count for kind, count in added.items() if count or kind in ADDED},
                 "padding": int((physical - slots)[own].sum()),
             },
             "segments": int(own.sum()),
@@ -136,7 +139,8 @@ def imbalances(ledger: Mapping[str, Any]) -> list[str]:
 
 
 def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
-    """Whether a value read from a file has the form of a ledger of these sources and tasks."""
+    """Whether a value read from a file has the form of a ledger of these sources and tasks. PlanError for a kind of count that
+    a newer version wrote."""
     reasons = ("documents", "rejected"), ("tokens", "dropped")
     source = {
         "documents": {"read": 0, "used": 0, "rejected": {}},
@@ -151,7 +155,13 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
     def fits(part: Any, form: Any, place: tuple[str, ...]) -> bool:
         if not isinstance(form, dict):
             return type(part) is int and part >= 0
-        if not isinstance(part, dict) or (place[-2:] not in reasons and part.keys() != form.keys()):
+        if not isinstance(part, dict) or (place[-2:] not in reasons and not form.keys() <= part.keys()):
+            return False
+        later = ADDED_LATER if place[-1:] == ("added",) else ()
+        unknown = set() if place[-2:] in reasons else part.keys() - form.keys() - set(later)
+        if unknown and place not in (("sources",), ("tasks",)):
+            raise PlanError(f"ledger: {newer_version('.'.join((*place, min(unknown))))}")
+        if unknown:
             return False
         return all(fits(part[key], form.get(key, 0), (*place, key)) for key in part)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.inputs import Inputs, token_dtype
+from packprep.building.plan_form import LATER
 from packprep.corpus.calibration import Estimates, calibrate, first_texts
 from packprep.corpus.chat_templates import compile_template
 from packprep.corpus.conversations import MarkReader
@@ -22,10 +23,10 @@ from packprep.corpus.first_look import first_look
 from packprep.corpus.planning import PlannedSource, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenization import tokenize
-from packprep.dataset.json_files import FORMAT, LAW_VERSION, VERSION
+from packprep.dataset.json_files import FORMAT, LAW_VERSION, VERSION, as_stored
 from packprep.digests import own_digest
 from packprep.errors import RecipeError
-from packprep.objectives.tasks import check_supervised, task_table
+from packprep.objectives.tasks import check_supervised, task_table, whole_recipe
 from packprep.recipe import Recipe, normalised, without_places
 
 MIB = 1 << 20
@@ -111,7 +112,7 @@ def make_plan(
         ],
         "files": [file for files in inputs.files for file in files.as_planned()],
     }
-    return {**plan, "digest": own_digest(plan)}
+    return {**plan, "digest": own_digest(as_stored(plan, LATER))}
 
 
 def _proven_and_calibrated(
@@ -229,15 +230,14 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     if inputs.fingerprint == plan["fingerprint"]:
         return []
     found = []
-    if plan["law_version"] != LAW_VERSION:
-        found.append(f"law_version is {LAW_VERSION} here and {plan['law_version']} in the plan")
     if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:
         found.append(
             f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan {plan['tokenizer']['digest']})"
         )
     if plan["chat_template"] != inputs.chat_template:
         found.append("the chat template changed")
-    found += _changed_keys(plain(inputs.fingerprint_parts["recipe"]), plain(without_places(plan["recipe"])), "")
+    now, planned = (plain(without_places(whole_recipe(r))) for r in (normalised(inputs.recipe), plan["recipe"]))
+    found += _changed_keys(now, planned, "")
     listed: dict[tuple[int, str], int] = {(f["source"], f["name"]): f["size"] for f in plan["files"]}
     here = {
         (files.source, name): size

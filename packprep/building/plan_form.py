@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from packprep.dataset.json_files import FORMAT, TOKENIZER_NAME, VERSION
+from packprep.dataset.json_files import FORMAT, LAW_VERSION, TOKENIZER_NAME, VERSION, Later, other_law, unknown_key
 from packprep.dataset.manifest import is_count, is_digest, is_id
 from packprep.errors import PlanError
 
@@ -95,32 +95,39 @@ _SOURCE: dict[str, Test] = {
     "documents": is_count,
     "relative_error": lambda v: v is None or type(v) in (int, float),
 }
-_FILE: dict[str, Test] = {"source": is_count, "name": _is_name, "size": is_count, "pieces": is_count}
-_FILE_MAY: dict[str, Test] = {
-    "piece_bytes": lambda v: isinstance(v, list) and all(is_count(n) and n < 1 << 47 for n in v)
+_FILE: dict[str, Test] = {
+    "source": is_count,
+    "name": _is_name,
+    "size": is_count,
+    "pieces": is_count,
+    "piece_bytes": lambda v: isinstance(v, list) and all(is_count(n) and n < 1 << 47 for n in v),
 }
 
+LATER: Later = {"": {}, "vocabulary": {}, "sources": {}, "files": {"piece_bytes": None}}
+"""Those of the keys above that joined later."""
 
 _RESTORE = "put the file back as it was, or begin anew in another folder"
 
 
-def _check(where: str, value: Any, form: Mapping[str, Test], may: Mapping[str, Test] | None = None) -> None:
-    form = {**form, **{key: good for key, good in (may or {}).items() if isinstance(value, dict) and key in value}}
+def _check(where: str, value: Any, form: Mapping[str, Test], later: Mapping[str, Any], made_with: Any) -> None:
     if not isinstance(value, dict):
         raise PlanError(f"{where}: is no object; {_RESTORE}")
-    if value.keys() != form.keys():
-        key = min(value.keys() ^ form.keys())
-        what = "unknown" if key in value else "missing"
-        raise PlanError(f"{where}: key {key!r} is {what}; {_RESTORE}")
+    if value.keys() - form.keys():
+        raise PlanError(f"{where}: {unknown_key(min(value.keys() - form.keys()), made_with)}")
+    if missing := form.keys() - value.keys() - later.keys():
+        raise PlanError(f"{where}: key {min(missing)!r} is missing; {_RESTORE}")
     for key, good in form.items():
-        if not good(value[key]):
+        if key in value and not good(value[key]):
             raise PlanError(f"{where}: {key} is {value[key]!r:.200}, which no plan has; {_RESTORE}")
 
 
 def check_plan(plan: Any, where: str) -> None:
     """PlanError unless a value has the form of a plan; its recipe and tasks are for those who read them to check."""
-    _check(where, plan, _PLAN)
-    _check(f"{where}: vocabulary", plan["vocabulary"], _VOCABULARY)
+    made_with, law = plan.get("made_with"), plan.get("law_version")
+    if type(law) is int and law > LAW_VERSION:
+        raise PlanError(f"{where} has {other_law(law, made_with)}")
+    _check(where, plan, _PLAN, LATER[""], made_with)
+    _check(f"{where}: vocabulary", plan["vocabulary"], _VOCABULARY, LATER["vocabulary"], made_with)
     vocabulary = plan["vocabulary"]
     listed = [*vocabulary["roles"].values(), *vocabulary["sentinels"], *vocabulary["mode_tokens"].values()]
     if max([*listed, *vocabulary["special_ids"]]) >= vocabulary["vocab_size"]:
@@ -128,9 +135,9 @@ def check_plan(plan: Any, where: str) -> None:
     if plan["token_dtype"] == "uint16" and vocabulary["vocab_size"] > 1 << 16:
         raise PlanError(f"{where}: vocab_size {vocabulary['vocab_size']} does not fit token_dtype uint16; {_RESTORE}")
     for i, source in enumerate(plan["sources"]):
-        _check(f"{where}: sources[{i}]", source, _SOURCE)
+        _check(f"{where}: sources[{i}]", source, _SOURCE, LATER["sources"], made_with)
     for i, file in enumerate(plan["files"]):
-        _check(f"{where}: files[{i}]", file, _FILE, _FILE_MAY)
+        _check(f"{where}: files[{i}]", file, _FILE, LATER["files"], made_with)
         if "piece_bytes" in file and len(file["piece_bytes"]) != file["pieces"]:
             raise PlanError(f"{where}: files[{i}]: piece_bytes are not of its {file['pieces']} pieces; {_RESTORE}")
         if not (plan["files"][i - 1]["source"] if i else 0) <= file["source"] < len(plan["sources"]):

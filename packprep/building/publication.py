@@ -10,7 +10,8 @@ from packprep.building.ledger import add_ledgers, check, is_ledger
 from packprep.building.output import Output
 from packprep.building.revocation import remove_note
 from packprep.corpus.reading import is_bad
-from packprep.dataset.json_files import FORMAT, LAW_VERSION, MANIFEST_NAME, VERSION, encode, receipt_name, shard_name
+from packprep.dataset.json_files import FORMAT, MANIFEST_NAME, VERSION, as_stored, encode, receipt_name, shard_name
+from packprep.dataset.manifest import LATER
 from packprep.digests import digest_of, own_digest
 from packprep.errors import BuildError
 
@@ -45,7 +46,7 @@ def publish(out: Output, job: Job) -> dict[str, Any] | None:
     check(total, str(out))
     _refuse_too_many_bad(out, job, total)
     manifest = make_manifest(job, entries, total)
-    data = encode(manifest)
+    data = encode(as_stored(manifest, LATER))
     out.remove_temporaries()
     out.flush()  # those who wrote the shards may have been killed before they had
     if not out.write_first(MANIFEST_NAME, data) and out.read(MANIFEST_NAME) != data:
@@ -62,7 +63,7 @@ def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        "law_version": LAW_VERSION,
+        "law_version": job.law,
         "seq_length": recipe.seq_length,
         "token_dtype": plan["token_dtype"],
         "vocab_size": job.vocabulary.vocab_size,
@@ -83,7 +84,7 @@ def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping
         "shards": list(entries),
         "ledger": total,
     }
-    return {**manifest, "digest": own_digest(manifest)}
+    return {**manifest, "digest": own_digest(as_stored(manifest, LATER))}
 
 
 def _refuse_too_many_bad(out: Output, job: Job, total: Mapping[str, Any]) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from packprep.building.job import Job
 from packprep.building.output import Output
+from packprep.building.plan_form import LATER
 from packprep.corpus.engines.registry import REFERENCE
-from packprep.dataset.json_files import decode, encode
+from packprep.dataset.json_files import as_stored, decode, encode
 from packprep.digests import own_digest
 from packprep.errors import BuildError, EngineRevoked
 
@@ -50,7 +51,7 @@ def is_revoked(plan: Mapping[str, Any], note: Mapping[str, Any] | None) -> bool:
 def with_reference(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The same plan with the reference engine, of the version that the fast one was compared with: equal by whomever."""
     changed = {**plan, "engine": {"name": REFERENCE, "version": plan["engine"]["reference"]}}
-    return {**changed, "digest": own_digest(changed)}
+    return {**changed, "digest": own_digest(as_stored(changed, LATER))}
 
 
 def stop_if_revoked(out: Output, job: Job) -> None:

@@ -23,10 +23,10 @@ from packprep.building.commit import commit_shard
 from packprep.building.forecast import forecast
 from packprep.building.garbage import without_collection
 from packprep.building.inputs import Inputs
-from packprep.building.job import Job
+from packprep.building.job import Job, check_law, recipe_of
 from packprep.building.output import Output, output_of
 from packprep.building.plan import differences, make_plan
-from packprep.building.plan_form import check_plan
+from packprep.building.plan_form import LATER, check_plan
 from packprep.building.processes import Do, Report, available_cpus, spread
 from packprep.building.profile import Profile
 from packprep.building.publication import missing_shards, publish
@@ -38,7 +38,17 @@ from packprep.corpus.calibration import Estimates
 from packprep.corpus.finding import absolute_prefix
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
-from packprep.dataset.json_files import FORMAT, MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, encode
+from packprep.dataset.json_files import (
+    FORMAT,
+    MANIFEST_NAME,
+    PLAN_NAME,
+    TOKENIZER_NAME,
+    VERSION,
+    as_stored,
+    decode,
+    encode,
+    with_defaults,
+)
 from packprep.digests import digest_of, own_digest
 from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
 
@@ -100,7 +110,7 @@ def plan_and_digest(out: str | os.PathLike | Output) -> tuple[dict[str, Any], st
             f"after it was written; {restore}"
         )
     check_plan(plan, path)
-    return plan, digest_of(data)
+    return with_defaults(plan, LATER), digest_of(data)
 
 
 def open_job(out: str | os.PathLike | Output, prefixes: Sequence[str] | None = None) -> Job:
@@ -235,10 +245,12 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
                 f"{out.place(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
                 "another folder"
             )
-        out.write_first(PLAN_NAME, encode(fresh))
+        out.write_first(PLAN_NAME, encode(as_stored(fresh, LATER)))
         found = plan_and_digest(out)
         assert found is not None
     plan, digest = found
+    check_law(plan, out.place(PLAN_NAME))
+    recipe_of(plan)  # a newer version may have written it
     changed = differences(inputs, plan)
     if changed:
         raise PlanError(
@@ -252,7 +264,7 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
             "replaced by the same with the reference engine, and all shards are made anew"
         )
         plan = with_reference(plan)
-        data = encode(plan)
+        data = encode(as_stored(plan, LATER))
         out.write_whole(PLAN_NAME, [data])
         digest = digest_of(data)
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
@@ -285,6 +297,7 @@ def shard_maker(out: Output, prefixes: Sequence[str]) -> Do:
     clock = Clock()
     with clock.stage("start-up"):
         job = _jobs.get(str(out)) or open_job(out, prefixes)
+        check_law(job.plan, out.place(PLAN_NAME))
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 

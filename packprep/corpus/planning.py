@@ -61,7 +61,7 @@ class PlannedSource:
         """resolved: the plan's ratios, repeat and step_bytes. law: the plan's law_version."""
         self.law = law
         self.source, self.index, self.prefix, self.files, self.first_file = source, index, prefix, files, first_file
-        self.name, self.seed = source.name, seed
+        self.name, self.seed, self.law = source.name, seed, law
         self.ratios: Mapping[str, int] = resolved["ratios"]
         self.repeat: float = resolved["repeat"]
         self.step_bytes: int = resolved.get("step_bytes", 1 << 20)

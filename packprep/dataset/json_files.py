@@ -2,10 +2,15 @@
 
 Canonical JSON is what `json.dumps(…, sort_keys=True, separators=(",", ":"), ensure_ascii=False)` gives, in UTF-8, and
 one newline. Manifests, plans and receipts are decoded here, so that a changed byte in any of them is refused in one way.
+
+A key that joins later is written only where it differs from its default, and is that default where it is absent: so files
+that were written before it stay as they are.
 """
 
+import importlib.metadata
 import json
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from packprep.errors import DatasetError
 
@@ -31,6 +36,70 @@ def receipt_name(shard: int) -> str:
 def rejects_name(shard: int) -> str:
     """rejects/NNN/NNNNNN.jsonl."""
     return f"rejects/{shard // 1000:03d}/{shard:06d}.jsonl"
+
+
+Later: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The defaults of a file's keys that joined later: its own under "", under NAME those of its part of that name, or of each
+entry of that list."""
+
+
+def with_defaults(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
+    """The values of a file, with the keys that joined later at their defaults where they are absent."""
+    return _each(value, later, lambda part, defaults: {**defaults, **part})
+
+
+def as_stored(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
+    """The values of a file as they are written: without the keys that joined later and stand at their defaults."""
+    return _each(
+        value,
+        later,
+        lambda part, defaults: {k: v for k, v in part.items() if k not in defaults or v != defaults[k]},
+    )
+
+
+def _each(
+    value: Mapping[str, Any], later: Later, change: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    made = change(value, later.get("", {}))
+    for name, defaults in later.items():
+        part = made.get(name) if defaults else None
+        if isinstance(part, list | tuple):
+            made[name] = [change(entry, defaults) if isinstance(entry, dict) else entry for entry in part]
+        elif isinstance(part, dict):
+            made[name] = change(part, defaults)
+    return made
+
+
+def unknown_key(key: str, made_with: Any) -> str:
+    """A message's part for a key that this version does not know. made_with: the file's versions of what wrote it."""
+    here, there = _version(), _maker(made_with)
+    if there in (here, None):
+        return f"unknown key {key!r}: the file was changed after it was written; put it back as it was"
+    return f"key {key!r} is unknown to packprep {here}; packprep {there} wrote it: use that version or a newer one"
+
+
+def other_law(law: int, made_with: Any) -> str:
+    """A message's part for what only the packprep of another law can do."""
+    there = _maker(made_with)
+    which = f"packprep {there}" if there else "the packprep"
+    return f"law_version {law} and this packprep makes {LAW_VERSION}: use {which} that made it"
+
+
+def newer_version(key: str) -> str:
+    """A message's part for a key of a file that does not say who wrote it."""
+    return f"key {key!r} is unknown to packprep {_version()}: a newer version wrote it; go on with that one"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("packprep")
+    except importlib.metadata.PackageNotFoundError:
+        return "of this folder"
+
+
+def _maker(made_with: Any) -> str | None:
+    version = made_with.get("packprep") if isinstance(made_with, dict) else None
+    return version if isinstance(version, str) else None
 
 
 def encode(value: Any) -> bytes:

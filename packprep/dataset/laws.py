@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset import noise
+from packprep.dataset.json_files import LAW_VERSION, other_law, unknown_key
 from packprep.dataset.manifest import Manifest, Task
 from packprep.errors import ArgumentError, DatasetError
 
@@ -33,7 +34,13 @@ class Laws(NamedTuple):
 
 
 def laws_of(manifest: Manifest) -> Laws:
-    """The laws of a dataset's tasks; ArgumentError if an in-place task has none here, DatasetError if it cannot be applied."""
+    """The laws of a dataset's tasks; ArgumentError if an in-place task has none here, or if all are of another law_version,
+    DatasetError if one cannot be applied."""
+    if manifest["law_version"] != LAW_VERSION:
+        raise ArgumentError(
+            f"redraw: the dataset has {other_law(manifest['law_version'], manifest['made_with'])}, or read its stored rows, "
+            "without redraw"
+        )
     by_task: list[Law | None] = []
     for task in manifest["tasks"]:
         if task["label_alignment"] != "same_slot":
@@ -44,7 +51,8 @@ def laws_of(manifest: Manifest) -> Laws:
                 f"redraw: task {task['name']!r} has the objective {task['objective']!r}, which comes from outside packprep "
                 f"and has no law of noise here (there are {', '.join(noise.LAWS)}): read its stored rows, without redraw"
             )
-        _check_law(task)
+        task = _whole(task)
+        _check_law(task, manifest["made_with"])
         resolved = task.get("resolved", {})
         arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in resolved.items()}
         copies = 2 if task["attention"] == "block_diffusion" else 1
@@ -73,7 +81,7 @@ def _ids(manifest: Manifest, laws: list[Law]) -> noise.Ids:
         raise DatasetError(f"redraw: the manifest's special_ids are no list of ids below vocab_size {vocab_size}")
     if not isinstance(mask, int) or mask >= vocab_size:
         raise DatasetError(f"redraw: the manifest's mask is {mask!r} and should be an id below vocab_size {vocab_size}")
-    ids = noise.Ids(mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)))
+    ids = noise.Ids(mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)), law=manifest["law_version"])
     for law in laws:
         replace = law.parameters.get("replace", (1.0, 0.0, 0.0))
         flips = law.objective == "uniform_diffusion"
@@ -108,7 +116,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-_PARAMETERS: dict[str, dict[str, Callable[[Any], bool]]] = {
+PARAMETERS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "masked_diffusion": {
         "noise_range": _is_range,
         "epsilon": _is_share,
@@ -124,11 +132,27 @@ _PARAMETERS: dict[str, dict[str, Callable[[Any], bool]]] = {
     },
 }
 
+UNREAD = {
+    "masked_diffusion": {"random_length", "noise_eos"},
+    "uniform_diffusion": {"schedule", "noise_eos"},
+    "block_diffusion": {"noise_eos"},
+}
+"""The other parameters of these objectives: of cutting and of candidates, or worked out in the plan."""
+LATER: dict[str, dict[str, Any]] = {}
+"""objective → the defaults of its parameters that joined later."""
 
-def _check_law(task: Task) -> None:
-    """DatasetError unless a task of packprep's own has the parameters, in range, that its law reads."""
+
+def _whole(task: Task) -> Task:
+    """A task with its parameters that joined later and are absent."""
+    return {**task, "parameters": {**LATER.get(task["objective"], {}), **task["parameters"]}}
+
+
+def _check_law(task: Task, made_with: Any) -> None:
+    """DatasetError unless a task of packprep's own has the parameters, in range, that its law reads, and no unknown one."""
     where, objective = f"redraw: task {task['name']!r} in the manifest", task["objective"]
-    for name, good in _PARAMETERS[objective].items():
+    if unknown := task["parameters"].keys() - PARAMETERS[objective].keys() - UNREAD[objective]:
+        raise DatasetError(f"{where}: {unknown_key(min(unknown), made_with)}")
+    for name, good in PARAMETERS[objective].items():
         value = task["parameters"].get(name)
         if not good(value):
             raise DatasetError(

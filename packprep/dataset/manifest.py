@@ -7,11 +7,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, overload
+from typing import Any, NotRequired, TypedDict, cast, overload
 
 import numpy as np
 
-from packprep.dataset.json_files import FORMAT, MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, VERSION, decode, shard_name
+from packprep.dataset.json_files import (
+    FORMAT,
+    LAW_VERSION,
+    MANIFEST_NAME,
+    PLAN_NAME,
+    TOKENIZER_NAME,
+    VERSION,
+    Later,
+    decode,
+    other_law,
+    shard_name,
+    unknown_key,
+    with_defaults,
+)
 from packprep.dataset.opening import read_file
 from packprep.errors import DatasetError
 
@@ -145,6 +158,7 @@ _ADDED_KEYS = {
     "role": ("a string or null", _instance_of(str, type(None))),
 }
 _SOURCE_KEYS = {"name": ("a string", _instance_of(str))}
+_SOURCE_MORE = ("repeat", "sample")
 _TASK_KEYS = {
     "name": ("a string", _instance_of(str)),
     "objective": ("a string", _instance_of(str)),
@@ -154,20 +168,30 @@ _TASK_KEYS = {
     "mode_token": ("an id or null", lambda v: v is None or is_id(v)),
     "parameters": ("an object of values of at most 64 bits", _are_parameters),
 }
+_TASK_MORE = ("resolved",)
+LATER: Later = {"": {}, "tasks": {}, "sources": {}}
+"""Those of the keys above that joined later."""
 
 
-def _check(where: str, value: Any, keys: dict[str, tuple[str, Callable[[Any], bool]]], more: bool = False) -> None:
-    """Refuse a value that is no object with `keys`, each good by its test; others are allowed only if `more`."""
+def _check(
+    where: str,
+    value: Any,
+    keys: dict[str, tuple[str, Callable[[Any], bool]]],
+    made_with: Any,
+    more: Sequence[str] = (),
+    later: Mapping[str, Any] = {},
+) -> None:
+    """Refuse a value that is no object with `keys`, each good by its test; `later` and `more` may be absent."""
     if not isinstance(value, dict):
         raise DatasetError(f"{where}: is not an object")
-    missing = sorted(set(keys) - set(value))
+    missing = sorted(set(keys) - set(value) - set(later))
     if missing:
         raise DatasetError(f"{where}: key {missing[0]!r} is missing")
-    unknown = sorted(set(value) - set(keys))
-    if unknown and not more:
-        raise DatasetError(f"{where}: unknown key {unknown[0]!r}; a newer packprep may have made it")
+    unknown = sorted(set(value) - set(keys) - set(more))
+    if unknown:
+        raise DatasetError(f"{where}: {unknown_key(unknown[0], made_with)}")
     for key, (what, good) in keys.items():
-        if not good(value[key]):
+        if key in value and not good(value[key]):
             raise DatasetError(f"{where}: {key} is {value[key]!r:.200} and should be {what}")
 
 
@@ -177,35 +201,40 @@ def is_compact(manifest: Mapping[str, Any]) -> bool:
 
 
 def check_manifest(value: Any, name: str) -> Manifest:
-    """`value` if it is a manifest that this packprep can read, else DatasetError naming file, key and value."""
+    """`value`, with keys that joined later, if it is a manifest that this packprep can read, else DatasetError naming file,
+    key and value."""
+    made_with = value.get("made_with") if isinstance(value, dict) else None
     if isinstance(value, dict):
         for key in ("format", "version"):  # first: another version may well have other keys
             if key in value:
-                _check(name, {key: value[key]}, {key: _KEYS[key]})
-    _check(name, value, _KEYS)
+                _check(name, {key: value[key]}, {key: _KEYS[key]}, made_with)
+        law = value.get("law_version")
+        if type(law) is int and law > LAW_VERSION:
+            raise DatasetError(f"{name} has {other_law(law, made_with)}")
+    _check(name, value, _KEYS, made_with, later=LATER[""])
     if value["pad_id"] >= value["vocab_size"]:
         raise DatasetError(f"{name}: pad_id {value['pad_id']} is not below vocab_size {value['vocab_size']}")
     if value["token_dtype"] == "uint16" and value["vocab_size"] > 1 << 16:
         raise DatasetError(f"{name}: vocab_size {value['vocab_size']} does not fit token_dtype uint16")
     for key, file in (("plan", PLAN_NAME), ("tokenizer", TOKENIZER_NAME)):
-        _check(f"{name}: {key}", value[key], _FILE_KEYS)
+        _check(f"{name}: {key}", value[key], _FILE_KEYS, made_with)
         if value[key]["file"] != file:
             raise DatasetError(f"{name}: {key}: file is {value[key]['file']!r} and should be {file!r}")
     for key, keys, more in (
-        ("added_tokens", _ADDED_KEYS, False),
-        ("tasks", _TASK_KEYS, True),
-        ("sources", _SOURCE_KEYS, True),
-        ("shards", _SHARD_KEYS, False),
+        ("added_tokens", _ADDED_KEYS, ()),
+        ("tasks", _TASK_KEYS, _TASK_MORE),
+        ("sources", _SOURCE_KEYS, _SOURCE_MORE),
+        ("shards", _SHARD_KEYS, ()),
     ):
         for i, entry in enumerate(value[key]):
-            _check(f"{name}: {key}[{i}]", entry, keys, more)
+            _check(f"{name}: {key}[{i}]", entry, keys, made_with, more, LATER.get(key, {}))
     for i, entry in enumerate(value["shards"]):
         if entry["file"] != shard_name(i):  # so nothing outside the directory can be named
             raise DatasetError(f"{name}: shards[{i}]: file is {entry['file']!r} and should be {shard_name(i)!r}")
     for key in ("rows", "segments", "tokens", "bytes"):
         if sum(entry[key] for entry in value["shards"]) >= 1 << 62:
             raise DatasetError(f"{name}: shards: the {key} sum to more than can be counted")
-    return value
+    return cast(Manifest, with_defaults(value, LATER))
 
 
 class Shards(Sequence[ShardEntry]):

@@ -257,5 +257,4 @@ _ALIKE = {
     "the tokenizer's digest": lambda dataset: dataset._head["tokenizer"]["digest"],
     "vocab_size": lambda dataset: dataset.vocab_size,
     "pad_id": lambda dataset: dataset.pad_id,
-    "law_version": lambda dataset: dataset._head["law_version"],
 }

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from packprep.building.output import Nearby
-from packprep.dataset.json_files import MANIFEST_NAME, shard_name
-from packprep.dataset.manifest import Manifest, read_manifest
+from packprep.dataset.json_files import MANIFEST_NAME, as_stored, shard_name
+from packprep.dataset.manifest import LATER, Manifest, read_manifest
 from packprep.dataset.shard import Shard, shard_of
 from packprep.digests import digest_of_file, own_digest
 from packprep.errors import DatasetError
@@ -25,7 +25,7 @@ def sound_manifest(near: Nearby) -> Manifest:
     """The manifest of a published dataset, brought near; DatasetError if it is not as it was written."""
     near.bring(MANIFEST_NAME)
     manifest = read_manifest(near.folder)
-    own = own_digest(manifest)
+    own = own_digest(as_stored(manifest, LATER))
     if own != manifest["digest"]:
         raise DatasetError(
             f"{near.out.place(MANIFEST_NAME)}: it carries the digest {manifest['digest']} and its own is {own}: it was "

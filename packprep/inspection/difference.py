@@ -13,6 +13,7 @@ from packprep.dataset.manifest import Manifest
 from packprep.dataset.shard import Shard
 from packprep.errors import ArgumentError
 from packprep.inspection.opened import Opened, opened
+from packprep.objectives.tasks import whole_recipe
 
 MOST_FILES = 5  # that are named of each source
 MOST_SHARDS = 3  # that differ and are looked into
@@ -36,7 +37,7 @@ def describe_difference(directory: str | os.PathLike | Output, other: str | os.P
     with opened(directory, {}) as here, opened(other, {}) as there:
         one, two = here.dataset.manifest, there.dataset.manifest
         shards, differing = _shards(one["shards"], two["shards"])
-        recipe = list(_differences(one["recipe"], two["recipe"]))
+        recipe = list(_differences(whole_recipe(one["recipe"]), whole_recipe(two["recipe"])))
         asked = {difference["key"] for difference in recipe}
 
         def beside_recipe(here: Any, there: Any) -> list[dict[str, Any]]:

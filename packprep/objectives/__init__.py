@@ -31,6 +31,9 @@ REGISTRY: dict[str, Objective] = {
     )
 }
 
+OWN = frozenset(REGISTRY)
+"""The names of those that are packprep's own."""
+
 
 def register(objective: Objective) -> None:
     """Add an objective under its name; RecipeError if the name is taken by another."""

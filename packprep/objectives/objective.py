@@ -19,7 +19,10 @@ from packprep.errors import RecipeError
 
 @dataclass(frozen=True)
 class Parameter:
-    """One key of `[[tasks]]` that an objective reads: its name, default (which gives the type), range and meaning."""
+    """One key of `[[tasks]]` that an objective reads: its name, default (which gives the type), range and meaning.
+
+    later: it joined after datasets had been written, which are without it: stored only where it differs.
+    """
 
     name: str
     default: Any
@@ -30,6 +33,7 @@ class Parameter:
     high_open: bool = False
     choices: tuple[str, ...] = ()
     shares: bool = False
+    later: bool = False
 
     def range_text(self) -> str:
         """The feasible values in words, for messages and the docs."""
@@ -218,6 +222,11 @@ class Objective:
     roles: Callable[[Mapping[str, Any]], frozenset[str]] | None = None
     forecast: Callable[[Task, int], dict[str, tuple[float, float]]] | None = None
     check: Callable[[Mapping[str, Any], str], None] | None = None
+
+    @property
+    def later(self) -> dict[str, Any]:
+        """The defaults of the parameters that joined later."""
+        return {parameter.name: parameter.default for parameter in self.parameters if parameter.later}
 
     @property
     def label_alignment(self) -> str:

@@ -7,22 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from packprep.dataset.json_files import as_stored, unknown_key, with_defaults
 from packprep.errors import RecipeError
-from packprep.objectives import REGISTRY, find
+from packprep.objectives import OWN, REGISTRY, find
 from packprep.objectives.objective import Ids, Objective, Task
-from packprep.recipe import Recipe, TaskEntry, misplaced, tasks_named, unknown
+from packprep.recipe import Recipe, TaskEntry, later_keys, misplaced, tasks_named, unknown
 
 TOO_SHORT = "too_short"
 SHORTEST = 3
 """Segments of fewer content tokens go to the implicit task `too_short`: causal, no mode token."""
 
 
-def complete(recipe: Recipe) -> Recipe:
+def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
     """The recipe with every task's parameters in their types and defaults filled in.
 
+    made_with: of the plan that it was read from; None: it was written by a user.
     RecipeError for an unknown objective or parameter, a value out of range, or parameters that do not go together.
     """
-    return replace(recipe, tasks=tuple([_complete_entry(entry) for entry in recipe.tasks]))
+    return replace(recipe, tasks=tuple([_complete_entry(entry, made_with) for entry in recipe.tasks]))
 
 
 def _objective(name: str, where: str) -> Objective:
@@ -32,11 +34,19 @@ def _objective(name: str, where: str) -> Objective:
     return objective
 
 
-def _complete_entry(entry: TaskEntry) -> TaskEntry:
+def _complete_entry(entry: TaskEntry, made_with: Any) -> TaskEntry:
     where = f"task {entry.name!r}"
     objective = _objective(entry.objective, where)
     declared = {parameter.name: parameter for parameter in objective.parameters}
     for name in entry.parameters:
+        if name not in declared and made_with is not None:
+            said = (
+                unknown_key(name, made_with)
+                if objective.name in OWN
+                else f"key {name!r} is unknown to the objective {objective.name} that is installed: use the version that "
+                "wrote it"
+            )
+            raise RecipeError(f"{where}: {said}")
         if name not in declared:
             known = ["name", "objective", "weight", "mode_token", *declared]
             said = unknown(f"key of {objective.name}", name, known)
@@ -54,7 +64,7 @@ def _complete_entry(entry: TaskEntry) -> TaskEntry:
     except RecipeError as error:
         error.key = ("tasks", entry.name, *([name] if name else []))
         raise
-    return replace(entry, parameters=parameters)
+    return replace(entry, parameters=parameters, later=objective.later)
 
 
 def roles_used(recipe: Recipe) -> frozenset[str]:
@@ -250,8 +260,25 @@ def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
             "attention": task.objective.attention,
             "label_alignment": task.objective.label_alignment,
             "mode_token": task.mode_token if task.mode_token >= 0 else None,
-            "parameters": dict(task.parameters),
+            "parameters": as_stored(task.parameters, {"": task.objective.later}),
             "resolved": dict(task.resolved),
         }
         for task in tasks
     ]
+
+
+def whole_task(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A task of a stored task table, or of a stored recipe, with those of its parameters that joined later and are absent."""
+    name, parameters = task.get("objective"), task.get("parameters")
+    objective = find(name) if isinstance(name, str) else None
+    if objective is None or not isinstance(parameters, dict):
+        return dict(task)
+    return {**task, "parameters": {**objective.later, **parameters}}
+
+
+def whole_recipe(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored recipe with those of its keys and parameters that joined later and are absent."""
+    whole = with_defaults(table, later_keys())
+    if isinstance(whole.get("tasks"), list | tuple):
+        whole["tasks"] = [whole_task(task) if isinstance(task, dict) else task for task in whole["tasks"]]
+    return whole

@@ -25,6 +25,7 @@ from packprep.recipe.records import (
     TaskEntry,
     default_of,
     keys_of,
+    later_keys,
 )
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "fingerprint_parts",
     "from_normalised",
     "keys_of",
+    "later_keys",
     "line_of",
     "load_recipe",
     "misplaced",

@@ -5,23 +5,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from packprep.dataset.json_files import LAW_VERSION, encode
+from packprep.dataset.json_files import LAW_VERSION, as_stored, encode, unknown_key
 from packprep.digests import digest_of
 from packprep.errors import RecipeError
 from packprep.recipe.reading import check_together, read_section, read_value
-from packprep.recipe.records import Documents, Output, Packing, Recipe, Source, Specials, TaskEntry, keys_of
+from packprep.recipe.records import (
+    SECTIONS,
+    Documents,
+    Output,
+    Packing,
+    Recipe,
+    Source,
+    Specials,
+    TaskEntry,
+    keys_of,
+    later_keys,
+)
+
+_SECTION_OF = {record: section for section, record in SECTIONS.items()}
 
 
 def normalised(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as a dataset stores it: defaults filled in, values in their types, presets expanded, and nothing of where
-    its files lie (no paths, only the tokenizer's last path component) or of the engine."""
+    """The recipe as a dataset stores it: defaults filled in but for those of keys that joined later, values in their types,
+    presets expanded, and nothing of where its files lie (no paths, only the tokenizer's last path component) or of the
+    engine."""
     table = asdict(recipe)
     for name in ("base", "engine"):
         del table[name]
     table["documents"]["chat_template"] = os.path.basename(recipe.documents.chat_template)
     table["tokenizer"] = os.path.basename(os.path.normpath(recipe.tokenizer))
     table["sources"] = [{k: v for k, v in source.items() if k != "paths"} for source in table["sources"]]
-    return table
+    for task in table["tasks"]:
+        task["parameters"] = as_stored(task["parameters"], {"": task.pop("later")})
+    return as_stored(table, later_keys())
 
 
 def without_places(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,12 +47,16 @@ def without_places(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint_parts(
-    recipe: Recipe, files: Sequence[Sequence[tuple[str, int]]], tokenizer_digest: str, chat_template: str | None
+    recipe: Recipe,
+    files: Sequence[Sequence[tuple[str, int]]],
+    tokenizer_digest: str,
+    chat_template: str | None,
+    law: int = LAW_VERSION,
 ) -> dict[str, Any]:
     """What determines the shards: the law, the recipe, each source's (relative name, size), the tokenizer's digest, and
     the chat template where there is one."""
     parts = {
-        "law_version": LAW_VERSION,
+        "law_version": law,
         "recipe": without_places(normalised(recipe)),
         "files": [[[name, size] for name, size in source] for source in files],
         "tokenizer": tokenizer_digest,
@@ -49,17 +69,17 @@ def fingerprint(parts: Mapping[str, Any]) -> str:
     return digest_of(encode(parts))
 
 
-def from_normalised(table: Any, engine: str) -> Recipe:
+def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
     """The recipe that a plan holds: `normalised` undone, but for the paths, which the plan's list of files replaces.
 
-    RecipeError for anything that `normalised` would not have given.
+    made_with: the plan's. RecipeError for anything that `normalised` would not have given.
     """
     if not isinstance(table, dict):
         raise RecipeError(f"the recipe is {table!r:.100} and should be an object")
     sections = {name: table.get(name) for name in ("documents", "packing", "specials", "output", "sources", "tasks")}
-    values = _stored(Recipe, {k: v for k, v in table.items() if k not in sections} | {"engine": engine}, "")
+    values = _stored(Recipe, {k: v for k, v in table.items() if k not in sections} | {"engine": engine}, "", made_with)
     sources = tuple(
-        Source(**{**_stored(Source, {**entry, "paths": ["-"]}, f"sources[{i}]"), "paths": ()})
+        Source(**{**_stored(Source, {**entry, "paths": ["-"]}, f"sources[{i}]", made_with), "paths": ()})
         for i, entry in enumerate(_entries(sections["sources"], "sources"))
     )
     tasks = []
@@ -68,14 +88,14 @@ def from_normalised(table: Any, engine: str) -> Recipe:
         if not isinstance(parameters, dict):
             raise RecipeError(f"tasks[{i}].parameters = {parameters!r:.100}: expected an object")
         rest = {name: value for name, value in entry.items() if name != "parameters"}
-        tasks.append(TaskEntry(**_stored(TaskEntry, rest, f"tasks[{i}]"), parameters=parameters))
+        tasks.append(TaskEntry(**_stored(TaskEntry, rest, f"tasks[{i}]", made_with), parameters=parameters))
     recipe = Recipe(
         sources=sources,
-        documents=Documents(**_stored(Documents, sections["documents"], "documents")),
-        packing=Packing(**_stored(Packing, sections["packing"], "packing")),
-        specials=Specials(**_stored(Specials, sections["specials"], "specials")),
+        documents=Documents(**_stored(Documents, sections["documents"], "documents", made_with)),
+        packing=Packing(**_stored(Packing, sections["packing"], "packing", made_with)),
+        specials=Specials(**_stored(Specials, sections["specials"], "specials", made_with)),
         tasks=tuple(tasks),
-        output=Output(**_stored(Output, sections["output"], "output")),
+        output=Output(**_stored(Output, sections["output"], "output", made_with)),
         **values,
     )
     check_together(recipe)
@@ -88,11 +108,16 @@ def _entries(value: Any, where: str) -> Sequence[dict[str, Any]]:
     return value
 
 
-def _stored(record: type, table: Any, where: str) -> dict[str, Any]:
-    """The checked values of a stored section, which has every key; those that stand at a default of None keep it."""
+def _stored(record: type, table: Any, where: str, made_with: Any) -> dict[str, Any]:
+    """The checked values of a stored section, which has every key that did not join later; those that stand at a default of
+    None keep it."""
     if not isinstance(table, dict):
         raise RecipeError(f"[{where}]: expected an object, found {table!r:.100}")
     keys = keys_of(record)
+    strange = sorted(set(table) - set(keys))
+    if strange:
+        raise RecipeError(f"{where}: {unknown_key(strange[0], made_with)}".removeprefix(": "))
+    table = {**later_keys()[_SECTION_OF[record]], **table}
     missing = sorted(set(keys) - set(table))
     if missing:
         raise RecipeError(f"{where}.{missing[0]} is missing".lstrip("."))

@@ -15,8 +15,9 @@ from packprep.recipe.kinds import BOOLEAN, ROLE, STRINGS, TEXT, Kind, choice, nu
 _REQUIRED: Any = object()
 
 
-def _key(default: Any, kind: Kind, meaning: str) -> Any:
-    return field(default=default, metadata={"kind": kind, "meaning": meaning})
+def _key(default: Any, kind: Kind, meaning: str, later: bool = False) -> Any:
+    """later: it joined after datasets had been written, which are without it: stored only where it differs."""
+    return field(default=default, metadata={"kind": kind, "meaning": meaning, "later": later})
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ class Specials:
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """One task of `[[tasks]]`, presets expanded. `parameters` are the objective's own keys."""
+    """One task of `[[tasks]]`, presets expanded. `parameters` are the objective's own keys; of those that joined later
+    `later` has the defaults, once the objective is known."""
 
     name: str = _key("", TEXT, "default: the objective's name")
     objective: str = _key(_REQUIRED, TEXT, "which objective")
@@ -144,6 +146,7 @@ class TaskEntry:
     )
     mode_token: str | None = _key(None, TEXT, "a token in front of the body that tells the task; none by default")
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    later: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,14 @@ SECTIONS: dict[str, type] = {
 def keys_of(record: type) -> dict[str, Any]:
     """name → dataclass field of the keys that a section takes."""
     return {f.name: f for f in fields(record) if "kind" in f.metadata}
+
+
+def later_keys() -> dict[str, dict[str, Any]]:
+    """section → the defaults of its keys that joined later."""
+    return {
+        section: {name: key.default for name, key in keys_of(record).items() if key.metadata["later"]}
+        for section, record in SECTIONS.items()
+    }
 
 
 def default_of(key: Any) -> Any:

@@ -133,7 +133,7 @@ class Twin:
             "seed": self.recipe["seed"],
             "prefix": prefix,
             "files": [(file["name"], file["size"], file["pieces"]) for file in files],
-            "piece_bytes": {f: file["piece_bytes"] for f, file in enumerate(files) if "piece_bytes" in file},
+            "piece_bytes": {f: file["piece_bytes"] for f, file in enumerate(files) if file.get("piece_bytes")},
             "first_file": next((f for f, file in enumerate(self.plan["files"]) if file["source"] == i), 0),
             "allowed": allowed,
             "supervised": {t for t in allowed if self.tasks[t]["objective"] in supervised.OBJECTIVES},

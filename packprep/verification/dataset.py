@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array import share_of
-from packprep.building.job import Job
+from packprep.building.job import Job, check_law
 from packprep.building.output import Nearby, Output, RemoteOutput, nearby, output_of
 from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
@@ -41,7 +41,7 @@ from packprep.verification.files import (
 from packprep.verification.replay import replay_shard, replay_some
 from packprep.verification.report import Faults, line_of
 from packprep.verification.rows import check_arrays, check_layout, count_arrays
-from packprep.verification.twin import check_twin, twin_of
+from packprep.verification.twin import check_twin, plan_for_twin, twin_of
 
 ALL = -1
 
@@ -119,12 +119,15 @@ def _verify(
         return _report(near, manifest, range(0), 0, 0, faults)
     plan = read_plan(directory)
     assert plan is not None
-    if twin:
-        check(plan)
-        for message in thresholds.differences(plan) if array[0] == 0 else ():
-            faults.add("P17", "plan.json", f"twin: {message}")
+    if replay is not None:
+        check_law(plan, f"{near.out}: plan.json")
     prefixes = moved_prefixes(plan, moved)
     job = open_job(directory, prefixes)
+    if twin:
+        whole = plan_for_twin(job)
+        check(whole)
+        for message in thresholds.differences(whole) if array[0] == 0 else ():
+            faults.add("P17", "plan.json", f"twin: {message}")
     shards = min(len(manifest["shards"]), plan["shards"])
     share: Sequence[int] = share_of(*array, shards)
     if only is not None:

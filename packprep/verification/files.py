@@ -1,5 +1,6 @@
 """P1 and P2: the files of a dataset, and what its JSON files say of each other."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,17 +12,26 @@ from packprep.building.ledger import add_ledgers, imbalances, is_ledger
 from packprep.building.output import LocalOutput, Output, RemoteOutput
 from packprep.building.publication import make_manifest
 from packprep.corpus.readers import count_pieces
-from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, decode, receipt_name, rejects_name, shard_name
+from packprep.dataset.json_files import (
+    MANIFEST_NAME,
+    PLAN_NAME,
+    as_stored,
+    decode,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
+from packprep.dataset.manifest import LATER
 from packprep.dataset.opening import read_file
 from packprep.digests import digest_of, digest_of_file, own_digest
-from packprep.errors import DatasetError
+from packprep.errors import DatasetError, PlanError
 from packprep.recipe import fingerprint, fingerprint_parts
 from packprep.verification.report import Faults
 
 
 def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
     """P1 of dataset.json."""
-    own = own_digest(manifest)
+    own = own_digest(as_stored(manifest, LATER))
     if own != manifest["digest"]:
         faults.add("P1", MANIFEST_NAME, f"its digest is {own}", value=manifest["digest"])
 
@@ -48,7 +58,7 @@ def check_manifest(job: Job, manifest: Mapping[str, Any], faults: Faults) -> Non
         if key not in ("plan", "digest") and value != expected[key]:
             faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
     files = [[(file.name, file.size) for file in source.files] for source in job.sources]
-    parts = fingerprint_parts(job.recipe, files, job.plan["tokenizer"]["digest"], job.plan["chat_template"])
+    parts = fingerprint_parts(job.recipe, files, job.plan["tokenizer"]["digest"], job.plan["chat_template"], job.law)
     if fingerprint(parts) != job.plan["fingerprint"]:
         faults.add("P2", PLAN_NAME, "its fingerprint is not that of its recipe, files and tokenizer")
     for source in job.sources:
@@ -108,8 +118,12 @@ def check_shard_files(
     Gives (whether the shard's file is there, the receipt if it is sound).
     """
     there = _check_file(directory, shard_name(shard), entry, faults)
-    found = read_receipt(LocalOutput(directory), shard)
     name = receipt_name(shard)
+    try:
+        found = read_receipt(LocalOutput(directory), shard)
+    except PlanError as error:
+        faults.add("P1", name, str(error))
+        return there, None
     if found is None:
         faults.add("P1", name, "is missing or no receipt")
         return there, None
@@ -122,7 +136,12 @@ def check_shard_files(
     for key in ("file", "rows", "segments", "tokens", "bytes", "digest"):
         if receipt[key] != entry[key]:
             faults.add("P2", name, f"{key} is not the manifest's {entry[key]!r}", value=receipt[key])
-    if not is_ledger(receipt["ledger"], [s.name for s in job.sources], [t.name for t in job.tasks]):
+    try:
+        sound = is_ledger(receipt["ledger"], [s.name for s in job.sources], [t.name for t in job.tasks])
+    except PlanError as error:
+        faults.add("P16", name, str(error))
+        return there, None
+    if not sound:
         faults.add("P16", name, "its ledger has not the keys and counts of a ledger")
         return there, None
     if not _is_sound(receipt, job):
@@ -138,7 +157,7 @@ def _is_sound(receipt: Mapping[str, Any], job: Job) -> bool:
     """Whether the nested parts of a receipt, but for its ledger, can be read."""
     rejects, texts = receipt["rejects"], receipt["text_digests"]
     return (
-        (rejects is None or (isinstance(rejects, dict) and rejects.keys() == REJECTS_KEYS))
+        (rejects is None or (isinstance(rejects, dict) and rejects.keys() >= REJECTS_KEYS))
         and isinstance(texts, dict)
         and texts.keys() == {source.name for source in job.sources}
     )
@@ -197,9 +216,10 @@ def sound_ledgers(out: Output, manifest: Mapping[str, Any], job: Job, shards: It
     sources, tasks = [s.name for s in job.sources], [t.name for t in job.tasks]
     ledgers: list[dict[str, Any]] = []
     for b in shards:
-        found = read_receipt(out, b)
-        if found and digest_of(found[1]) == manifest["shards"][b]["receipt_digest"]:
-            ledgers += [found[0]["ledger"]] if is_ledger(found[0]["ledger"], sources, tasks) else []
+        with contextlib.suppress(PlanError):
+            found = read_receipt(out, b)
+            if found and digest_of(found[1]) == manifest["shards"][b]["receipt_digest"]:
+                ledgers += [found[0]["ledger"]] if is_ledger(found[0]["ledger"], sources, tasks) else []
     return ledgers
 
 

@@ -6,9 +6,20 @@ from typing import Any
 import numpy as np
 
 from packprep.building.job import Job
+from packprep.objectives.tasks import whole_recipe, whole_task
 from packprep.twin.comparison import compare_segments, compare_shard
 from packprep.twin.shard import Twin
 from packprep.verification.report import Faults
+
+
+def plan_for_twin(job: Job) -> dict[str, Any]:
+    """The plan of a job with all keys and parameters that joined later, which the twin knows as it knows the others."""
+    return {
+        **job.plan,
+        "recipe": whole_recipe(job.plan["recipe"]),
+        "tasks": [whole_task(task) for task in job.plan["tasks"]],
+        "files": [file for source in job.sources for file in source.files.as_planned()],
+    }
 
 
 def twin_of(job: Job) -> Twin:
@@ -19,8 +30,7 @@ def twin_of(job: Job) -> Twin:
         return job.marks.marked(None, None, messages)
 
     prefixes = [source.prefix for source in job.sources]
-    plan = {**job.plan, "files": [file for source in job.sources for file in source.files.as_planned()]}
-    return Twin(plan, job.vocabulary.tokenizer_json, prefixes, conversation)
+    return Twin(plan_for_twin(job), job.vocabulary.tokenizer_json, prefixes, conversation)
 
 
 def check_twin(

@@ -3,13 +3,14 @@ import os
 
 import pytest
 
+from packprep.building import commit
 from packprep.building.commit import commit_shard, done_receipt, read_receipt
 from packprep.building.output import output_of
 from packprep.building.run import open_job
 from packprep.building.work import make_shard
 from packprep.corpus.reading import Rejected
 from packprep.dataset.json_files import encode, receipt_name, rejects_name, shard_name
-from packprep.errors import BuildError
+from packprep.errors import BuildError, PlanError
 from tests import made
 
 
@@ -83,7 +84,7 @@ def test_fault_23_only_a_receipt_of_this_plan_with_files_of_its_sizes_is_done(ou
 
     assert done()
     for bad in (b"", good[:-5], b"[]\n", encode({**receipt, "plan_digest": "0" * 32}), encode({**receipt, "shard": 1}),
-                encode({**receipt, "version": 2}), encode({**receipt, "more": 1}), good.replace(b",", b", ")):  # fmt: skip
+                encode({**receipt, "version": 2}), good.replace(b",", b", ")):  # fmt: skip
         path.write_bytes(bad)
         assert not done()
     path.write_bytes(good)
@@ -91,6 +92,23 @@ def test_fault_23_only_a_receipt_of_this_plan_with_files_of_its_sizes_is_done(ou
     assert not done()
     (out / shard_name(0)).unlink()
     assert not done() and read_receipt(output_of(out), 0) is not None
+
+
+def test_a_receipt_of_a_newer_version_is_refused_and_its_shard_not_made_again(out, monkeypatch):
+    job, receipt = commit_one(out)
+    path = out / receipt_name(0)
+    rejects = {**(receipt["rejects"] or dict.fromkeys(commit.REJECTS_KEYS, 0)), "more": 1}
+    for newer in ({**receipt, "more": 1}, {**receipt, "rejects": rejects}):
+        path.write_bytes(encode(newer))
+        with pytest.raises(
+            PlanError, match=r"000000.json: key 'more' is unknown to packprep .*: a newer version wrote it"
+        ):
+            done_receipt(output_of(out), 0, job.digest)
+    monkeypatch.setitem(commit.LATER, "", {"more": 0})
+    path.write_bytes(encode({**receipt, "more": 1}))
+    assert done_receipt(output_of(out), 0, job.digest)[0]["more"] == 1
+    path.write_bytes(encode(receipt))
+    assert done_receipt(output_of(out), 0, job.digest)[0]["more"] == 0
 
 
 def test_rejects_of_another_size_are_not_done(built, out):

@@ -3,8 +3,8 @@ import copy
 import numpy as np
 import pytest
 
-from packprep.building.ledger import add_ledgers, check, imbalances
-from packprep.errors import BuildError
+from packprep.building.ledger import add_ledgers, check, imbalances, is_ledger
+from packprep.errors import BuildError, PlanError
 from tests import made
 
 
@@ -39,6 +39,24 @@ def test_every_identity_that_does_not_hold_is_named(built):
         with pytest.raises(BuildError, match="here: the ledger does not balance"):
             check(wrong, "here")
     check(ledger, "here")
+
+
+def test_a_kind_that_joins_later_is_0_where_it_is_absent_and_one_of_a_newer_version_is_refused(built, monkeypatch):
+    ledger = copy.deepcopy(built.outcome.manifest["ledger"])
+    names = list(ledger["sources"]), list(ledger["tasks"])
+    assert is_ledger(ledger, *names)
+    added = ledger["sources"]["web"]["slots"]["added"]
+    added["extra"] = 3
+    with pytest.raises(
+        PlanError, match="key 'sources.web.slots.added.extra' is unknown to packprep .*: a newer version"
+    ):
+        is_ledger(ledger, *names)
+    monkeypatch.setattr("packprep.building.ledger.ADDED_LATER", ("extra",))
+    assert is_ledger(ledger, *names)
+    del added["extra"]
+    assert is_ledger(ledger, *names)
+    del added["fim"]
+    assert not is_ledger(ledger, *names) and not is_ledger({**ledger, "tasks": {**ledger["tasks"], "x": {}}}, *names)
 
 
 def test_ledgers_are_summed_number_by_number():

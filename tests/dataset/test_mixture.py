@@ -102,7 +102,7 @@ def numbered(sizes, given, fingerprint="f"):
     for d, n in enumerate(sizes):
         dataset = Numbered(n, fingerprint + str(d))
         dataset.seq_length, dataset.vocab_size, dataset.pad_id, dataset.token_dtype = 8, 9, 0, np.dtype("u2")
-        dataset.manifest |= {"tokenizer": {"digest": "t"}, "law_version": 1}
+        dataset.manifest |= {"tokenizer": {"digest": "t"}}
         datasets.append(dataset)
 
     class NumberedMixture(mixture.Mixture):
@@ -247,7 +247,6 @@ def test_loss_is_kept_on_the_named_sources_tasks_and_datasets(three):
         ({"pad_id": 2}, "pad_id of .*/1 is 2, of .*/0 1"),
         ({"vocab_size": 600}, "vocab_size"),
         ({"tokenizer": {"file": "tokenizer.json", "digest": "0" * 32}}, "the tokenizer's digest"),
-        ({"law_version": 2}, "law_version"),
         ({"shards": []}, "has no rows"),
     ],
 )

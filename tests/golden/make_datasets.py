@@ -24,7 +24,9 @@ from packprep.recipe import load_recipe, read_recipe
 HERE = Path(__file__).parent
 PLACE = Path("/tmp/golden")
 
-WORDS = "the of a in rain falls slowly over hills and nobody counts its drops; ünter Brücken 雨 が降る 🙂 mill wheel turns".split()
+TEXT = (
+    "the of a in rain falls slowly over hills and nobody counts its drops; ünter Brücken 雨 が降る 🙂 mill wheel turns"
+)
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -34,7 +36,7 @@ CHAT = (
 def texts(name: str, count: int, words: int) -> list[str]:
     """`count` texts of some `words` words each, some of them short."""
     chance = random.Random(name)
-    return [" ".join(chance.choices(WORDS, k=1 + int(words * chance.random() * 2))) for _ in range(count)]
+    return [" ".join(chance.choices(TEXT.split(), k=1 + int(words * chance.random() * 2))) for _ in range(count)]
 
 
 def lines(records: list) -> bytes:

@@ -151,7 +151,7 @@ def _tokens_of(directory):
         ("engine", {"name": "other"}),
         ("made_with", {}),
         ("recipe", {}),
-        ("law_version", 2),
+        ("law_version", 1),
         ("token_dtype", "int32"),
     ],
 )

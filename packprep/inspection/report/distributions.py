@@ -83,12 +83,12 @@ def _fill(figures: Figures) -> Chart | None:
 
 
 def _name(figures: Figures, t: int) -> str:
-    return figures.manifest["tasks"][t]["name"]
+    return figures.tasks[t]["name"]
 
 
 def _spans(figures: Figures) -> Iterator[Chart]:
     for t, spans in sorted(figures.spans.items())[:MOST_TASKS]:
-        task = figures.manifest["tasks"][t]
+        task = figures.tasks[t]
         expected = expected_spans(task, len(figures.manifest["specials"]["sentinels"]), spans.segments)
         size = max(len(expected), len(spans.lengths))
         counted = np.concatenate((spans.lengths, np.zeros(size - len(spans.lengths), np.int64)))
@@ -123,7 +123,7 @@ def _pivots(figures: Figures) -> Iterator[Chart]:
 
 def _noise(figures: Figures) -> Iterator[Chart]:
     for t, levels in sorted(figures.levels.items())[:MOST_TASKS]:
-        task = figures.manifest["tasks"][t]
+        task = figures.tasks[t]
         low, high = task["parameters"]["noise_range"]
         thing = "blocks" if task["attention"] == "block_diffusion" else "segments"
         edges = np.linspace(low, high, LEVEL_BINS + 1)

@@ -19,6 +19,7 @@ from packprep.dataset.segments import next_token_loss_mask, spread
 from packprep.dataset.shard import Shard
 from packprep.inspection.columns import segments_of
 from packprep.inspection.report.theory import corrupted_shares, counts_of, pivot_bins
+from packprep.objectives.tasks import whole_task
 
 CHUNK_SLOTS = 1 << 22
 """Slots that are looked at in one go."""
@@ -71,6 +72,7 @@ class Figures:
 
     def __init__(self, manifest: Manifest):
         self.manifest = manifest
+        self.tasks = [whole_task(task) for task in manifest["tasks"]]
         tasks = len(manifest["tasks"])
         self.shards = self.rows = self.segments = self.slot_rows = 0
         self.supervised = False  # whether any shard has trained ranges
@@ -112,7 +114,7 @@ class Figures:
         self.task_slots += np.bincount(c.task, c.slots, tasks).astype(np.int64)
         self.task_trained += np.bincount(c.task, trained, tasks).astype(np.int64)
         for t in np.unique(c.task).tolist():
-            task, which = self.manifest["tasks"][t], np.flatnonzero(c.task == t)
+            task, which = self.tasks[t], np.flatnonzero(c.task == t)
             if task["objective"] == "span_corruption":
                 self._add_spans(t, task, c, which)
             elif task["objective"] == "prefix_lm":
