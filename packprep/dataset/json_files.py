@@ -81,8 +81,8 @@ def unknown_key(key: str, made_with: Any) -> str:
 def other_law(law: int, made_with: Any) -> str:
     """A message's part for what only the packprep of another law can do."""
     there = _maker(made_with)
-    which = f"packprep {there}" if there else "the packprep"
-    return f"law_version {law} and this packprep makes {LAW_VERSION}: use {which} that made it"
+    which = f"packprep {there}" if there else "another packprep"
+    return f"law_version {law} and this packprep makes {LAW_VERSION}: use {which}, which made it"
 
 
 def newer_version(key: str) -> str:

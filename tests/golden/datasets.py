@@ -1,0 +1,111 @@
+"""What is asked of the golden datasets that `make_datasets.py` wrote, of each law: law1/NAME and law2/NAME."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+import packprep
+from packprep.building.start import build
+from packprep.errors import PackprepError
+from packprep.exporting.export import export_dataset
+from packprep.inspection.row import describe_row
+from packprep.recipe import load_recipe, read_recipe
+from packprep.verification.dataset import ALL, verify_dataset
+from tests import made
+
+LAW1, LAW2 = (Path(__file__).parent / f"law{law}" for law in (1, 2))
+FINISHED = ("causal", "compact", "in_place", "shares", "supervised", "ul2r")  # of law 2
+
+
+def moved(folder: Path) -> dict[str, str]:
+    """source → where its files lie now."""
+    sources = json.loads((folder / "dataset/plan.json").read_text())["sources"]
+    return {source["name"]: source["prefix"].replace(f"/tmp/golden/{folder.name}", str(folder)) for source in sources}
+
+
+def verified(folder: Path, replay: int | None = None, twin: bool = False, dataset: Path | None = None) -> dict:
+    """The report of `verify`, which finds no fault. dataset: folder / "dataset" by default."""
+    found = verify_dataset(
+        dataset or folder / "dataset", replay, moved(folder), (0, 1), 1, made.Silent(), twin and replay is not None
+    )
+    assert found["faults"] == 0, found["listed"]
+    return found
+
+
+def check_read(folder: Path, to: Path) -> None:
+    """It opens, and its rows are shown and exported."""
+    dataset = packprep.open_dataset(folder / "dataset")
+    rows = np.arange(len(dataset))
+    assert len(rows) and dataset.batch(rows)["tokens"].shape == (len(rows), dataset.seq_length)
+    assert sum(len(batch["loss_mask"]) for batch in dataset.batches(4, seed=1, epochs=1)) == len(rows)
+    assert describe_row(folder / "dataset", 0, moved(folder))["segments"]
+    documents = export_dataset(folder / "dataset", "megatron", to / "megatron", made.Silent())
+    parquet = export_dataset(folder / "dataset", "parquet", to / "parquet", made.Silent(), columns="full")
+    assert documents["documents"] > 0 and parquet["rows"] == len(rows)
+
+
+def check_finished(folder: Path, to: Path) -> None:
+    """A finished dataset of this law is read, replayed, recomputed by the twin, and built again to the same bytes."""
+    check_read(folder, to)
+    found = verified(folder, ALL, twin=True)
+    assert found["replayed"] == found["twin"] == found["segments"] > 0
+    outcome = build_again(folder, to / "again")
+    assert same_shards(folder / "dataset", to / "again")
+    assert outcome.manifest["fingerprint"] == json.loads((folder / "dataset/dataset.json").read_text())["fingerprint"]
+
+
+def build_again(folder: Path, out: Path, **changes):
+    """Its recipe built into `out`, or gone on with there. changes: of the recipe's table."""
+    return build(read_recipe(load_recipe(folder / "recipe.toml") | changes, folder), out, made.Silent())
+
+
+def tasks_of(folder: Path) -> list[dict]:
+    """The tasks of its recipe."""
+    return load_recipe(folder / "recipe.toml")["tasks"]
+
+
+def same_shards(one: Path, two: Path) -> bool:
+    """Whether they have the same shards and rejects."""
+    assert made.contents(one, "shards")
+    return all(made.contents(one, kind) == made.contents(two, kind) for kind in ("shards", "rejects"))
+
+
+def check_half(folder: Path, to: Path) -> None:
+    """A half-finished one is gone on with to the bytes of an undisturbed build; what was done stays."""
+    shutil.copytree(folder / "dataset", to / "half")
+    before = made.contents(to / "half", "receipts")
+    outcome = build_again(folder, to / "half")
+    assert outcome.made == outcome.job.shards - len(before) > 1 and before
+    assert made.contents(to / "half").items() >= before.items()
+    build_again(folder, to / "undisturbed")
+    assert same_shards(to / "half", to / "undisturbed")
+    assert verified(folder, ALL, twin=True, dataset=to / "half")["replayed"]
+
+
+def refusal(call) -> str:
+    """The message with which a call is refused."""
+    try:
+        call()
+    except PackprepError as error:
+        return str(error)
+    raise AssertionError("it is not refused")
+
+
+def check_old_law(to: Path) -> None:
+    """Datasets of law 1 are read and verified; what would make their bytes names both laws and the version that can."""
+    mix, half = LAW1 / "mix", LAW1 / "half"
+    check_read(mix, to)
+    assert verified(mix)["segments"] > 100
+    dataset = packprep.open_dataset(mix / "dataset")
+    shutil.copytree(half / "dataset", to / "half")
+    said = [
+        *(refusal(lambda n=n, t=t: verified(mix, n, t)) for n, t in ((3, False), (ALL, True))),
+        refusal(lambda: dataset.batches(4, redraw=True)),
+        refusal(lambda: dataset.batch([0], epochs=[1])),
+        refusal(lambda: build_again(half, to / "half")),
+        *(segment["rebuilt"] for segment in describe_row(mix / "dataset", 0, moved(mix))["segments"]),
+    ]
+    for message in said:
+        assert "law_version 1 and this packprep makes 2: use packprep 0.1.0, which made it" in message, message
