@@ -4,9 +4,10 @@ import json
 import numpy as np
 import pytest
 
+from packprep.building import plan_form
 from packprep.building.forecast import forecast
 from packprep.building.inputs import look_up, token_dtype
-from packprep.building.job import Job, check_law
+from packprep.building.job import Job, check_law, recipe_of
 from packprep.building.plan import _shard_text_bytes, differences, make_plan
 from packprep.building.plan_form import check_plan
 from packprep.dataset.json_files import decode, encode
@@ -184,6 +185,30 @@ def test_a_job_refuses_another_law_tokenizer_or_engine(folder):
     other = {**plan, "engine": {"name": "bytes", "version": "0"}}
     with pytest.raises(PlanError, match="the plan's engine is bytes 0, and here it is bytes 1"):
         _ = Job(other, data).engine
+
+
+def test_a_plan_s_key_of_a_newer_version_is_refused_with_it_and_a_later_one_may_be_absent(folder, monkeypatch):
+    plan = make_plan(inputs_of(folder))
+    plan["made_with"] = {"packprep": "7.0"}
+    newer = r"key 'colour' is unknown to packprep \S+; packprep 7.0 wrote it: use that version or a newer one"
+    for part in (plan, plan["vocabulary"], plan["sources"][0], plan["files"][0]):
+        part["colour"] = 1
+        with pytest.raises(PlanError, match=newer):
+            check_plan(plan, "plan.json")
+        del part["colour"]
+    plan["recipe"]["packing"]["colour"] = 1
+    with pytest.raises(PlanError, match=f"recipe: packing: {newer}"):
+        recipe_of(plan)
+    del plan["recipe"]["packing"]["colour"]
+    plan["recipe"]["tasks"][0]["parameters"]["colour"] = 1
+    with pytest.raises(PlanError, match=newer):
+        recipe_of(plan)
+    check_plan(plan, "plan.json")
+    del plan["shards"]
+    with pytest.raises(PlanError, match="key 'shards' is missing; put the file back"):
+        check_plan(plan, "plan.json")
+    monkeypatch.setattr(plan_form, "LATER", {**plan_form.LATER, "": {"shards": 1}})
+    check_plan(plan, "plan.json")
 
 
 # differences

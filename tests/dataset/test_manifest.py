@@ -69,6 +69,46 @@ def test_a_manifest_with_a_wrong_key_is_refused_by_name(tmp_path, key, value):
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        lambda value: value.update(colour="red"),
+        lambda value: value["tasks"][0].update(colour="red"),
+        lambda value: value["sources"][0].update(colour="red"),
+        lambda value: value["added_tokens"][0].update(colour="red"),
+    ],
+)
+def test_a_key_of_a_newer_version_is_refused_with_it(tmp_path, changes):
+    make_dataset(tmp_path)
+    value = manifest.read_manifest(tmp_path)
+    changes(value)
+    value["made_with"] = {"packprep": "7.0"}
+    replace_in_manifest(tmp_path, **value)
+    with pytest.raises(DatasetError, match=r"key 'colour' is unknown to packprep \S+; packprep 7.0 wrote it: use that"):
+        manifest.read_manifest(tmp_path)
+
+
+def test_a_key_that_joined_later_is_its_default_where_it_is_absent(tmp_path, monkeypatch):
+    make_dataset(tmp_path)
+    for keys in (manifest._KEYS, manifest._TASK_KEYS):
+        monkeypatch.setitem(keys, "colour", ("a text", lambda value: isinstance(value, str)))
+    monkeypatch.setattr(manifest, "LATER", {"": {"colour": "red"}, "tasks": {"colour": "blue"}})
+    value = manifest.read_manifest(tmp_path)
+    assert value["colour"] == "red" and {task["colour"] for task in value["tasks"]} == {"blue"}
+    replace_in_manifest(tmp_path, colour="green")
+    assert manifest.read_manifest(tmp_path)["colour"] == "green"
+    replace_in_manifest(tmp_path, colour=3)
+    with pytest.raises(DatasetError, match="colour is 3 and should be a text"):
+        manifest.read_manifest(tmp_path)
+
+
+def test_a_newer_law_is_refused_with_both(tmp_path):
+    make_dataset(tmp_path)
+    replace_in_manifest(tmp_path, law_version=9, colour=1, made_with={"packprep": "7.0"})
+    with pytest.raises(DatasetError, match="law_version 9 and this packprep makes 2: use packprep 7.0, which made it"):
+        manifest.read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
     "old, new",
     [
         (b'"rows":5,', b'"rows":05,'),

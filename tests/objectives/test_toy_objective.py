@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from packprep.building.run import open_job
+from packprep.errors import PlanError
 from packprep.objectives import REGISTRY, register
 from packprep.objectives.objective import Objective, Parameter
 from packprep.verification import verify_dataset
@@ -115,6 +118,26 @@ def test_an_objective_that_is_registered_builds_and_verifies(tmp_path, registry,
             assert any(whole.startswith(text) for whole in texts)
             seen += 1
     assert seen > 20
+
+
+def test_a_parameter_that_joins_later_leaves_what_was_built_before_as_it_was(tmp_path, registry):
+    register(first := toy())
+    made.write_lines(tmp_path / "a.jsonl", made.texts(60))
+    outcome = made.build(recipe({"objective": "reversed"}), tmp_path, tmp_path / "out")
+    joined = Parameter("steps", 1, "how often", 1, later=True)
+    REGISTRY["reversed"] = replace(first, parameters=(*first.parameters, joined))
+    assert good(tmp_path / "out") and open_job(tmp_path / "out").tasks[0].parameters == {"width": 4, "steps": 1}
+    again = made.build(recipe({"objective": "reversed"}), tmp_path, tmp_path / "again")
+    assert made.contents(tmp_path / "again") == made.contents(tmp_path / "out")
+    other = made.build(recipe({"objective": "reversed", "steps": 2}), tmp_path, tmp_path / "other")
+    assert other.manifest["fingerprint"] != again.manifest["fingerprint"] == outcome.manifest["fingerprint"]
+    with pytest.raises(PlanError, match=r"tasks\[0\].parameters.steps is 2 here and 1 in the plan"):
+        made.build(recipe({"objective": "reversed", "steps": 2}), tmp_path, tmp_path / "out")
+    REGISTRY["reversed"] = first
+    with pytest.raises(
+        PlanError, match="key 'steps' is unknown to the objective reversed that is installed: use the version"
+    ):
+        open_job(tmp_path / "other")
 
 
 def test_an_objective_in_place_builds_and_verifies(tmp_path, registry):

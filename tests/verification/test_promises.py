@@ -743,12 +743,19 @@ def test_p16_tokens_that_both_receipt_and_manifest_count_wrongly(directory):
         lambda ledger: ledger["sources"]["web"]["documents"].update(rejected={"empty": [1]}),
         lambda ledger: ledger["tasks"].update(r=None),
         lambda ledger: ledger.update(rows=True),
-        lambda ledger: ledger.update(more=1),
     ],
 )
 def test_p16_a_ledger_that_is_none(directory, change):
     edit_receipt(directory, lambda receipt: change(receipt["ledger"]))
     assert_only(faults_of(directory), "P16", RECEIPT, words="has not the keys and counts of a ledger")
+
+
+def test_a_receipt_with_what_a_newer_version_wrote_names_it(directory):
+    newer = "key 'more' is unknown to packprep"
+    edit_receipt(directory, lambda receipt: receipt["ledger"].update(more=1))
+    assert_only(faults_of(directory), "P16", RECEIPT, words=newer)
+    edit_receipt(directory, lambda receipt: receipt.update(more=receipt["ledger"].pop("more")))
+    assert_only(faults_of(directory), "P1", RECEIPT, words=newer)
 
 
 def test_p16_rejects_that_the_ledger_does_not_count(directory):
