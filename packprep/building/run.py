@@ -250,9 +250,9 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
         assert found is not None
     plan, digest = found
     check_law(plan, out.place(PLAN_NAME))
-    recipe_of(plan)  # a newer version may have written it
     changed = differences(inputs, plan)
     if changed:
+        recipe_of(plan)  # which says so where a newer version wrote it
         raise PlanError(
             f"{out} was begun with something else: {'; '.join(changed)}. "
             "Go on with what it was begun with, or build into another folder"
