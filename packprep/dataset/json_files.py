@@ -74,7 +74,7 @@ def unknown_key(key: str, made_with: Any) -> str:
     """A message's part for a key that this version does not know. made_with: the file's versions of what wrote it."""
     here, there = _version(), _maker(made_with)
     if there in (here, None):
-        return f"unknown key {key!r}: the file was changed after it was written; put it back as it was"
+        return f"unknown key {key!r}: put the file back as it was, or use the packprep that wrote it"
     return f"key {key!r} is unknown to packprep {here}; packprep {there} wrote it: use that version or a newer one"
 
 

@@ -147,12 +147,14 @@ def write(name: str, text: str, folder: Path) -> None:
             (place / "dataset" / receipt_name(number)).unlink()
         (place / "dataset" / shard_name(1)).unlink()  # the others stand as after a kill between shard and receipt
         (place / "dataset" / MANIFEST_NAME).unlink()
-    shutil.rmtree(folder, ignore_errors=True)
     shutil.move(place, folder)
 
 
 if __name__ == "__main__":
-    shutil.rmtree(PLACE, ignore_errors=True)
+    folder = HERE / f"law{LAW_VERSION}"
+    for before in (PLACE, folder):
+        shutil.rmtree(before, ignore_errors=True)
+    folder.mkdir()
     for name, text in DATASETS[LAW_VERSION].items():
-        write(name, text, HERE / f"law{LAW_VERSION}" / name)
+        write(name, text, folder / name)
     shutil.rmtree(PLACE)
