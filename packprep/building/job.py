@@ -15,7 +15,7 @@ from packprep.corpus.engines.registry import load_engine
 from packprep.corpus.files import Files
 from packprep.corpus.planning import PlannedSource, format_name
 from packprep.corpus.vocabulary import Vocabulary
-from packprep.dataset.json_files import LAW_VERSION, as_stored, encode, other_law
+from packprep.dataset.json_files import LAW_VERSION, PLAN_NAME, as_stored, encode, other_law
 from packprep.dataset.laws import unusable_facts
 from packprep.digests import digest_of
 from packprep.errors import PlanError, RecipeError
@@ -66,7 +66,7 @@ class Job:
     """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone.
 
     plan: the plan's values but for its files, which are in `sources`. digest: the plan's. law: its law_version; of an older
-    one than LAW_VERSION only what is stored can be read, and who makes anything has to `check_law`.
+    one than LAW_VERSION only what is stored can be read: there is no engine.
     """
 
     def __init__(
@@ -126,7 +126,9 @@ class Job:
 
     @cached_property
     def engine(self) -> Engine:
-        """The plan's engine, loaded at first use; refused if this installation has another version of it."""
+        """The plan's engine, loaded at first use; refused if this installation has another version of it, or makes another law:
+        without it nothing is made, nor made again."""
+        check_law(self.plan, PLAN_NAME)
         return load_engine(self.plan["engine"], self.vocabulary, self.recipe.documents.special_text)
 
     @cached_property

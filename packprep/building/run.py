@@ -297,7 +297,6 @@ def shard_maker(out: Output, prefixes: Sequence[str]) -> Do:
     clock = Clock()
     with clock.stage("start-up"):
         job = _jobs.get(str(out)) or open_job(out, prefixes)
-        check_law(job.plan, out.place(PLAN_NAME))
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 

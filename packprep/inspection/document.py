@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.job import Job, check_law
+from packprep.building.job import Job
 from packprep.building.output import Output
 from packprep.building.replay import documents_at
 from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.readers import PIECE_BYTES, read
 from packprep.corpus.reading import chosen_by_size, in_sample, kept_by_plan
-from packprep.dataset.json_files import PLAN_NAME, decode, rejects_name
+from packprep.dataset.json_files import decode, rejects_name
 from packprep.errors import DatasetError, PackprepError, RecipeError
 from packprep.inspection.opened import Opened, check_source, nearest, opened
 from packprep.inspection.originals import stored_of
@@ -288,7 +288,6 @@ def _read_again(
 
     there, text, tokens = False, None, None
     try:
-        check_law(job.plan, PLAN_NAME)
         for part in _parts_at(source, i, position):
             for batch in read(part, source.source.text_key, keep, batch_bytes=1 << 16, marks=job.marks):
                 there = True

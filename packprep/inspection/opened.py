@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from packprep.building.job import Job, check_law
+from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.replay import replay_segments
 from packprep.building.run import moved_prefixes, open_job, read_plan
@@ -89,11 +89,9 @@ class Opened:
 
     def rebuilt(self, number: int, chosen: np.ndarray) -> list[str]:
         """For each chosen segment of a shard: "identical", "differs: …" or "not rebuilt: …"."""
-        try:
-            job = self.usable_job
-            check_law(job.plan, PLAN_NAME)
-        except PackprepError as error:
-            return [f"not rebuilt: {error}"] * len(chosen)
+        job = self.job
+        if isinstance(job, PackprepError):
+            return [f"not rebuilt: {job}"] * len(chosen)
         arrays = shard_in(self.near.folder, self.dataset.manifest, number).arrays
 
         def replay(which: np.ndarray) -> list[str]:

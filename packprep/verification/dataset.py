@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array import share_of
-from packprep.building.job import Job, check_law
+from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, RemoteOutput, nearby, output_of
 from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
@@ -119,8 +119,6 @@ def _verify(
         return _report(near, manifest, range(0), 0, 0, faults)
     plan = read_plan(directory)
     assert plan is not None
-    if replay is not None:
-        check_law(plan, f"{near.out}: plan.json")
     prefixes = moved_prefixes(plan, moved)
     job = open_job(directory, prefixes)
     if twin:
