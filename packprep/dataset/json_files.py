@@ -7,7 +7,6 @@ A key that joins later is written only where it differs from its default, and is
 that were written before it stay as they are.
 """
 
-import importlib.metadata
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -91,9 +90,14 @@ def newer_version(key: str) -> str:
 
 
 def _version() -> str:
+    from importlib.metadata import (
+        PackageNotFoundError,
+        version,
+    )  # here, as it takes long
+
     try:
-        return importlib.metadata.version("packprep")
-    except importlib.metadata.PackageNotFoundError:
+        return version("packprep")
+    except PackageNotFoundError:
         return "of this folder"
 
 
