@@ -90,10 +90,7 @@ def newer_version(key: str) -> str:
 
 
 def _version() -> str:
-    from importlib.metadata import (
-        PackageNotFoundError,
-        version,
-    )  # here, as it takes long
+    from importlib.metadata import PackageNotFoundError, version  # here, as it takes long
 
     try:
         return version("packprep")
