@@ -1,4 +1,4 @@
-"""What redraw needs of a manifest: the law of each in-place task, checked before anything is computed from its numbers."""
+"""What redraw needs of a manifest: the law of each task with chance, checked before anything is computed from its numbers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -27,14 +27,14 @@ class Law(NamedTuple):
 class Laws(NamedTuple):
     """What redraw needs of a manifest."""
 
-    by_task: list[Law | None]  # None: predicts the next token
+    by_task: list[Law | None]  # None: causal, which has no chance
     in_place: np.ndarray  # bool[tasks]
     ids: noise.Ids
     prepend_bos: bool
 
 
 def laws_of(manifest: Manifest) -> Laws:
-    """The laws of a dataset's tasks; ArgumentError if an in-place task has none here, or if all are of another law_version,
+    """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here, or if all are of another law_version,
     DatasetError if one cannot be applied."""
     if manifest["law_version"] != LAW_VERSION:
         raise ArgumentError(
@@ -42,6 +42,13 @@ def laws_of(manifest: Manifest) -> Laws:
             "without redraw"
         )
     by_task: list[Law | None] = []
+    stuck = [task for task in manifest["tasks"] if task["label_alignment"] != "same_slot" and task["objective"] != "causal"]
+    if stuck:
+        named = ", ".join(f"{task['name']!r} ({task['objective']})" for task in stuck)
+        raise ArgumentError(
+            f"redraw: {named} cannot be drawn anew yet, only {', '.join(noise.LAWS)} can: read the stored rows, without redraw; "
+            "a recipe's repeat gives each use of a document chance of its own"
+        )
     for task in manifest["tasks"]:
         if task["label_alignment"] != "same_slot":
             by_task.append(None)

@@ -251,7 +251,10 @@ class Dataset:
             return {}
         check_epochs(epochs, n_rows)
         numbers = [integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
-        return {i: epoch for i, epoch in enumerate(numbers) if epoch} if self._predicts_in_place else {}
+        anew = {i: epoch for i, epoch in enumerate(numbers) if epoch}
+        if anew:
+            self.check_redraw()
+        return anew if self._predicts_in_place else {}
 
     def _loss_is_on(self, segments: Segments) -> np.ndarray:
         """bool, flat: the slots of the segments that `with_loss_on` kept; padding False."""
@@ -296,7 +299,7 @@ class Dataset:
         return epochs * len(self)
 
     def check_redraw(self) -> None:
-        """ArgumentError if a task cannot be noised anew."""
+        """ArgumentError if a task has chance and cannot be drawn anew."""
         _ = self._laws
 
     def will_need(self, indices: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None) -> None:

@@ -160,7 +160,7 @@ class Mixture:
         )
 
     def check_redraw(self) -> None:
-        """ArgumentError if a task of some dataset cannot be noised anew."""
+        """ArgumentError if a task of some dataset has chance and cannot be drawn anew."""
         for dataset in self.datasets:
             dataset.check_redraw()
 

@@ -163,8 +163,10 @@ def test_rows_are_noised_anew_by_the_epochs_of_their_own_dataset(three):
         changed = {"mask": 499, "pad": 1, "special_ids": [1, 499, 500, 501]}
         replace_in_manifest(directory, specials=changed)
     mixed = packprep.open_dataset(three[1:], shares=[1, 1])
-    for task in mixed.datasets[0].tasks:
-        if task["label_alignment"] == "same_slot":
+    for task in (task for dataset in mixed.datasets for task in dataset.tasks):
+        if task["label_alignment"] != "same_slot":
+            task["objective"] = "causal"
+        else:
             law = {"noise_range": [0.3, 0.3], "epsilon": 0.0, "exact_count": False, "stratified": False}
             task["parameters"] |= {**law, "replace": [1.0, 0.0, 0.0], "weighting": "none"}
     epochs = mixed.rows_of_samples(np.arange(40), 3, True)[1]

@@ -25,7 +25,7 @@ KINDS = {
     "mix": ([{"preset": "llada"}, UNIFORM, BLOCKS, CAUSAL], {"documents": {"prepend_bos": True}}, False),
     "supervised": ([MASKED, UNIFORM, BLOCKS, CAUSAL], {"documents": {"prepend_bos": True}}, True),
     "supervised_without_eos": (
-        [{**MASKED, **NO_EOS}, {**BLOCKS, **NO_EOS}, {**EXACT, **NO_EOS}, {"objective": "prefix_lm"}],
+        [{**MASKED, **NO_EOS}, {**BLOCKS, **NO_EOS}, {**EXACT, **NO_EOS}, CAUSAL],
         {"documents": {"prepend_bos": True}},
         True,
     ),
@@ -243,12 +243,32 @@ def test_marginals_are_those_of_render(datasets):
     assert abs(masked - 0.8 * noised) < 5 * math.sqrt(0.16 * noised)
 
 
-def test_a_dataset_without_in_place_tasks_stays_as_it_is(tmp_path):
-    made.write_lines(tmp_path / "a.jsonl", made.texts(30))
-    made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
-    ds = open_dataset(tmp_path / "out")
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory):
+    base = tmp_path_factory.mktemp("causal")
+    made.write_lines(base / "a.jsonl", made.texts(30))
+    made.build(made.table("a.jsonl", tasks=[CAUSAL]), base, base / "out")
+    return base / "out"
+
+
+def test_a_dataset_of_causal_tasks_stays_as_it_is(causal):
+    ds = open_dataset(causal)
     it = ds.batches(len(ds), shuffle=False, epochs=2, redraw=True)
     assert np.array_equal(next(it)["tokens"], next(it)["tokens"])
+
+
+@pytest.mark.parametrize("objective", ["span_corruption", "prefix_lm", "fill_in_the_middle", "my_shift"])
+def test_a_task_whose_chance_would_stay_is_refused_by_name_at_once(causal, tmp_path, objective):
+    shutil.copytree(causal, tmp_path / "out")
+    tasks = [{**open_dataset(causal).tasks[0], "name": "mine", "objective": objective}, open_dataset(causal).tasks[1]]
+    replace_in_manifest(tmp_path / "out", tasks=tasks)
+    ds = open_dataset(tmp_path / "out")
+    for dataset in (ds, open_dataset([causal, tmp_path / "out"], shares=[1, 1])):
+        with pytest.raises(ArgumentError, match=rf"redraw: 'mine' \({objective}\) cannot be drawn anew yet.*without redraw"):
+            dataset.batches(2, redraw=True)
+    with pytest.raises(ArgumentError, match="'mine'"):
+        ds.batch([0], epochs=[1])
+    next(ds.batches(2))
 
 
 def test_a_task_without_a_law_is_refused_by_name_at_once(datasets, tmp_path):
