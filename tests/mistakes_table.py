@@ -70,6 +70,14 @@ COMMAND_LINE = [
         typed="build recipe --out out",
     ),
     Mistake(
+        "a recipe in YAML",
+        "is YAML, and a recipe is TOML",
+        "recipe.yaml",
+        "write seq_length = 512",
+        before=writes("recipe.yaml", "seq_length: 512\ntokenizer: bytes\nsources:\n  - paths: data/*.jsonl\n"),
+        typed="build recipe.yaml --out out",
+    ),
+    Mistake(
         "two recipes",
         "2 recipes",
         "other.toml, recipe.toml",

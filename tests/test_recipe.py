@@ -20,6 +20,7 @@ from packprep.recipe import (
     parse_size,
     presets,
     read_recipe,
+    refuse_other_formats,
     set_value,
     tasks_named,
 )
@@ -343,6 +344,47 @@ def test_a_recipe_file_that_cannot_be_used_says_why(tmp_path):
     assert read_recipe(load_recipe(tmp_path / "c.toml"), tmp_path).base == tmp_path
 
 
+def test_a_byte_order_mark_before_a_recipe_is_taken(tmp_path):
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfseed = 3\r\n")
+    assert load_recipe(tmp_path / "a.toml") == {"seed": 3}
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfseed = True\n")
+    with pytest.raises(RecipeError, match="not TOML.*line 1.*: seed = True – TOML writes true"):
+        load_recipe(tmp_path / "a.toml")
+
+
+OTHER_FORMATS = {
+    "JSON": '{"seq_length": 512,\n "tokenizer": "bytes", "sources": [{"paths": ["a"]}]}',
+    "YAML": "# a recipe\nseq_length: 512\ntokenizer: bytes\nsources:\n  - paths: a\n",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_a_recipe_in_json_or_yaml_is_refused_as_one_whatever_its_name(tmp_path, name):
+    text = OTHER_FORMATS[name]
+    toml, own = tmp_path / "a.toml", tmp_path / f"a.{name.lower()}"
+    for path, read in ((toml, load_recipe), (own, refuse_other_formats)):
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=f"a.{path.suffix[1:]}: is {name}, and a recipe is TOML: write seq_length = 512"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("a.json", '{"text": "x", "sources": 1}\n'),
+        ("a.json", '{"text": "tokenizer:"}\n{"sources": 1, "seed": 1}\n'),
+        ("a.json", "{"),
+        ("a.yaml", "tasks:\n- name: x\n"),
+        ("a.txt", OTHER_FORMATS["YAML"]),
+        ("*.yaml", None),
+    ],
+)
+def test_inputs_that_are_no_recipe_are_left_alone(tmp_path, name, text):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    refuse_other_formats(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     "assignment, path, value",
     [
@@ -504,11 +546,10 @@ def test_the_fingerprint_changes_with_files_sizes_and_tokenizer():
         (b"seq_length = 9223372036854775808", "64 bits"),
         (b"seq_length = " + b"9" * 5000, "not TOML"),
         (b"\xff", "not UTF-8"),
-        (b"\xef\xbb\xbfseq_length = 8", "not TOML"),
         (b"a = 1\na = 2", "not TOML"),
         (b"a\0 = 1", "not TOML"),
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_a_hostile_recipe_file_is_refused_by_name(tmp_path, text, words):
     path = tmp_path / "recipe.toml"

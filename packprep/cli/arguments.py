@@ -70,7 +70,7 @@ def recipe_of(
     read: is called with it before its tasks are looked at, which takes ten times as long.
     """
     from packprep.errors import RecipeError
-    from packprep.recipe import load_recipe, read_recipe, set_value, split_assignment
+    from packprep.recipe import load_recipe, read_recipe, refuse_other_formats, set_value, split_assignment
 
     for assignment in assignments or ():
         split_assignment(assignment)  # said before `--set seed = 3` is taken for two inputs
@@ -85,6 +85,8 @@ def recipe_of(
             f"{recipes[0]} is a recipe: give one recipe, or inputs, not both (beside it: {others}); "
             "inputs of a recipe are the paths in its [[sources]]"
         )
+    for name in inputs:
+        refuse_other_formats(Path(name))
     if recipes:
         table, base = load_recipe(Path(recipes[0])), Path(recipes[0]).resolve().parent
     else:
@@ -122,14 +124,14 @@ def recipe_of(
 
 def _place(key: tuple[str | int, ...], typed: dict[tuple[str | int, ...], str], recipes: list[str]) -> str:
     """What a message about a key begins with: the option that set it, or the recipe's file and line."""
-    from packprep.recipe import line_of
+    from packprep.recipe import line_of, recipe_text
 
     option = next(
         (words for k, words in reversed(typed.items()) if key[: len(k)] == k or k[: len(key)] == key != ()), ""
     )
     if option or not recipes:
         return f"{option}: " if option else ""
-    line = line_of(Path(recipes[0]).read_text("utf-8"), key) if key else None
+    line = line_of(recipe_text(Path(recipes[0])), key) if key else None
     return f"{recipes[0]}, line {line}: " if line else f"{recipes[0]}: "
 
 

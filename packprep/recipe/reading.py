@@ -1,6 +1,7 @@
 """A recipe from TOML: every key checked once, before work starts."""
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -253,10 +254,50 @@ def tasks_named(name: str, names: Sequence[str]) -> list[int]:
     return [i for i, task in enumerate(names) if task == name or task.startswith(name + "-")]
 
 
+def recipe_text(path: Path) -> str:
+    """The text of a recipe file, without a byte order mark."""
+    return Path(path).read_text("utf-8").removeprefix("\ufeff")
+
+
+def written_as(text: str) -> str:
+    """"JSON" or "YAML" for a recipe that is written in one of these, "" for any other text."""
+    known = {*keys_of(Recipe), *SECTIONS}
+    if text.lstrip().startswith("{"):
+        try:
+            table = json.loads(text)
+        except (ValueError, RecursionError):
+            return ""
+        return "JSON" if len(known & table.keys()) >= _KEYS else ""
+    keys = re.findall(r"^([A-Za-z_]+)[ \t]*:(?=[ \t\r\n]|\Z)", text, re.MULTILINE)
+    return "YAML" if len(known & set(keys)) >= _KEYS else ""
+
+
+def refuse_other_formats(path: Path) -> None:
+    """RecipeError for a file of inputs that is a recipe in JSON or YAML."""
+    if path.suffix.lower() not in (".json", ".yaml", ".yml"):
+        return
+    try:
+        with path.open("rb") as file:
+            found = written_as(file.read(_MOST_BYTES).decode().removeprefix("\ufeff"))
+    except (OSError, ValueError):
+        return  # no recipe, or nothing that can be read: who reads it as an input says so
+    if found:
+        raise RecipeError(f"{path}: {_OTHER_FORMAT[found]}")
+
+
+_MOST_BYTES, _KEYS = 1 << 20, 2  # what is read of a file; keys of a recipe that make it one
+_OTHER_FORMAT = {
+    "JSON": 'is JSON, and a recipe is TOML: write seq_length = 512 for "seq_length": 512, a table as [[sources]] with its '
+    "keys in lines below, and name the file .toml",
+    "YAML": "is YAML, and a recipe is TOML: write seq_length = 512 for seq_length: 512, texts in quotes, a table as "
+    "[[sources]] with its keys in lines below, and name the file .toml",
+}
+
+
 def load_recipe(path: Path) -> dict[str, Any]:
     """The TOML table of a recipe file; RecipeError if it cannot be read or parsed."""
     try:
-        table = tomllib.loads(Path(path).read_text("utf-8"))
+        table = tomllib.loads(recipe_text(path))
         _refuse_wide_integers(table)
         return table
     except OSError as error:
@@ -268,7 +309,9 @@ def load_recipe(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path}: not UTF-8 at byte {error.start}; a recipe is a TOML file in UTF-8") from None
     except ValueError as error:  # a TOMLDecodeError is one
-        raise RecipeError(f"{path}: not TOML: {error}{_line_in_question(path, str(error))}") from None
+        found = written_as(recipe_text(path))
+        what = _OTHER_FORMAT[found] if found else f"not TOML: {error}{_line_in_question(path, str(error))}"
+        raise RecipeError(f"{path}: {what}") from None
     except RecursionError:
         raise RecipeError(f"{path}: its values are nested too deeply for a recipe") from None
 
@@ -278,7 +321,7 @@ def _line_in_question(path: Path, message: str) -> str:
     match = re.search(r"at line (\d+)", message)
     if not match:
         return ""
-    line = Path(path).read_text("utf-8").split("\n")[int(match[1]) - 1].strip()
+    line = recipe_text(path).split("\n")[int(match[1]) - 1].strip()
     value = line.partition("=")[2].strip()
     hint = "a text needs quotes, numbers and lists do not; each key has one line"
     if value in ("True", "False"):
