@@ -56,6 +56,28 @@ def dataset(corpus, tmp_path_factory):
     return out
 
 
+def test_a_tilde_is_the_home_folder_wherever_a_place_is_named(corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "home")
+    home = {"HOME": str(tmp_path / "home")}
+    template = tmp_path / "home/t.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    (tmp_path / "home/tilde.toml").write_text(
+        RECIPE.replace('"web/', '"file://~/web/').replace('"notes/', '"~/notes/')
+        + '\n[documents]\nchat_template = "~/t.jinja"\n'
+    )
+    for out in ("~/out", "file://~/other"):
+        assert inside("build", "~/tilde.toml", "--out", out, "--workers", 1, **home).status == 0
+        assert inside("verify", out, "--replay", 1, "--source", "notes=~/notes", **home).status == 0
+    assert inside("inspect", "~/out", "--html", "~/report.html", **home).status == 0
+    assert (tmp_path / "home/report.html").exists() and not os.path.exists("~")
+    shards = [(tmp_path / "home" / name / "shards/000/000000.safetensors").read_bytes() for name in ("out", "other")]
+    assert shards[0] == shards[1]
+    tokenizer = tmp_path / "home/tokenizer.json"
+    tokenizer.write_bytes((tmp_path / "home/out/tokenizer.json").read_bytes())
+    for options in (["--tokenizer", "~/tokenizer.json"], ["--set", "tokenizer=~/tokenizer.json"]):
+        assert "tokens" in inside("plan", "~/web/*.jsonl", *options, **home).out
+
+
 @pytest.fixture
 def own(corpus, tmp_path):
     """A copy of the corpus and its recipe that may be changed."""

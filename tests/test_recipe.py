@@ -364,7 +364,9 @@ def test_a_recipe_in_json_or_yaml_is_refused_as_one_whatever_its_name(tmp_path, 
     toml, own = tmp_path / "a.toml", tmp_path / f"a.{name.lower()}"
     for path, read in ((toml, load_recipe), (own, refuse_other_formats)):
         path.write_text(text)
-        with pytest.raises(RecipeError, match=f"a.{path.suffix[1:]}: is {name}, and a recipe is TOML: write seq_length = 512"):
+        with pytest.raises(
+            RecipeError, match=f"a.{path.suffix[1:]}: is {name}, and a recipe is TOML: write seq_length = 512"
+        ):
             read(path)
 
 

@@ -23,7 +23,7 @@ from packprep.building import files
 from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
 from packprep.dataset.opening import read_file
 from packprep.errors import BuildError, PackprepError
-from packprep.storage import Remote, is_url
+from packprep.storage import Remote, expanded, is_url
 
 AT_ONCE = 16
 """Requests that are under way at the same time where many objects are read."""
@@ -84,7 +84,7 @@ class Output(Protocol):
 def output_of(out: "str | os.PathLike | Output") -> Output:
     """The Output that a path or a URL names; one that is given is given back."""
     if isinstance(out, str | os.PathLike):
-        place = os.fspath(out)
+        place = expanded(os.fspath(out))
         return RemoteOutput(Remote(place)) if is_url(place) else LocalOutput(Path(place))
     return out
 

@@ -62,7 +62,7 @@ def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) 
     inputs: a recipe, or files and patterns, which stay as they are: the script goes to this folder first.
     flags: flag → value, list of values, or None. RecipeError for a flag that the command does not take.
     """
-    arguments = [os.path.abspath(name) if name.endswith(".toml") else name for name in inputs if command == "build"]
+    arguments = [absolute_prefix(name) if name.endswith(".toml") else name for name in inputs if command == "build"]
     for flag, value in flags.items():
         if value is None or value == []:
             continue

@@ -71,9 +71,11 @@ def recipe_of(
     """
     from packprep.errors import RecipeError
     from packprep.recipe import load_recipe, read_recipe, refuse_other_formats, set_value, split_assignment
+    from packprep.storage import expanded
 
     for assignment in assignments or ():
         split_assignment(assignment)  # said before `--set seed = 3` is taken for two inputs
+    inputs = [expanded(name) for name in inputs]
     recipes = [name for name in inputs if name.endswith(".toml")]
     if not inputs:
         raise RecipeError("no recipe and no inputs are given: name a RECIPE.toml, or files and patterns as its paths")
@@ -100,8 +102,8 @@ def recipe_of(
             table[key] = value
             typed[(key,)] = f"--{key.replace('_', '-')} {value}"
     if tokenizer is not None:
-        exists = Path(tokenizer).exists()
-        table["tokenizer"] = str(Path(tokenizer).resolve()) if exists else tokenizer
+        place = Path(expanded(tokenizer))
+        table["tokenizer"] = str(place.resolve()) if place.exists() else tokenizer
     if tasks is not None:
         table["tasks"] = [{"preset": tasks}]
         typed["tasks",] = f"--tasks {tasks}"

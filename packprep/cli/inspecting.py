@@ -148,8 +148,10 @@ def _report(directory: str, html: str, moved: dict[str, str]) -> dict[str, Any]:
     from packprep.building.processes import available_cpus
     from packprep.errors import DatasetError, PackprepError, PlanError, VocabularyError
     from packprep.inspection.report import check_place, shards_shown, write_report
+    from packprep.storage import expanded
     from packprep.verification import PROMISES, verify_dataset
 
+    html = expanded(html)
     check_place(html)
     only = shards_shown(directory)
     verification: dict[str, Any] | PackprepError

@@ -20,6 +20,7 @@ from typing import Any
 from packprep.corpus.tokenizer_files import HINT_FILES, read_beside
 from packprep.corpus.tokenizer_json import BYTES_ROLES
 from packprep.errors import RecipeError, VocabularyError
+from packprep.storage import expanded
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 _TOKEN_NAME = re.compile(r"\b(\w+_token)\b")
@@ -43,7 +44,7 @@ def find_template(path_key: str, base: Path, tokenizer: str) -> str | None:
     if not path_key:
         source = _template_beside(tokenizer, base, configs)
         return None if source is None else _with_tokens(source, _token_texts(source, tokenizer, configs))
-    path = base / Path(path_key).expanduser()
+    path = base / expanded(path_key)
     where = f"documents.chat_template = {path_key!r}"
     try:
         source = path.read_text("utf-8")

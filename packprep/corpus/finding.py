@@ -18,7 +18,7 @@ from packprep.corpus.files import Files
 from packprep.corpus.saved_datasets import saved_files
 from packprep.errors import SourceError
 from packprep.recipe import Source
-from packprep.storage import Remote, is_url
+from packprep.storage import Remote, expanded, is_url
 
 _LOOKED_AT, _SHOWN = 10_000, 6  # names of a folder, where a pattern matches nothing
 
@@ -69,14 +69,15 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
 
 def absolute_prefix(prefix: str) -> str:
     """The folder where a source's files lie, as a plan names it: an absolute path, or a URL without a slash at its end."""
+    prefix = expanded(prefix)
     return prefix.rstrip("/") if is_url(prefix) else os.path.abspath(prefix)
 
 
 def _below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
     """(the folder of a source's patterns up to their first wildcard, the patterns relative to it)."""
-    urls = [path for path in source.paths if is_url(path)]
+    urls = [expanded(path) for path in source.paths if is_url(path)]
     if not urls:
-        patterns = [os.path.abspath(os.path.join(base, os.path.expanduser(path))) for path in source.paths]
+        patterns = [os.path.abspath(os.path.join(base, expanded(path))) for path in source.paths]
         root = fixed_prefix(patterns, os.path.abspath(base))
         return root, [os.path.relpath(pattern, root) for pattern in patterns]
     buckets = sorted({"/".join(url.split("/")[:3]) for url in urls})

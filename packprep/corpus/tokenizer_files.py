@@ -7,6 +7,7 @@ from pathlib import Path
 
 from packprep.corpus.tokenizer_json import BYTES_ROLES, bytes_tokenizer_json
 from packprep.errors import VocabularyError
+from packprep.storage import expanded
 
 HINT_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 HINT_KEYS = {
@@ -26,7 +27,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, dict[str, str]]:
     """
     if name == "bytes":
         return bytes_tokenizer_json(), dict(BYTES_ROLES)
-    path = base / Path(name).expanduser()
+    path = base / expanded(name)
     if path.is_file():
         if path.suffix == ".model":
             raise VocabularyError(
@@ -55,7 +56,7 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
     """The bytes of a file that lies beside the tokenizer.json of `load_tokenizer_json`; None if there is none."""
     if name == "bytes":
         return None
-    path = base / Path(name).expanduser()
+    path = base / expanded(name)
     if path.exists():
         return _read_if_there(path / file if path.is_dir() else path.with_name(file))
     import huggingface_hub

@@ -42,7 +42,8 @@ def laws_of(manifest: Manifest) -> Laws:
             "without redraw"
         )
     by_task: list[Law | None] = []
-    stuck = [task for task in manifest["tasks"] if task["label_alignment"] != "same_slot" and task["objective"] != "causal"]
+    next_token = [task for task in manifest["tasks"] if task["label_alignment"] != "same_slot"]
+    stuck = [task for task in next_token if task["objective"] != "causal"]
     if stuck:
         named = ", ".join(f"{task['name']!r} ({task['objective']})" for task in stuck)
         raise ArgumentError(

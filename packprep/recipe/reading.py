@@ -260,7 +260,7 @@ def recipe_text(path: Path) -> str:
 
 
 def written_as(text: str) -> str:
-    """"JSON" or "YAML" for a recipe that is written in one of these, "" for any other text."""
+    """ "JSON" or "YAML" for a recipe that is written in one of these, "" for any other text."""
     known = {*keys_of(Recipe), *SECTIONS}
     if text.lstrip().startswith("{"):
         try:

@@ -4,6 +4,6 @@ Credentials, regions and endpoints come from the environment alone, never from a
 is written: nothing in it is percent-decoded.
 """
 
-from packprep.storage.remote import Remote, is_url, locate
+from packprep.storage.remote import Remote, expanded, is_url, locate
 
-__all__ = ["Remote", "is_url", "locate"]
+__all__ = ["Remote", "expanded", "is_url", "locate"]

@@ -60,6 +60,11 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
+def expanded(path: str) -> str:
+    """A path, or a URL of this machine's files, with the home folder for a ~ or ~USER at its begin; another URL as it is."""
+    return f"file://{os.path.expanduser(path[7:])}" if path.startswith("file://~") else os.path.expanduser(path)
+
+
 class _ShortRead(OSError):
     """Fewer bytes came than were asked for and are there."""
 

@@ -264,7 +264,9 @@ def test_a_task_whose_chance_would_stay_is_refused_by_name_at_once(causal, tmp_p
     replace_in_manifest(tmp_path / "out", tasks=tasks)
     ds = open_dataset(tmp_path / "out")
     for dataset in (ds, open_dataset([causal, tmp_path / "out"], shares=[1, 1])):
-        with pytest.raises(ArgumentError, match=rf"redraw: 'mine' \({objective}\) cannot be drawn anew yet.*without redraw"):
+        with pytest.raises(
+            ArgumentError, match=rf"redraw: 'mine' \({objective}\) cannot be drawn anew yet.*without redraw"
+        ):
             dataset.batches(2, redraw=True)
     with pytest.raises(ArgumentError, match="'mine'"):
         ds.batch([0], epochs=[1])
