@@ -93,6 +93,14 @@ COMMAND_LINE = [
         typed="build recipe.toml data/a.jsonl --out out",
     ),
     Mistake(
+        "an output among the inputs",
+        "would find rejects/000/000000.jsonl there",
+        "--out data/out",
+        "Choose an --out that they do not reach",
+        {"data/*.jsonl": "data/**/*.jsonl"},
+        typed="build recipe.toml --out data/out",
+    ),
+    Mistake(
         "--set with spaces",
         "expected KEY=VALUE",
         "--set seed",

@@ -15,6 +15,7 @@ from packprep.building.packing import pack
 from packprep.building.render import rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut, cut_at_row_ends, slots_of
 from packprep.corpus.calibration import Estimates
+from packprep.corpus.finding import named_twice
 from packprep.corpus.reading import Documents
 from packprep.corpus.training import Training
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
@@ -109,6 +110,8 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                 "share_error": math.hypot((1 - share) * error, share * others) / total,
             }
         )
+    if twice := named_twice(recipe.sources, inputs.files):
+        warnings.append(twice)
     shares = [source.share for source in recipe.sources if source.share is not None]
     if shares and abs(sum(shares) - 1) > 1e-6:
         parts = ", ".join(f"{source.name} {(source.share or 0) / sum(shares):.1%}" for source in recipe.sources)

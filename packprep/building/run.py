@@ -35,7 +35,7 @@ from packprep.building.signals import ended_by_signals, stoppable
 from packprep.building.work import begin_shard, finish_shard, rehearse
 from packprep.clock import Clock
 from packprep.corpus.calibration import Estimates
-from packprep.corpus.finding import absolute_prefix
+from packprep.corpus.finding import absolute_prefix, match_below
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
 from packprep.dataset.json_files import (
@@ -47,6 +47,9 @@ from packprep.dataset.json_files import (
     as_stored,
     decode,
     encode,
+    receipt_name,
+    rejects_name,
+    shard_name,
     with_defaults,
 )
 from packprep.digests import digest_of, own_digest
@@ -221,6 +224,7 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
     """
     for message in inputs.vocabulary.notes:
         say(message)
+    _refuse_own_inputs(inputs, out)
     found = plan_and_digest(out)
     if found is None and (out.exists(MANIFEST_NAME) or out.has_folder("receipts")):
         found = plan_and_digest(out)  # another process may have written it in the meantime
@@ -270,6 +274,19 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
     elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
     return _job(out, plan, digest, inputs.prefixes)
+
+
+def _refuse_own_inputs(inputs: Inputs, out: Output) -> None:
+    """RecipeError where a source would find what the build writes."""
+    written = [PLAN_NAME, TOKENIZER_NAME, MANIFEST_NAME, NOTE, rejects_name(0), receipt_name(0), shard_name(0)]
+    for source, files in zip(inputs.recipe.sources, inputs.files, strict=True):
+        name = match_below(source, inputs.recipe.base, files, str(out), written)
+        if name is not None:
+            raise RecipeError(
+                f"--out {out}: source {source.name!r} would find {name} there, which the build writes: its paths are "
+                f"{', '.join(source.paths)}, and a build whose inputs change cannot be gone on with. Choose an --out that "
+                "they do not reach, or paths that end before it"
+            )
 
 
 def note_revocation(out: Output, job: Job, error: EngineRevoked) -> None:

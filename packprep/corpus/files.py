@@ -15,6 +15,14 @@ from packprep.storage import is_url
 _AT_ONCE = 16  # remote files that are looked at together
 
 
+class Seen(NamedTuple):
+    """What the file system says of a file, or of a pair of them."""
+
+    size: int  # bytes, of both
+    modified: int = 0  # mtime in ns, of both summed; 0: nobody says
+    identity: int = 0  # of device and inode: two names of one file have the same
+
+
 class File(NamedTuple):
     """One input file, as the plan lists it: its source's index, name relative to the source's prefix, bytes, pieces."""
 
@@ -43,9 +51,11 @@ class Files(Sequence[File]):
         pieces: np.ndarray | None = None,
         text_key: str = "text",
         piece_bytes: Mapping[int, Sequence[int]] | None = None,
+        seen: np.ndarray | None = None,
     ):
+        """seen: int64[F, 3], what was found of each file, as `Seen`; None: nothing, as of files at URLs and a plan's."""
         self.piece_bytes: dict[int, Sequence[int]] = dict(piece_bytes or {})
-        self._text_key = text_key
+        self._text_key, self.seen = text_key, seen
         self.source, self.names, self.sizes, self.root = source, names, sizes, root
         self.kinds, self.kind = _kinds(names, format)
         self._pieces = pieces

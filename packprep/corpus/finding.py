@@ -3,24 +3,26 @@
 A file's name, its order among the others and its size are the same wherever the files lie.
 """
 
+import contextlib
 import difflib
 import fnmatch
 import glob
 import os
 import stat
 from collections.abc import Sequence
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 
 import numpy as np
 
-from packprep.corpus.files import Files
+from packprep.corpus.files import Files, Seen
 from packprep.corpus.saved_datasets import saved_files
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.storage import Remote, expanded, is_url
 
 _LOOKED_AT, _SHOWN = 10_000, 6  # names of a folder, where a pattern matches nothing
+_SHOWN_TWICE = 3
 
 
 def _has_wildcard(part: str) -> bool:
@@ -52,25 +54,116 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
     root, patterns = _below_one_folder(source, base)
     if prefix is not None:
         root = absolute_prefix(prefix)
-    sizes = _find_remote(source, root, patterns) if is_url(root) else _find_local(source, root, patterns)
+    found = _find_remote(source, root, patterns) if is_url(root) else _find_local(source, root, patterns)
     if source.format in ("auto", "megatron"):
-        sizes = _in_pairs(source, root, sizes)
-    for name in sizes:
+        found = _in_pairs(source, root, found)
+    for name in found:
         try:
             name.encode("utf-8")
         except UnicodeEncodeError:
             raise SourceError(
                 f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename the file"
             ) from None
-    names = sorted(sizes)  # code points sort as their UTF-8 does
-    in_order = np.array([sizes[name] for name in names], np.int64)
-    return root, Files(index, names, in_order, source.format, root, text_key=source.text_key)
+    names = sorted(found)  # code points sort as their UTF-8 does
+    seen = np.array([found[name] for name in names], np.int64).reshape(-1, len(Seen._fields))
+    of_files = None if is_url(root) else seen
+    return root, Files(index, names, seen[:, 0].copy(), source.format, root, text_key=source.text_key, seen=of_files)
 
 
 def absolute_prefix(prefix: str) -> str:
     """The folder where a source's files lie, as a plan names it: an absolute path, or a URL without a slash at its end."""
     prefix = expanded(prefix)
     return prefix.rstrip("/") if is_url(prefix) else os.path.abspath(prefix)
+
+
+def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
+    """A message about files that stand twice, by two names or in two sources; "" if none does.
+
+    Two sources may share a file where their `sample` keeps other documents of it.
+    """
+    known = np.concatenate([_identities(files) for files in found])
+    _, which, counts = np.unique(known, return_inverse=True, return_counts=True)
+    ends = np.cumsum([len(files) for files in found])
+    groups: dict[int, list[tuple[int, int]]] = {}  # file → its places: source, number in it
+    for k in np.flatnonzero(counts[which] > 1).tolist():
+        s = int(np.searchsorted(ends, k, "right"))
+        groups.setdefault(int(which[k]), []).append((s, k - int(ends[s]) + len(found[s])))
+    shown: list[str] = []
+    count = 0
+    for places in groups.values():
+        pair = next((p for p in combinations(places, 2) if _overlap(sources, found, *p)), None)
+        if pair is None or (len(shown) < _SHOWN_TWICE and not _is_one(*(_path(found, place) for place in pair))):
+            continue
+        count += 1
+        if len(shown) < _SHOWN_TWICE:
+            path = _path(found, pair[0])
+            names = " and ".join(f"{found[s].names[i]!r} of source {sources[s].name!r}" for s, i in pair)
+            shown.append(f"{path if is_url(path) else os.path.realpath(path)} (as {names})")
+    more = f" and {count - len(shown)} more" if count > len(shown) else ""
+    return f"read more than once: {', '.join(shown)}{more}; name each file once" if shown else ""
+
+
+def _identities(files: Files) -> np.ndarray:
+    """int64[F]: the same number for the same file."""
+    if files.seen is not None:
+        return files.seen[:, 2]
+    return np.array([hash((files.root, name)) for name in files.names], np.int64)
+
+
+def _overlap(sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two places of a file may give one document twice."""
+    (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
+    named_alike = found[a[0]].names[a[1]] == found[b[0]].names[b[1]]  # by which `sample` goes
+    return not named_alike or (low < other_high and other_low < high)
+
+
+def _path(found: Sequence[Files], place: tuple[int, int]) -> str:
+    return os.path.join(found[place[0]].root, found[place[0]].names[place[1]])
+
+
+def _is_one(a: str, b: str) -> bool:
+    """Whether two names are of one file, also where a file system gives files no numbers of their own."""
+    return os.path.realpath(a) == os.path.realpath(b) or is_url(a) or os.stat(a).st_nlink > 1
+
+
+def match_below(source: Source, base: Path, files: Files, out: str, names: Sequence[str]) -> str | None:
+    """The first of `names`, of files below the folder or URL `out`, that a pattern of the source matches; None for none.
+
+    files: what was found of the source, through whose folders links are followed.
+    """
+    patterns = [pattern.split(os.sep) for pattern in _below_one_folder(source, base)[1]]
+    root, out = (place.removeprefix("file://") for place in (files.root, out))
+    if is_url(root) != is_url(out):
+        return None
+    for folder in _below(root, out, files.names):
+        for name in names:
+            if any(matches(pattern, [*folder, *name.split("/")]) for pattern in patterns):
+                return name
+    return None
+
+
+def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
+    """The ways, as parts, from the folder `root` to the folder `out`, directly or through folders of the files `names`."""
+    if is_url(root):
+        parts, above = out.rstrip("/").split("/"), root.split("/")
+        return [parts[len(above) :]] if parts[: len(above)] == above else []
+    folders = {""}
+    for folder in {os.path.dirname(name) for name in names}:
+        while folder not in folders:
+            folders.add(folder)
+            folder = os.path.dirname(folder)
+    above_out: dict[int, list[str]] = {}  # folder that is there → the way from it
+    parts = os.path.realpath(out).split(os.sep)
+    for n in range(1, len(parts) + 1):
+        with contextlib.suppress(OSError):
+            above_out[_seen(os.stat(os.sep.join(parts[:n]) or os.sep)).identity] = parts[n:]
+    ways = []
+    for folder in sorted(folders):
+        with contextlib.suppress(OSError):
+            way = above_out.get(_seen(os.stat(os.path.join(root, folder))).identity)
+            if way is not None:
+                ways.append([*(folder.split(os.sep) if folder else []), *way])
+    return ways
 
 
 def _below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
@@ -88,17 +181,17 @@ def _below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
     return buckets[0] + folder, [path[len(folder) + 1 :] for path in below]
 
 
-def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str, int]:
-    """name → bytes of the files below a URL that match the patterns, as glob would match them."""
+def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
+    """name → what is found of the files below a URL that match the patterns, as glob would match them."""
     remote = Remote(root)
     listed = dict(remote.list()) if any(map(_has_wildcard, patterns)) else {}
-    found: dict[str, int] = {}
+    found: dict[str, Seen] = {}
     for pattern in patterns:
         size = listed[pattern] if pattern in listed else None if listed else remote.size(pattern)
         if size is not None:
-            own = {pattern: size}
+            own = {pattern: Seen(size)}
         else:
-            own = {name: listed[name] for name in listed if matches(pattern.split("/"), name.split("/"))}
+            own = {name: Seen(listed[name]) for name in listed if matches(pattern.split("/"), name.split("/"))}
         if not own and not _has_wildcard(pattern) and (listed or remote.list(pattern)):
             raise SourceError(
                 f"source {source.name!r}: {root}/{pattern} is a folder; say which files, as in {root}/{pattern}/**/*.jsonl"
@@ -127,48 +220,54 @@ def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
     return not hidden and fnmatch.fnmatchcase(name[0], pattern[0]) and matches(pattern[1:], name[1:])
 
 
-def _in_pairs(source: Source, root: str, sizes: dict[str, int]) -> dict[str, int]:
-    """name → bytes, where Megatron's pairs are their .bin with the bytes of both. SourceError for one without the other."""
+def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Seen]:
+    """The files, where Megatron's pairs are their .bin with the bytes of both. SourceError for one without the other."""
     found = {}
-    for name, size in sizes.items():
+    for name, file in files.items():
         ending = name[-4:]
         other = name[:-4] + _OTHER_OF_PAIR.get(ending, "")
         if ending not in _OTHER_OF_PAIR:
-            found[name] = size
-        elif ending.lower() == ".bin" or other not in sizes:
+            found[name] = file
+        elif ending.lower() == ".bin" or other not in files:
             path = f"{root}/{other}" if is_url(root) else os.path.join(root, other)
-            beside = sizes[other] if other in sizes else Remote(root).size(other) if is_url(root) else _size(path)
+            beside = files.get(other) or (_remote_file(root, other) if is_url(root) else seen(path))
             if beside is None:
                 raise SourceError(
                     f"source {source.name!r}: {path} is missing. Megatron's data are pairs of an .idx and a .bin file: put it "
                     f"beside {name!r}, or set the source's format if that is none of a pair"
                 )
-            found[name if ending.lower() == ".bin" else other] = size + beside
+            both = Seen(file.size + beside.size, file.modified + beside.modified, file.identity)
+            found[name if ending.lower() == ".bin" else other] = both
     return found
 
 
 _OTHER_OF_PAIR = {".bin": ".idx", ".idx": ".bin", ".BIN": ".IDX", ".IDX": ".BIN"}
 
 
-def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str, int]:
-    """name → bytes of the files below a folder that match the patterns."""
-    sizes: dict[str, int] = {}
+def _remote_file(root: str, name: str) -> Seen | None:
+    size = Remote(root).size(name)
+    return None if size is None else Seen(size)
+
+
+def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
+    """name → what is found of the files below a folder that match the patterns."""
+    files: dict[str, Seen] = {}
     for name, given in zip(patterns, source.paths, strict=True):
         pattern = os.path.join(root, name)
         if _has_wildcard(name) and not os.path.exists(pattern):
             matched = False
             for found in glob.iglob(name, root_dir=root, recursive=True):
-                size = _size(os.path.join(root, found))  # the one call for each file that the file system sees
-                if size is not None:
-                    sizes[found], matched = size, True
+                file = seen(os.path.join(root, found))  # the one call for each file that the file system sees
+                if file is not None:
+                    files[found], matched = file, True
             if not matched:
                 raise SourceError(
                     f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}; if its "
                     f"files have moved, --source {source.name}=FOLDER says where they lie now"
                 )
         elif os.path.isfile(os.path.join(pattern, "state.json")):
-            for file in saved_files(pattern):
-                sizes[f"{name}/{file}"] = os.path.getsize(os.path.join(pattern, file))
+            for part in saved_files(pattern):
+                files[f"{name}/{part}"] = _seen_or_error(source, os.path.join(pattern, part))
         elif os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
             raise SourceError(
                 f"source {source.name!r}: {given} is a folder of several splits; name one of them, as in "
@@ -186,11 +285,28 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                 "read twice; write what it gives to a file"
             )
         else:
-            try:
-                sizes[name] = os.path.getsize(pattern)
-            except OSError as error:
-                raise SourceError(f"source {source.name!r}: {pattern}: {error.strerror}") from None
-    return sizes
+            files[name] = _seen_or_error(source, pattern)
+    return files
+
+
+def _seen_or_error(source: Source, path: str) -> Seen:
+    try:
+        return _seen(os.stat(path))
+    except OSError as error:
+        raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
+
+
+def seen(path: str) -> Seen | None:
+    """What the file system says of a regular file; None if it is none, or cannot be asked for."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return _seen(status) if stat.S_ISREG(status.st_mode) else None
+
+
+def _seen(status: os.stat_result) -> Seen:
+    return Seen(status.st_size, status.st_mtime_ns, hash((status.st_dev, status.st_ino)))
 
 
 def nearby(pattern: str) -> str:
@@ -217,12 +333,3 @@ def _deepest_folder(pattern: str) -> list[str]:
     parts = pattern.split(os.sep)
     n = next(n for n in range(len(parts), 0, -1) if os.path.isdir(os.sep.join(parts[:n]) or os.sep))
     return [os.sep.join(parts[:n]) or os.sep, *parts[n:]]
-
-
-def _size(path: str) -> int | None:
-    """The bytes of a regular file; None if it is none, or cannot be asked for."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None

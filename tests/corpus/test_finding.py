@@ -3,12 +3,13 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packprep.corpus.files import File
-from packprep.corpus.finding import find_files
+from packprep.corpus.files import File, Files
+from packprep.corpus.finding import find_files, match_below, named_twice
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.storage import Remote
@@ -151,3 +152,84 @@ def test_a_saved_dataset_is_named_by_its_folder(tmp_path):
         for path in ("saved", "saved/"):
             prefix, files = find_files(Source(paths=(path,), name="web", format=format), 0, tmp_path, None)
             assert (prefix, files.names, files.kinds) == (str(tmp_path), names, [(kind, "")])
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """Two files; one has a symbolic link and a hard link, and the folder has a link that leads out of it."""
+    for name in ("in/a.jsonl", "in/b.jsonl", "in/p.json", "in/1/2/3/d.jsonl", "else/e.jsonl"):
+        made.write(tmp_path / name, name.encode())
+    (tmp_path / "in/l.jsonl").symlink_to("a.jsonl")
+    (tmp_path / "in/h.jsonl").hardlink_to(tmp_path / "in/b.jsonl")
+    (tmp_path / "in/link").symlink_to("../else")
+    return tmp_path
+
+
+def twice(folder, *sources, url=False):
+    """What is said of sources of (paths, sample)."""
+    base = f"file://{folder}" if url else folder
+    made_of = [Source(f"s{i}", tuple(f"{base}/{p}" for p in paths), sample=s) for i, (paths, s) in enumerate(sources)]
+    return named_twice(made_of, [find_files(source, i, folder, None)[1] for i, source in enumerate(made_of)])
+
+
+ALL, LOW, HIGH = (0.0, 1.0), (0.0, 0.5), (0.5, 1.0)
+
+
+def test_a_file_that_is_read_twice_is_named(linked):
+    a, b = linked / "in/a.jsonl", linked / "in/b.jsonl"
+    assert twice(linked, (["in/[ab].jsonl", "in/a.jsonl", "in/../in/b.jsonl"], ALL)) == ""
+    said = twice(linked, (["in/*.jsonl"], ALL))
+    assert f"{a} (as 'a.jsonl' of source 's0' and 'l.jsonl' of source 's0')" in said
+    assert f"{b} (as 'b.jsonl' of source 's0' and 'h.jsonl' of source 's0')" in said and "more;" not in said
+    both = [(["in/[ab].jsonl"], ALL), (["in/a.jsonl"], ALL)]
+    for url in (False, True):
+        said = twice(linked, *both, url=url)
+        assert f"{a} (as 'a.jsonl' of source 's0' and 'a.jsonl' of source 's1')" in said and "b.jsonl" not in said
+    for i in range(9):
+        made.write(linked / f"in/x{i}.txt", b"x")
+    assert "x2.txt" in (said := twice(linked, (["in/*.txt"], ALL), (["in/*.txt"], ALL))) and " and 6 more;" in said
+
+
+def test_sources_of_other_documents_of_a_file_are_not_warned_of(linked):
+    assert twice(linked, (["in/a.jsonl"], LOW), (["in/a.jsonl"], HIGH)) == ""
+    assert twice(linked, (["in/a.jsonl"], LOW), (["in/a.jsonl"], HIGH), (["in/a.jsonl"], (0.4, 0.6))) != ""
+    assert twice(linked, (["in/a.jsonl"], LOW), (["in/l.jsonl"], HIGH)) != ""  # `sample` goes by the name
+
+
+REJECTS = "rejects/000/000000.jsonl"
+
+
+@pytest.mark.parametrize(
+    "pattern, out, expected",
+    [
+        ("in/**/*.jsonl", "in/out", REJECTS),
+        ("in/**", "in/x/y/out", "plan.json"),
+        ("**/*.json", "in/out", "plan.json"),
+        ("in/*.jsonl", "in/out", None),
+        ("in/**/*.jsonl", "out", None),
+        ("in/**/*.jsonl", "else/out", REJECTS),  # by the link
+        ("else/**/*.jsonl", "in/link/out", REJECTS),
+        ("in/*.jsonl", "else", None),
+        ("in/**/*.jsonl", "in/.out", None),
+        ("in/*/*/*/*.jsonl", "in/out", REJECTS),
+        ("**/*.jsonl", ".", REJECTS),
+    ],
+)
+@pytest.mark.parametrize("url", [False, True])
+def test_an_output_that_a_pattern_reaches_is_found(linked, pattern, out, expected, url):
+    root = f"file://{linked}" if url else str(linked)
+    source = Source("s", (f"{root}/{pattern}",))
+    files = find_files(source, 0, linked, None)[1]
+    if url and out == "else/out":
+        expected = None  # no link to a folder is followed there
+    assert match_below(source, linked, files, str(linked / out), ["plan.json", REJECTS]) == expected
+    assert match_below(source, linked, files, f"file://{linked / out}", ["plan.json", REJECTS]) == expected
+    assert match_below(source, linked, files, "s3://bucket/in/out", ["plan.json", REJECTS]) is None
+
+
+def test_an_output_in_a_bucket_that_a_pattern_reaches_is_found():
+    files = Files(0, ["a.jsonl"], np.ones(1, np.int64), "auto", "s3://b/in", np.ones(1, np.int64))
+    source = Source("s", ("s3://b/in/**/*.jsonl",))
+    assert match_below(source, Path("/"), files, "s3://b/in/out", [REJECTS]) == REJECTS
+    for out in ("s3://b/out", "s3://c/in/out", "/in/out"):
+        assert match_below(source, Path("/"), files, out, [REJECTS]) is None
