@@ -8,10 +8,12 @@ import gc
 import multiprocessing
 import os
 import signal
+import tempfile
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ Do = Callable[[Iterable[Any], Report], Iterator[Any]]
 """The result of each item, in their order. It may take the next item before it gives the result of the last one."""
 
 STOP_S = 5.0
+_SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+_MOST_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 _STOPPED_CODES = {-number for number in STOP_SIGNALS}
 
 
@@ -43,7 +47,30 @@ def _context() -> Any:
 
     A fork copies one thread: a lock that another holds is never released in the copy.
     """
-    return multiprocessing.get_context("fork" if _may_be_forked() else "forkserver")
+    if _may_be_forked():
+        return multiprocessing.get_context("fork")
+    _keep_sockets_near()
+    return multiprocessing.get_context("forkserver")
+
+
+def _keep_sockets_near() -> None:
+    """Have multiprocessing make the server's socket where its path is short enough, however long TMPDIR is.
+
+    BuildError where no such folder can be written.
+    """
+    before, given = tempfile.tempdir, tempfile.gettempdir()
+    for folder in (given, *_SHORT_FOLDERS):
+        if len(os.fsencode(folder)) <= _MOST_FOLDER_BYTES and os.access(folder, os.W_OK | os.X_OK):
+            try:
+                tempfile.tempdir = folder
+                get_temp_dir()  # made once, and kept
+            finally:
+                tempfile.tempdir = before
+            return
+    raise BuildError(
+        f"TMPDIR is {given}, and worker processes need a socket, whose path ends at 107 bytes: set TMPDIR to a folder of at "
+        f"most {_MOST_FOLDER_BYTES} bytes, or give --workers 1"
+    )
 
 
 def _may_be_forked() -> bool:

@@ -258,8 +258,8 @@ from tests.building.test_processes import never, nothing, where, waits
 """
 
 
-def alone(code, *arguments):
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+def alone(code, *arguments, **changes):
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **changes}
     command = [sys.executable, "-c", ALONE + code, *arguments]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
@@ -281,6 +281,24 @@ results = [result for _, result in processes.spread(where, (), list(range(6)), 2
 print(all(pid != os.getpid() for pid, _ in results), {{parent == os.getpid() for _, parent in results}})
 """).communicate(timeout=60)
     assert said.split() == ["True", "{True}" if not threads else "{False}"]
+
+
+BESIDE_A_THREAD = """
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+try:
+    print(len(list(processes.spread(where, (), list(range(6)), 2, nothing, never))), os.environ["TMPDIR"])
+except processes.BuildError as error:
+    print(error)
+"""
+
+
+def test_workers_start_under_a_temporary_folder_of_any_length(tmp_path):
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    said, _ = alone(BESIDE_A_THREAD, TMPDIR=str(folder)).communicate(timeout=60)
+    assert said == f"6 {folder}\n" and not list(folder.iterdir())
+    said, _ = alone("processes._SHORT_FOLDERS = ()" + BESIDE_A_THREAD, TMPDIR=str(folder)).communicate(timeout=60)
+    assert f"TMPDIR is {folder}" in said and "set TMPDIR to a folder of at most 75 bytes" in said
 
 
 @pytest.mark.parametrize("threads", [0, 1])
