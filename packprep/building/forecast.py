@@ -28,6 +28,7 @@ FAR = 0.1
 """A realised figure this far from the wanted one, relatively, is worth a warning."""
 FULL = 0.98
 """Rows that are less full than this are worth a warning."""
+SUMS = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "tokens"}
 PROCESS_BYTES = 220 << 20
 """What a worker holds before it reads anything: the interpreter, numpy, numba, pyarrow, tokenizers."""
 FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
@@ -280,10 +281,8 @@ def print_forecast(f: dict[str, Any]) -> None:
     """The figures as text."""
     shards, files = (f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files"))
     print(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
-    print(
-        f"about {f['documents']:,} documents, {f['text_bytes']:,} bytes of text, {f['tokens']:,} tokens "
-        f"({f['engine']['name']} engine)"
-    )
+    sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]  # a sample may have seen no document
+    print(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
     print(
         f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, "
         f"{f['worker_bytes'] / 2**20:.0f} MiB a worker"

@@ -45,8 +45,9 @@ def describe_profile(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _rate(count: int, seconds: float) -> float:
-    return count / seconds if seconds > 0 else 0.0
+def _rate(count: int, seconds: float) -> float | None:
+    """None where there is nothing to have a rate of, or no time that was measured."""
+    return count / seconds if count and seconds > 0 else None
 
 
 def print_profile(profile: Mapping[str, Any]) -> None:
@@ -57,13 +58,19 @@ def print_profile(profile: Mapping[str, Any]) -> None:
 
 def _lines(profile: Mapping[str, Any]) -> Iterator[str]:
     workers = f"{profile['workers']} worker{'s' if profile['workers'] > 1 else ''}"
-    yield (
-        f"{profile['wall_s']:.2f} s with {workers}: {profile['documents']:,} documents, {profile['tokens']:,} tokens, "
-        f"{profile['text_bytes'] / 1e6:,.1f} MB of text: {profile['tokens_per_s'] / 1e6:.2f} M tokens/s, "
-        f"{profile['text_bytes_per_s'] / 1e6:.1f} MB/s"
-    )
+    made = f"{profile['documents']:,} documents, {profile['tokens']:,} tokens, {profile['text_bytes'] / 1e6:,.1f} MB of text"
+    rates = [
+        f"{profile[name] / 1e6:.{digits}f} {unit}"
+        for name, digits, unit in (("tokens_per_s", 2, "M tokens/s"), ("text_bytes_per_s", 1, "MB/s"))
+        if profile[name] is not None
+    ]
+    said = f"{made}: {', '.join(rates)}" if rates else made if profile["documents"] else "nothing was read"
+    yield f"{profile['wall_s']:.2f} s with {workers}: {said}"
     yield f"{'stage':<10} {'seconds':>9} {'share':>7} {'MB/s':>9} {'M tokens/s':>11}   (of all workers; rates of one)"
     for stage in profile["stages"]:
-        rates = f"{stage['text_bytes_per_s'] / 1e6:>9,.0f} {stage['tokens_per_s'] / 1e6:>11,.1f}"
-        idle = stage["stage"] == WAITING
-        yield f"{stage['stage']:<10} {stage['seconds']:>9.2f} {stage['share']:>7.1%} {'' if idle else rates}".rstrip()
+        text, tokens = (
+            None if stage["stage"] == WAITING else stage[name] for name in ("text_bytes_per_s", "tokens_per_s")
+        )
+        columns = ("" if text is None else f"{text / 1e6:,.0f}", "" if tokens is None else f"{tokens / 1e6:,.1f}")
+        line = f"{stage['stage']:<10} {stage['seconds']:>9.2f} {stage['share']:>7.1%} {columns[0]:>9} {columns[1]:>11}"
+        yield line.rstrip()

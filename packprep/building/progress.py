@@ -28,8 +28,9 @@ class Bar:
         self._documents, self._tokens = self._documents + documents, self._tokens + tokens
         self._rejects += rejects
         if self._bar is not None:
-            counts = f"{self._tokens:,} tokens, {self._documents:,} documents, {self._rejects:,} rejects"
-            self._bar.set_postfix_str(counts, refresh=False)
+            counts = {"tokens": self._tokens, "documents": self._documents, "rejects": self._rejects}
+            known = [f"{n:,} {what}" for what, n in counts.items() if n]  # who counts no documents reports none
+            self._bar.set_postfix_str(", ".join(known), refresh=False)
             self._bar.update(text_bytes)
 
     def say(self, message: str) -> None:

@@ -125,7 +125,7 @@ def _rows(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
     def append(item: Item, report: Report) -> None:
         with sound_shard(near, manifest, item.number) as shard:
             pair.add(shard.arrays["tokens"].reshape(-1), np.full(shard.rows, shard.seq_length, np.int64))
-        report(shard.rows, shard.size, shard.rows * shard.seq_length, 0)
+        report(0, shard.size, shard.rows * shard.seq_length, 0)
 
     return one_by_one(append)
 

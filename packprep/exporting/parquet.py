@@ -81,7 +81,7 @@ def _setup(near: Nearby, manifest: Manifest, out: Output, columns: str) -> Do:
         schema = schema_of(columns, has_blocks, metadata)
         standing = _standing(out, name, schema, entry["rows"])
         if standing is not None:
-            report(entry["rows"], entry["bytes"], entry["rows"] * manifest["seq_length"], 0)
+            report(0, entry["bytes"], entry["rows"] * manifest["seq_length"], 0)
             return standing
         sink, inside = pa.BufferOutputStream(), 0
         with (
@@ -97,7 +97,7 @@ def _setup(near: Nearby, manifest: Manifest, out: Output, columns: str) -> Do:
                     table = full_table(dataset, shard, first, rows, schema)
                 writer.write_table(table, row_group_size=len(rows))
                 now = entry["bytes"] * rows.stop // shard.rows
-                report(len(rows), now - done, len(rows) * shard.seq_length, 0)
+                report(0, now - done, len(rows) * shard.seq_length, 0)
                 done = now
             writer.add_key_value_metadata({EOS_INSIDE: str(inside).encode()})
         data = sink.getvalue()

@@ -303,6 +303,7 @@ def print_report(report: dict[str, Any]) -> None:
     if report["faults"] > len(report["listed"]):
         print(f"… and {report['faults'] - len(report['listed'])} more")
     done = ", ".join(some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token"))
+    done = done if report["shards"] else "no shard was looked at"
     again = f"; {some(report['replayed'], 'segment')} built again from their sources" if report["replayed"] else ""
     if report["twin"]:
         again += f", {report['twin']:,} by the plain twin too"

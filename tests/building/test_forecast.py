@@ -99,6 +99,12 @@ def test_rows_that_are_not_full_are_warned_of_with_what_to_do(folder):
     assert [found["tasks"][0][name] for name in ("longest_inner", "longest_last", "pieces_of_a_row")] == [170, 200, 3]
 
 
+def test_sums_that_nobody_counted_are_left_out(folder, capsys):
+    found = forecast_of(folder)
+    print_forecast({**found, "documents": 0, "tokens": 0})
+    assert f"\nabout {found['text_bytes']:,} bytes of text (bytes engine)\n" in capsys.readouterr().out
+
+
 def test_realised_span_lengths_are_told_and_warned_of_beyond_a_tenth(folder):
     found = forecast_of(folder, seq_length=4096)
     by_name = {task["name"]: task for task in found["tasks"]}

@@ -43,7 +43,17 @@ def test_shares_and_rates(capsys):
     json.dumps(described)
 
 
-def test_a_build_of_nothing_has_rates_of_nothing():
+def test_a_build_of_nothing_has_no_rates(capsys):
+    described = describe_profile(Profile(1.0, 1, {"plan": 0.5}, 0, 0, 0))
+    assert [stage["share"] for stage in described["stages"]] == [0.5, 0.5]
+    assert {described["tokens_per_s"], *(stage["text_bytes_per_s"] for stage in described["stages"])} == {None}
+    print_profile(described)
+    assert capsys.readouterr().out.splitlines() == [
+        "1.00 s with 1 worker: nothing was read",
+        "stage        seconds   share      MB/s  M tokens/s   (of all workers; rates of one)",
+        "plan            0.50   50.0%",
+        "waiting         0.50   50.0%",
+    ]
     assert describe_profile(Profile(0.0, 1, {}, 0, 0, 0))["stages"][0]["share"] == 0.0
 
 

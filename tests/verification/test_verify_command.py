@@ -124,12 +124,19 @@ def test_workers_and_a_bar_on_a_terminal(dataset):
     out, _ = process.communicate(timeout=120)
     os.close(here)
     assert process.returncode == 0 and b"every promise holds" in out and b"%|" not in out, out
-    assert b"100%|" in shown and b"tokens" in shown and b"Traceback" not in shown
+    assert b"100%|" in shown and b"tokens" in shown and b"documents" not in shown and b"Traceback" not in shown
 
 
 def test_off_a_terminal_there_is_no_bar(dataset):
     said = packprep("verify", dataset, "--replay", "3", "--workers", "2")
     assert said.status == 0 and said.err == "" and "3 segments built again from their sources" in said.out
+
+
+def test_shards_that_nobody_looked_at_are_not_counted(dataset, tmp_path):
+    shutil.copytree(dataset, tmp_path / "out")
+    (tmp_path / "out/plan.json").write_bytes(b"{}")
+    said = inside("verify", tmp_path / "out")
+    assert said.status == 1 and f"{tmp_path / 'out'}: 1 fault (no shard was looked at)" in said.out
 
 
 @pytest.mark.parametrize("replay", ["60", "all"])
