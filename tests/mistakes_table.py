@@ -627,7 +627,7 @@ INPUTS = [
         "too many bad documents",
         "150 of 155 documents are bad (malformed_json 150)",
         "out/rejects",
-        "a higher documents.max_bad_fraction",
+        "a higher documents.max_bad_fraction. The limit is part of the recipe: build into another folder",
         {"*": "c"},
         before=writes("data/c.jsonl", BAD),
         mended=lambda project: (project / "data/c.jsonl").unlink(),

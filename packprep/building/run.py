@@ -194,10 +194,6 @@ def run(
             raise
         finally:
             progress.end()
-    if manifest is not None and not manifest["ledger"]["rows"]:
-        progress.say(
-            f"warning: no document could be used, so the dataset has no rows; see {out.place('rejects')} for why"
-        )
     others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
     profile = Profile(clock.elapsed(), workers, clock.take(), documents, text_bytes, tokens)

@@ -86,7 +86,7 @@ class Documents:
     max_bad_fraction: float = _key(
         0.001,
         number("a number, 0 … 1", 0, 1),
-        "at publication: fail if the bad documents are more than max(100, this · documents read)",
+        "at publication: fail if bad documents are more than this · read, and more than 100 or than a tenth of the used ones",
     )
 
 

@@ -66,6 +66,66 @@ def test_a_ledger_that_does_not_balance_is_not_published(out):
     assert not (out / MANIFEST_NAME).exists()
 
 
+REJECTED = {  # lines, of which the first look sees none; changes of the recipe → what is said
+    "empty": (['{"text": ""}'] * 3, {}, r"empty 3\); .*a.jsonl: document at 0: no text.*text_key"),
+    "below_min_tokens": (['{"text": "abc"}'] * 3, {"min_tokens": 4}, "below_min_tokens 3.*Lower documents.min_tokens"),
+    "too_long": (
+        ['{"text": "abcdefgh"}'] * 3,
+        {"long": "drop", "max_tokens": 5},
+        'too_long 3.*documents.long = "split"',
+    ),
+    "not_a_string": (
+        ['{"text": null}', '{"text": [3]}', "x"],
+        {},
+        "not_a_string 2, malformed_json 1.*value of 'text' is null",
+    ),
+    "malformed_json": (["bla", "", "{}"], {"max_bad_fraction": 1.0}, "malformed_json 1, missing_text 1.*begins 'bla'"),
+}
+
+
+@pytest.mark.parametrize("reason", REJECTED)
+def test_a_source_of_which_nothing_is_used_is_an_error_with_its_cause(tmp_path, reason):
+    lines, documents, words = REJECTED[reason]
+    made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
+    made.write_lines(tmp_path / "b.jsonl", ["good"] * 200)
+    sources = [{"name": "bad", "paths": ["a.jsonl"]}, {"paths": ["b.jsonl"]}]
+    recipe = made.table(sources, tasks=[{"preset": "causal"}], documents=documents)
+    with pytest.raises(
+        BuildError, match=rf"source 'bad': \d documents were read and none can be used \({words}.*another folder"
+    ):
+        made.build(recipe, tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+
+
+def test_encodings_that_the_first_look_missed_are_told_at_publication(tmp_path):
+    utf16 = '{"text": "é"}\n'.encode("utf-16")
+    for i in range(9):
+        made.write(tmp_path / f"{i}.jsonl", b'{"text": ""}\n' if i == 0 else utf16)
+    with pytest.raises(BuildError, match=r"[1-8].jsonl: document at 0.*It begins with FF FE: UTF-16.*iconv -f UTF-16"):
+        made.build(made.table("*.jsonl"), tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("bad, used, allowed", [(1, 10, True), (1, 9, False), (100, 1000, True), (101, 1010, False)])
+def test_a_hundred_bad_documents_are_let_pass_among_ten_times_as_many(tmp_path, bad, used, allowed):
+    made.write(tmp_path / "a.jsonl", b'{"text": "abc"}\n' * used + b"x\n" * bad)
+    if allowed:
+        assert made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out").manifest is not None
+        return
+    few = ", and 100 are let pass only where 10 times as many are used" if bad == 1 else ""
+    with pytest.raises(
+        BuildError, match=rf"{bad} of {bad + used} documents are bad.*= 0.001 of them{few}; .*another folder"
+    ):
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+
+
+def test_a_dataset_without_rows_is_not_published(tmp_path):
+    made.write(tmp_path / "a.jsonl", b'{"text": "abc"}\n')
+    sample = [{"paths": ["a.jsonl"], "sample": [0.5, 0.5000001]}]
+    with pytest.raises(BuildError, match="would have no rows: 0 documents were read; sample and repeat keep none"):
+        made.build(made.table(sample), tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+
+
 def test_nothing_of_hosts_times_paths_or_processes_is_in_a_dataset(built):
     import os
     import socket

@@ -58,6 +58,44 @@ def test_a_key_that_no_document_has(tmp_path):
     assert "messages" in look(tmp_path, {"a.jsonl": line(messages=[])}, messages=False)
 
 
+@pytest.mark.parametrize(
+    "encoding, begin, named",
+    [
+        ("utf-16", "FF FE", "UTF-16"),
+        ("utf-16-le", "7B 00", "UTF-16LE"),
+        ("utf-16-be", "00 7B", "UTF-16BE"),
+        ("utf-32", "FF FE", "UTF-32"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_file_in_another_encoding_is_named_with_the_way_out(tmp_path, encoding, begin, named, name):
+    said = look(tmp_path, {name: (line(text="é") * 9).decode().encode(encoding)})
+    assert f"it begins with {begin}: {named}" in said
+    assert said.endswith(f"iconv -f {named} -t UTF-8 {tmp_path}/{name} > {tmp_path}/utf8-{name}")
+
+
+def test_latin_1_is_guessed_where_nothing_is_utf8(tmp_path):
+    bad, good = '{"text": "é"}\n'.encode("latin1"), '{"text": "é"}\n'.encode()
+    assert "none of its first 3 lines is UTF-8: it may be Latin-1: iconv -f latin1" in look(
+        tmp_path, {"a.jsonl": bad * 3}
+    )
+    assert "it may be Latin-1" in look(tmp_path, {"a.txt": bad})
+    assert (
+        look(tmp_path, {"a.jsonl": bad * 3 + good}) == look(tmp_path, {"a.txt": good * 10_000}) == ""
+    )  # cut in a character
+
+
+@pytest.mark.parametrize(
+    "value, words", [([1, 2], "a list"), ({"a": 1}, "an object"), (7, "a number"), (True, "true or")]
+)
+def test_a_value_that_is_no_text(tmp_path, value, words):
+    said = look(tmp_path, {"a.jsonl": line(text=value) * 3})
+    assert f"all of its first 3 documents the value of 'text' is {words}" in said
+    assert "set text_key" in said and 'format = "tokens"' in said
+    for other in (line(text="x"), line(text=None), line(body="x")):
+        assert look(tmp_path, {"a.jsonl": line(text=value) * 3 + other}) == ""
+
+
 def test_one_good_file_is_enough(tmp_path):
     bad = {f"a{i}.jsonl": line(body="x") for i in range(FILES - 1)}
     assert look(tmp_path, bad) and look(tmp_path, {**bad, "b.jsonl": line(text="x")}) == ""
