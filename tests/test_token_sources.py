@@ -191,7 +191,7 @@ def test_an_id_that_is_none_rejects_its_document_with_place_and_id(tmp_path, for
         tokens_made.write_parquet(tmp_path / "a.parquet", lists, kind=pa.list_(pa.int64()))
         source = {"paths": ["a.parquet"], "format": "tokens"}
     table = made.table([source], tasks=[{"preset": "causal"}])
-    outcome = made.build(table, tmp_path, tmp_path / "out")
+    outcome = made.build(table | {"documents": {"max_bad_fraction": 1.0}}, tmp_path, tmp_path / "out")
     assert outcome.manifest["ledger"]["sources"]["source0"]["documents"] == {
         "read": 5,
         "used": 2,

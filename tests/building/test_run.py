@@ -250,7 +250,7 @@ def corpus_with_bad(folder, good, bad):
 
 def test_bad_documents_are_counted_listed_and_left_out(tmp_path):
     corpus_with_bad(tmp_path, 300, 90)
-    outcome = made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+    outcome = made.build(made.table("a.jsonl", documents={"max_bad_fraction": 0.3}), tmp_path, tmp_path / "out")
     documents = outcome.manifest["ledger"]["sources"]["source0"]["documents"]
     assert documents == {"read": 390, "used": 300, "rejected": {"malformed_json": 90}}
     records = b"".join(made.contents(tmp_path / "out", "rejects").values()).splitlines()
@@ -274,7 +274,7 @@ def test_bad_documents_fail_stops_the_build_and_names_the_first(tmp_path):
 def test_too_many_bad_documents_are_no_dataset(tmp_path):
     corpus_with_bad(tmp_path, 300, 101)
     with pytest.raises(
-        BuildError, match=r"101 of 401 documents are bad \(malformed_json 101\), more than max\(100, .*rejects"
+        BuildError, match=r"101 of 401 documents are bad \(malformed_json 101\), more than documents.max_bad.*rejects"
     ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
