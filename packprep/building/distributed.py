@@ -17,7 +17,15 @@ from packprep.building.output import output_of
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
 from packprep.building.publication import missing_shards, publish
-from packprep.building.run import Shard, moved_prefixes, note_revocation, open_job, planned, shard_maker
+from packprep.building.run import (
+    Shard,
+    compare_sources,
+    moved_prefixes,
+    note_revocation,
+    open_job,
+    planned,
+    shard_maker,
+)
 from packprep.corpus.finding import absolute_prefix
 from packprep.dataset.json_files import PLAN_NAME
 from packprep.digests import digest_of
@@ -36,7 +44,10 @@ def begin(
     moved: source name → prefix where its files lie now. say: is told what a user should know.
     Raises what is wrong with recipe and inputs; PlanError if the plan that stands there is another recipe's.
     """
-    return planned(look_up(recipe, moved or {}), output_of(out), say)
+    inputs, output = look_up(recipe, moved or {}), output_of(out)
+    job = planned(inputs, output, say)
+    compare_sources(output, job, inputs, say)
+    return job
 
 
 def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class Job:
         if plain(task_table(self.tasks)) != plain(plan["tasks"]):
             raise PlanError("plan.json: its tasks are not those of its recipe and vocabulary; put the right file back")
         self.shards: int = plan["shards"]
+        self.seen: Sequence[np.ndarray | None] | None = None  # by source, `Files.seen` of files that must stay so
         self.sources: list[PlannedSource] = []
         files = plan["files"]  # by source
         of_source = np.fromiter((file["source"] for file in files), np.int64, len(files))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from packprep.building import files
-from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
+from packprep.dataset.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
 from packprep.dataset.opening import read_file
 from packprep.errors import BuildError, PackprepError
 from packprep.storage import Remote, expanded, is_url
@@ -28,7 +28,7 @@ from packprep.storage import Remote, expanded, is_url
 AT_ONCE = 16
 """Requests that are under way at the same time where many objects are read."""
 _CHUNK = 256
-_NAMES = {MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, "receipts", "rejects", "shards", "lost+found"}
+_NAMES = {MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, FIRST_SEEN_NAME, "receipts", "rejects", "shards", "lost+found"}
 _BLOCK_BYTES = 16 << 20
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from packprep.building.revocation import remove_note
 from packprep.corpus.first_look import advice_on, begin_of
 from packprep.corpus.reading import is_bad
 from packprep.dataset.json_files import (
+    FIRST_SEEN_NAME,
     FORMAT,
     MANIFEST_NAME,
     VERSION,
@@ -80,6 +81,9 @@ def publish(out: Output, job: Job) -> dict[str, Any] | None:
             f"{out.place(MANIFEST_NAME)} stands there and differs from this build's: begin anew in another folder"
         )
     remove_note(out)
+    if out.exists(FIRST_SEEN_NAME):  # else nothing is asked of a folder that can only be read
+        out.remove(FIRST_SEEN_NAME)
+        out.flush()
     return manifest
 
 

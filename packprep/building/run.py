@@ -20,6 +20,7 @@ import numpy as np
 from packprep.buffers import Buffers
 from packprep.building.array import share_of
 from packprep.building.commit import commit_shard
+from packprep.building.first_seen import changed_files, differing, done_shards_of, note_of, refuse
 from packprep.building.forecast import forecast
 from packprep.building.garbage import without_collection
 from packprep.building.inputs import Inputs
@@ -27,7 +28,7 @@ from packprep.building.job import Job, check_law, recipe_of
 from packprep.building.output import Output, output_of
 from packprep.building.plan import differences, make_plan
 from packprep.building.plan_form import LATER, check_plan
-from packprep.building.processes import Do, Report, available_cpus, spread
+from packprep.building.processes import Do, Report, available_cpus, one_by_one, spread
 from packprep.building.profile import Profile
 from packprep.building.publication import missing_shards, publish
 from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
@@ -39,6 +40,7 @@ from packprep.corpus.finding import absolute_prefix, match_below
 from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
 from packprep.dataset.json_files import (
+    FIRST_SEEN_NAME,
     FORMAT,
     MANIFEST_NAME,
     PLAN_NAME,
@@ -161,6 +163,7 @@ def run(
             if not out.exists(MANIFEST_NAME):
                 rehearse(inputs)  # while the engine is being loaded
             job = planned(inputs, out, progress.say)
+            compare_sources(out, job, inputs, progress.say, workers or available_cpus())
         share = share_of(*array, job.shards)
         missing = missing_shards(out, job.digest, share)
         to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
@@ -180,7 +183,8 @@ def run(
 
         try:
             items, started = [Shard(b) for b in missing], partial(begun, job)
-            made = spread(shard_maker, (out, inputs.prefixes), items, workers, report, stop_asked, clean, started)
+            arguments = (out, inputs.prefixes, job.seen)
+            made = spread(shard_maker, arguments, items, workers, report, stop_asked, clean, started)
             with _at_hand(out, job), contextlib.closing(made):
                 for _, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
                     clock.add(seconds)
@@ -245,6 +249,7 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
                 f"{out.place(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
                 "another folder"
             )
+        out.write_first(FIRST_SEEN_NAME, note_of(inputs.files))
         out.write_first(PLAN_NAME, encode(as_stored(fresh, LATER)))
         found = plan_and_digest(out)
         assert found is not None
@@ -285,6 +290,40 @@ def _refuse_own_inputs(inputs: Inputs, out: Output) -> None:
             )
 
 
+def compare_sources(out: Output, job: Job, inputs: Inputs, say: Callable[[str], None], workers: int = 1) -> None:
+    """Let `job` hold its sources to what they are now, after what done shards read of changed files was compared.
+
+    SourceError for a file whose text is not what a done shard read of it. say: is told what is read again.
+    """
+    job.seen = [files.seen for files in inputs.files]
+    if out.exists(MANIFEST_NAME):
+        return  # nothing is made any more
+    changed = changed_files(out, inputs.files)
+    count = sum(map(len, changed))
+    if not count:
+        return
+    items = done_shards_of(out, job, changed)
+    if items:
+        say(
+            f"{count} source {'files were' if count > 1 else 'file was'} written to since the build began: what "
+            f"{len(items)} done {'shards' if len(items) > 1 else 'shard'} read of {'them' if count > 1 else 'it'} is compared"
+        )
+    workers, arguments = min(workers, max(1, len(items))), (out, inputs.prefixes)
+    with _at_hand(out, job), stoppable() as stop_asked:
+        compared = spread(shard_comparer, arguments, items, workers, lambda *counts: None, stop_asked)
+        with contextlib.closing(compared):
+            for item, sources in compared:
+                for s in sources:
+                    refuse(job, item, s, changed[s])
+    out.write_whole(FIRST_SEEN_NAME, [note_of(inputs.files)])
+
+
+def shard_comparer(out: Output, prefixes: Sequence[str]) -> Do:
+    """What a process needs to compare what done shards read with what stands there now."""
+    job, decoders = _jobs.get(str(out)) or open_job(out, prefixes), Decoders()
+    return one_by_one(lambda item, report: differing(job, item, decoders))
+
+
 def note_revocation(out: Output, job: Job, error: EngineRevoked) -> None:
     """Leave the note of what was found of a job's engine, unless its plan has been replaced in the meantime."""
     standing = plan_and_digest(out)
@@ -305,11 +344,15 @@ def _at_hand(out: Output, job: Job) -> Iterator[None]:
         del _jobs[str(out)]
 
 
-def shard_maker(out: Output, prefixes: Sequence[str]) -> Do:
-    """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next."""
+def shard_maker(out: Output, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None) -> Do:
+    """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next.
+
+    seen: by source, `Files.seen` of files that must stay so; None: nothing is known of them.
+    """
     clock = Clock()
     with clock.stage("start-up"):
         job = _jobs.get(str(out)) or open_job(out, prefixes)
+        job.seen = seen
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 

@@ -1,7 +1,7 @@
 """One shard's work: a pure function of (plan, shard number). Read → tokenize → cut and draw tasks → pack → render."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,12 @@ from packprep.building.packing import pack
 from packprep.building.render import render, rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
 from packprep.clock import Clock
+from packprep.corpus.finding import seen_again
+from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.readers import Decoders
 from packprep.corpus.reading import UNTRAINED, Documents, Reading, read_documents
 from packprep.dataset.shard import compacted
+from packprep.errors import SourceError
 from packprep.objectives.objective import Task
 from packprep.recipe import Recipe
 
@@ -48,12 +51,40 @@ def read_shard(
 ) -> Reading:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
     expected_tokens = sum(source["tokens"] for source in job.plan["sources"]) // job.shards
-    extents = ((source, extent) for source in job.sources for extent in source.extents(shard, job.shards))
+    seen = job.seen or [None] * len(job.sources)
+    extents = (
+        (source, extent)
+        for source, own in zip(job.sources, seen, strict=True)
+        for extent in unchanged_extents(source, shard, job.shards, own)
+    )
     return read_documents(
         job.recipe, job.sources, extents, job.engine, job.vocabulary, job.token_dtype, decoders, progress,
         marks=job.marks, clock=clock, buffers=buffers, expected_tokens=min(expected_tokens, MOST_EXPECTED),
         most_bytes=max(LEAST_BOUND, BEYOND_PLAN * job.plan["shard_text_bytes"]),
     )  # fmt: skip
+
+
+def unchanged_extents(source: PlannedSource, shard: int, shards: int, seen: np.ndarray | None) -> Iterator[Extent]:
+    """What a shard takes from a source; each file is looked at before and after. seen: as `Files.seen`; None: nothing known.
+
+    SourceError for a file that changes while the build runs.
+    """
+    for extent in source.extents(shard, shards):
+        _check_unchanged(source, extent, seen)
+        yield extent
+        _check_unchanged(source, extent, seen)
+
+
+def _check_unchanged(source: PlannedSource, extent: Extent, seen: np.ndarray | None) -> None:
+    if seen is None:
+        return
+    for part in source.parts(extent):
+        now = seen_again(part.path, part.format)
+        if now is not None and now.modified != seen[part.file - source.first_file, 1]:
+            raise SourceError(
+                f"{part.path}: it was written to while the build reads it. Leave the inputs alone, and run the same command "
+                "again: it compares what it read of the file with what stands there now"
+            )
 
 
 class LaidOut(NamedTuple):

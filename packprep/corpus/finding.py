@@ -305,6 +305,15 @@ def seen(path: str) -> Seen | None:
     return _seen(status) if stat.S_ISREG(status.st_mode) else None
 
 
+def seen_again(path: str, format: str) -> Seen | None:
+    """The same of a planned file of this format, with the other of its pair; None if it, or that, is not there."""
+    files = [seen(path), *([seen(path[:-4] + _OTHER_OF_PAIR[path[-4:]])] if format == "megatron" else [])]
+    if None in files:
+        return None
+    sizes, times = zip(*[file[:2] for file in files if file is not None], strict=True)
+    return Seen(sum(sizes), sum(times))
+
+
 def _seen(status: os.stat_result) -> Seen:
     return Seen(status.st_size, status.st_mtime_ns, hash((status.st_dev, status.st_ino)))
 

@@ -251,17 +251,12 @@ def read_documents(
                 if batch.tokens is not None:
                     with clock.stage("tokenize"):
                         tokens = take_tokens(batch.tokens, recipe.documents, vocabulary)
-                    digests[source.name].update(tokens.ids.astype("<i4", copy=False).data)
-                    batch_bytes = TOKEN_TEXT_BYTES * len(batch.tokens.ids)
+                    batch_bytes = _add_content(digests[source.name], batch, tokens.ids)
                 else:
                     place = source, part.file, extent.use, file_keys[part.file]
                     tokens, marked = _tokenized(batch, place, engine, special_text, vocabulary, clock)
                     # After the engine, which leaves the UTF-8 of a text with the text.
-                    batch_bytes = 0
-                    for text in batch.texts:
-                        encoded = text.encode()
-                        digests[source.name].update(encoded)
-                        batch_bytes += len(encoded)
+                    batch_bytes = _add_content(digests[source.name], batch)
                 for i, reason, detail in tokens.rejected:
                     rejected.add(source, extent.use, part.file, batch.positions[i], reason, detail)
                 if recipe.documents.bad_documents == "fail":
@@ -316,6 +311,39 @@ def read_documents(
         {name: digest.hexdigest() for name, digest in digests.items()},
         text_bytes,
     )
+
+
+def _add_content(digest: xxhash.xxh3_128, batch: Batch, ids: np.ndarray | None = None) -> int:
+    """Add a batch's texts to the digest of a source, or its content's ids where it has tokens; their text bytes."""
+    if batch.tokens is not None:
+        assert ids is not None
+        digest.update(ids.astype("<i4", copy=False).data)
+        return TOKEN_TEXT_BYTES * len(batch.tokens.ids)
+    size = 0
+    for text in batch.texts:
+        encoded = text.encode()
+        digest.update(encoded)
+        size += len(encoded)
+    return size
+
+
+def text_digest(
+    recipe: Recipe,
+    source: PlannedSource,
+    extents: Iterable[Extent],
+    vocabulary: Vocabulary,
+    decoders: Decoders,
+    marks: MarkReader | None,
+) -> str:
+    """The digest in `text_digests` that `read_documents` gives of these extents of a source, without tokenization."""
+    digest = xxhash.xxh3_128()
+    for extent in extents:
+        keep = keeper(source, extent.use)
+        for part in source.parts(extent):
+            for batch in read(part, source.source.text_key, keep, decoders=decoders, marks=marks):
+                tokens = None if batch.tokens is None else take_tokens(batch.tokens, recipe.documents, vocabulary).ids
+                _add_content(digest, batch, tokens)
+    return digest.hexdigest()
 
 
 def _tokenized(

@@ -20,6 +20,7 @@ LAW_VERSION = 2  # of what determines the bytes; raised whenever they change
 MANIFEST_NAME = "dataset.json"
 PLAN_NAME = "plan.json"
 TOKENIZER_NAME = "tokenizer.json"
+FIRST_SEEN_NAME = "first-seen.json"  # of a build that is not published; no part of a dataset
 
 
 def shard_name(shard: int) -> str:

@@ -13,6 +13,7 @@ from packprep.building.output import LocalOutput, Output, RemoteOutput
 from packprep.building.publication import make_manifest
 from packprep.corpus.readers import count_pieces
 from packprep.dataset.json_files import (
+    FIRST_SEEN_NAME,
     MANIFEST_NAME,
     PLAN_NAME,
     as_stored,
@@ -72,6 +73,7 @@ def check_manifest(job: Job, manifest: Mapping[str, Any], faults: Faults) -> Non
 def _named(manifest: Mapping[str, Any]) -> set[str]:
     """The files that a dataset may have."""
     named = {MANIFEST_NAME, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
+    named.add(FIRST_SEEN_NAME)  # where publication was ended before it removed that
     for b in range(len(manifest["shards"])):
         named |= {shard_name(b), receipt_name(b), rejects_name(b)}
     return named
