@@ -322,6 +322,7 @@ def commit() -> str:
     words = {
         "tokenizer.json": "the exact tokenizer",
         "plan.json": "what was resolved; all tasks read it",
+        "first-seen.json": "the sources' times, until publication",
         "shards": "the rows",
         "rejects": "what could not be used, and why",
         "receipts": "only now shard {b} counts as done",

@@ -6,7 +6,7 @@ Within a process no file may change any more: `work.unchanged_extents` looks bef
 The note is no part of a dataset: publication removes it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,10 +64,12 @@ def done_shards_of(out: Output, job: Job, changed: Sequence[np.ndarray]) -> list
     """The done shards that read something of these files, by source."""
     sources: dict[int, list[int]] = {}
     for source, files in zip(job.sources, changed, strict=True):
-        if len(files):
+        own: Iterable[int] = range(job.shards)
+        if len(files) < len(source.files):
             pieces = [np.asarray(source.pieces.of_file(i), np.int64) for i in files.tolist()]
-            for b in source.shards_of(np.unique(np.concatenate(pieces)), job.shards).tolist():
-                sources.setdefault(b, []).append(source.index)
+            own = source.shards_of(np.unique(np.concatenate([*pieces, np.zeros(0, np.int64)])), job.shards).tolist()
+        for b in own:
+            sources.setdefault(b, []).append(source.index)
     shards = sorted(sources)
     found = out.each(lambda near, b: done_receipt(near, b, job.digest), shards)
     receipts = {b: receipt[0] for b, receipt in zip(shards, found, strict=True) if receipt is not None}

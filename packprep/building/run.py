@@ -249,8 +249,8 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
                 f"{out.place(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
                 "another folder"
             )
-        out.write_first(FIRST_SEEN_NAME, note_of(inputs.files))
-        out.write_first(PLAN_NAME, encode(as_stored(fresh, LATER)))
+        if out.write_first(PLAN_NAME, encode(as_stored(fresh, LATER))):
+            out.write_whole(FIRST_SEEN_NAME, [note_of(inputs.files)])
         found = plan_and_digest(out)
         assert found is not None
     plan, digest = found
