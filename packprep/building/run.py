@@ -250,7 +250,7 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
                 "another folder"
             )
         if out.write_first(PLAN_NAME, encode(as_stored(fresh, LATER))):
-            out.write_whole(FIRST_SEEN_NAME, [note_of(inputs.files)])
+            out.write_first(FIRST_SEEN_NAME, note_of(inputs.files))
         found = plan_and_digest(out)
         assert found is not None
     plan, digest = found
@@ -315,7 +315,8 @@ def compare_sources(out: Output, job: Job, inputs: Inputs, say: Callable[[str], 
             for item, sources in compared:
                 for s in sources:
                     refuse(job, item, s, changed[s])
-    out.write_whole(FIRST_SEEN_NAME, [note_of(inputs.files)])
+    out.remove(FIRST_SEEN_NAME)
+    out.write_first(FIRST_SEEN_NAME, note_of(inputs.files))  # which goes on where another build removes its temporary
 
 
 def shard_comparer(out: Output, prefixes: Sequence[str]) -> Do:
