@@ -338,7 +338,7 @@ def text_digest(
     """The digest in `text_digests` that `read_documents` gives of these extents of a source, without tokenization."""
     digest = xxhash.xxh3_128()
     for extent in extents:
-        keep = keeper(source, extent.use)
+        keep = keeper(source, extent.use, extent.piece)
         for part in source.parts(extent):
             for batch in read(part, source.source.text_key, keep, decoders=decoders, marks=marks):
                 tokens = None if batch.tokens is None else take_tokens(batch.tokens, recipe.documents, vocabulary).ids

@@ -85,7 +85,7 @@ def test_a_mixture_of_both_laws_is_read_and_refused_with_redraw_alone(tmp_path):
     assert np.array_equal(mixed.batch([0])["tokens"], mixed.datasets[0].batch([0])["tokens"])
     with pytest.raises(ArgumentError, match=BOTH_LAWS):
         mixed.batches(8, redraw=True)
-    packprep.open_dataset([tmp_path / "now"], shares=[1]).batches(8, redraw=True)
+    packprep.open_dataset([LAW2 / "in_place" / "dataset"], shares=[1]).batches(8, redraw=True)
 
 
 def test_a_law_newer_than_ours_is_refused_everywhere(tmp_path):
