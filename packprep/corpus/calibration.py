@@ -93,7 +93,7 @@ def calibrate(
         elif format == "jsonl" and not compression:
             looked = look_at_lines(source, own, key, marks, count, precise)
         else:
-            looked = look_at_pieces(source, own, key, marks, count, precise)
+            looked = look_at_pieces(source, own, key, marks, count, precise, precise)
         ratio = round(1024 * looked.text_bytes / looked.held) if looked.held and looked.text_bytes else 1024
         # A piece's weight, its bytes times the ratio, is to stay far below 2⁶³.
         most = min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
@@ -150,7 +150,7 @@ def _tokens_of(places: Sequence[Place], engine: Engine, vocabulary: Vocabulary, 
         if at >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS and mark is None:
             begin = int(at * (len(text) - TOKENIZED_CHARACTERS))
             whole, text = text, text[begin : begin + TOKENIZED_CHARACTERS]
-            parts[i] = len(whole.encode()) / max(len(text.encode()), 1)
+            parts[i] = len(whole) / len(text)
         windows.append(text)
     tokens, _ = tokenize_marked(engine, windows, [mark for _, mark, _ in places], special_text, vocabulary)
     return np.diff(tokens.offsets) * parts

@@ -104,22 +104,23 @@ def _chosen(pieces: np.ndarray, count: int, key: np.uint64) -> list[int]:
 def look_at_lines(
     source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None, count: Count, precise: bool
 ) -> Looked:
+    """What places in windows all over files of lines tell of all. precise: windows until the tokens are known well enough. Of
+    files that are small, or read in some seconds where it is to be precise, all are read."""
     starts, files = _starts_of(source, pieces)
     held = int(starts[-1])
     decode = line_decoder(source.source.text_key, marks)
-    if held <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES):
-        sampled = _Places(0.0, count)
-        for piece in pieces.tolist():
-            for look in _read(source, source.parts(Extent(piece, 0, 0, 1, 1)), marks):
-                sampled.add(*look)
-        return sampled.looked(held, sampled.text_bytes, 0.0)
+    if held <= (READ_BYTES if precise else WHOLE_BYTES):
+        return look_at_pieces(source, pieces, key, marks, count, precise, True)
     rates: list[float] = []  # tokens per byte, by window
     documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
     text_rates: list[float] = []
     supervised = chat = False
+    looked_at = 0
     for round_ in range(ROUNDS if precise else 1):
         for lines in _windows(source, starts, files, key, round_):
-            outcomes = [_decoded(decode, line) for line, _ in lines]
+            decoded = {line: _decoded(decode, line) for line, _ in lines}
+            looked_at += sum(map(len, decoded))
+            outcomes = [decoded[line] for line, _ in lines]
             texts = [outcome.text if isinstance(outcome, Marked) else outcome or "" for outcome in outcomes]
             marked = [outcome if isinstance(outcome, Marked) else None for outcome in outcomes]
             supervised |= any(mark is not None for mark in marked)
@@ -134,7 +135,7 @@ def look_at_lines(
                 if outcome is not None
             ]
         error = float(np.std(rates, ddof=1)) / math.sqrt(len(rates))
-        if error <= ENOUGH * float(np.mean(rates)):
+        if error <= ENOUGH * float(np.mean(rates)) or looked_at > READ_BYTES:
             break
     places = len(rates) * len(lines)
     sizes_, tokens_, stored_ = np.array(documents, np.float64).reshape(-1, 3).T
@@ -289,12 +290,17 @@ def _read(source: PlannedSource, parts: Iterable[Part], marks: MarkReader | None
 
 
 def look_at_pieces(
-    source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None, count: Count, precise: bool
+    source: PlannedSource,
+    pieces: np.ndarray,
+    key: np.uint64,
+    marks: MarkReader | None,
+    count: Count,
+    precise: bool,
+    whole: bool,
 ) -> Looked:
-    looks = _looks(source, pieces, key, marks, precise)
-    expected = sum(look.held for look in looks) * (
-        4 if _compression(source, pieces) else 1
-    )  # about what text expands to
+    """What pieces of one kind, whole or the begins of a few, tell of all. precise: `whole`, and many places in them."""
+    looks, compressed = _looks(source, pieces, key, marks, whole), _compression(source, pieces)
+    expected = sum(look.held for look in looks) * (4 if compressed else 1)  # about what text expands to
     few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
     sampled = _Places(0.0 if few else expected / (4 * SPACING if precise else SPACING), count)
     text_bytes = []
@@ -303,24 +309,20 @@ def look_at_pieces(
         for texts, marked in look.texts:
             sampled.add(texts, marked)
         text_bytes.append(sampled.text_bytes - before)
-    looked_at = [look.held for look in looks]
+    noted = compressed and precise
+    looked_at = _note(source, pieces, key, text_bytes) if noted else [look.held for look in looks]
+    held = _held(source, pieces)
     if len(looks) == len(pieces) and all(look.whole for look in looks):
-        if precise and _compression(source, pieces):
-            _note(source, pieces, key, text_bytes)
-        return sampled.looked(_held(source, pieces), sampled.text_bytes, 0.0)
-    if precise and _compression(source, pieces):
-        looked_at = _note(source, pieces, key, text_bytes)
-    error, held = _error_of_ratio(text_bytes, looked_at), _held(source, pieces)
-    if precise and _compression(source, pieces):
-        return sampled.looked(held, held, error)
-    return sampled.looked(held, held * sum(text_bytes) / max(sum(looked_at), 1.0), error)
+        return sampled.looked(held, sampled.text_bytes, 0.0)
+    of_all = held if noted else held * sum(text_bytes) / max(sum(looked_at), 1.0)
+    return sampled.looked(held, of_all, _error_of_ratio(text_bytes, looked_at))
 
 
 def _looks(
-    source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None, precise: bool
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, marks: MarkReader | None, whole: bool
 ) -> list[_Piece]:
     """What is looked at of some pieces of one kind: as many as are read in some seconds, or the begins of a few."""
-    if not precise:
+    if not whole:
         return [_begin(source, piece, marks) for piece in _chosen(pieces, PIECES, key)]
     return [
         _Piece(_held(source, [piece]), True, _read(source, source.parts(Extent(piece, 0, 0, 1, 1)), marks))
