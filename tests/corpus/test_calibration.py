@@ -61,7 +61,8 @@ def test_parquet_and_text_files_have_ratios_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("precise, within", [(False, 0.02), (True, 0.003)])
-def test_a_large_source_is_estimated_from_a_part_of_it(tmp_path, precise, within):
+def test_a_large_source_is_estimated_from_a_part_of_it(tmp_path, monkeypatch, precise, within):
+    monkeypatch.setattr(sampling, "READ_BYTES", 12 << 20)
     texts = made.texts(6000, mean_bytes=4000)
     path = made.write_lines(tmp_path / "a.jsonl", texts)
     assert path.stat().st_size > 16 << 20
