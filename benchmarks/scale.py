@@ -8,13 +8,14 @@ process of its own, so that its memory is its own.
 """
 
 import argparse
+import contextlib
 import json
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,8 +25,9 @@ import numpy as np
 import packprep
 from packprep.building import commit, files, inputs, plan, publication, run, start, status
 from packprep.building.output import output_of
-from packprep.corpus import calibration
+from packprep.corpus import calibration, sampling
 from packprep.corpus.files import Files
+from packprep.corpus.sampling import Looked
 from packprep.dataset.json_files import encode, receipt_name, shard_name
 from packprep.dataset.manifest import read_manifest
 from packprep.digests import own_digest
@@ -50,10 +52,19 @@ def listing(count: int, file_bytes: int, ending: str) -> Callable[..., tuple[str
     return find
 
 
-def looks(source: Any, pieces: np.ndarray, *_: Any) -> Any:
-    """In place of calibration's looks into files."""
-    stored = sum(map(len, TEXTS)) // (1 if source.formats[0] == ("jsonl", "") else 3)
-    return [(stored, TEXTS, [None] * len(TEXTS))] * min(6, len(pieces))
+def looks(source: Any, pieces: np.ndarray, *_: Any) -> Looked:
+    """In place of what calibration looks at in files."""
+    held, sizes = sampling.held_by(source, pieces), np.array([len(text.encode()) for text in TEXTS], np.int64)
+    text_bytes = held * (1 if source.formats[0] == ("jsonl", "") else 3)
+    return Looked(held, text_bytes, 0.0, sizes, sizes / 4, np.full(len(sizes), text_bytes / sizes.sum()))
+
+
+@contextlib.contextmanager
+def simulated() -> Iterator[None]:
+    """Files that are not there are not looked at."""
+    found = {name: looks for name in ("look_at_lines", "look_at_pieces")}
+    with mock.patch.multiple(calibration, first_looks=lambda *_: [(TEXTS, [None] * len(TEXTS))], **found):
+        yield
 
 
 class Laps:
@@ -81,7 +92,7 @@ def planning(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps)
     with (
         mock.patch.object(inputs, "find_files", listing(count, file_bytes, ending)),
         mock.patch.object(plan, "first_look", lambda *arguments: None),
-        mock.patch.object(calibration, "_looks", looks),
+        simulated(),
     ):
         found = inputs_of()
         laps.lap("look up files and tokenizer", "listing simulated")

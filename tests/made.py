@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import zstandard
 
+from packprep.building import publication
 from packprep.building.run import Outcome
 from packprep.building.start import build as run_build
 from packprep.corpus.planning import PlannedSource
@@ -184,6 +186,15 @@ def build(recipe: dict[str, Any], base: Path, out: Path, workers: int = 1, **opt
     """Build a recipe's table into `out`; options as of `building.start.build`."""
     progress = options.pop("progress", None) or Silent()
     return run_build(read_recipe(recipe, base), out, progress, workers, **options)
+
+
+def build_without_rows(folder: Path) -> Path:
+    """A dataset whose documents are empty, as older versions published it."""
+    write_lines(folder / "a.jsonl", ["", ""])
+    checks = ("_refuse_unused_sources", "_refuse_without_rows")
+    with mock.patch.multiple(publication, **dict.fromkeys(checks, lambda *arguments: None)):
+        build(table("a.jsonl"), folder, folder / "out")
+    return folder / "out"
 
 
 def contents(folder: Path, under: str = "") -> dict[str, bytes]:

@@ -21,7 +21,7 @@ import zstandard
 from packprep.building import work
 from packprep.building.inputs import look_up
 from packprep.building.plan import make_plan
-from packprep.corpus import calibration
+from packprep.corpus import sampling
 from packprep.corpus.reading import Rejected
 from packprep.recipe import read_recipe
 from tests.made import run_python, table, texts, write, write_lines
@@ -312,10 +312,10 @@ def test_a_sample_of_what_expands_is_counted_and_not_held(tmp_path, monkeypatch)
     path = compress(
         tmp_path / "in.jsonl.zst", [json.dumps({"text": text}).encode() + b"\n" for text in texts(3000)] * 30
     )
-    assert path.stat().st_size < calibration.PIECE_TEXT_BYTES * 4
+    assert path.stat().st_size < sampling.PIECE_TEXT_BYTES * 4
     recipe = read_recipe(table("in.jsonl.zst"), tmp_path)
     whole = make_plan(look_up(recipe, {}))["sources"][0]
-    monkeypatch.setattr(calibration, "HELD_BYTES", 1 << 20)
+    monkeypatch.setattr(sampling, "HELD_BYTES", 1 << 20)
     held = make_plan(look_up(recipe, {}))["sources"][0]
     assert held["ratios"] == whole["ratios"] and held["documents"] == whole["documents"]
     assert held["tokens"] == whole["tokens"]

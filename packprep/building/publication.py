@@ -61,17 +61,7 @@ def publish(out: Output, job: Job) -> dict[str, Any] | None:
     check(total, str(out))
     _refuse_unused_sources(out, job, total)
     _refuse_too_many_bad(out, job, total)
-    if not total["rows"]:
-        read = sum(source["documents"]["read"] for source in total["sources"].values())
-        why = (
-            "none has a token that is trained"
-            if read
-            else "sample and repeat keep none of so few, or the files hold none"
-        )
-        raise BuildError(
-            f"{out}: the dataset would have no rows: {read} documents were read; {why}. Mend the recipe or the inputs, and "
-            "build into another folder"
-        )
+    _refuse_without_rows(out, total)
     manifest = make_manifest(job, entries, total)
     data = encode(as_stored(manifest, LATER))
     out.remove_temporaries()
@@ -115,6 +105,19 @@ def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping
         "ledger": total,
     }
     return {**manifest, "digest": own_digest(as_stored(manifest, LATER))}
+
+
+def _refuse_without_rows(out: Output, total: Mapping[str, Any]) -> None:
+    if total["rows"]:
+        return
+    read = sum(source["documents"]["read"] for source in total["sources"].values())
+    why = (
+        "none has a token that is trained" if read else "sample and repeat keep none of so few, or the files hold none"
+    )
+    raise BuildError(
+        f"{out}: the dataset would have no rows: {read} documents were read; {why}. Mend the recipe or the inputs, and "
+        "build into another folder"
+    )
 
 
 def _refuse_unused_sources(out: Output, job: Job, total: Mapping[str, Any]) -> None:

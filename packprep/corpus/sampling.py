@@ -311,7 +311,7 @@ def look_at_pieces(
         text_bytes.append(sampled.text_bytes - before)
     noted = compressed and precise
     looked_at = _note(source, pieces, key, text_bytes) if noted else [look.held for look in looks]
-    held = _held(source, pieces)
+    held = held_by(source, pieces)
     if len(looks) == len(pieces) and all(look.whole for look in looks):
         return sampled.looked(held, sampled.text_bytes, 0.0)
     of_all = held if noted else held * sum(text_bytes) / max(sum(looked_at), 1.0)
@@ -325,7 +325,7 @@ def _looks(
     if not whole:
         return [_begin(source, piece, marks) for piece in _chosen(pieces, PIECES, key)]
     return [
-        _Piece(_held(source, [piece]), True, _read(source, source.parts(Extent(piece, 0, 0, 1, 1)), marks))
+        _Piece(held_by(source, [piece]), True, _read(source, source.parts(Extent(piece, 0, 0, 1, 1)), marks))
         for piece in _read_whole(source, pieces, key)
     ]
 
@@ -337,7 +337,7 @@ def _read_whole(source: PlannedSource, pieces: np.ndarray, key: np.uint64) -> li
     return chosen[: int(np.searchsorted(ends, READ_BYTES)) + 1]
 
 
-def _held(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
+def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
     """The bytes that some pieces hold."""
     found = source.pieces.at(np.asarray(pieces, np.int64))
     return float(source.files.held(found.file, found.part, found.bytes).sum())
@@ -380,7 +380,7 @@ def _begin(source: PlannedSource, piece: int, marks: MarkReader | None) -> _Piec
     weight = 1 << 20
     hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
     parts = list(source.parts(Extent(piece, 0, 0, hi, weight)))
-    held = _held(source, [piece]) * hi / weight
+    held = held_by(source, [piece]) * hi / weight
     if source.formats[i][0] == "text":  # whole files
         held = float(sum(part.size for part in parts))
     texts_, share = _some(_read(source, parts, marks))
@@ -472,10 +472,10 @@ def look_at_tokens(
             bytes_per_token(part, source.source.text_key),
             documents < HELD_DOCUMENTS and hi == weight,
         )
-        looked_at.append(_held(source, [piece]) if all_of_it or not per_token else count * per_token)
+        looked_at.append(held_by(source, [piece]) if all_of_it or not per_token else count * per_token)
         n_read.append(float(TOKEN_TEXT_BYTES * count))
         whole &= all_of_it
-    held = _held(source, pieces)
+    held = held_by(source, pieces)
     all_read = whole and len(looked_at) == len(pieces)
     text_bytes = held * sum(n_read) / sum(looked_at) if sum(looked_at) else 0.0
     found_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])

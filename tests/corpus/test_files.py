@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from packprep.building.job import Job
 from packprep.building.plan import make_plan
-from packprep.corpus import calibration
 from packprep.corpus.files import File, Files, pieces_of
 from packprep.corpus.readers import PIECE_BYTES, detect_format
 from packprep.dataset.json_files import decode, encode
@@ -104,12 +103,12 @@ def test_counting_pieces_of_lines_and_texts_opens_no_file():
 def test_a_hundred_thousand_files_are_planned_in_little_memory(monkeypatch, ending):
     scale = script("scale")
     count, size = 100_000, 60_000_000
-    monkeypatch.setattr(calibration, "_looks", scale.looks)
     monkeypatch.setattr("packprep.building.inputs.find_files", scale.listing(count, size, ending))
     monkeypatch.setattr("packprep.building.plan.first_look", lambda *of_files_that_are_not_there: None)
     inputs = scale.inputs_of()
     tracemalloc.start()
-    plan = decode(encode(make_plan(inputs)), "plan.json")
+    with scale.simulated():
+        plan = decode(encode(make_plan(inputs)), "plan.json")
     made_in = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert made_in < 200e6

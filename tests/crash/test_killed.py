@@ -27,7 +27,7 @@ def test_the_points_are_all_calls_of_all_kinds(plain, folder):
     assert ended.status == 0 and made.contents(folder / "out") == plain.expected
     assert len(ended.calls) > 150
     assert all(is_of_both(ended.calls, name) for name in ("open", "write", "fsync", "close", "rename", "mkdir"))
-    assert sum(call.startswith("link ") for call in ended.calls) == 3  # tokenizer, plan, manifest
+    assert sum(call.startswith("link ") for call in ended.calls) == 4  # tokenizer, plan, note, manifest
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -96,11 +96,8 @@ def known(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def without_rows(tmp_path_factory) -> Path:
-    """A dataset whose one document is empty."""
-    folder = tmp_path_factory.mktemp("without_rows")
-    made.write_lines(folder / "a.jsonl", [""])
-    made.build(made.table("a.jsonl"), folder, folder / "out")
-    return folder / "out"
+    """A dataset whose documents are empty."""
+    return made.build_without_rows(tmp_path_factory.mktemp("without_rows"))
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def test_the_full_columns_are_the_loaders(known, tmp_path, kind, monkeypatch):
 
 def test_what_predicts_in_place_is_refused_by_name_for_a_reader_that_shifts(known, tmp_path):
     with pytest.raises(
-        RecipeError, match="llada, mdlm, mlm, dllm, duo, bd3, quiet predict in place. Give --columns full"
+        RecipeError, match="llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict in place. Give --columns full"
     ):
         known("mixed").export(tmp_path / "out", "parquet")
     with pytest.raises(RecipeError, match="llada, mdlm.* noised in place: their targets would be lost"):

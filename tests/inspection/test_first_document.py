@@ -3,6 +3,7 @@ import json
 import pytest
 
 from packprep.building.run import open_job
+from packprep.errors import BuildError
 from packprep.inspection.first_document import first_document
 from tests.inspection.conftest import built
 
@@ -64,14 +65,20 @@ def test_messages_are_a_document_1(one):
 
 def test_document_1_is_the_first_with_tokens(one):
     folder = one({"words": "no"}, {"text": ""}, {"text": "yes"})
-    assert lines_of(folder).startswith("document 1: source0 abc.jsonl at 29: 3 tokens: y│e│s")
+    line = lines_of(folder, documents={"max_bad_fraction": 1})
+    assert line.startswith("document 1: source0 abc.jsonl at 29: 3 tokens: y│e│s")
 
 
 def test_without_a_document_the_first_reject_shows(one):
     folder = one({"words": "no text"}, {"text": 5})
-    line = lines_of(folder)
+    with pytest.raises(BuildError, match="none can be used"):
+        lines_of(folder)
+    line = first_document(open_job(folder / "out"))
     assert "shard 0 has no document that can be used; the first is source0 abc.jsonl at 0: missing_text: " in line
 
 
 def test_no_document_at_all_is_said(one):
-    assert lines_of(one({"text": ""})) == "document 1: shard 0 has no document with tokens"
+    folder = one({"text": ""})
+    with pytest.raises(BuildError, match="none can be used"):
+        lines_of(folder)
+    assert first_document(open_job(folder / "out")) == "document 1: shard 0 has no document with tokens"
