@@ -297,7 +297,7 @@ def render(twin: Twin, segment: Segment, in_row: Sequence[int], place: int, mark
         shift = mode = 0
         if task["objective"] not in objectives.IN_PLACE:
             shift = len(slots) - len(head) - len(tail) - len(body)
-            mode = 0 if facts["mode"] is None else 1
+            mode = 0 if facts.get("mode") is None else 1
         of_document = (segment.start, segment.copy, document.trained)
         may = supervised.trainable(
             len(slots), len(head), mode, len(body), eos, of_document, prefix - len(head) if shift else 0, shift

@@ -164,6 +164,7 @@ def test_documents_that_say_what_is_trained(tmp_path):
     lines[3] = '{"text": "no such place", "loss_spans": [[99, 5]]}'
     lines[6] = '{"text": "weighed", "loss_spans": [[0, 3, 0.5]]}'
     lines[4] = '{"text": "both", "messages": [{"role": "assistant", "content": "x"}]}'
+    lines += ['{"text": "so"}', '{"text": "so", "loss_spans": [[1, 2]]}']  # too_short's
     made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     made.write(tmp_path / "t.jinja", TEMPLATE.encode())
     tasks = [
