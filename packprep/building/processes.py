@@ -5,10 +5,12 @@ Workers are forked from this process, with all that it has loaded, as long as it
 """
 
 import gc
+import math
 import multiprocessing
 import os
 import signal
 import tempfile
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +28,8 @@ Do = Callable[[Iterable[Any], Report], Iterator[Any]]
 """The result of each item, in their order. It may take the next item before it gives the result of the last one."""
 
 STOP_S = 5.0
+SILENT_S = 30.0
+"""After so long without a word from a worker, it is said whom the work waits for."""
 _SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 _STOPPED_CODES = {-number for number in STOP_SIGNALS}
@@ -91,11 +95,13 @@ def spread(
     stop_asked: Callable[[], bool],
     clean: Callable[[int], None] = lambda pid: None,
     started: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Generator[tuple[Any, Any], None, None]:
     """(item, result) of each item, as they come; `setup(*arguments)` gives a process its function.
 
     With one worker, or one item, all is done here. clean(pid) removes what an ended worker may have left behind.
-    started: called once the workers are at work, or before this process is.
+    started: called once the workers are at work, or before this process is. say: told of a worker that reports nothing for
+    SILENT_S, and that it goes on.
     Raises what a worker raised, BuildError for one that was killed, Stopped once `stop_asked()`.
     """
     if workers == 1 or len(items) <= 1:
@@ -108,6 +114,7 @@ def spread(
     processes: dict[Connection, Any] = {}
     at_work: dict[Connection, deque[Any]] = {}  # what it was handed and has given no result of
     told_last: set[Connection] = set()  # who was told that there is no more
+    heard: dict[Connection, float] = {}  # when each reported last, or was said to be silent: then it is infinite
     try:
         for _ in range(min(workers, len(items))):
             here, there = context.Pipe()
@@ -118,7 +125,8 @@ def spread(
             there.close()
             processes[here] = process
             at_work[here] = deque([waiting.popleft()])
-            here.send(at_work[here][0])
+            _tell(here, at_work[here][0])
+            heard[here] = time.monotonic()
         started()
         while at_work:
             if stop_asked():
@@ -126,6 +134,9 @@ def spread(
             for ready in wait(list(at_work), timeout=0.2):
                 assert isinstance(ready, Connection)
                 handed = at_work[ready]
+                if heard[ready] == math.inf:
+                    say(f"{_with(handed)}worker process {processes[ready].pid} goes on")
+                heard[ready] = time.monotonic()
                 try:
                     kind, value = ready.recv()
                 except (EOFError, ConnectionResetError):
@@ -139,7 +150,7 @@ def spread(
                     report(*value)
                 elif kind == "next":
                     item = waiting.popleft() if waiting else None
-                    ready.send(item)
+                    _tell(ready, item)
                     if item is None:
                         told_last.add(ready)
                     else:
@@ -154,6 +165,13 @@ def spread(
                     )
                 if ready in told_last and not handed:
                     del at_work[ready]
+            for silent, handed in at_work.items():
+                if time.monotonic() - heard[silent] >= SILENT_S:
+                    heard[silent] = math.inf
+                    say(
+                        f"{_with(handed)}worker process {processes[silent].pid} has reported nothing for {SILENT_S:g} s; "
+                        "waiting for it"
+                    )
     finally:
         _end(processes, clean)
 
@@ -219,11 +237,11 @@ def _worker(
         _tell(connection, ("fault", traceback.format_exc()))
 
 
-def _tell(connection: Connection, message: tuple[str, Any]) -> None:
+def _tell(connection: Connection, message: Any) -> None:
     try:
         connection.send(message)
     except (BrokenPipeError, ConnectionResetError):
-        return  # nobody is left to be told
+        return  # nobody is left to be told; who reads the connection next finds that out
 
 
 def _with(items: Sequence[Any]) -> str:

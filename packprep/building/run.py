@@ -184,7 +184,7 @@ def run(
         try:
             items, started = [Shard(b) for b in missing], partial(begun, job)
             arguments = (out, inputs.prefixes, job.seen)
-            made = spread(shard_maker, arguments, items, workers, report, stop_asked, clean, started)
+            made = spread(shard_maker, arguments, items, workers, report, stop_asked, clean, started, progress.say)
             with _at_hand(out, job), contextlib.closing(made):
                 for _, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
                     clock.add(seconds)

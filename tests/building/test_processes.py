@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from packprep.building import processes
 from packprep.building.processes import one_by_one, spread
 from packprep.building.signals import stoppable
 from packprep.errors import BuildError, SourceError, Stopped
@@ -124,6 +125,60 @@ def test_a_killed_worker_is_named_with_all_that_it_was_handed():
         list(spread(dies_with_two, (), list(range(6)), 2, nothing, never))
 
 
+def dies_while_it_waits():
+    def do(items, report):
+        yield next(items)
+        report(1, 0, 0, 0)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        yield next(items)
+
+    return do
+
+
+def test_a_worker_that_died_before_it_was_handed_what_it_asked_for_is_named():
+    import multiprocessing
+
+    def told(*counts):
+        deadline = time.monotonic() + 60
+        while len(multiprocessing.active_children()) == 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    with pytest.raises(BuildError, match="[0-5]: its worker process was killed by signal 9"):
+        list(spread(dies_while_it_waits, (), list(range(6)), 2, told, never))
+
+
+def stops():
+    def do(item, report):
+        if item == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return item
+
+    return one_by_one(do)
+
+
+def test_a_worker_that_reports_nothing_is_named_once_and_when_it_goes_on(monkeypatch):
+    monkeypatch.setattr(processes, "SILENT_S", 0.3)
+    told = []
+
+    def say(message):
+        if message.startswith("1: "):
+            told.append(re.sub(r"process \d+", "process PID", message))
+        if message.startswith("1: ") and " nothing " in message:
+            go_on_when_stopped(int(re.findall(r"process (\d+)", message)[0]))
+
+    results = list(spread(stops, (), [0, 1], 2, nothing, never, say=say))
+    assert sorted(results) == [(0, 0), (1, 1)]
+    silence = "1: worker process PID has reported nothing for 0.3 s; waiting for it"
+    assert told == [silence, "1: worker process PID goes on"]
+
+
+def go_on_when_stopped(pid):
+    deadline = time.monotonic() + 60
+    while state_of(pid) != "T" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    threading.Timer(1, os.kill, (pid, signal.SIGCONT)).start()  # in which time it could be said again
+
+
 def leaves_between_two():
     def do(items, report):
         yield next(iter(items))
@@ -206,6 +261,7 @@ def test_a_signal_that_a_worker_hears_first_is_a_stop_and_no_fault():
 
 DEAF = """
 import hashlib, sys
+from packprep.building import processes
 from packprep.building.processes import one_by_one, spread
 from packprep.building.signals import stoppable
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,36 @@ def test_array_tasks_at_the_same_time_give_the_same_bytes_and_any_build_publishe
     for folder in ("shards", "rejects"):
         assert made.contents(out, folder) == made.contents(built.out, folder)
     assert not made.temporaries(out)
+
+
+SILENT = """
+import os, re, signal
+from packprep.building import processes, run
+from tests.building.test_processes import go_on_when_stopped
+processes.SILENT_S, parent, begin = 0.5, os.getpid(), run.begin_shard
+
+def stopped(job, number, *rest):
+    if number == 1 and os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return begin(job, number, *rest)
+
+def say(progress, message):
+    print(message, flush=True)
+    if "shard 1: worker" in message and "nothing" in message:
+        go_on_when_stopped(int(re.findall(r"process (\\d+)", message)[0]))
+
+run.begin_shard, made.Silent.say = stopped, say
+"""
+
+
+def test_a_worker_that_was_stopped_is_said_to_be_waited_for(built, tmp_path):
+    shutil.copytree(built.base, tmp_path / "c", ignore=shutil.ignore_patterns("out"))
+    said, _ = made.start_build(tmp_path / "c", built.table, tmp_path / "out", 2, SILENT).communicate(timeout=120)
+    assert re.findall(r"shard 1: worker process \d+ (has reported nothing for 0.5 s|goes on)", said) == [
+        "has reported nothing for 0.5 s",
+        "goes on",
+    ], said
+    assert made.contents(tmp_path / "out", "shards") == made.contents(built.out, "shards")
 
 
 def test_the_same_corpus_at_another_path_gives_the_same_shards(built, tmp_path):
