@@ -10,7 +10,7 @@ PackprepError                 2   could not run, or the build stopped
 ├── BuildError                    a build that had to stop: full disk, differing digests, too many rejects
 │   └── EngineRevoked             a fast engine gave other ids than the reference
 ├── DatasetError                  a dataset whose files are missing, damaged or of an unknown kind
-├── StateError                    a loader state of another dataset, seed or order
+├── StateError                    a loader state of another dataset, seed, order or redraw
 ├── ArgumentError                 a Python call's argument that cannot be used (a ValueError too)
 └── Stopped                  75   stopped by a signal at a safe point; the same command goes on
 ```
@@ -71,7 +71,7 @@ class DatasetError(PackprepError):
 
 
 class StateError(PackprepError):
-    """A loader state belongs to another dataset, seed or order."""
+    """A loader state belongs to another dataset, seed, order or redraw."""
 
 
 class ArgumentError(PackprepError, ValueError):

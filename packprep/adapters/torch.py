@@ -22,6 +22,7 @@ from torch.utils.data import Dataset as TorchDataset
 from packprep.adapters.opening import opened
 from packprep.adapters.torch_batch import DTYPES, Form, tensors
 from packprep.dataset import order
+from packprep.dataset.batches import check_state
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError, StateError
@@ -70,13 +71,12 @@ class _Steps:
         return {**self._of.start, "rows": self._rows, "steps": self._steps, "workers": self._n_workers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        mine = self.state_dict()
-        for key in ("fingerprint", "seed", "shuffle", "workers"):
-            if state.get(key) != mine[key]:
-                raise StateError(
-                    f"the state's {key} is {state.get(key)!r}, here it is {mine[key]!r}: going on would repeat and skip "
-                    "rows; with another number of workers use packprep.adapters.torch.loader and its own state"
-                )
+        if state.get("workers") != self._n_workers:
+            raise StateError(
+                f"the state's workers is {state.get('workers')!r}, here it is {self._n_workers}: going on would repeat and skip "
+                "rows; with another number of workers use packprep.adapters.torch.loader and its own state"
+            )
+        check_state(state, self.state_dict())
         self._goto(int(state["rows"]), int(state["steps"]))
 
 
@@ -118,7 +118,7 @@ class RankBatches(IterableDataset):
         return {**self.start, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next iteration where `state` ends; StateError if it is another dataset's, seed's or order's."""
+        """Begin the next iteration where `state` ends; StateError as packprep's own loader."""
         self._position.load_state_dict(state)
         self.start = self._position.state_dict()
 
@@ -126,7 +126,7 @@ class RankBatches(IterableDataset):
 class Loader:
     """An iterator over one rank's batches; made by `loader`. Its state is that of packprep's own loader.
 
-    {fingerprint, seed, shuffle, rows}: batches delivered, not batches that workers have made ahead, so it goes on
+    {fingerprint, digest, seed, shuffle, redraw, rows}: batches delivered, not batches that workers have made ahead, so it goes on
     exactly with any number of workers, ranks and rows in a batch.
     """
 

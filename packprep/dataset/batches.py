@@ -1,5 +1,6 @@
 """Iteration over batches that can be stopped and taken up exactly, at any number of ranks."""
 
+import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -12,6 +13,16 @@ from packprep.errors import ArgumentError, StateError
 
 _AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
 _MOST_ROWS = 1 << 62  # what a state may count
+_COUNTS = ("rows", "steps")  # of a state, which differ
+_JOINED = {  # keys that joined later, and what nobody knows without them
+    "digest": "whether the dataset is the one that it was taken with, or was built again since",
+    "redraw": "whether later epochs were noised anew",
+}
+_INSTEAD = {
+    "digest": "a dataset that was built again may hold other rows; open the one whose dataset.json has that digest. If you know "
+    "that the rows are the same, take digest out of the state: it is not checked then",
+    "redraw": "later epochs would hold other noise; give the redraw that it was taken with",
+}
 
 
 class Rows(Protocol):
@@ -20,6 +31,10 @@ class Rows(Protocol):
     @property
     def fingerprint(self) -> str:
         """What determines its rows and their order, but for seed and shuffle."""
+
+    @property
+    def digest(self) -> str:
+        """Of its manifest, and so of its files."""
 
     @property
     def token_dtype(self) -> np.dtype:
@@ -137,28 +152,45 @@ class Batches:
         self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """{fingerprint, seed, shuffle, rows}, for json: where all ranks stand after the steps made so far."""
+        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after the steps made so far."""
         rows = self._rows + self._step * self._batch_size * self._world_size
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
-        return {"fingerprint": self.dataset.fingerprint, "seed": self._seed, "shuffle": self._shuffle, "rows": rows}
+        of = {"fingerprint": self.dataset.fingerprint, "digest": self.dataset.digest}
+        return {**of, "seed": self._seed, "shuffle": self._shuffle, "redraw": self._redraw, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the rows that `state` has delivered; StateError if it is another dataset's, seed's or order's."""
-        mine = self.state_dict()
-        if not isinstance(state, Mapping) or set(state) != set(mine):
-            keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-            raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave")
-        for key in ("fingerprint", "seed", "shuffle"):
-            if type(state[key]) is not type(mine[key]) or state[key] != mine[key]:
-                raise StateError(
-                    f"the state's {key} is {state[key]!r}, this loader's is {mine[key]!r}: going on would repeat and "
-                    f"skip rows; open that dataset, with that seed and shuffle"
-                )
+        """Go on after the rows that `state` has delivered; StateError if it is another dataset's, seed's or order's.
+
+        A state without digest or redraw, of an older packprep, is taken with a warning; the next one has them.
+        """
+        check_state(state, self.state_dict())
         rows = state["rows"]
         if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
         self._restart(rows)
+
+
+def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """StateError unless `state` has the keys of `mine`, and their values where they are no counts; a warning for keys that
+    joined later and are absent."""
+    if not isinstance(state, Mapping) or not mine.keys() - _JOINED.keys() <= state.keys() <= mine.keys():
+        keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave")
+    for key in mine:
+        if key not in _COUNTS and key in state and (type(state[key]), state[key]) != (type(mine[key]), mine[key]):
+            instead = "going on would repeat and skip rows; open that dataset, with that seed and shuffle"
+            raise StateError(
+                f"the state's {key} is {state[key]!r}, this loader's is {mine[key]!r}: {_INSTEAD.get(key, instead)}"
+            )
+    absent = [key for key in _JOINED if key in mine and key not in state]
+    if absent:
+        unknown = ", and ".join(_JOINED[key] for key in absent)
+        warnings.warn(
+            f"the loader state has no {' and no '.join(absent)}, as an older packprep left it: it is taken, and nothing tells "
+            f"{unknown}; the next state has {'it' if len(absent) == 1 else 'both'}",
+            stacklevel=3,
+        )
 
 
 def integer(name: str, value: Any, least: int, below: int) -> int:

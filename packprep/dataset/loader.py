@@ -135,6 +135,11 @@ class Dataset:
         return self._head["fingerprint"]
 
     @property
+    def digest(self) -> str:
+        """The manifest's own: of what was built, the shards' digests among it."""
+        return self._head["digest"]
+
+    @property
     def tasks(self) -> list[Task]:
         return self._head["tasks"]
 

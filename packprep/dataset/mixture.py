@@ -71,6 +71,11 @@ class Mixture:
         encoded = json.dumps(parts, separators=(",", ":")).encode()
         return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
+    @property
+    def digest(self) -> str:
+        """Those of the datasets, in their order, with commas between them."""
+        return ",".join(dataset.digest for dataset in self.datasets)
+
     def row(self, index: int) -> Row:
         """Row `index` of all rows, dataset after dataset; the Row's own index and dataset are those of its dataset."""
         index = checked_row(index, len(self), "mixture")

@@ -195,7 +195,9 @@ def test_kill_and_resume_at_every_step_of_200_over_world_sizes_1_4_2(directory, 
     batches = loader(directory, 4, seed=5)
     for step in range(STEPS):
         state = json.loads(json.dumps(batches.state_dict()))
-        assert set(state) == {"fingerprint", "seed", "shuffle", "rows"} and state["rows"] == 4 * step
+        assert (
+            set(state) == {"fingerprint", "digest", "seed", "shuffle", "redraw", "rows"} and state["rows"] == 4 * step
+        )
         got = []
         for world_size, batch_size, steps in ((4, 2, 3), (2, 3, 2)):
             ranks = [loader(directory, batch_size, r, world_size, seed=5) for r in range(world_size)]
@@ -402,6 +404,18 @@ def test_a_worker_s_state_of_other_workers_is_refused(directory):
     steps = iter(iterable(directory, 4))
     with pytest.raises(StateError, match="workers is 3, here it is 1"):
         steps.load_state_dict({**steps.state_dict(), "workers": 3})
+
+
+def test_a_worker_s_state_of_another_dataset_is_refused_and_one_of_before_is_taken(directory):
+    steps = iter(iterable(directory, 4))
+    next(steps)
+    state = steps.state_dict()
+    again = iter(iterable(directory, 4))
+    with pytest.raises(StateError, match="digest is '0000"):
+        again.load_state_dict({**state, "digest": "0" * 32})
+    with pytest.warns(UserWarning, match="no digest and no redraw"):
+        again.load_state_dict({key: value for key, value in state.items() if key not in ("digest", "redraw")})
+    assert again.state_dict() == state
 
 
 def test_iterable_and_loader_take_the_same_options():

@@ -14,6 +14,7 @@ import packprep
 from packprep.dataset import attention, json_files, loader, manifest, shard
 from packprep.dataset import batches as iteration
 from packprep.errors import ArgumentError, DatasetError, StateError
+from tests import made as builds
 from tests.dataset.synthetic import PAD, SOURCES, make_dataset, make_shard, replace_in_manifest, tasks
 
 VARIANTS = {
@@ -556,7 +557,11 @@ class Numbered(loader.Dataset):
     """A dataset of n rows without files, whose row i has tokens i; only `batch` and `manifest` are used."""
 
     def __init__(self, n, fingerprint="f" * 32):
-        self.n, self._head, self.directory = n, {"fingerprint": fingerprint, "shards": []}, "numbered"
+        self.n, self._head, self.directory = (
+            n,
+            {"fingerprint": fingerprint, "digest": "d" * 32, "shards": []},
+            "numbered",
+        )
 
     def __len__(self):
         return self.n
@@ -651,11 +656,12 @@ def test_batches_are_what_batch_gives(tmp_path):
     assert [b["tokens"].shape for b in ds.batches(12, rank=1, world_size=2, epochs=1)] == [(0, 64)]
 
 
-def test_a_state_has_four_keys_and_survives_json():
+def test_a_state_has_six_keys_and_survives_json():
     it = Numbered(10).batches(3, seed=2**64 - 1, rank=1, world_size=2)
     next(it)
     state = json.loads(json.dumps(it.state_dict()))
-    assert state == {"fingerprint": "f" * 32, "seed": 2**64 - 1, "shuffle": True, "rows": 6}
+    of = {"fingerprint": "f" * 32, "digest": "d" * 32}
+    assert state == {**of, "seed": 2**64 - 1, "shuffle": True, "redraw": False, "rows": 6}
     other = Numbered(10).batches(3, seed=2**64 - 1, rank=1, world_size=2)
     next(other)
     next(other)
@@ -667,7 +673,14 @@ def test_a_state_has_four_keys_and_survives_json():
     "change, words",
     [
         ({"fingerprint": "0" * 32}, "fingerprint"),
+        (
+            {"digest": "0" * 32},
+            "digest is '0{32}', this loader's is 'd{32}': .*dataset.json has that digest.*take",
+        ),
+        ({"digest": None}, "digest"),
         ({"seed": 1}, "seed"),
+        ({"redraw": True}, "redraw"),
+        ({"redraw": 0}, "redraw"),
         ({"shuffle": False}, "shuffle"),
         ({"shuffle": 1}, "shuffle"),
         ({"rows": -1}, "rows"),
@@ -684,6 +697,35 @@ def test_a_state_of_another_dataset_seed_or_order_is_refused(change, words):
     with pytest.raises(StateError, match="keys"):
         it.load_state_dict(None)
     assert it.state_dict()["rows"] == 0
+
+
+@pytest.mark.parametrize("absent", [["digest"], ["redraw"], ["digest", "redraw"]])
+def test_a_state_of_before_is_taken_once_with_a_warning_that_names_what_is_not_checked(absent):
+    it = Numbered(10).batches(3)
+    next(it)
+    old = {key: value for key, value in it.state_dict().items() if key not in absent}
+    again = Numbered(10).batches(3)
+    with pytest.warns(UserWarning, match=f"no {' and no '.join(absent)}, .*nothing tells whether") as caught:
+        again.load_state_dict(old)
+    text, warned_at = str(caught[0].message), caught[0].filename
+    assert ("built again" in text) == ("digest" in absent) and ("noised anew" in text) == ("redraw" in absent)
+    assert warned_at == __file__
+    assert again.state_dict() == it.state_dict()
+    assert next(again)["tokens"].tolist() == next(it)["tokens"].tolist()
+
+
+def test_a_dataset_built_again_from_other_text_of_equal_size_refuses_the_state(tmp_path):
+    builds.write_lines(tmp_path / "a.jsonl", texts := builds.texts(30))
+    builds.build(table := builds.table("a.jsonl"), tmp_path, tmp_path / "one")
+    builds.write_lines(tmp_path / "a.jsonl", [text.replace("a", "o") for text in texts])
+    builds.build(table, tmp_path, tmp_path / "two")
+    one, two = (packprep.open_dataset(tmp_path / name).batches(2) for name in ("one", "two"))
+    assert one.dataset.fingerprint == two.dataset.fingerprint
+    with pytest.raises(StateError, match="the state's digest is"):
+        two.load_state_dict(one.state_dict())
+    before = {key: value for key, value in one.state_dict().items() if key != "digest"}
+    with pytest.warns(UserWarning, match="no digest"):
+        two.load_state_dict(before)
 
 
 @pytest.mark.parametrize(

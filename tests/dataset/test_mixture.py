@@ -186,7 +186,9 @@ def test_a_state_of_other_datasets_or_shares_is_refused_and_json_keeps_it(three)
     it = packprep.open_dataset(three, shares=SHARES).batches(4, seed=1)
     next(it)
     state = json.loads(json.dumps(it.state_dict()))
-    assert state == {"fingerprint": it.dataset.fingerprint, "seed": 1, "shuffle": True, "rows": 4}
+    order = {"seed": 1, "shuffle": True, "redraw": False}
+    digests = ",".join(packprep.open_dataset(each).manifest["digest"] for each in three)
+    assert state == {"fingerprint": it.dataset.fingerprint, "digest": digests, **order, "rows": 4}
     others = [
         packprep.open_dataset(three, shares=[0.5, 0.2, 0.3]),
         packprep.open_dataset([three[1], three[0], three[2]], shares=SHARES),
@@ -196,6 +198,8 @@ def test_a_state_of_other_datasets_or_shares_is_refused_and_json_keeps_it(three)
     for other in others:
         with pytest.raises(StateError, match="fingerprint"):
             other.batches(4, seed=1).load_state_dict(state)
+    with pytest.raises(StateError, match=f"the state's digest is 'f+,.*this loader's is '{digests}'"):
+        it.load_state_dict({**state, "digest": ",".join(["f" * 32, *digests.split(",")[1:]])})
     again = packprep.open_dataset(three, shares=[5, 3, 2]).batches(2, rank=1, world_size=2, seed=1)
     again.load_state_dict(state)
     assert np.array_equal(next(again)["tokens"], next(it)["tokens"][2:])

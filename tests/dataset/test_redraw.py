@@ -10,7 +10,7 @@ import pytest
 from packprep import open_dataset
 from packprep.dataset import order
 from packprep.dataset.redraw import redrawn
-from packprep.errors import ArgumentError, DatasetError
+from packprep.errors import ArgumentError, DatasetError, StateError
 from tests import made
 from tests.dataset.synthetic import replace_in_manifest
 
@@ -176,7 +176,9 @@ def test_epoch_3_of_a_resumed_run_is_that_of_an_undisturbed_one(datasets, at):
     for _ in range(steps):
         next(undisturbed)
     state = undisturbed.state_dict()
-    assert set(state) == {"fingerprint", "seed", "shuffle", "rows"} and state["rows"] >= 3 * len(ds)
+    assert state["redraw"] is True and state["rows"] >= 3 * len(ds)
+    with pytest.raises(StateError, match="the state's redraw is True, this loader's is False: .*give the redraw"):
+        ds.batches(4, 3).load_state_dict(state)
     ahead = [next(undisturbed) for _ in range(6)]
     resumed = ds.batches(8, 3, columns=COLUMNS, redraw=True)
     next(resumed)

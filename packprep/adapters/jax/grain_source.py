@@ -49,7 +49,7 @@ def grain_batches(
 ) -> grain.IterDataset:
     """A grain.IterDataset over one rank's batches, dicts of numpy arrays [batch_size, T]; options as of `Dataset.batches`.
 
-    The state of its iterators is packprep's {fingerprint, seed, shuffle, rows}: one rank's serves all, and set_state
-    goes on exactly, at any batch size and world size. Raises what `Dataset.batches` raises.
+    The state of its iterators is packprep's {fingerprint, digest, seed, shuffle, redraw, rows}: one rank's serves all, and
+    set_state goes on exactly, at any batch size and world size. Raises what `Dataset.batches` raises.
     """
     return _Batches(opened(directory), batch_size, options)

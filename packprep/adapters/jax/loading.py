@@ -84,7 +84,7 @@ class Loader:
         return {begin + k * self.batch_size: (samples[k], rows[k], epochs[k]) for k in range(n_steps)}
 
     def state_dict(self) -> dict[str, Any]:
-        """{fingerprint, seed, shuffle, rows}, for json: any process' state serves all."""
+        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: any process' state serves all."""
         return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
