@@ -1,0 +1,288 @@
+"""Random recipes over small corpora: each is built and holds every promise, by replay and by the twin, or is refused.
+
+    python tests/random_recipes.py --count 2000 --first 0 --processes 2
+
+prints each seed that fails with its recipe; `--first SEED --show` runs it again.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # as a command, of which Python knows the folder alone
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from packprep.errors import PackprepError
+from packprep.verification import verify_dataset
+from tests import made, tokens_made
+from tests.corpus import tokenizers_made
+
+ALL = -1
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+ROLES = (
+    "<pad>",
+    "<bos>",
+    "<eos>",
+    "<mask>",
+    "[NLU]",
+    "[NLG]",
+    "[S2S]",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+)
+SOURCES: dict[str, dict[str, Any]] = {
+    "lines": {"paths": ["text/a.jsonl"]},
+    "gzip": {"paths": ["text/b.jsonl.gz"]},
+    "zstd": {"paths": ["text/c.jsonl.zst"]},
+    "several": {"paths": ["text/*.jsonl*"]},
+    "body": {"paths": ["body.jsonl"], "text_key": "body"},
+    "parquet": {"paths": ["d.parquet"]},
+    "arrow": {"paths": ["e.arrow"]},
+    "notes": {"paths": ["notes/*.txt"]},
+    "megatron": {"paths": ["m/a.bin"]},
+    "id_parquet": {"paths": ["ids.parquet"], "format": "tokens"},
+    "id_arrow": {"paths": ["ids.arrow"], "format": "tokens", "text_key": "tokens"},
+    "spans": {"paths": ["spans.jsonl"]},
+    "chats": {"paths": ["chats.jsonl"]},
+}
+PRESETS = ["causal", "prefix_lm", "t5", "ul2r", "ul2", "fim", "mlm", "llada", "mdlm", "dllm", "duo", "bd3"]
+
+
+def write_corpus(folder: Path) -> None:
+    """All that the recipes name: files of SOURCES, a chat template, a tokenizer."""
+    texts = ["a", "so", "two", *made.texts(8, 3, 120)]
+    made.write_lines(folder / "text" / "a.jsonl", texts)
+    made.write_lines(folder / "text" / "b.jsonl.gz", made.texts(6, 4, 120))
+    made.write_lines(folder / "text" / "c.jsonl.zst", made.texts(6, 5, 150))
+    made.write_lines(folder / "body.jsonl", ["<pad> is text", *made.texts(6, 6, 150)], "body")
+    made.write_parquet(folder / "d.parquet", ["", *made.texts(8, 7, 120)], 5)
+    made.write_arrow(folder / "e.arrow", made.texts(8, 8, 120), 4)
+    made.write_texts(folder / "notes", ["", *made.texts(4, 9, 150), "é"])
+    lists = tokens_made.ids_of(made.texts(9, 10, 100))
+    tokens_made.write_megatron(folder / "m" / "a.bin", lists, "<i4", [1 + i % 2 for i in range(len(lists))])
+    tokens_made.write_parquet(folder / "ids.parquet", lists, 5)
+    tokens_made.write_arrow(folder / "ids.arrow", lists, 4, name="tokens")
+    made.write(folder / "spans.jsonl", "\n".join(map(json.dumps, _with_spans(random.Random(1)))).encode())
+    made.write(folder / "chats.jsonl", "\n".join(map(json.dumps, _chats(random.Random(2)))).encode())
+    made.write(folder / "t.jinja", TEMPLATE.encode())
+    tokenizers_made.write(
+        folder / "bpe",
+        tokenizers_made.byte_level(*ROLES, *(f"<extra_id_{k}>" for k in range(40))),
+        tokenizer_config={"eos_token": "<eos>", "bos_token": "<bos>", "pad_token": "<pad>", "mask_token": "<mask>"},
+    )
+
+
+def _with_spans(chance: random.Random) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    for i, text in enumerate(["x", "so", *made.texts(9, 11, 120)]):
+        count = 2 * min(chance.randint(0, 3), len(text) // 2)
+        bounds = sorted(chance.sample(range(len(text) + 1), count))
+        spans = [bounds[k : k + 2] for k in range(0, count, 2)]
+        records.append({"text": text} if i % 5 == 4 else {"text": text, "loss_spans": spans})
+    return records
+
+
+def _chats(chance: random.Random) -> list[dict[str, Any]]:
+    records = []
+    for i in range(7):
+        turns = ["system"] * (i % 2) + ["user", "assistant"] * chance.randint(1, 4)
+        texts = made.texts(len(turns), 100 + i, chance.choice([8, 60]))
+        records.append({"messages": [{"role": r, "content": t} for r, t in zip(turns, texts, strict=True)]})
+    return records
+
+
+def recipe_of(seed: int) -> dict[str, Any]:
+    """The table of a recipe, of write_corpus' folder."""
+    chance = random.Random(seed)
+    some = partial(_maybe, chance)
+    tasks = [_task(chance, i) for i in range(chance.choice([1, 1, 2, 2, 3, 5]))]
+    algorithm = chance.choice(["best_fit", "best_fit", "first_fit", "next_fit", "concat"])
+    if algorithm == "concat" and chance.random() < 0.8:  # or else it is refused, mostly
+        kept = [task for task in tasks if task.get("objective", task.get("preset")) in ("causal", "prefix_lm")]
+        tasks = kept or [{"preset": "causal"}]
+    seq_length = chance.choice([16, 64, 64, 96, 128, 200, 256])
+    by_share = chance.random() < 0.15
+    names = chance.sample(list(SOURCES), chance.choice([1, 1, 2, 3]))
+    is_supervised = bool({"spans", "chats"} & set(names)) and chance.random() < 0.9
+    if is_supervised:  # or else it is refused, mostly
+        tasks.append(
+            {"preset": chance.choice(["causal", "prefix_lm", "llada", "mlm"][: 2 if algorithm == "concat" else 4])}
+        )
+    named = [] if is_supervised else [task["name"] for task in tasks if "name" in task]
+    sources = []
+    for name in names:
+        low, high = sorted(chance.sample(range(11), 2))
+        sources.append(
+            {
+                "name": name,
+                **SOURCES[name],
+                **({"share": chance.choice([0.1, 0.5, 1])} if by_share else some("repeat", [0.4, 1.5, 2, 2.25])),
+                **some("sample", [[low / 10, high / 10]], 0.2),
+                **(some("tasks", [chance.sample(named, chance.randint(1, len(named)))], 0.3) if named else {}),
+            }
+        )
+    multiple = 1 if algorithm == "concat" and chance.random() < 0.9 else chance.choice([1, 1, 2, 4, 8])
+    documents = {
+        "max_bad_fraction": 1.0,
+        **some("append_eos", [False]),
+        **some("prepend_bos", [True]),
+        **some("long", ["split", "truncate", "drop"]),
+        **some("max_tokens", [2, 7, 20, 60, 90]),
+        **some("min_tokens", [2, 5, 30]),
+        **some("special_text", ["text", "special", "reject"]),
+        **some("loss_spans", ["ignore"], 0.1),
+        **({"chat_template": "t.jinja"} if any(source["name"] == "chats" for source in sources) else {}),
+    }
+    packing = {"algorithm": algorithm, "pad_seq_to_mult": multiple, **some("max_segments_per_row", [1, 2, 5, 60])}
+    output = {
+        "shard_text_bytes": chance.choice([800, 2000, 50_000]),
+        **some("columns", ["compact"]),
+        **some("token_dtype", ["uint16", "int32"]),
+    }
+    tokenizer = chance.choice(["bytes", "bytes", "bpe"])
+    specials = _specials(chance, tokenizer)
+    return {
+        "seq_length": seq_length,
+        "seed": chance.choice([0, 1, 2**32, chance.getrandbits(63)]),
+        "tokenizer": tokenizer,
+        **({"total_tokens": chance.choice([500, 5000])} if by_share and chance.random() < 0.5 else {}),
+        "sources": sources,
+        "tasks": tasks,
+        "documents": documents,
+        "packing": packing,
+        "output": output,
+        **({"specials": specials} if specials else {}),
+    }
+
+
+def _maybe(chance: random.Random, key: str, values: list[Any], probability: float = 0.4) -> dict[str, Any]:
+    return {key: chance.choice(values)} if chance.random() < probability else {}
+
+
+def _specials(chance: random.Random, tokenizer: str) -> dict[str, Any]:
+    if chance.random() < 0.5:
+        return {}
+    first = 266 if tokenizer == "bytes" else 320 + len(ROLES)
+    count = chance.choice([1, 2, 3, 10, 30])
+    listed = [{"first": first, "count": count}, [f"<extra_id_{k}>" for k in range(count)], "<extra_id_{}>", "auto"]
+    sentinels = chance.choice(listed)
+    return {"sentinels": sentinels, **({"missing": "add"} if sentinels == "auto" else {})}
+
+
+def _task(chance: random.Random, number: int) -> dict[str, Any]:
+    """A preset, or an objective with legal parameters."""
+    some = partial(_maybe, chance)
+    weight = some("weight", [0.1, 1 / 3, 2, 7])
+    if chance.random() < 0.25:
+        return {"preset": chance.choice(PRESETS), **weight}
+    low, high = sorted([round(chance.random(), 3), round(chance.random(), 3)])
+    levels = some("noise_range", [[low, high], [low, low], [0, 1], [0.5, 1]])
+    eos = some("noise_eos", [False])
+    objective, parameters = chance.choice(
+        [
+            ("causal", {}),
+            ("prefix_lm", some("sentinel", [True])),
+            (
+                "span_corruption",
+                {
+                    **some("noise_density", [0.01, 0.15, 0.5, 0.9, low or 0.5]),
+                    **some("mean_span_length", [1, 2.5, 8, 64]),
+                    **some("random_roll", [True]),
+                    **some("too_many_spans", ["split", "lower"]),
+                },
+            ),
+            (
+                "fill_in_the_middle",
+                {
+                    **some("rate", [0, 0.9, 1]),
+                    **some("spm_rate", [0, 1, low]),
+                    **some("text_safe", [False]),
+                },
+            ),
+            (
+                "masked_diffusion",
+                {
+                    **levels,
+                    **eos,
+                    **some("epsilon", [0, 0.1]),
+                    **chance.choice([{}, {"stratified": True}, {"exact_count": True, "noise_range": [low or 0.1, 1]}]),
+                    **some("replace", [[0.8, 0.1, 0.1], [0, 1, 0], [0.5, 0, 0.5]]),
+                    **some("random_length", [0.01, 0.5, 1]),
+                    **some("weighting", ["1/p", "none"]),
+                },
+            ),
+            (
+                "uniform_diffusion",
+                {
+                    **levels,
+                    **eos,
+                    **some("schedule", ["vp", "linear", "flip"]),
+                    **some("loss_on", ["all", "corrupted"]),
+                    **some("weighting", ["none", "view_scale"]),
+                },
+            ),
+            ("block_diffusion", {**levels, **eos, **some("block_length", [1, 3, 7, 1000])}),
+        ]
+    )
+    mode = some("mode_token", ["[NLU]", "[NLG]", "[S2S]"])
+    return {"name": f"t{number}", "objective": objective, **weight, **mode, **parameters}
+
+
+def try_recipe(seed: int, corpus: Path) -> str:
+    """What became of a seed's recipe: "built", or "refused: …" by name; what raises else, or is a fault, raises."""
+    with tempfile.TemporaryDirectory(dir=corpus.parent) as folder:
+        out = Path(folder) / "out"
+        try:
+            made.build(recipe_of(seed), corpus, out)
+        except PackprepError as error:
+            assert "a fault of packprep" not in str(error), error
+            return f"refused: {type(error).__name__}: {error}"
+        for replay, twin in ((None, False), (ALL, True)):
+            found = verify_dataset(out, replay, {}, (0, 1), 1, made.Silent(), twin)
+            assert found["faults"] == 0, [fault["message"] for fault in found["listed"]]
+        assert found["twin"] == found["replayed"] == found["segments"] > 0
+    return "built"
+
+
+def _tried(corpus: Path, seed: int) -> tuple[int, str]:
+    try:
+        return seed, try_recipe(seed, corpus)
+    except BaseException:
+        return seed, f"FAILED: {traceback.format_exc()}"
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--count", type=int, default=1)
+    arguments.add_argument("--first", type=int, default=0)
+    arguments.add_argument("--processes", type=int, default=1)
+    arguments.add_argument("--show", action="store_true", help="print each recipe and what became of it")
+    given = arguments.parse_args()
+    became: Counter = Counter()
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(given.processes) as pool:
+        corpus = Path(folder) / "corpus"
+        write_corpus(corpus)
+        for seed, result in pool.map(partial(_tried, corpus), range(given.first, given.first + given.count)):
+            became[result.partition(":")[0]] += 1
+            if given.show or result.startswith("FAILED"):
+                print(f"seed {seed}: {result}\n{json.dumps(recipe_of(seed))}", flush=True)
+    print(", ".join(f"{count} {what}" for what, count in sorted(became.items())))
+    return min(became["FAILED"], 1)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    sys.exit(main())

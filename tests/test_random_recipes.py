@@ -1,0 +1,26 @@
+"""Random recipes: built, replayed and computed again by the twin without a fault, or refused by an error of packprep's."""
+
+import pytest
+
+from tests.random_recipes import recipe_of, try_recipe, write_corpus
+
+PARTS, EACH = 5, 10
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("random") / "corpus"
+    write_corpus(folder)
+    return folder
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_random_recipe_holds_every_promise_or_is_refused(corpus, part):
+    became = {}
+    for seed in range(EACH * part, EACH * (part + 1)):
+        try:
+            became[seed] = try_recipe(seed, corpus)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {recipe_of(seed)}")
+            raise
+    assert sum(result == "built" for result in became.values()) >= EACH / 2, became
