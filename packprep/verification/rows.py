@@ -261,7 +261,7 @@ def _check_coverage(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, 
     should = np.concatenate((np.zeros(min(1, len(order)), np.int64), np.where(goes_on, ends, 0)[:-1]))
     wrong = start[order] != should
     if "trained_offsets" in arrays:  # segments without a trained token are left out
-        wrong &= (start[order] < should) | ~_limited(arrays, stored)[order]
+        wrong &= (start[order] < should) | ~_may_be_limited(job, arrays, order, goes_on)
     wrong = np.flatnonzero(wrong)
     row = stored.row
     for i in wrong:
@@ -281,9 +281,14 @@ def _check_coverage(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, 
             faults.add("P12", file, f"segment {g}: it {words}", int(row[g]), slot, int(arrays["tokens"][row[g], slot]))
 
 
-def _limited(arrays: Mapping[str, np.ndarray], stored: Stored) -> np.ndarray:
-    """bool[segments]: whether the segment is of a document whose loss is limited to ranges."""
-    return (stored.bodies.first_trained >= 0) | (stored.copy > 0) | (np.diff(arrays["trained_offsets"]) != 1)
+def _may_be_limited(job: Job, arrays: Mapping[str, np.ndarray], order: np.ndarray, goes_on: np.ndarray) -> np.ndarray:
+    """bool[segments], in `order`: whether all the document's segments have the tasks that one draws whose loss is limited to
+    ranges. Its pieces may each be trained from end to end, and look like any other's."""
+    drawn = _drawn(job, arrays, thresholds(job.recipe, supervised=True))
+    fits = (arrays["segment_task"] == drawn) | (arrays["segment_tokens"] < SHORTEST)
+    document = np.cumsum(np.concatenate((np.zeros(min(1, len(order)), np.int64), ~goes_on[:-1])))
+    others = np.bincount(document, ~fits[order], len(order))
+    return others[document] == 0
 
 
 def count_arrays(job: Job, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:

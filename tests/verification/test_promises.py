@@ -12,6 +12,7 @@ from packprep.randomness import segment_key, text_key
 from packprep.verification.promises import PROMISES
 from packprep.verification.report import Faults
 from packprep.verification.rows import check_arrays, check_layout
+from tests import made as builds
 from tests.verification.damage import (
     arrays_of,
     copied,
@@ -659,6 +660,22 @@ def test_fault_21_p15_a_document_that_does_not_begin_at_its_first_token(director
         g = int(segments_of(directory, arrays, "too_short")[0])  # whose slots do not depend on its key
         moved_to(directory, arrays, g, 5)
     assert_only(faults_of(directory), "P15", row=int(rows[g]), value=5, words="and should with 0")
+
+
+def test_p15_pieces_without_a_trained_token_are_left_out_and_others_are_not(tmp_path):
+    lines = [{"text": "abcdefghijklmnopqrstu", "loss_spans": [[12, 21]]}, *({"text": "z" * 60} for _ in range(9))]
+    builds.write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines)).encode())
+    tasks = [{"objective": "masked_diffusion"}, {"preset": "t5"}]
+    documents = {"max_tokens": 7, "append_eos": False}
+    builds.build(builds.table("a.jsonl", tasks=tasks, documents=documents), tmp_path, tmp_path / "out")
+    assert faults_of(tmp_path / "out") == []  # of the first document what begins at 12, all of it trained
+    with resigned(tmp_path / "out") as arrays:
+        others = arrays["segment_doc"][arrays["segment_task"] == 1]
+        first = np.flatnonzero((arrays["segment_start"] == 0) & np.isin(arrays["segment_doc"], others))
+        g = int(first[arrays["segment_task"][first] == 0][0])
+        moved_to(tmp_path / "out", arrays, g, 2)
+    messages = [fault["message"] for fault in faults_of(tmp_path / "out") if fault["promise"] == "P15"]
+    assert f"segment {g}: it begins with token 2 of its document and should with 0" in messages
 
 
 def test_fault_17_p15_a_document_that_is_there_twice(directory):
