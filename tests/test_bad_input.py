@@ -362,6 +362,41 @@ def word_tokenizer(folder):
     return write(folder / "words.json", json.dumps(table).encode())
 
 
+def without_unknown(folder):
+    """word_tokenizer without its [UNK]: it fails on any other word."""
+    table = json.loads(word_tokenizer(folder).read_bytes())
+    table["model"]["vocab"] = {"<s>": 0, "one": 1, "two": 2}
+    table["added_tokens"] = [{"id": 0, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False,
+                              "normalized": False, "special": True}]  # fmt: skip
+    return write(folder / "words.json", json.dumps(table).encode())
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_a_document_on_which_the_tokenizer_fails_is_a_counted_reject(tmp_path, supervised):
+    spans = {"loss_spans": [[0, 3]]} if supervised else {}
+    lines = [json.dumps({"text": text, **spans}).encode() for text in ["one two one"] * 40]
+    lines.insert(20, json.dumps({"text": "one three", **spans}).encode())
+    write(tmp_path / "in.jsonl", b"\n".join(lines) + b"\n")
+    tokenizer = without_unknown(tmp_path)
+    options = {"specials.eos": '"<s>"', "specials.pad": '"<s>"', "documents.min_tokens": 1}
+    said = inside(*command(tmp_path, **options), "--tokenizer", tokenizer)
+    assert said.status == 0 and said.json["documents"]["rejected"] == {"tokenizer_error": 1}, said
+    (record,) = rejects_of(tmp_path / "out")
+    assert record["position"] == 20 * (len(lines[0]) + 1) and record["file"] == "in.jsonl"
+    assert_good(tmp_path / "out")
+    assert inside("verify", tmp_path / "out", "--replay", "all", "--twin").status == 0
+
+
+def test_a_tokenizer_that_fails_on_everything_is_one_error(tmp_path):
+    write_lines(tmp_path / "in.jsonl", texts(30))
+    options = {"specials.eos": '"<s>"', "specials.pad": '"<s>"'}
+    message = refused(*command(tmp_path, **options), "--tokenizer", without_unknown(tmp_path))
+    assert (
+        "30 documents were read and none can be used" in message
+        and "give a tokenizer that takes any text" in message.lower()
+    )
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"not json", b"\xff\xfe\x00", b'{"model": {"type": "BPE"}}'])
 def test_a_file_that_is_no_tokenizer(tmp_path, data):
     write_lines(tmp_path / "in.jsonl", texts(3))

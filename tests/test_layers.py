@@ -38,7 +38,7 @@ ALLOWED = {
     "adapters": {"dataset", "randomness", "errors", "digests", "storage"},  # the last two for datasets at URLs
     "twin": {"errors"},  # it shares no code with what it checks
 }
-TWIN_LIBRARIES = {"numpy", "pyarrow", "tokenizers", "zstandard"}
+TWIN_LIBRARIES = {"fastokens", "numpy", "pyarrow", "tokenizers", "zstandard"}
 
 FREE_OBJECTIVE_FILES = {"objectives/__init__.py", "objectives/tasks.py"}
 SHARED_OBJECTIVE_FILES = {"objectives/objective.py", "objectives/noising.py"}

@@ -56,6 +56,7 @@ _ADVICE = {
     "too_large": "cut its documents",
     "not_tokens": "give lists of token ids without nulls",
     "id_out_of_range": "give the tokenizer that its ids are of",
+    "tokenizer_error": "give a tokenizer that takes any text: one with an unknown token, or of bytes",
     "special_text": 'set documents.special_text = "text"',
     "untrained": 'mend its loss_spans or roles, or set documents.loss_spans = "ignore"',
     "empty": "if another key holds the text, name it as text_key (--text-key)",

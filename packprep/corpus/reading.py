@@ -18,7 +18,7 @@ from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.proof import Difference, compared, difference, fault
 from packprep.corpus.readers import BAD_REASONS, TOKEN_TEXT_BYTES, Batch, Choice, Decoders, Keep, read
 from packprep.corpus.token_documents import take_tokens
-from packprep.corpus.tokenization import Tokens
+from packprep.corpus.tokenization import TEXT_REASONS, Tokens
 from packprep.corpus.training import Trained, Training, tokenize_marked, training_columns
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.errors import EngineRevoked, SourceError
@@ -104,7 +104,7 @@ class Rejected:
 
 def is_bad(reason: str) -> bool:
     """Whether a reject counts against `max_bad_fraction`: a damaged document, not one that the recipe leaves out."""
-    return reason in BAD_REASONS or reason == "special_text"
+    return reason in BAD_REASONS or reason in TEXT_REASONS
 
 
 def _sample_bounds(source: PlannedSource) -> tuple[int, int]:

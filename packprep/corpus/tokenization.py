@@ -8,16 +8,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.corpus.engines.engine import Engine, any_of, check_special_text, offsets_of
+from packprep.corpus.engines.engine import Engine, EngineFault, any_of, check_special_text, offsets_of
+from packprep.corpus.engines.native import panics_as_errors
 from packprep.corpus.tokenizer_json import added_tokens, texts_of_ids, unknown_id
 from packprep.corpus.vocabulary import Vocabulary
+
+TOKENIZER_ERROR = "tokenizer_error"
+TEXT_REASONS = ("special_text", TOKENIZER_ERROR)
+"""Why a text can be rejected that its reader took, but for half characters."""
 
 
 class Tokens(NamedTuple):
     """Token documents, flat. Document i is ids[offsets[i] : offsets[i + 1]].
 
     ids: int32[total], offsets: int64[n + 1]; rejected: (index of the document, reason, detail), ascending, reason
-    "special_text" or "lone_surrogate". A rejected document has no tokens.
+    one of TEXT_REASONS or "lone_surrogate". A rejected document has no tokens.
     begins: int64[total]: the character of its document at which each token begins, where that was asked for.
     """
 
@@ -40,7 +45,8 @@ def tokenize(
     special_text says what the text of a special token is, as "<pad>" in a document about tokenizers:
     "text" characters like others, "special" that token, "reject" a reason to reject the document.
     Under "text", a document is rejected where the model's own vocabulary gives such a token nevertheless, as a Unigram
-    model does whose pieces hold "<pad>".
+    model does whose pieces hold "<pad>". One on which the tokenizer fails is rejected, and the others get what they get
+    without it; EngineFault where the engine fails and its reference does not.
     begins: give the character at which each token begins, too.
     chat (goes with begins): the texts come from a chat template, whose special tokens are meant; for each text, the
     strings in it that are not the template's. Unless special_text is "special", a special token's text in one of those
@@ -54,12 +60,10 @@ def tokenize(
         rejected = _turned_away(texts, chat, plain)
     try:
         ids, offsets, at = _encoded(engine, texts, rejected, begins, chat is not None)
-    except Exception:
+    except Exception as error:
         # Half characters are looked for only now: to look is to encode all that is not ASCII twice.
-        with_half = _with_half_characters(texts)
-        if with_half.keys() <= rejected.keys():
-            raise
-        rejected |= with_half
+        rejected = _with_half_characters(texts) | rejected
+        rejected |= _failing(engine, texts, rejected, begins, chat is not None, error)
         ids, offsets, at = _encoded(engine, texts, rejected, begins, chat is not None)
     if plain is not None:
         places = plain.places(ids, chat is not None)
@@ -84,12 +88,42 @@ _Rejected = dict[int, tuple[str, str]]  # index of a document → reason, detail
 def _encoded(
     engine: Engine, texts: Sequence[str], rejected: Collection[int], begins: bool, is_chat: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(ids, offsets, begins) of the texts, those of rejected ones empty. Raises where one is not of whole characters."""
+    """(ids, offsets, begins) of the texts, those of rejected ones empty. Raises where one is not of whole characters, and
+    whatever the tokenizer does."""
     usable = ["" if i in rejected else text for i, text in enumerate(texts)] if rejected else texts
-    if begins:
-        return engine.encode_with_begins(usable, is_chat)
-    ids, offsets = engine.encode(usable)
-    return ids, offsets, None
+    with panics_as_errors():
+        if begins:
+            return engine.encode_with_begins(usable, is_chat)
+        ids, offsets = engine.encode(usable)
+        return ids, offsets, None
+
+
+def _failing(
+    engine: Engine, texts: Sequence[str], rejected: Collection[int], begins: bool, is_chat: bool, error: Exception
+) -> _Rejected:
+    """The texts on each of which the tokenizer fails, of those that are not rejected, where all together gave an error.
+
+    EngineFault for one that the engine's reference takes. What is wrong with the machine is raised again.
+    """
+
+    def failure(of: Engine, text: str) -> Exception | None:
+        try:
+            _encoded(of, [text], (), begins, is_chat)
+        except (MemoryError, OSError):
+            raise
+        except Exception as error:
+            return error
+        return None
+
+    if isinstance(error, MemoryError | OSError):
+        raise error
+    failing = {}
+    for i, text in enumerate(texts):
+        if i not in rejected and (why := failure(engine, text)):
+            if engine.reference is not None and failure(engine.reference, text) is None:
+                raise EngineFault(text, str(why)) from why
+            failing[i] = (TOKENIZER_ERROR, "the tokenizer fails on its text")
+    return failing
 
 
 def _turned_away(texts: Sequence[str], chat: Sequence[Sequence[str]] | None, plain: "_PlainText | None") -> _Rejected:

@@ -89,7 +89,9 @@ class Twin:
         special = set(vocabulary["special_ids"])
         self.ordinary = [i for i in range(vocabulary["vocab_size"]) if i not in special]
         self.vocab_size: int = vocabulary["vocab_size"]
-        self.tokenizer = Tokenizer(tokenizer_json, vocabulary["special_ids"], documents["special_text"])
+        self.tokenizer = Tokenizer(
+            tokenizer_json, vocabulary["special_ids"], documents["special_text"], plan["engine"]["name"]
+        )
         self.reader = Reader(documents["loss_spans"] == "use", conversation)
         self.tasks = [self._task(task) for task in plan["tasks"][:-1]]
         self.in_place = any(task["objective"] in objectives.IN_PLACE for task in self.tasks)

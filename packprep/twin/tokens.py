@@ -1,6 +1,7 @@
 """Texts → ids by the `tokenizers` library, and which of the tokens are trained."""
 
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from packprep.twin.texts import Text
@@ -16,9 +17,12 @@ class Trained(NamedTuple):
 
 
 class Tokenizer:
-    """The dataset's tokenizer with nothing that adds, cuts, pads or draws; loaded once in a process."""
+    """The dataset's tokenizer with nothing that adds, cuts, pads or draws; loaded once in a process.
 
-    def __init__(self, tokenizer_json: bytes, special_ids: list[int], special_text: str):
+    engine: the plan's. Where it is `fastokens`, that is asked for a text on which `tokenizers` fails.
+    """
+
+    def __init__(self, tokenizer_json: bytes, special_ids: list[int], special_text: str, engine: str = ""):
         import tokenizers
 
         parsed = json.loads(tokenizer_json)
@@ -37,6 +41,7 @@ class Tokenizer:
         self._plain.encode_special_tokens = special_text != "special"
         self._chat = tokenizers.Tokenizer.from_str(plain)
         self._chat.encode_special_tokens = False
+        self._fast, self._json = engine == "fastokens", plain
         texts = {i: text for text, i in self._vocabulary() if i in special_ids}
         texts.update({entry["id"]: entry["content"] for entry in added if entry["id"] in special_ids})
         self._special_texts = [text for text in texts.values() if text]
@@ -45,7 +50,7 @@ class Tokenizer:
         self._forbidden_in_chat = self._forbidden - {entry["id"] for entry in added}
 
     def encode(self, document: Text) -> tuple[list[int], Trained | None] | None:
-        """(ids, what is trained); None where the text of a special token turns the document away."""
+        """(ids, what is trained); None where the text of a special token turns the document away, or the tokenizer fails."""
         limited = self.special_text != "special"
         if limited and (document.chat or self.special_text == "reject"):
             looked_at = document.strings if document.chat else [document.text]
@@ -53,14 +58,30 @@ class Tokenizer:
             if there:
                 return None
         tokenizer = self._chat if document.chat else self._plain
-        encoding = tokenizer.encode(document.text, add_special_tokens=False)
-        ids = encoding.ids
+        encoding = _unless_it_fails(lambda: tokenizer.encode(document.text, add_special_tokens=False))
+        if encoding is None:
+            fast = self._fast and document.spans is None
+            ids = _unless_it_fails(lambda: self._other_ids(document.text)) if fast else None
+            if ids is None:
+                return None
+        else:
+            ids = encoding.ids
         forbidden = self._forbidden_in_chat if document.chat else self._forbidden
         if limited and not forbidden.isdisjoint(ids):
             return None
         if document.spans is None:
             return ids, None
         return ids, trained_tokens(document, [begin for begin, _ in encoding.offsets])
+
+    def _other_ids(self, text: str) -> list[int]:
+        """The ids by `fastokens`, without special tokens where their text is text."""
+        from fastokens import _native
+
+        plain = json.loads(self._json)
+        if self.special_text != "special":
+            plain["added_tokens"] = [entry for entry in plain["added_tokens"] if not entry["special"]]
+        tokenizer = _native.Tokenizer.from_json_str(json.dumps(plain))
+        return tokenizer.encode(text, add_special_tokens=False).ids
 
     def _vocabulary(self) -> list[tuple[str, int]]:
         vocabulary = self.parsed["model"].get("vocab") or {}
@@ -84,6 +105,18 @@ class Tokenizer:
             return set()
         bytes_inside = {f"<0x{byte:02X}>" for byte in range(128, 192)}
         return {i for text, i in self._vocabulary() if text in bytes_inside}
+
+
+def _unless_it_fails(made: Callable[[], Any]) -> Any:
+    """What a library makes; None where it fails, be it by a panic, which is no Exception."""
+    try:
+        return made()
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        return None
 
 
 def _characters_of_bytes() -> list[str]:

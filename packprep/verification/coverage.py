@@ -16,12 +16,13 @@ from packprep.building.work import TOO_LONG, Made
 from packprep.corpus.planning import PlannedSource
 from packprep.corpus.readers import BAD_REASONS, TABLES
 from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, keeps_all, kept_by_plan
+from packprep.corpus.tokenization import TEXT_REASONS
 from packprep.dataset.json_files import decode, receipt_name, rejects_name, shard_name
 from packprep.dataset.opening import read_file
 from packprep.errors import DatasetError
 from packprep.verification.report import MAX_LISTED, Faults
 
-REASONS = (*BAD_REASONS, "special_text", EMPTY, BELOW_MIN_TOKENS, UNTRAINED, TOO_LONG)
+REASONS = (*BAD_REASONS, *TEXT_REASONS, EMPTY, BELOW_MIN_TOKENS, UNTRAINED, TOO_LONG)
 _END = np.iinfo(np.int64).max
 _RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason": str, "detail": str}
 

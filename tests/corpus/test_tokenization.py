@@ -195,6 +195,49 @@ def test_the_bytes_engine_equals_the_reference(bytes_vocabulary, special_text):
     equal()
 
 
+# texts on which the tokenizer fails
+
+
+def failing_on(kind):
+    """(a tokenizer.json that fails on some texts, one of them)."""
+    parsed = made.gpt2_like()
+    if kind == "pattern":
+        pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+        steps = [pattern, {**parsed["pre_tokenizer"], "use_regex": False}]
+        return {**parsed, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "a" * 60 + "b"
+    words = {word: id for id, word in enumerate(["the", "dog", "<|endoftext|>", *"tehdog"])}
+    if kind == "unigram":
+        model = {"type": "Unigram", "unk_id": None, "vocab": [[word, -1.0 - id] for word, id in words.items()]}
+    else:
+        model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
+    changes = {"model": model, "added_tokens": [made.added(2, "<|endoftext|>")]}
+    return {**parsed, **changes, "pre_tokenizer": {"type": "Whitespace"}, "decoder": None}, "the Ω"
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("kind", ["unigram", "words", "pattern"])
+def test_a_text_on_which_the_tokenizer_fails_is_rejected_and_the_others_are_as_without_it(tmp_path, kind, begins):
+    parsed, bad = failing_on(kind)
+    vocabulary = resolve(tmp_path / kind, parsed, needs())
+    engine = load_engine(REFERENCE, vocabulary, "text")
+    tokens = tokenize(engine, ["the dog", bad, "", "dog", "x\ud800", bad], "text", vocabulary, begins)
+    without = tokenize(engine, ["the dog", "", "", "dog", "", ""], "text", vocabulary, begins)
+    failed = ("tokenizer_error", "the tokenizer fails on its text")
+    assert [entry for entry in tokens.rejected if entry[0] != 4] == [(1, *failed), (5, *failed)]
+    assert documents(tokens) == documents(without) and documents(tokens)[0] and documents(tokens)[3]
+
+
+def test_what_is_wrong_with_the_machine_is_no_reject(llama, monkeypatch):
+    engine = load_engine(REFERENCE, llama, "text")
+
+    def without_memory(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(engine, "encode", without_memory)
+    with pytest.raises(MemoryError):
+        tokenize(engine, ["the"], "text", llama)
+
+
 # characters at which tokens begin
 
 

@@ -88,7 +88,8 @@ def test_the_format_says_every_reason_of_a_reject():
     from packprep.building.work import TOO_LONG
     from packprep.corpus.readers import BAD_REASONS
     from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, is_bad
+    from packprep.corpus.tokenization import TEXT_REASONS
 
-    for reason in (*BAD_REASONS, "special_text", EMPTY, BELOW_MIN_TOKENS, TOO_LONG):
+    for reason in (*BAD_REASONS, *TEXT_REASONS, EMPTY, BELOW_MIN_TOKENS, TOO_LONG):
         (line,) = [line for line in PAGES["format.md"].splitlines() if line.startswith(f"| `{reason}`")]
         assert line.endswith("| yes |" if is_bad(reason) else "| no |")

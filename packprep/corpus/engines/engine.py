@@ -32,7 +32,7 @@ class Engine(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1]. Raises EngineFault."""
+        """ids: int32[total], offsets: int64[n + 1]. Raises whatever its library does, panics included."""
         ...
 
     def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -63,7 +63,7 @@ class EngineRefusal(Exception):
 
 
 class EngineFault(Exception):
-    """An engine broke down at a text."""
+    """An engine broke down at a text that its reference takes."""
 
     def __init__(self, text: str, detail: str):
         super().__init__(detail)

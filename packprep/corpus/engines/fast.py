@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from packprep.corpus.engines import native
-from packprep.corpus.engines.engine import EngineFault, EngineRefusal, Reference, offsets_of
+from packprep.corpus.engines.engine import EngineRefusal, Reference, offsets_of
 from packprep.corpus.engines.reference import ReferenceEngine, plain_of, special_ids_of
 from packprep.corpus.remembered import remembered
 from packprep.corpus.tokenizer_json import added_tokens, byte_characters, parse_tokenizer_json, plain_depends_on
@@ -66,19 +66,12 @@ class FastEngine:
                 raise EngineRefusal(f"it gives {text!r} the id {here} and the file {id}")
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1]. Raises EngineFault at a text at which the library breaks down."""
+        """ids: int32[total], offsets: int64[n + 1]."""
         odd = _with_folded(texts) if self._folded else []
         if odd:
             return self._encode_apart(texts, odd)
-        try:
-            return self._encode(list(texts))
-        except Exception:
-            for text in texts:
-                try:
-                    self._encode([text])
-                except Exception as error:
-                    raise EngineFault(text, str(error)) from error
-            raise
+        ids, ends = self._tokenizer.encode_batch_flat(list(texts), False, self._split)
+        return np.frombuffer(ids, "<u4").view(np.int32), np.frombuffer(ends, "<u8").view(np.int64)
 
     def _encode_apart(self, texts: Sequence[str], odd: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """`encode`, but by the reference those texts whose numbers are in `odd`."""
@@ -91,11 +84,6 @@ class FastEngine:
         for i, a, b in zip(odd, slow_offsets, slow_offsets[1:], strict=False):
             documents[i] = slow[a:b]
         return np.concatenate(documents), offsets_of(np.array([len(ids) for ids in documents], np.int64))
-
-    def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        with native.panics_as_errors():
-            ids, offsets = self._tokenizer.encode_batch_flat(texts, False, self._split)
-        return np.frombuffer(ids, "<u4").view(np.int32), np.frombuffer(offsets, "<u8").view(np.int64)
 
     def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The reference's."""

@@ -81,7 +81,7 @@ def loading(tokenizer_json: bytes) -> Loading:
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """A panic of the library, which is no Exception, becomes a RuntimeError."""
+    """A panic of a library, which is no Exception, becomes a RuntimeError."""
     try:
         yield
     except BaseException as error:

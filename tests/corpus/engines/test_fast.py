@@ -12,8 +12,11 @@ from packprep.corpus.engines import fast, native
 from packprep.corpus.engines.engine import EngineFault, EngineRefusal
 from packprep.corpus.engines.fast import FastEngine
 from packprep.corpus.proof import prove, prove_on_nasty_text
+from packprep.corpus.tokenization import tokenize
 from packprep.corpus.tokenizer_json import plain_tokenizer_json
 from packprep.digests import digest_of
+from packprep.twin.texts import Text
+from packprep.twin.tokens import Tokenizer as TwinTokenizer
 from tests.corpus import tokenizers_made as made
 from tests.corpus.test_vocabulary import needs, resolve
 
@@ -204,12 +207,12 @@ def test_a_pattern_that_the_library_cannot_read_is_refused(folder):
         FastEngine(vocabulary_of(folder, after(split(r"\X"))), "text")
 
 
-def test_a_text_at_which_the_library_gives_up_is_a_fault_that_names_it(folder):
+def test_a_text_on_which_engine_and_reference_fail_is_a_reject(folder):
     engine = FastEngine(vocabulary_of(folder, after(split(r"(a+)+$"))), "text")
+    vocabulary = vocabulary_of(folder, after(split(r"(a+)+$")))
     hopeless = "a" * 60 + "b"
-    with pytest.raises(EngineFault) as caught:
-        engine.encode(["the dog", hopeless, "the"])
-    assert caught.value.text == hopeless and "match limit" in str(caught.value)
+    tokens = tokenize(engine, ["the dog", hopeless, "the"], "text", vocabulary)
+    assert [entry[:2] for entry in tokens.rejected] == [(1, "tokenizer_error")] and not np.diff(tokens.offsets).all()
 
 
 class PanicException(BaseException):
@@ -227,12 +230,29 @@ class Panicking:
 
 
 def test_a_panic_is_a_fault_and_nothing_else_is_caught(folder, monkeypatch):
-    engine = FastEngine(vocabulary_of(folder, TAKEN["gpt2"]), "text")
+    vocabulary = vocabulary_of(folder, TAKEN["gpt2"])
+    engine = FastEngine(vocabulary, "text")
     monkeypatch.setattr(engine, "_tokenizer", Panicking())
     with pytest.raises(EngineFault, match="index out of range"):
-        engine.encode(["bad"])
+        tokenize(engine, ["bad"], "text", vocabulary)
     with pytest.raises(KeyboardInterrupt):
-        engine.encode(["good"])
+        tokenize(engine, ["good"], "text", vocabulary)
+
+
+SPACES = " " * 11_000_000 + "x"  # Oniguruma gives up on it
+
+
+def test_a_text_that_only_the_reference_fails_on_is_the_engine_s(folder):
+    vocabulary = vocabulary_of(folder, TAKEN["gpt4"])
+    engine = FastEngine(vocabulary, "text")
+    tokens = tokenize(engine, ["the", SPACES], "text", vocabulary)
+    assert tokens.rejected == [] and len(tokens.ids) > 11_000_000
+    assert tokenize(engine.reference, ["the", SPACES], "text", vocabulary).rejected[0][:2] == (1, "tokenizer_error")
+    prove(engine, ["the", SPACES], "text", vocabulary)
+    twin = TwinTokenizer(vocabulary.tokenizer_json, list(vocabulary.special_ids), "text", engine.name)
+    assert twin.encode(Text(SPACES))[0] == tokens.ids[tokens.offsets[1] :].tolist()
+    alone = TwinTokenizer(vocabulary.tokenizer_json, list(vocabulary.special_ids), "text", "reference")
+    assert alone.encode(Text(SPACES)) is None
 
 
 def test_where_it_is_not_installed_there_is_no_version(monkeypatch):
