@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from packprep.recipe import (
     set_value,
     tasks_named,
 )
+from packprep.recipe.reading import check_together
 
 LEAST = {"tokenizer": "bytes", "sources": [{"paths": ["x.jsonl"]}]}
 
@@ -62,15 +64,15 @@ VALUES = {
     ("", "tokenizer"): (["bytes", "a/b.json"], TEXTS),
     ("", "engine"): (["auto", "reference"], TEXTS),
     ("", "total_tokens"): ([0], [-1, 1.0, *NUMBERS]),
-    ("sources", "name"): (["web"], TEXTS),
+    ("sources", "name"): (["web", "ünï"], ["a\0", "a\nb", "\x7f", "\ud800", *TEXTS]),
     ("sources", "paths"): ([("x", ("x",)), (["x", "y*"], ("x", "y*"))], ["", [], [""], [1], 1, True, {}]),
     ("sources", "format"): (
         ["auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"],
         ["json", "", 1, True, []],
     ),
     ("sources", "text_key"): (["body"], TEXTS),
-    ("sources", "repeat"): ([(2, 2.0), 0.001, (1000, 1000.0)], [0, -1, 1000.5, *NUMBERS]),
-    ("sources", "share"): ([(1, 1.0), 0.5], [0, 0.0, 1.5, -1, *NUMBERS]),
+    ("sources", "repeat"): ([(2, 2.0), 0.001, 1e-9, (1000, 1000.0)], [0, 1e-300, -1, 1000.5, *NUMBERS]),
+    ("sources", "share"): ([(1, 1.0), 0.5, 1e-9], [0, 0.0, 1e-300, 1.5, -1, *NUMBERS]),
     ("sources", "sample"): (
         [([0, 1], (0.0, 1.0)), ([0.1, 0.9], (0.1, 0.9))],
         [
@@ -116,10 +118,13 @@ VALUES = {
             {"first": 1},
             {"first": 1, "count": 0},
             {"first": 1, "count": 2, "x": 1},
+            {"first": 1, "count": 10**9},
+            {"first": 1 << 31, "count": 1},
+            list(range(2**20 + 1)),
         ],
     ),
     ("specials", "vocab_size"): ([0, 50_000], [-1, 1 << 31, 1.0, *NUMBERS]),
-    ("tasks", "name"): (["a"], TEXTS),
+    ("tasks", "name"): (["a"], ["a\0", "a\nb", *TEXTS]),
     ("tasks", "objective"): (["causal"], TEXTS),
     ("tasks", "weight"): ([(2, 2.0), 0.001], [0, -1, 2e9, *NUMBERS]),
     ("tasks", "mode_token"): (["[NLU]"], TEXTS),
@@ -594,3 +599,16 @@ def test_a_stored_recipe_is_checked_like_one_that_is_written(name, change):
     change(stored)
     with pytest.raises(RecipeError, match=name):
         from_normalised(stored, "auto")
+
+
+@pytest.mark.parametrize("what", ["sources", "tasks"])
+def test_more_sources_or_tasks_than_a_segment_s_header_can_number_are_refused(what):
+    entries = {
+        "sources": [{"paths": ["x"], "name": f"s{i}"} for i in range(2)],
+        "tasks": [{"objective": "causal", "name": f"t{i}"} for i in range(2)],
+    }
+    recipe = read_recipe({"tokenizer": "bytes", **entries}, Path())
+    entries = getattr(recipe, what)
+    check_together(replace(recipe, **{what: entries[:1] * 65_535}))
+    with pytest.raises(RecipeError, match=f"65536 {what}: a dataset has at most 65535"):
+        check_together(replace(recipe, **{what: entries[:1] * 65_536}))

@@ -46,6 +46,8 @@ def find_template(path_key: str, base: Path, tokenizer: str) -> str | None:
         return None if source is None else _with_tokens(source, _token_texts(source, tokenizer, configs))
     path = base / expanded(path_key)
     where = f"documents.chat_template = {path_key!r}"
+    if path.exists() and not path.is_file():
+        raise RecipeError(f"{where}: {path} is no regular file; give a Jinja file, relative to the recipe")
     try:
         source = path.read_text("utf-8")
     except OSError as error:

@@ -44,6 +44,11 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, dict[str, str]]:
                 "Write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         return _read(file), _hints(lambda beside: _read_if_there(path / beside))
+    if path.exists():
+        raise VocabularyError(
+            f"tokenizer = {name!r}: {path} is no regular file but a pipe, a device or a socket: give a tokenizer.json, or a "
+            "folder with one"
+        )
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or name.endswith(".json"):
         raise VocabularyError(
             f"tokenizer = {name!r}: {path} does not exist. Give a tokenizer.json, a folder with one, "
@@ -57,7 +62,7 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
     if name == "bytes":
         return None
     path = base / expanded(name)
-    if path.exists():
+    if path.exists() or path.is_symlink():
         return _read_if_there(path / file if path.is_dir() else path.with_name(file))
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError

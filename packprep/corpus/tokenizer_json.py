@@ -210,6 +210,10 @@ def tokens_in_file(data: bytes, name: str) -> TokenTable:
     parsed = parse_tokenizer_json(data, name)
     vocabulary = parsed["model"].get("vocab")
     if isinstance(vocabulary, dict):
+        if not all(type(id) is int and 0 <= id < 1 << 32 for id in vocabulary.values()):
+            raise VocabularyError(
+                f"tokenizer = {name!r}: an entry of its vocab has an id that is none. Fetch the file again"
+            )
         return _table(parsed, vocabulary)
     return read_tokens(data, name)  # a Unigram's, or none
 

@@ -57,6 +57,8 @@ WELL_KNOWN_FIM = (
     ("▁<PRE>", "▁<MID>", "▁<SUF>"),
     ("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>"),
 )
+MOST_HOLES = 1 << 20
+"""Ids below vocab_size that no token has: tables of ids are that much longer than a tokenizer is large, at most."""
 FIM_ROLES = ("fim_prefix", "fim_middle", "fim_suffix")
 SENTINEL_PATTERN = "<extra_id_{}>"
 
@@ -146,6 +148,14 @@ def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Sp
             f"[specials] vocab_size = {specials.vocab_size}, but tokenizer = {tokenizer!r} has ids up to "
             f"{tokens.n_ids - 1}: the embedding would have no row for them. "
             f"Set vocab_size to the number of the embedding's rows, at least {tokens.n_ids}, or leave it out"
+        )
+    if max(tokens.n_ids, specials.vocab_size) > len(tokens.texts) + MOST_HOLES:
+        said = f"[specials] vocab_size = {specials.vocab_size}"
+        if tokens.n_ids > len(tokens.texts) + MOST_HOLES:
+            said = f"it has the id {tokens.n_ids - 1}"
+        raise VocabularyError(
+            f"tokenizer = {tokenizer!r} has {len(tokens.texts)} tokens, and {said}: at most {MOST_HOLES} ids may be without a "
+            "token. Give the tokenizer that the model was trained with, and the rows of its embedding"
         )
     _refuse_names_of_roles(specials, needs)
     parts = _parts(tokens, specials, needs, hints)

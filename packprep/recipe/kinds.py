@@ -89,14 +89,23 @@ def accept_role(value):
     return value
 
 
+MOST_SENTINELS = 1 << 20
+
+
+def accept_name(value):
+    if type(value) is not str or any(ord(c) < 32 or ord(c) == 127 or "\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError
+    return value
+
+
 def accept_sentinels(value):
     if type(value) is str and (value == "auto" or "{}" in value):
         return value
     if type(value) is dict and set(value) == {"first", "count"}:
         first, count = value["first"], value["count"]
-        if type(first) is int and type(count) is int and first >= 0 and count >= 1:
+        if type(first) is int and type(count) is int and 0 <= first < 1 << 31 and 1 <= count <= MOST_SENTINELS:
             return {"first": first, "count": count}
-    if type(value) in (list, tuple) and value:
+    if type(value) in (list, tuple) and 0 < len(value) <= MOST_SENTINELS:
         return tuple(accept_role(item) for item in value)
     raise ValueError
 
@@ -107,5 +116,6 @@ def accept_auto_size(value):
 
 BOOLEAN = Kind("true or false", only(bool))
 TEXT = Kind("a text", only(str))
+NAME = Kind("a text of one line, without control characters", accept_name)
 STRINGS = Kind("a text or a list of texts", accept_strings)
 ROLE = Kind("a token's text or its id", accept_role)

@@ -13,7 +13,17 @@ from typing import Any
 from packprep.errors import RecipeError
 from packprep.recipe.kinds import Kind
 from packprep.recipe.places import Key, key_of
-from packprep.recipe.records import SECTIONS, Recipe, Source, Specials, TaskEntry, default_of, keys_of
+from packprep.recipe.records import (
+    MOST_SOURCES,
+    MOST_TASKS,
+    SECTIONS,
+    Recipe,
+    Source,
+    Specials,
+    TaskEntry,
+    default_of,
+    keys_of,
+)
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
@@ -221,6 +231,10 @@ def _read_sources(tables: Any) -> tuple[Source, ...]:
 
 def check_together(recipe: Recipe) -> None:
     """RecipeError for what only the whole recipe can tell."""
+    for what, count, most in (("sources", len(recipe.sources), MOST_SOURCES), ("tasks", len(recipe.tasks), MOST_TASKS)):
+        if count > most:
+            advice = "give one source more paths" if what == "sources" else "leave some out"
+            raise RecipeError(f"{count} {what}: a dataset has at most {most}; {advice}", (what,))
     if recipe.seq_length % 8:
         low = recipe.seq_length // 8 * 8
         raise RecipeError(

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from packprep.recipe import kinds
-from packprep.recipe.kinds import BOOLEAN, ROLE, STRINGS, TEXT, Kind, choice, number, whole
+from packprep.recipe.kinds import BOOLEAN, NAME, ROLE, STRINGS, TEXT, Kind, choice, number, whole
 
 _REQUIRED: Any = object()
+MOST_TASKS = MOST_SOURCES = 65_535  # a segment's header has their numbers in 16 bits, and one more task, too_short
 
 
 def _key(default: Any, kind: Kind, meaning: str, later: bool = False) -> Any:
@@ -24,7 +25,7 @@ def _key(default: Any, kind: Kind, meaning: str, later: bool = False) -> Any:
 class Source:
     """One `[[sources]]`: files whose documents share a format and a use."""
 
-    name: str = _key("", TEXT, "default source0, source1, … by position")
+    name: str = _key("", NAME, "default source0, source1, … by position")
     paths: tuple[str, ...] = _key(
         _REQUIRED, STRINGS, "files, patterns or URLs, relative to the recipe; ** crosses folders"
     )
@@ -40,12 +41,12 @@ class Source:
     )
     repeat: float = _key(
         1.0,
-        number("a number, above 0, at most 1000", 0, 1000, low_open=True),
+        number("a number, 1e-9 … 1000", 1e-9, 1000),
         "uses of each document; each use has its own order and chance; 2.5: all twice, half of them a third time",
     )
     share: float | None = _key(
         None,
-        number("a number above 0, at most 1", 0, 1, low_open=True),
+        number("a number, 1e-9 … 1", 1e-9, 1),
         "instead of repeat, then in every source: share of the document tokens",
     )
     sample: tuple[float, float] = _key(
@@ -123,8 +124,11 @@ class Specials:
     fim_suffix: str | int | None = _key(None, ROLE, "fill-in-the-middle: before the suffix")
     sentinels: Any = _key(
         None,
-        Kind('a pattern with {}, a list of tokens or ids, {first = ID, count = N}, or "auto"', kinds.accept_sentinels),
-        'the sentinels of span corruption, "<extra_id_{}>" by default; "auto" with missing = "add": as many as needed',
+        Kind(
+            'a pattern with {}, a list of tokens or ids, {first = ID, count = N}, or "auto"; at most 1 048 576',
+            kinds.accept_sentinels,
+        ),
+        'the sentinels of span corruption, "<extra_id_{}>" by default; "auto" with missing = "add": as many as needed; ≤ 2²⁰',
     )
     mode_tokens: Mapping[str, str | int] = _key(
         None, ROLE, 'quoted, a mode token as a task writes it = the token that plays it: "[NLU]" = "<|reserved_1|>"'
@@ -139,7 +143,7 @@ class TaskEntry:
     """One task of `[[tasks]]`, presets expanded. `parameters` are the objective's own keys; of those that joined later
     `later` has the defaults, once the objective is known."""
 
-    name: str = _key("", TEXT, "default: the objective's name")
+    name: str = _key("", NAME, "default: the objective's name")
     objective: str = _key(_REQUIRED, TEXT, "which objective")
     weight: float = _key(
         1.0, number("a number above 0", 0, 1e9, low_open=True), "relative probability that a segment gets this task"

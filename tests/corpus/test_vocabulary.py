@@ -1,5 +1,5 @@
 import json
-import tomllib
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -456,3 +456,32 @@ def test_a_hub_that_does_not_answer_says_what_was_tried(tmp_path, monkeypatch, e
     assert str(tmp_path / "gpt-unknown") in message
     assert f"{type(error).__name__}: {str(error).splitlines()[0]}" in message
     assert "give its path" in message
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_tokenizer_that_is_no_regular_file_is_refused_and_not_looked_up_on_the_hub(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "tokenizer")
+    else:
+        (tmp_path / "tokenizer").symlink_to("/dev/zero")
+    with pytest.raises(VocabularyError, match="is no regular file but a pipe, a device or a socket"):
+        resolve_vocabulary("tokenizer", tmp_path, Specials(), needs())
+
+
+@pytest.mark.parametrize("id", [1_900_000_000, (1 << 32) - 1])
+def test_ids_far_beyond_the_tokens_are_refused_before_tables_of_them_are_made(tmp_path, id):
+    parsed = made.gpt2_like()
+    parsed["model"]["vocab"]["far"] = id
+    assert f"it has the id {id}: at most 1048576 ids may be without a token" in fails(tmp_path, parsed)
+    size = 321 + (1 << 20)
+    assert resolve(tmp_path, made.gpt2_like(), specials=Specials(vocab_size=size)).vocab_size == size
+    message = fails(tmp_path, made.gpt2_like(), specials=Specials(vocab_size=size + 1))
+    assert f"vocab_size = {size + 1}: at most 1048576" in message
+
+
+@pytest.mark.parametrize("id", [-1, "1", 1.5, None, 1 << 32])
+def test_an_id_that_is_none_is_refused(tmp_path, id):
+    parsed = made.gpt2_like()
+    parsed["model"]["vocab"]["odd"] = id
+    assert "an entry of its vocab has an id that is none" in fails(tmp_path, parsed)
