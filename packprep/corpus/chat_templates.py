@@ -6,7 +6,8 @@
 {% endfor %}                                       <|im_start|>assistant
                                                    4<|im_end|>
 ```
-A template is code from elsewhere: it runs in Jinja's sandbox, and without whatever is not a function of the messages (the
+A template is code from elsewhere: it runs in Jinja's sandbox, with limits (template_limits.py), and
+without whatever is not a function of the messages (the
 date, `random`, `lipsum`), for the bytes of a dataset may not depend on time or chance.
 """
 
@@ -25,6 +26,10 @@ from packprep.storage import expanded
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 _TOKEN_NAME = re.compile(r"\b(\w+_token)\b")
 _ROLE_NAMES = {f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")}
+
+
+class TemplateLimit(Exception):
+    """A template does more than it may, or prints what is no value."""
 
 
 class TemplateRefusal(Exception):
@@ -131,6 +136,7 @@ class ChatTemplate:
         def generation(caller: Callable[[], str]) -> str:
             return f"{around[0]}{caller()}{around[1]}"
 
+        self._template.environment.begin()
         text = self._template.render(
             messages=messages, tools=None, documents=None, add_generation_prompt=prompt, packprep_generation=generation
         )
@@ -142,22 +148,27 @@ def compile_template(source: str) -> ChatTemplate:
     """The template of a text. Raises RecipeError if it is no Jinja, or asks for the date."""
     import jinja2
     import jinja2.meta
-    import jinja2.sandbox
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    from packprep.corpus.template_limits import LimitedEnvironment, counting
+
+    environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     del environment.filters["random"], environment.globals["lipsum"]
+    environment.limit_filters()
     as_calls = _GENERATION.sub(lambda m: m[1] + ("endcall" if m[2] else "call packprep_generation()") + m[3], source)
     try:
-        names = jinja2.meta.find_undeclared_variables(environment.parse(as_calls))
-        template = environment.from_string(as_calls)
+        tree = environment.parse(as_calls)
+        names = jinja2.meta.find_undeclared_variables(tree)
+        template = environment.from_string(counting(tree))
     except jinja2.TemplateSyntaxError as error:
         raise RecipeError(
             f"the chat template cannot be used: line {error.lineno}: {error.message}; "
             "mend it, or give another in documents.chat_template"
+        ) from None
+    except (RecursionError, SyntaxError, MemoryError):  # of the Python that it becomes
+        raise RecipeError(
+            "the chat template cannot be used: it is nested too deeply; give another in documents.chat_template"
         ) from None
     if "strftime_now" in names:
         raise RecipeError(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packprep.corpus.chat_templates import ChatTemplate, TemplateRefusal, compile_template, find_template
+from packprep.corpus.chat_templates import ChatTemplate, TemplateLimit, TemplateRefusal, compile_template, find_template
 from packprep.errors import PackprepError, RecipeError
 
 __all__ = ["MARK_REASONS", "MarkReader", "Marked", "find_template"]
@@ -156,6 +156,8 @@ def _rendered(template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> Mar
         return "template_not_incremental", str(error)
     except TemplateRefusal as error:
         return "template_error", f"the template says {ascii(str(error))}"
+    except TemplateLimit:
+        return "template_error", "the template does more than it may at these messages, or prints what is no text"
     except Exception:
         # Of any class, for a template is code. Its message would depend on the versions of Python and Jinja.
         return "template_error", "the template failed at these messages"
@@ -182,7 +184,7 @@ def _beginnings(template: ChatTemplate, messages: Sequence[dict[str, Any]], text
     for k in range(1, len(messages)):
         try:
             before = template.render(messages[:k])
-        except MemoryError:
+        except (MemoryError, TemplateLimit):
             raise
         except Exception:  # as in _rendered: here it only says that there is no place to cut
             continue

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from packprep.corpus.chat_templates import TemplateRefusal, compile_template, find_template
+from packprep.corpus.chat_templates import TemplateLimit, TemplateRefusal, compile_template, find_template
 from packprep.errors import RecipeError
 from tests.corpus import chats_made as chats
 from tests.corpus import tokenizers_made as made
@@ -55,6 +55,60 @@ def test_a_template_is_kept_in_a_sandbox():
 def test_raise_exception_is_a_refusal_with_the_template_s_words():
     with pytest.raises(TemplateRefusal, match="no tools"):
         render("{{ raise_exception('no tools') }}", [])
+
+
+BOMBS = {
+    "loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+    "recursive loop": "{% for a in [1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
+    "macro": "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set b = m(n - 1) %}{% endif %}{% endmacro %}{{ m(60) }}",
+    "product": "{{ 'x' * 10 ** 10 }}",
+    "power": "{{ 10 ** 9999999 }}",
+    "squares": "{% set n = namespace(x=10) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "joined": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "added": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "blocks": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}"
+    "{% set n.x = y %}{% endfor %}",
+    "own text": "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
+    "lists": "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "json": "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+    "center": "{{ 'x' | center(10 ** 10) }}",
+    "ljust": "{{ 'x'.ljust(9999999999) }}",
+    "replace": "{% set a = 'x' * 99999 %}{{ a.replace('x', a) }}",
+    "replace filter": "{% set a = 'x' * 99999 %}{{ a | replace('x', a) }}",
+    "join": "{% set a = 'x' * 99999 %}{{ a.join(a) }}",
+    "wordwrap": "{% set a = 'x' * 9999999 %}{{ a | wordwrap(1) }}",
+    "format": "{{ '{:9999999999}'.format(1) }}",
+    "percent": "{{ '%9999999999d' % 1 }}",
+    "percent star": "{{ '%*d' % (9999999999, 1) }}",
+    "format filter": "{{ '%9999999999d' | format(1) }}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_template_that_does_more_than_it_may_is_stopped(name):
+    template = compile_template(BOMBS[name])
+    with pytest.raises(TemplateLimit):
+        template.render([])
+
+
+@pytest.mark.parametrize(
+    "value", ["raise_exception", "messages | map('upper')", "[raise_exception]", "range", "cycler('a')"]
+)
+def test_what_prints_an_address_is_refused(value):
+    with pytest.raises(TemplateLimit):
+        render("{{ " + value + " }}", [])
+
+
+def test_a_template_nested_too_deeply_is_refused():
+    with pytest.raises(RecipeError, match="nested too deeply"):
+        compile_template("{% if a %}" * 3000 + "{% endif %}" * 3000)
+
+
+def test_a_long_conversation_is_within_the_limits():
+    messages = chats.turns(*["a few words " * 100] * 2000)
+    assert len(render(chats.CHATML, messages)) > 2_000_000
+    counted = "{% for m in messages %}{{ m.content | trim ~ (messages | length) }}{% endfor %}"
+    assert len(render(counted, messages)) > 2_000_000
 
 
 # where it comes from

@@ -117,8 +117,11 @@ def test_what_a_template_refuses_is_rejected_with_its_words_and_its_mistakes_wit
     template = "{% set bos_token = '' %}{% set eos_token = '' %}" + chats.HOISTED
     messages = [{"role": "user", "content": "a"}, *chats.turns("b", "c")]
     assert marked(messages, template) == ("template_error", "the template says 'roles must alternate user/assistant'")
-    for mistake in ("{{ messages[0].name.first }}", "{{ 1 // 0 }}", "{{ 'a' + 1 }}", "{{ range(10 ** 9) | list }}"):
+    for mistake in ("{{ messages[0].name.first }}", "{{ 1 // 0 }}", "{{ 'a' + 1 }}"):
         assert marked(chats.turns("q", "a"), mistake) == ("template_error", "the template failed at these messages")
+    for too_much in ("{{ range(10 ** 9) | list }}", "{{ raise_exception }}"):
+        reason, detail = marked(chats.turns("q", "a"), too_much)
+        assert reason == "template_error" and detail.startswith("the template does more than it may")
 
 
 def test_a_key_that_is_null_is_not_there():

@@ -1,5 +1,6 @@
 import json
 import os
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 
