@@ -19,13 +19,16 @@ from packprep.corpus.chat_templates import compile_template
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, check_special_text
 from packprep.corpus.engines.registry import candidates, engine_facts, is_proven, loaded, reference_of_begun, refused
+from packprep.corpus.finding import below_one_folder
 from packprep.corpus.first_look import first_look
 from packprep.corpus.planning import PlannedSource, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
 from packprep.corpus.tokenization import tokenize
+from packprep.corpus.vocabulary import Vocabulary
 from packprep.dataset.json_files import FORMAT, LAW_VERSION, VERSION, as_stored
 from packprep.digests import own_digest
 from packprep.errors import RecipeError
+from packprep.objectives.objective import Task
 from packprep.objectives.tasks import check_supervised, task_table, whole_recipe
 from packprep.recipe import Recipe, normalised, without_places
 
@@ -65,15 +68,7 @@ def make_plan(
         say(UNKNOWN_TURNS)
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
-    once = [int(s.weights().sum()) for s in sources]  # text bytes of one use of all documents
-    repeats = _repeats(recipe, once, estimates)
-    for planned, repeat in zip(sources, repeats, strict=True):
-        planned.repeat = repeat
-    weights = [s.weight for s in sources]
-    rate = sum(w * e.tokens_per_byte for w, e in zip(weights, estimates, strict=True)) / max(1, sum(weights))
-    shard_text_bytes = _shard_text_bytes(recipe, sum(weights), rate)
-    shards = max(1, -(-sum(weights) // shard_text_bytes))
-    roles = {role: int(i) for role, i in vocabulary.roles.items()}
+    derived = follows(recipe, vocabulary, tasks, sources, [estimate.tokens_per_byte for estimate in estimates])
     plan = {
         "format": FORMAT,
         "version": VERSION,
@@ -83,36 +78,63 @@ def make_plan(
         "engine": engine_facts(engine),
         "made_with": made_with(),
         "tokenizer": {"file": "tokenizer.json", "digest": vocabulary.digest},
-        "vocabulary": {
-            "vocab_size": vocabulary.vocab_size,
-            "roles": roles,
-            "sentinels": [int(i) for i in vocabulary.sentinels],
-            "mode_tokens": {text: int(i) for text, i in vocabulary.mode_tokens.items()},
-            "added_tokens": list(vocabulary.added_tokens),
-            "special_ids": [int(i) for i in vocabulary.special_ids],
-        },
+        "beside_tokenizer": [dict(file) for file in vocabulary.beside],
         "chat_template": inputs.chat_template,
+        **derived,
+        "sources": [
+            {
+                **resolved,
+                "prefix": planned.prefix,
+                "patterns": below_one_folder(planned.source, recipe.base)[1],
+                "ratios": estimate.ratios,
+                "tokens_per_byte": estimate.tokens_per_byte,
+                "documents": (
+                    round(resolved["text_bytes"] / estimate.document_bytes) if estimate.document_bytes else 0
+                ),
+                "relative_error": _error(planned, estimate),
+            }
+            for planned, estimate, resolved in zip(sources, estimates, derived["sources"], strict=True)
+        ],
+        "files": [file for files in inputs.files for file in files.as_planned()],
+    }
+    return {**plan, "digest": own_digest(as_stored(plan, LATER))}
+
+
+def follows(
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    tasks: Sequence[Task],
+    sources: Sequence[PlannedSource],
+    tokens_per_byte: Sequence[float],
+) -> dict[str, Any]:
+    """What of a plan follows from its recipe, vocabulary and files, and from what samples told; verification asks it, too.
+
+    sources: with their ratios; their repeats are set here. tokens_per_byte: of each.
+    """
+    once = [int(source.weights().sum()) for source in sources]  # text bytes of one use of all documents
+    for source, repeat in zip(sources, repeats(recipe, once, tokens_per_byte), strict=True):
+        source.repeat = repeat
+    weights = [source.weight for source in sources]
+    rate = sum(w * t for w, t in zip(weights, tokens_per_byte, strict=True)) / max(1, sum(weights))
+    shard_text_bytes = _shard_text_bytes(recipe, sum(weights), rate)
+    shards = max(1, -(-sum(weights) // shard_text_bytes))
+    return {
+        "vocabulary": vocabulary.as_planned(),
         "token_dtype": token_dtype(recipe, vocabulary.vocab_size).name,
         "tasks": task_table(tasks),
         "shards": shards,
         "shard_text_bytes": shard_text_bytes,
         "sources": [
             {
-                "name": planned.name,
-                "prefix": planned.prefix,
-                "repeat": planned.repeat,
-                "ratios": estimate.ratios,
-                "step_bytes": step_bytes(_stored_compressed(planned) * planned.uses, shards),
+                "name": source.name,
+                "repeat": source.repeat,
+                "step_bytes": step_bytes(_stored_compressed(source) * source.uses, shards),
                 "text_bytes": weight,
-                "tokens": round(weight * estimate.tokens_per_byte),
-                "documents": round(weight / estimate.document_bytes) if estimate.document_bytes else 0,
-                "relative_error": _error(planned, estimate),
+                "tokens": round(weight * tokens),
             }
-            for planned, estimate, weight in zip(sources, estimates, weights, strict=True)
+            for source, weight, tokens in zip(sources, weights, tokens_per_byte, strict=True)
         ],
-        "files": [file for files in inputs.files for file in files.as_planned()],
     }
-    return {**plan, "digest": own_digest(as_stored(plan, LATER))}
 
 
 def _proven_and_calibrated(
@@ -192,16 +214,16 @@ def _stored_compressed(source: PlannedSource) -> int:
     return int(source.files.sizes[compressed[source.files.kind]].sum())
 
 
-def _repeats(recipe: Recipe, once: Sequence[int], estimates: Sequence[Estimates]) -> list[float]:
+def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float]) -> list[float]:
     """Each source's repeat: the recipe's, or what its share comes to, to six digits."""
     shares = [source.share for source in recipe.sources]
     if shares[0] is None:
         return [source.repeat for source in recipe.sources]
     whole = sum(share for share in shares if share is not None)
     tokens = []
-    for source, size, estimate in zip(recipe.sources, once, estimates, strict=True):
+    for source, size, of_byte in zip(recipe.sources, once, tokens_per_byte, strict=True):
         low, high = source.sample
-        tokens.append(size * (high - low) * estimate.tokens_per_byte)
+        tokens.append(size * (high - low) * of_byte)
         if not tokens[-1]:
             raise RecipeError(
                 f"source {source.name!r} has a share of {source.share} and no tokens: give it files with text"
@@ -237,7 +259,7 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     if plan["chat_template"] != inputs.chat_template:
         found.append("the chat template changed")
     now, planned = (plain(without_places(whole_recipe(r))) for r in (normalised(inputs.recipe), plan["recipe"]))
-    found += _changed_keys(now, planned, "")
+    found += changed_keys(now, planned, "{} is {} here and {} in the plan")
     listed: dict[tuple[int, str], int] = {(f["source"], f["name"]): f["size"] for f in plan["files"]}
     here = {
         (files.source, name): size
@@ -260,20 +282,21 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _changed_keys(now: Any, planned: Any, where: str) -> list[str]:
+def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[str]:
+    """What differs between two plain values, in words: a format of the place and both values."""
     if isinstance(now, dict) and isinstance(planned, dict):
         keys = sorted(set(now) | set(planned))
-        return [c for k in keys for c in _changed_keys(now.get(k), planned.get(k), f"{where}.{k}" if where else k)]
+        places = [(k, f"{where}.{k}" if where else k) for k in keys]
+        return [c for k, place in places for c in changed_keys(now.get(k), planned.get(k), words, place)]
     if (
         isinstance(now, list)
         and isinstance(planned, list)
         and len(now) == len(planned)
         and any(isinstance(v, dict) for v in now)
     ):
-        return [
-            c for i, (a, b) in enumerate(zip(now, planned, strict=True)) for c in _changed_keys(a, b, f"{where}[{i}]")
-        ]
-    return [] if now == planned else [f"{where} is {_short(now)} here and {_short(planned)} in the plan"]
+        pairs = enumerate(zip(now, planned, strict=True))
+        return [c for i, (a, b) in pairs for c in changed_keys(a, b, words, f"{where}[{i}]")]
+    return [] if now == planned else [words.format(where, _short(now), _short(planned))]
 
 
 def _short(value: Any) -> str:

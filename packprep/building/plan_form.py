@@ -57,6 +57,11 @@ def _counts_by_text(value: Any) -> bool:
     return isinstance(value, dict) and all(type(v) is int and 0 <= v < 1 << 31 for v in value.values())
 
 
+def _is_beside(value: Any) -> bool:
+    form = {"file": _is_name, "digest": is_digest, "roles": _texts}
+    return isinstance(value, dict) and value.keys() == form.keys() and all(form[k](v) for k, v in value.items())
+
+
 _PLAN: dict[str, Test] = {
     "format": lambda v: v == FORMAT,
     "version": lambda v: type(v) is int and v == VERSION,
@@ -74,6 +79,7 @@ _PLAN: dict[str, Test] = {
     "shard_text_bytes": _is_positive,
     "sources": _is_list,
     "files": _is_list,
+    "beside_tokenizer": lambda v: v is None or (isinstance(v, list) and all(map(_is_beside, v))),
     "digest": is_digest,
 }
 _VOCABULARY: dict[str, Test] = {
@@ -94,6 +100,8 @@ _SOURCE: dict[str, Test] = {
     "tokens": is_count,
     "documents": is_count,
     "relative_error": lambda v: v is None or type(v) in (int, float),
+    "tokens_per_byte": lambda v: v is None or (type(v) in (int, float) and 0 < v < 1 << 31),
+    "patterns": lambda v: v is None or (isinstance(v, list) and v != [] and all(map(_is_name, v))),
 }
 _FILE: dict[str, Test] = {
     "source": is_count,
@@ -103,7 +111,12 @@ _FILE: dict[str, Test] = {
     "piece_bytes": lambda v: isinstance(v, list) and all(is_count(n) and n < 1 << 47 for n in v),
 }
 
-LATER: Later = {"": {}, "vocabulary": {}, "sources": {}, "files": {"piece_bytes": None}}
+LATER: Later = {
+    "": {"beside_tokenizer": None},
+    "vocabulary": {},
+    "sources": {"tokens_per_byte": None, "patterns": None},
+    "files": {"piece_bytes": None},
+}
 """Those of the keys above that joined later."""
 
 _RESTORE = "put the file back as it was, or begin anew in another folder"

@@ -159,7 +159,8 @@ def _listed(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
 
 
-def _refuse_too_many_bad(out: Output, job: Job, total: Mapping[str, Any]) -> None:
+def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
+    """(documents read, those used, reason → how many are bad) of a ledger."""
     documents = [source["documents"] for source in total["sources"].values()]
     read, used = (sum(source[key] for source in documents) for key in ("read", "used"))
     reasons: dict[str, int] = {}
@@ -167,8 +168,19 @@ def _refuse_too_many_bad(out: Output, job: Job, total: Mapping[str, Any]) -> Non
         for reason, count in source["rejected"].items():
             if is_bad(reason):
                 reasons[reason] = reasons.get(reason, 0) + count
+    return read, used, reasons
+
+
+def too_many_bad(bad: int, read: int, used: int, fraction: float, law: int) -> bool:
+    """Whether so many documents are bad that nothing is published. Under law 1 few passed whatever was used beside them."""
+    few = bad <= MIN_BAD and (law == 1 or used >= GOOD_FOR_BAD * bad)
+    return bad > fraction * read and not few
+
+
+def _refuse_too_many_bad(out: Output, job: Job, total: Mapping[str, Any]) -> None:
+    read, used, reasons = bad_documents(total)
     bad, fraction = sum(reasons.values()), job.recipe.documents.max_bad_fraction
-    if bad > fraction * read and not (bad <= MIN_BAD and used >= GOOD_FOR_BAD * bad):
+    if too_many_bad(bad, read, used, fraction, job.law):
         limit = f"documents.max_bad_fraction = {fraction:g} of them"
         few = f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used" if bad <= MIN_BAD else ""
         raise BuildError(

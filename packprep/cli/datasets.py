@@ -1,6 +1,7 @@
 """The commands that go through a dataset: verify, export."""
 
 import os
+import time
 from typing import Annotated, Literal
 
 import typer
@@ -17,6 +18,7 @@ from packprep.cli.arguments import (
     Replay,
     Workers,
     moved_of,
+    recipe_of,
     replay_of,
 )
 
@@ -24,6 +26,15 @@ from packprep.cli.arguments import (
 def verify(
     directory: Directory,
     replay: Replay = None,
+    replay_seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Which segments --replay N takes. Default: by the clock.", show_default=False
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Compare with this recipe, too.", show_default=False)
+    ] = None,
     twin: Annotated[
         bool, typer.Option("--twin", help="Recompute what --replay chooses in plain Python too. Slow.")
     ] = False,
@@ -42,7 +53,11 @@ def verify(
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
     count = workers or available_cpus()
-    report = verify_dataset(directory, replay_of(replay), moved_of(source), position, count, bar, twin)
+    given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
+    seed = time.time_ns() % 1_000_000 if replay_seed is None else replay_seed
+    report = verify_dataset(
+        directory, replay_of(replay), moved_of(source), position, count, bar, twin, replay_seed=seed, recipe=given
+    )
     put(report, as_json, print_report)
     if report["faults"]:
         raise typer.Exit(1)

@@ -95,9 +95,7 @@ def calibrate(
         else:
             looked = look_at_pieces(source, own, key, marks, count, precise, precise)
         ratio = round(1024 * looked.text_bytes / looked.held) if looked.held and looked.text_bytes else 1024
-        # A piece's weight, its bytes times the ratio, is to stay far below 2⁶³.
-        most = min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
-        ratios[name] = min(max(ratio, 1), most)
+        ratios[name] = min(max(ratio, 1), highest_ratio(source))
         seen.append(looked)
     text_bytes, documents = sum(look.text_bytes for look in seen), sum(float(look.weights.sum()) for look in seen)
     tokens = sum(look.all_tokens for look in seen)
@@ -118,6 +116,11 @@ def calibrate(
         weights[filled],
         sizes[filled].astype(np.int64),
     )
+
+
+def highest_ratio(source: PlannedSource) -> int:
+    """The most that a ratio may be: a piece's weight, its bytes times the ratio, is to stay far below 2⁶³."""
+    return min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
 
 
 def first_texts(source: PlannedSource, marks: MarkReader | None = None) -> Iterator[str]:

@@ -51,9 +51,12 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
     a pattern that matches nothing, another folder, a pipe or device, a name that is not valid UTF-8, or a file that cannot
     be read; StorageError for a store that refuses.
     """
-    root, patterns = _below_one_folder(source, base)
-    if prefix is not None:
-        root = absolute_prefix(prefix)
+    root, patterns = below_one_folder(source, base)
+    return find_below(source, index, root if prefix is None else absolute_prefix(prefix), patterns)
+
+
+def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -> tuple[str, Files]:
+    """As `find_files`, by patterns relative to the folder or URL `root`."""
     found = _find_remote(source, root, patterns) if is_url(root) else _find_local(source, root, patterns)
     if source.format in ("auto", "megatron"):
         found = _in_pairs(source, root, found)
@@ -131,7 +134,7 @@ def match_below(source: Source, base: Path, files: Files, out: str, names: Seque
 
     files: what was found of the source, through whose folders links are followed.
     """
-    patterns = [pattern.split(os.sep) for pattern in _below_one_folder(source, base)[1]]
+    patterns = [pattern.split(os.sep) for pattern in below_one_folder(source, base)[1]]
     root, out = (place.removeprefix("file://") for place in (files.root, out))
     if is_url(root) != is_url(out):
         return None
@@ -166,7 +169,7 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
     return ways
 
 
-def _below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
+def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
     """(the folder of a source's patterns up to their first wildcard, the patterns relative to it)."""
     urls = [expanded(path) for path in source.paths if is_url(path)]
     if not urls:
@@ -252,8 +255,9 @@ def _remote_file(root: str, name: str) -> Seen | None:
 def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
     """name → what is found of the files below a folder that match the patterns."""
     files: dict[str, Seen] = {}
-    for name, given in zip(patterns, source.paths, strict=True):
+    for i, name in enumerate(patterns):
         pattern = os.path.join(root, name)
+        given = source.paths[i] if source.paths else name
         if _has_wildcard(name) and not os.path.exists(pattern):
             matched = False
             for found in glob.iglob(name, root_dir=root, recursive=True):

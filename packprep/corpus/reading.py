@@ -192,7 +192,7 @@ class Reading:
     read: dict[str, int]  # source → documents read
     dropped_tokens: dict[str, dict[str, int]]  # source → reason → tokens of documents left out after tokenization
     text_digests: dict[str, str]  # source → xxh3-128 of the text bytes; of tokens, of the content's ids as int32
-    text_bytes: int  # a token of a source of tokens counts as TOKEN_TEXT_BYTES
+    text_bytes: dict[str, int]  # source → text bytes; a token of a source of tokens counts as TOKEN_TEXT_BYTES
 
 
 def read_documents(
@@ -230,7 +230,7 @@ def read_documents(
     counts = {source.name: 0 for source in sources}
     dropped: dict[str, dict[str, int]] = {source.name: {} for source in sources}
     digests = {source.name: xxhash.xxh3_128() for source in sources}
-    text_bytes = 0
+    text_bytes = {source.name: 0 for source in sources}
     file_keys: dict[int, np.uint64] = {}
     fewest = recipe.documents.min_tokens
     special_text = recipe.documents.special_text
@@ -291,8 +291,8 @@ def read_documents(
                     column.extend(value, count)
                 keys.extend(file_keys[part.file], count)
                 counts[source.name] += len(batch.positions) + len(batch.rejects)
-                text_bytes += batch_bytes
-                if most_bytes is not None and text_bytes > most_bytes:
+                text_bytes[source.name] += batch_bytes
+                if most_bytes is not None and sum(text_bytes.values()) > most_bytes:
                     raise SourceError(
                         f"{part.path}: one shard's part of it and of other files holds more than {most_bytes} bytes of text, "
                         "many times what a sample let expect: the file expands beyond measure. Look at it, take it out of "

@@ -2,10 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from packprep.corpus.tokenizer_json import BYTES_ROLES, bytes_tokenizer_json
+from packprep.digests import digest_of
 from packprep.errors import VocabularyError
 from packprep.storage import expanded
 
@@ -18,15 +20,19 @@ HINT_KEYS = {
 }
 
 
-def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, dict[str, str]]:
-    """The bytes of the tokenizer.json that `name` means, and the role texts that the files beside it give.
+Beside = Sequence[Mapping[str, Any]]
+"""What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles": role → token text}."""
+
+
+def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    """The bytes of the tokenizer.json that `name` means, and what the files beside it say, as `Beside`.
 
     name: "bytes"; a file, or a folder with a tokenizer.json, relative to base; or a name on the Hugging Face Hub.
-    The hints are role → token text, of eos, bos, pad, mask as far as tokenizer_config.json and special_tokens_map.json
-    have them, and all roles for "bytes". Raises VocabularyError when there is nothing to read.
+    The roles are of eos, bos, pad, mask, as far as the files have them. Raises VocabularyError when there is nothing to
+    read.
     """
     if name == "bytes":
-        return bytes_tokenizer_json(), dict(BYTES_ROLES)
+        return bytes_tokenizer_json(), []
     path = base / expanded(name)
     if path.is_file():
         if path.suffix == ".model":
@@ -34,7 +40,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, dict[str, str]]:
                 f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. "
                 f"Write one with transformers: AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(FOLDER)"
             )
-        return _read(path), _hints(lambda file: _read_if_there(path.with_name(file)))
+        return _read(path), _beside(lambda file: _read_if_there(path.with_name(file)))
     if path.is_dir():
         file = path / "tokenizer.json"
         if not file.is_file():
@@ -43,7 +49,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, dict[str, str]]:
                 f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
                 "Write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
-        return _read(file), _hints(lambda beside: _read_if_there(path / beside))
+        return _read(file), _beside(lambda beside: _read_if_there(path / beside))
     if path.exists():
         raise VocabularyError(
             f"tokenizer = {name!r}: {path} is no regular file but a pipe, a device or a socket: give a tokenizer.json, or a "
@@ -92,7 +98,14 @@ def _read_if_there(path: Path) -> bytes | None:
     return _read(path) if path.is_file() else None
 
 
-def _from_hub(name: str, path: Path) -> tuple[bytes, dict[str, str]]:
+def hints_of(data: bytes, beside: Beside) -> dict[str, str]:
+    """Role → token text by the files beside a tokenizer.json, of which the first wins; all roles for that of "bytes"."""
+    if not beside and data == bytes_tokenizer_json():
+        return dict(BYTES_ROLES)
+    return {role: text for file in reversed(beside) for role, text in file["roles"].items()}
+
+
+def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What `load_tokenizer_json` gives, from the Hub or its cache. path: where a file was looked for before."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
@@ -104,7 +117,7 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, dict[str, str]]:
             return None
 
     try:
-        return _read(Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))), _hints(optional)
+        return _read(Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))), _beside(optional)
     except VocabularyError:
         raise
     except Exception as error:  # the Hub's client raises errors of the HTTP library below it, which changes
@@ -116,9 +129,9 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, dict[str, str]]:
         ) from error
 
 
-def _hints(read: Callable[[str], bytes | None]) -> dict[str, str]:
-    """Role → token text from the files that transformers writes beside a tokenizer.json; the first file wins."""
-    hints: dict[str, str] = {}
+def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
+    """What the files that transformers writes beside a tokenizer.json say."""
+    found: list[dict[str, Any]] = []
     for file in HINT_FILES:
         data = read(file)
         if data is None:
@@ -129,10 +142,12 @@ def _hints(read: Callable[[str], bytes | None]) -> dict[str, str]:
             raise VocabularyError(
                 f"the {file} beside the tokenizer is not JSON ({error}); mend it or move it away"
             ) from error
+        roles: dict[str, str] = {}
         for role, keys in HINT_KEYS.items():
             for key in keys:
                 value = parsed.get(key) if isinstance(parsed, dict) else None
                 text = value.get("content") if isinstance(value, dict) else value
                 if isinstance(text, str) and text:
-                    hints.setdefault(role, text)
-    return hints
+                    roles.setdefault(role, text)
+        found.append({"file": file, "digest": digest_of(data), "roles": roles})
+    return found

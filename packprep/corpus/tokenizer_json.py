@@ -252,6 +252,14 @@ def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], na
     return _dump({**parsed, "added_tokens": added})
 
 
+def without_last_tokens(data: bytes, count: int, name: str) -> bytes:
+    """The tokenizer.json without the last `count` of its added tokens: what `extended_tokenizer_json` extended."""
+    if not count:
+        return data
+    parsed = parse_tokenizer_json(data, name)
+    return _dump({**parsed, "added_tokens": parsed["added_tokens"][:-count]})
+
+
 @functools.lru_cache(maxsize=2)
 def plain_tokenizer_json(data: bytes, special_ids: frozenset[int], with_special: bool = True) -> bytes:
     """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws.

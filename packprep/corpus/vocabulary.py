@@ -6,7 +6,7 @@ the recipe uses both: a mask that is also the padding would be looked for among 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from packprep.corpus.role_conflicts import (
     refuse_ordinary_sentinels,
     refuse_two_roles,
 )
-from packprep.corpus.tokenizer_files import load_tokenizer_json
+from packprep.corpus.tokenizer_files import Beside, hints_of, load_tokenizer_json
 from packprep.corpus.tokenizer_json import (
     BYTES_VOCAB_SIZE,
     TokenTable,
@@ -28,12 +28,13 @@ from packprep.corpus.tokenizer_json import (
     library_version,
     read_tokens,
     tokens_in_file,
+    without_last_tokens,
 )
 from packprep.digests import digest_of
 from packprep.errors import VocabularyError
 from packprep.recipe import Specials
 
-__all__ = ["Needs", "Vocabulary", "bytes_tokenizer_json", "resolve_vocabulary"]
+__all__ = ["Needs", "Vocabulary", "bytes_tokenizer_json", "resolve_again", "resolve_vocabulary"]
 
 ROLES = ("eos", "bos", "pad", "mask", "fim_prefix", "fim_middle", "fim_suffix")
 
@@ -90,6 +91,7 @@ class Vocabulary:
     special_ids     ascending: ids that are no ordinary text. Special tokens, whatever plays a role, and ids below
                     vocab_size that no token has
     notes           what should be said aloud
+    beside          what was taken of the files beside the tokenizer
     """
 
     tokenizer_json: bytes = field(compare=False)
@@ -101,11 +103,23 @@ class Vocabulary:
     added_tokens: tuple[dict[str, Any], ...] = field(hash=False)
     special_ids: tuple[int, ...]
     notes: tuple[str, ...] = field(compare=False)
+    beside: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
 
     def specials(self) -> dict[str, int | list[int]]:
         """Role → id, "sentinels" → ids, mode token → id, as the manifest keeps them."""
         sentinels: dict[str, int | list[int]] = {"sentinels": list(self.sentinels)} if self.sentinels else {}
         return {**self.roles, **sentinels, **self.mode_tokens}
+
+    def as_planned(self) -> dict[str, Any]:
+        """The plan's `vocabulary`."""
+        return {
+            "vocab_size": self.vocab_size,
+            "roles": {role: int(i) for role, i in self.roles.items()},
+            "sentinels": [int(i) for i in self.sentinels],
+            "mode_tokens": {text: int(i) for text, i in self.mode_tokens.items()},
+            "added_tokens": list(self.added_tokens),
+            "special_ids": [int(i) for i in self.special_ids],
+        }
 
 
 @dataclass(frozen=True)
@@ -133,10 +147,26 @@ def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Ne
     Raises VocabularyError: an unreadable tokenizer, roles without a token (all at once, with the lines that would
     give them one), a token with two roles, or an id that reaches specials.vocab_size.
     """
-    data, hints = load_tokenizer_json(tokenizer, base)
+    data, beside = load_tokenizer_json(tokenizer, base)
+    return _resolved(data, beside, tokenizer, specials, needs)
+
+
+def resolve_again(
+    tokenizer_json: bytes, added: int, beside: Beside, tokenizer: str, specials: Specials, needs: Needs
+) -> Vocabulary:
+    """The vocabulary that a dataset's tokenizer.json was made with, of which the last `added` tokens were added.
+
+    beside: what the plan says of the files beside it. VocabularyError where they do not give one.
+    """
+    return _resolved(without_last_tokens(tokenizer_json, added, tokenizer), beside, tokenizer, specials, needs)
+
+
+def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, needs: Needs) -> Vocabulary:
     needed = (sorted(needs.roles), needs.mode_tokens, needs.sentinels)
+    hints = hints_of(data, beside)
     depends_on = (digest_of(data), hints, asdict(specials), needed, library_version())
-    return remembered("vocabulary", depends_on, Vocabulary, lambda: _resolve(data, hints, tokenizer, specials, needs))
+    found = remembered("vocabulary", depends_on, Vocabulary, lambda: _resolve(data, hints, tokenizer, specials, needs))
+    return replace(found, beside=tuple(beside))
 
 
 def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Specials, needs: Needs) -> Vocabulary:

@@ -286,8 +286,8 @@ class Shard:
         return begin, end
 
 
-def _read_header(path: Path) -> tuple[dict, int, int]:
-    """(header, bytes before the data, bytes of the file)."""
+def _read_header(path: Path) -> tuple[dict, bytes, int]:
+    """(header, the bytes before the data, bytes of the file)."""
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -312,7 +312,7 @@ def _read_header(path: Path) -> tuple[dict, int, int]:
         raise DatasetError(f"{path}: its header is not the JSON of a shard: {error}") from error
     if not isinstance(header, dict):
         raise DatasetError(f"{path}: its header is a JSON {type(header).__name__}, not an object")
-    return header, 8 + length, size
+    return header, head + text, size
 
 
 def _is_counts(value: object) -> bool:
@@ -335,7 +335,8 @@ def open_shard(
     Raises DatasetError, naming file, array and values, at whatever does not agree.
     """
     path = Path(path)
-    header, data_begin, size = _read_header(path)
+    header, before, size = _read_header(path)
+    data_begin = len(before)
     if header.pop("__metadata__", None) != METADATA:
         raise DatasetError(f"{path}: __metadata__ is not {METADATA}: no packprep shard, or of another version")
 
@@ -369,6 +370,8 @@ def open_shard(
         begin = end
     if data_begin + begin != size:
         raise DatasetError(f"{path}: the arrays end at byte {data_begin + begin}, the file at {size}")
+    if before != _header(expected):
+        raise DatasetError(f"{path}: its header says what it should in other bytes than canonical JSON: it was edited")
 
     shard = Shard(path, shapes["tokens"][0], shapes["segment_key"][0], seq_length, expected, data_begin, size, io)
     for what, here, manifest in (("rows", shard.rows, rows), ("segments", shard.segments, segments)):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array import share_of
-from packprep.building.job import Job
+from packprep.building.job import Job, check_law
 from packprep.building.output import Nearby, Output, RemoteOutput, nearby, output_of
 from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
@@ -19,7 +19,8 @@ from packprep.dataset.manifest import read_manifest
 from packprep.dataset.shard import open_shard
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.kernel import warm_kernels
-from packprep.randomness import REPLAY, bits64, permute
+from packprep.randomness import REPLAY, bits64, permute, text_key
+from packprep.recipe import Recipe
 from packprep.twin import thresholds
 from packprep.twin.shard import Twin, check
 from packprep.verification.coverage import (
@@ -37,6 +38,13 @@ from packprep.verification.files import (
     check_shard_files,
     check_sum,
     sound_ledgers,
+)
+from packprep.verification.plan import (
+    check_inputs,
+    check_plan_follows,
+    check_recipe,
+    check_reject_limit,
+    check_text_bytes,
 )
 from packprep.verification.replay import replay_shard, replay_some
 from packprep.verification.report import Faults, line_of
@@ -67,6 +75,7 @@ class Result(NamedTuple):
     replayed: int
     runs: Runs | None  # parts of files that it read; None: its arrays do not tell
     twin: int
+    read: dict[str, int] | None  # source → bytes of the text that was read again; None: not all of it was
 
 
 def verify_dataset(
@@ -78,11 +87,14 @@ def verify_dataset(
     progress: Progress,
     twin: bool = False,
     only: Sequence[int] | None = None,
+    replay_seed: int = 0,
+    recipe: Recipe | None = None,
 ) -> dict[str, Any]:
     """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
 
     replay: how many segments to build again from their sources; −1: all shards, whole; None: none.
     twin: recompute what is replayed by the plain twin, too, which is slow; PlanError where it lacks an objective.
+    replay_seed: chooses the segments of `replay`. recipe: from elsewhere, completed, that the dataset should be of.
     only: these shards of the array task's, ascending; None: all. Of the others the receipts are read, for the ledger's sum.
     Gives {directory, shards, rows, segments, tokens, replayed, twin: segments that the twin recomputed, faults: count,
     listed: [fault]}; raises where the directory is no dataset. Where plan or tokenizer are damaged no shard is looked at.
@@ -90,7 +102,7 @@ def verify_dataset(
     if twin and replay is None:
         raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
     with nearby(output_of(directory)) as near:
-        return _verify(near, replay, moved, array, workers, progress, twin, only)
+        return _verify(near, replay, moved, array, workers, progress, twin, only, replay_seed, recipe)
 
 
 def _verify(
@@ -102,6 +114,8 @@ def _verify(
     progress: Progress,
     twin: bool,
     only: Sequence[int] | None,
+    replay_seed: int,
+    recipe: Recipe | None,
 ) -> dict[str, Any]:
     directory = near.folder
     near.bring(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
@@ -133,9 +147,17 @@ def _verify(
     ledgers: list[Mapping[str, Any]] = []
     if array[0] == 0:
         check_manifest(job, manifest, faults)
+        check_plan_follows(job, faults)
+        check_reject_limit(job, manifest, faults)
+        if recipe is not None:
+            check_recipe(job, recipe, faults)
+        if replay == ALL:
+            check_law(plan, PLAN_NAME)
+            check_inputs(job, faults)
         ledgers += sound_ledgers(near.out, manifest, job, sorted(set(range(shards)).difference(share)))
-    items = _items(manifest, share, replay, twin)
+    items = _items(manifest, share, replay, twin, replay_seed)
     runs = []
+    read: list[Mapping[str, int]] = []
     replayed = by_twin = 0
     with stoppable() as stop_asked:
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
@@ -149,14 +171,20 @@ def _verify(
                 if result.runs is not None:
                     runs.append((item.number, result.runs))
                 by_twin += result.twin
+                if result.read is not None:
+                    read.append(result.read)
                 if result.ledger is not None:
                     ledgers.append(result.ledger)
         finally:
             progress.end()
     if array[0] == 0 and len(ledgers) == len(manifest["shards"]):
         check_sum(manifest, ledgers, faults)
+    if array[0] == 0 and len(read) == job.shards:
+        sums = {source.name: sum(of_shard[source.name] for of_shard in read) for source in job.sources}
+        check_text_bytes(job, manifest, sums, faults)
     check_apart(job, sorted(runs, key=lambda own: own[0]), len(runs) == job.shards, faults)
-    return _report(near, manifest, share, replayed, by_twin, faults)
+    report = _report(near, manifest, share, replayed, by_twin, faults)
+    return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}
 
 
 def _report(
@@ -179,14 +207,14 @@ def _report(
     }
 
 
-def _items(manifest: Mapping[str, Any], share: Sequence[int], replay: int | None, twin: bool) -> list[Item]:
+def _items(manifest: Mapping[str, Any], share: Sequence[int], replay: int | None, twin: bool, seed: int) -> list[Item]:
     entries = manifest["shards"]
     chosen: dict[int, np.ndarray] = {}
     if replay is not None and replay != ALL:
         counts = np.array([entries[b]["segments"] for b in share], np.int64)
         total = int(counts.sum())
         if total:
-            key = bits64(np.uint64(int(manifest["fingerprint"][:16], 16)), REPLAY)
+            key = bits64(text_key(manifest["fingerprint"], seed), REPLAY)
             picked = np.sort(permute(np.arange(min(replay, total)), total, key))
             ends = np.cumsum(counts)
             place = np.searchsorted(ends, picked, "right")
@@ -214,7 +242,7 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
         faults = Faults()
         there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, job, faults)
         replayed = recomputed = 0
-        runs = None
+        runs = read = None
         told = [0, 0]  # bytes and tokens
 
         def tell(done: int, of: int) -> None:
@@ -232,7 +260,7 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
                 runs = check_documents(job, item.number, arrays, rejects, receipt, faults)
             try:
                 if item.whole:
-                    replayed = replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults)
+                    replayed, read = replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults)
                 elif item.replay is not None:
                     replayed = replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults)
                 # Where the sources changed nothing was replayed, and the twin would find that at every segment.
@@ -243,7 +271,7 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
             except SourceError as error:
                 faults.add("P17", shard_name(item.number), f"cannot be built again: {error}")
         tell(1, 1)
-        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed)
+        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed, read)
 
     return one_by_one(check_item)
 
@@ -305,6 +333,8 @@ def print_report(report: dict[str, Any]) -> None:
     done = ", ".join(some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token"))
     done = done if report["shards"] else "no shard was looked at"
     again = f"; {some(report['replayed'], 'segment')} built again from their sources" if report["replayed"] else ""
+    if "replay_seed" in report:
+        again += f", chosen by --replay-seed {report['replay_seed']}"
     if report["twin"]:
         again += f", {report['twin']:,} by the plain twin too"
     faults = some(report["faults"], "fault")

@@ -94,7 +94,12 @@ def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) 
     def unreadable(error: OSError) -> None:
         faults.add("P1", _readable(os.path.relpath(error.filename, directory)), f"cannot be listed: {error.strerror}")
 
+    parents = {os.path.dirname(name) for name in named}
+    parents |= {os.path.dirname(name) for name in parents}
     for folder, folders, names in os.walk(directory, onerror=unreadable):
+        if not folders and not names or os.path.relpath(folder, directory) not in {*parents, "."}:
+            path = os.path.relpath(folder, directory)
+            faults.add("P1", _readable(path), "is a folder in which the dataset has nothing: remove it")
         for name in sorted(names) + sorted(n for n in folders if os.path.islink(os.path.join(folder, n))):
             path = os.path.relpath(os.path.join(folder, name), directory)
             if os.path.islink(os.path.join(folder, name)):

@@ -22,4 +22,5 @@ PROMISES = {
     "P19": "trained ranges lie inside their segment, ascend, and no slot outside them is trained",
     "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
     "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
+    "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
 }

@@ -25,8 +25,11 @@ def replay_shard(
     rejects: Places | None,
     decoders: Decoders,
     faults: Faults,
-) -> int:
-    """P17 and P21 of a whole shard: made again, it is the same; inverted, it gives the documents' tokens."""
+) -> tuple[int, dict[str, int] | None]:
+    """P17 and P21 of a whole shard: made again, it is the same; inverted, it gives the documents' tokens.
+
+    Gives (how many segments were made again, source → bytes of the text that was read); (0, None) where a source changed.
+    """
     file, before = shard_name(number), faults.total
     made = make_shard(job, number, decoders)
     if receipt is not None:
@@ -34,7 +37,7 @@ def replay_shard(
         for message in changed:
             faults.add("P17", file, message)
         if changed:
-            return 0
+            return 0, None
         if receipt["ledger"] != made.ledger:
             faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
         rejected = encode_rejects(made)
@@ -56,7 +59,7 @@ def replay_shard(
             where = "" if len(at) == 2 else f"[{at[0]}]"
             faults.add("P17", file, f"{name}{where} made again is {again[at]}", row, slot, stored[at].item())
     if faults.total > before:
-        return len(made.segments.n)
+        return len(made.segments.n), made.reading.text_bytes
     own, documents = made.segments, made.reading.documents
     exact = stored_segments(job, arrays)._replace(bos=own.bos, eos=own.eos, copy=own.copy, bodies=own.bodies())
     restored, offsets, _ = restore(job, arrays, exact, np.arange(len(own.n)))
@@ -66,7 +69,7 @@ def replay_shard(
     for g in np.unique(np.searchsorted(offsets, differs[:MAX_LISTED], "right") - 1):
         message = f"segment {g}: inverting it does not give the document's tokens"
         faults.add("P17", file, message, int(exact.row[g]))
-    return len(own.n)
+    return len(own.n), made.reading.text_bytes
 
 
 def replay_some(
