@@ -48,11 +48,14 @@ def verify(
     one_thread()
     from packprep.building.array import array_position
     from packprep.building.processes import available_cpus
+    from packprep.errors import RecipeError
     from packprep.verification import print_report, verify_dataset
 
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
     count = workers or available_cpus()
+    if recipe is not None and not recipe.endswith(".toml"):
+        raise RecipeError(f"--recipe {recipe}: expected a RECIPE.toml, that which the dataset was built from")
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     seed = time.time_ns() % 1_000_000 if replay_seed is None else replay_seed
     report = verify_dataset(

@@ -9,6 +9,7 @@ import numpy as np
 
 from packprep.building.array import share_of
 from packprep.building.job import Job, check_law
+from packprep.building.ledger import add_ledgers
 from packprep.building.output import Nearby, Output, RemoteOutput, nearby, output_of
 from packprep.building.processes import Do, Report, one_by_one, spread
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
@@ -148,7 +149,6 @@ def _verify(
     if array[0] == 0:
         check_manifest(job, manifest, faults)
         check_plan_follows(job, faults)
-        check_reject_limit(job, manifest, faults)
         if recipe is not None:
             check_recipe(job, recipe, faults)
         if replay == ALL:
@@ -178,10 +178,12 @@ def _verify(
         finally:
             progress.end()
     if array[0] == 0 and len(ledgers) == len(manifest["shards"]):
-        check_sum(manifest, ledgers, faults)
-    if array[0] == 0 and len(read) == job.shards:
-        sums = {source.name: sum(of_shard[source.name] for of_shard in read) for source in job.sources}
-        check_text_bytes(job, manifest, sums, faults)
+        total = add_ledgers(ledgers)
+        check_sum(manifest, total, faults)
+        check_reject_limit(job, total, faults)
+        if len(read) == job.shards:
+            sums = {source.name: sum(of_shard[source.name] for of_shard in read) for source in job.sources}
+            check_text_bytes(job, total, sums, faults)
     check_apart(job, sorted(runs, key=lambda own: own[0]), len(runs) == job.shards, faults)
     report = _report(near, manifest, share, replayed, by_twin, faults)
     return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}

@@ -8,7 +8,7 @@ from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, read_receipt
 from packprep.building.job import Job
-from packprep.building.ledger import add_ledgers, imbalances, is_ledger
+from packprep.building.ledger import imbalances, is_ledger
 from packprep.building.output import LocalOutput, Output, RemoteOutput
 from packprep.building.publication import make_manifest
 from packprep.corpus.readers import count_pieces
@@ -94,12 +94,10 @@ def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) 
     def unreadable(error: OSError) -> None:
         faults.add("P1", _readable(os.path.relpath(error.filename, directory)), f"cannot be listed: {error.strerror}")
 
-    parents = {os.path.dirname(name) for name in named}
-    parents |= {os.path.dirname(name) for name in parents}
     for folder, folders, names in os.walk(directory, onerror=unreadable):
-        if not folders and not names or os.path.relpath(folder, directory) not in {*parents, "."}:
+        if not folders and not names:
             path = os.path.relpath(folder, directory)
-            faults.add("P1", _readable(path), "is a folder in which the dataset has nothing: remove it")
+            faults.add("P1", _readable(path), "is an empty folder: remove it")
         for name in sorted(names) + sorted(n for n in folders if os.path.islink(os.path.join(folder, n))):
             path = os.path.relpath(os.path.join(folder, name), directory)
             if os.path.islink(os.path.join(folder, name)):
@@ -230,7 +228,7 @@ def sound_ledgers(out: Output, manifest: Mapping[str, Any], job: Job, shards: It
     return ledgers
 
 
-def check_sum(manifest: Mapping[str, Any], ledgers: list[Mapping[str, Any]], faults: Faults) -> None:
+def check_sum(manifest: Mapping[str, Any], total: Mapping[str, Any], faults: Faults) -> None:
     """P16: the manifest's ledger is the sum of the receipts', each of which balances."""
-    if add_ledgers(ledgers) != manifest["ledger"]:
+    if total != manifest["ledger"]:
         faults.add("P16", MANIFEST_NAME, "its ledger is not the sum of the receipts' ledgers")

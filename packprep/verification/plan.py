@@ -19,7 +19,6 @@ from packprep.corpus.files import Files
 from packprep.corpus.finding import below_one_folder, find_below
 from packprep.corpus.planning import PlannedSource, format_name
 from packprep.corpus.readers import TABLES
-from packprep.corpus.reading import keeps_all
 from packprep.corpus.tokenizer_files import HINT_KEYS
 from packprep.corpus.tokenizer_json import texts_of_ids
 from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_again, resolve_vocabulary
@@ -34,7 +33,7 @@ TOLERANCE = 1e-9
 STANDARD_ERRORS, LEAST_PART = 3, 0.01
 """How far the text that was read may be from the plan's, the larger of both."""
 FEWEST = 1000
-"""Documents of which chance keeps a part evenly enough for that."""
+"""Documents of which a coin for each, as `sample` throws, keeps a part evenly enough for that."""
 
 
 def check_plan_follows(job: Job, faults: Faults) -> None:
@@ -125,9 +124,9 @@ def _is_near(stored: Any, expected: Any) -> bool:
     return bool(stored == expected)
 
 
-def check_reject_limit(job: Job, manifest: Mapping[str, Any], faults: Faults) -> None:
-    """P22 of dataset.json: so many bad documents as its ledger has are let pass."""
-    read, used, reasons = bad_documents(manifest["ledger"])
+def check_reject_limit(job: Job, total: Mapping[str, Any], faults: Faults) -> None:
+    """P22 of dataset.json: so many bad documents as the ledgers' sum has are let pass."""
+    read, used, reasons = bad_documents(total)
     bad, fraction = sum(reasons.values()), job.recipe.documents.max_bad_fraction
     if too_many_bad(bad, read, used, fraction, job.law):
         message = f"{bad} of {read} documents are bad, more than documents.max_bad_fraction = {fraction:g} lets pass"
@@ -166,14 +165,14 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
             faults.add("P22", PLAN_NAME, f"{message}, which do not hold what the plan says")
 
 
-def check_text_bytes(job: Job, manifest: Mapping[str, Any], read: Mapping[str, int], faults: Faults) -> None:
+def check_text_bytes(job: Job, total: Mapping[str, Any], read: Mapping[str, int], faults: Faults) -> None:
     """P22 of plan.json, once all shards were read again: each source has about the text that the plan expects of it.
 
-    read: source → bytes of text in all shards.
+    total: the ledgers' sum. read: source → bytes of text in all shards.
     """
     for source, planned in zip(job.sources, job.plan["sources"], strict=True):
-        documents = manifest["ledger"]["sources"][source.name]["documents"]["read"]
-        by_chance = not all(keeps_all(source, use) for use in range(source.uses))
+        documents = total["sources"][source.name]["documents"]["read"]
+        by_chance = tuple(source.source.sample) != (0.0, 1.0)
         ratios, expected = source.ratios.values(), planned["text_bytes"]
         if (by_chance and documents < FEWEST) or max(ratios, default=0) >= highest_ratio(source):
             continue

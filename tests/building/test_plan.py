@@ -43,6 +43,7 @@ def test_a_plan_is_canonical_json_without_hosts_times_or_output(folder):
     assert set(plan) == {
         "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
         "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files", "digest",
+        "beside_tokenizer",
     }  # fmt: skip
     assert plan["digest"] == own_digest(plan) != own_digest({**plan, "shards": plan["shards"] + 1})
     assert [source["prefix"] for source in plan["sources"]] == [str(folder)]

@@ -385,10 +385,12 @@ def test_dropout_is_off_and_said(tmp_path):
 
 def test_a_file_is_read_relative_to_the_recipe(tmp_path):
     made.write(tmp_path / "there", made.gpt2_like(), tokenizer_config={"eos_token": "<|endoftext|>"})
-    data, hints = load_tokenizer_json("there/tokenizer.json", tmp_path)
+    data, beside = load_tokenizer_json("there/tokenizer.json", tmp_path)
     assert data == (tmp_path / "there" / "tokenizer.json").read_bytes()
-    assert hints == {"eos": "<|endoftext|>"}
-    assert load_tokenizer_json(str(tmp_path / "there"), Path("/")) == (data, hints)
+    config = (tmp_path / "there" / "tokenizer_config.json").read_bytes()
+    roles = {"eos": "<|endoftext|>"}
+    assert beside == [{"file": "tokenizer_config.json", "digest": digest_of(config), "roles": roles}]
+    assert load_tokenizer_json(str(tmp_path / "there"), Path("/")) == (data, beside)
 
 
 @pytest.mark.parametrize(
@@ -440,9 +442,9 @@ def test_a_hub_name_is_fetched_with_its_hints(tmp_path, monkeypatch):
         return str(folder / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    data, hints = load_tokenizer_json("somebody/some-model.v1", tmp_path)
+    data, beside = load_tokenizer_json("somebody/some-model.v1", tmp_path)
     assert data == (folder / "tokenizer.json").read_bytes()
-    assert hints == {"eos": "<|endoftext|>"}
+    assert [file["roles"] for file in beside] == [{"eos": "<|endoftext|>"}]
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no route"), EntryNotFoundError("404\nmore"), ValueError("odd")])

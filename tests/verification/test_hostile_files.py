@@ -16,7 +16,7 @@ from packprep.digests import digest_of
 from packprep.errors import PackprepError
 from packprep.verification.promises import PROMISES
 from tests.fuzz.mutations import value_changed
-from tests.verification import test_coverage, test_promises
+from tests.verification import test_coverage, test_plan, test_promises
 from tests.verification.damage import copied, edit_manifest, edit_receipt, made, manifest_of, read_json, report_of, sign
 from tests.verification.hostile import in_child, read_all
 
@@ -64,7 +64,11 @@ def sign_plan(directory, plan):
 
 
 def test_every_promise_has_a_hostile_file_of_its_own():
-    tests = [name.split("_") for name in (*vars(test_promises), *vars(test_coverage)) if name.startswith("test_")]
+    tests = [
+        name.split("_")
+        for name in (*vars(test_promises), *vars(test_coverage), *vars(test_plan))
+        if name.startswith("test_")
+    ]
     assert {number for number in PROMISES if any(number.lower() in words for words in tests)} == set(PROMISES)
 
 
