@@ -204,3 +204,23 @@ def test_a_plan_of_another_version_of_the_bytes_is_refused_for_replay(own):
     resign_plan(own, lambda plan: plan["engine"].update(version="9"))
     message = refused("verify", own, "--replay", "all", *sources_at(own.parent))
     assert "the plan's engine is bytes 9, and here it is bytes 1" in message
+
+
+def test_the_segments_of_a_replay_are_drawn_anew_or_by_the_seed(dataset):
+    said = [inside("verify", dataset, "--replay", "3", *more) for more in ((), ("--replay-seed", "5"))]
+    assert all(one.status == 0 and "chosen by --replay-seed " in one.out for one in said)
+    assert "--replay-seed 5" in said[1].out
+
+
+def test_a_dataset_is_compared_with_a_recipe_from_elsewhere(dataset, tmp_path):
+    text = RECIPE.format(tokenizer="bytes", engine="auto")
+    for name, changed in (("same", text), ("other", text.replace("repeat = 1.5", "repeat = 2"))):
+        write(tmp_path / f"{name}.toml", changed.replace('"lines/', f'"{dataset.parent}/in/lines/').encode())
+    same, other = (
+        inside("verify", dataset, "--recipe", tmp_path / f"{name}.toml", "--json") for name in ("same", "other")
+    )
+    assert same.status == 0 and same.json["listed"] == []
+    assert other.status == 1
+    assert [fault["promise"] for fault in other.json["listed"]] == ["P22"]
+    assert "sources[1].repeat is 2.0 in the recipe that was given, and 1.5" in other.json["listed"][0]["message"]
+    assert "expected a RECIPE.toml" in refused("verify", dataset, "--recipe", tmp_path / "a.jsonl")
