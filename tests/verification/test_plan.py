@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from packprep.building import distributed
@@ -10,6 +11,7 @@ from packprep.building.job import recipe_of
 from packprep.building.plan_form import LATER
 from packprep.dataset.json_files import as_stored, encode, shard_name
 from packprep.digests import digest_of, own_digest
+from packprep.exporting.indexed import Pair
 from packprep.objectives.tasks import complete
 from packprep.recipe import fingerprint, fingerprint_parts, read_recipe
 from packprep.verification import verify_dataset
@@ -210,7 +212,6 @@ OF_THE_SOURCES = {
 def test_what_the_sources_tell_is_found_by_replaying_all(dataset, tmp_path, name):
     change, words = OF_THE_SOURCES[name]
     change = consistent(change)
-    change.__wrapped__ = None
     change.tokenizer = (dataset / "tokenizer.json").read_bytes()
     directory = forged(dataset, tmp_path / "forged", change)
     assert faults_of(directory) == []
@@ -332,3 +333,17 @@ def test_which_segments_are_replayed_depends_on_the_seed(dataset):
 
     assert chosen(1) == chosen(1) != chosen(2)
     assert verify_dataset(dataset, 3, {}, (0, 1), 1, made.Silent(), replay_seed=4)["replay_seed"] == 4
+
+
+def test_a_megatron_pair_listed_without_its_pieces_is_found(dataset, tmp_path):
+    pair = Pair(made.write(tmp_path / "in/ids", b"").with_name("pair"), np.dtype("<u2"))
+    pair.add(np.arange(400) % 97, np.full(8, 50))
+    pair.commit()
+    made.write_lines(tmp_path / "in/a.jsonl", made.texts(20, 1))
+    sources = [{"name": "pair", "paths": ["pair.bin"]}, {"name": "lines", "paths": ["a.jsonl"]}]
+    made.build(recipe_table(sources=sources), tmp_path / "in", tmp_path / "out")
+    change = consistent(lambda plan: plan["files"][0].update(pieces=0))
+    change.tokenizer = (tmp_path / "out/tokenizer.json").read_bytes()
+    directory = forged(tmp_path / "out", tmp_path / "forged", change)
+    assert faults_of(directory) == []
+    assert [f["message"] for f in faults_of(directory, ALL)] == ["source pair: 'pair.bin' has 1 pieces"]
