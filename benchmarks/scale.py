@@ -25,10 +25,11 @@ import numpy as np
 import packprep
 from packprep.building import commit, files, inputs, plan, publication, run, start, status
 from packprep.building.output import output_of
+from packprep.building.plan_form import LATER
 from packprep.corpus import calibration, sampling
 from packprep.corpus.files import Files
 from packprep.corpus.sampling import Looked
-from packprep.dataset.json_files import encode, receipt_name, shard_name
+from packprep.dataset.json_files import as_stored, encode, receipt_name, shard_name
 from packprep.dataset.manifest import read_manifest
 from packprep.digests import own_digest
 from packprep.recipe import parse_size, read_recipe
@@ -138,7 +139,7 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
     receipt = commit.read_receipt(output_of(out), 0)
     assert values is not None and receipt is not None
     (out / "dataset.json").unlink()
-    values["shards"] = shards
+    values = as_stored({**values, "shards": shards}, LATER)
     (out / "plan.json").write_bytes(encode({**values, "digest": own_digest(values)}))
     job = run.open_job(out)
     laps.lap("build one shard")

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -115,18 +115,22 @@ def look_at_lines(
     documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
     text_rates: list[float] = []
     supervised = chat = False
-    looked_at = 0
+    looked_at, last, outcome = 0, _NO_LINE, None
     for round_ in range(ROUNDS if precise else 1):
         for lines in _windows(source, starts, files, key, round_):
-            decoded = {line: _decoded(decode, line) for line, _ in lines}
-            looked_at += sum(map(len, decoded))
-            outcomes = [decoded[line] for line, _ in lines]
+            outcomes: list[str | Marked | None] = []
+            for line, _ in lines:
+                if line is not last:
+                    last, outcome = line, _decoded(decode, line.data)
+                    looked_at += len(line.data)
+                outcomes.append(outcome)
             texts = [outcome.text if isinstance(outcome, Marked) else outcome or "" for outcome in outcomes]
             marked = [outcome if isinstance(outcome, Marked) else None for outcome in outcomes]
             supervised |= any(mark is not None for mark in marked)
             chat |= any(mark is not None and mark.chat for mark in marked)
             tokens = count([Place(*place) for place in zip(texts, marked, (at for _, at in lines), strict=True)])
-            sizes, stored = [len(text.encode()) for text in texts], np.array([len(line) + 1.0 for line, _ in lines])
+            sizes = [len(text.encode()) for text in texts]
+            stored = np.array([len(line.data) + 1.0 for line, _ in lines])
             rates.append(float((tokens / stored).mean()))
             text_rates.append(float((sizes / stored).mean()))
             documents += [
@@ -134,6 +138,8 @@ def look_at_lines(
                 for size, n, line_bytes, outcome in zip(sizes, tokens, stored, outcomes, strict=True)
                 if outcome is not None
             ]
+            if looked_at > READ_BYTES and len(rates) > 1:
+                break
         error = float(np.std(rates, ddof=1)) / math.sqrt(len(rates))
         if error <= ENOUGH * float(np.mean(rates)) or looked_at > READ_BYTES:
             break
@@ -155,9 +161,21 @@ def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, n
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(source.files.sizes[files]))), files
 
 
+class _Line(NamedTuple):
+    """A line of a file, from `begin` to `end`; of one beyond MAX_DOCUMENT_BYTES what lies around a place."""
+
+    path: str
+    begin: int
+    end: int
+    data: bytes
+
+
+_NO_LINE = _Line("", 0, 0, b"")
+
+
 def _windows(
     source: PlannedSource, starts: np.ndarray, files: np.ndarray, key: np.uint64, round_: int
-) -> Iterator[list[tuple[bytes, float]]]:
+) -> Iterator[list[tuple[_Line, float]]]:
     """The lines at the places of each window of a round, as `_lines_at` gives them: windows lie at even distances, each
     shifted by its key."""
     remote = is_url(source.prefix)
@@ -167,49 +185,56 @@ def _windows(
     shifts = uniforms(key, CALIBRATION, round_ * windows + np.arange(windows))
     at = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
 
-    def lines_of(place: int) -> list[tuple[bytes, float]]:
+    def lines_of(place: int, last: _Line = _NO_LINE) -> list[tuple[_Line, float]]:
         number = int(np.searchsorted(starts, place, "right")) - 1
         i, first = int(files[number]), place - int(starts[number])
         size = int(source.files.sizes[i])
         wanted = [(first + k * n_bytes // places) % size for k in range(places)]
-        return _lines_at(os.path.join(source.prefix, source.files.names[i]), size, wanted)
+        return _lines_at(os.path.join(source.prefix, source.files.names[i]), size, wanted, last)
 
-    if not remote:
-        yield from map(lines_of, at.tolist())
+    if remote:
+        with ThreadPoolExecutor(REMOTE_WINDOWS) as threads:
+            yield from threads.map(lines_of, at.tolist())
         return
-    with ThreadPoolExecutor(REMOTE_WINDOWS) as threads:
-        yield from threads.map(lines_of, at.tolist())
+    last = _NO_LINE
+    for place in at.tolist():
+        lines = lines_of(place, last)
+        last = lines[-1][0]
+        yield lines
 
 
 _BACK = 16 << 10  # read before a place at first; most lines begin there
 
 
-def _lines_at(path: str, size: int, places: Sequence[int]) -> list[tuple[bytes, float]]:
-    """(the whole line around a byte of a file, without its end, and the part of it that lies before) of each place; of a line
-    beyond MAX_DOCUMENT_BYTES what lies around the place."""
-    lines: list[tuple[bytes, float]] = []
+def _lines_at(path: str, size: int, places: Sequence[int], last: _Line) -> list[tuple[_Line, float]]:
+    """(the whole line around a byte of a file, without its end, and the part of it that lies before) of each place. last: a line
+    that was found before, which is not looked for again."""
+    lines: list[tuple[_Line, float]] = []
     with open_source(path, size) as file:
-        begin, data = 0, b""
         for place in places:
-            back = _BACK
-            while True:
-                if not begin <= place < begin + len(data):
-                    begin = max(place - back, 0)
-                    file.seek(begin)
-                    data = file.read(place - begin + WINDOW_BYTES)
-                first = data.rfind(b"\n", 0, place - begin) + 1
-                if first or not begin or back > MAX_DOCUMENT_BYTES:
-                    break
-                back, data = 4 * back, b""
-            end = data.find(b"\n", place - begin)
-            if end < 0 and begin + len(data) < size:
-                file.seek(begin + len(data))
-                data += file.readline(MAX_DOCUMENT_BYTES)
-                end = data.find(b"\n", place - begin)
-            line = data[first : end if end >= 0 else len(data)]
-            part = (place - begin - first) / max(len(line), 1)
-            lines.append((line.removeprefix(BOM) if begin + first == 0 else line, min(part, 1.0)))
+            if last.path != path or not last.begin <= place < last.end:
+                last = _line_at(file, path, size, place)
+            lines.append((last, min((place - last.begin) / max(len(last.data), 1), 1.0)))
     return lines
+
+
+def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
+    back = _BACK
+    while True:
+        begin = max(place - back, 0)
+        file.seek(begin)
+        data = file.read(place - begin + WINDOW_BYTES)
+        first = data.rfind(b"\n", 0, place - begin) + 1
+        if first or not begin or back > MAX_DOCUMENT_BYTES:
+            break
+        back *= 4
+    end = data.find(b"\n", place - begin)
+    if end < 0 and begin + len(data) < size:
+        data += file.readline(MAX_DOCUMENT_BYTES)
+        end = data.find(b"\n", place - begin)
+    end = end if end >= 0 else len(data)
+    line = data[first:end]
+    return _Line(path, begin + first, begin + end + 1, line.removeprefix(BOM) if begin + first == 0 else line)
 
 
 def _lines_looked_at(
@@ -223,7 +248,7 @@ def _lines_looked_at(
         return
     decode = line_decoder(source.source.text_key, marks)
     for lines in _windows(source, starts, files, key, 0):
-        outcomes = [_decoded(decode, line) for line in dict.fromkeys(line for line, _ in lines)]
+        outcomes = [_decoded(decode, line.data) for line in {line.begin: line for line, _ in lines}.values()]
         texts = [
             outcome.text if isinstance(outcome, Marked) else outcome for outcome in outcomes if outcome is not None
         ]

@@ -174,6 +174,8 @@ def check_text_bytes(job: Job, total: Mapping[str, Any], read: Mapping[str, int]
         documents = total["sources"][source.name]["documents"]["read"]
         by_chance = tuple(source.source.sample) != (0.0, 1.0)
         ratios, expected = source.ratios.values(), planned["text_bytes"]
+        if not planned["documents"]:  # the sample met none
+            continue
         if (by_chance and documents < FEWEST) or max(ratios, default=0) >= highest_ratio(source):
             continue
         part = max(STANDARD_ERRORS * (planned["relative_error"] or 0.0), LEAST_PART) + 0.5 / min(ratios, default=1)
