@@ -178,7 +178,9 @@ def check_text_bytes(job: Job, total: Mapping[str, Any], read: Mapping[str, int]
             continue
         if (by_chance and documents < FEWEST) or max(ratios, default=0) >= highest_ratio(source):
             continue
-        part = max(STANDARD_ERRORS * (planned["relative_error"] or 0.0), LEAST_PART) + 0.5 / min(ratios, default=1)
+        least = min(ratios, default=1)  # 1 also stands for less
+        rounding = 0.5 / least if least > 1 else 1.0
+        part = max(STANDARD_ERRORS * (planned["relative_error"] or 0.0), LEAST_PART) + rounding
         rounded = 2 * len(source.pieces) * source.uses
         if abs(read[source.name] - expected) > part * expected + rounded:
             message = f"source {source.name}: the shards have {read[source.name]} bytes of its text"
