@@ -393,7 +393,7 @@ RECIPES = [
         "a share in per cent",
         "share = 70",
         "recipe.toml, line 5",
-        "above 0, at most 1",
+        "a number, 1e-9 … 1",
         {"paths =": "share = 70\npaths ="},
     ),
     Mistake(
