@@ -1,4 +1,4 @@
-"""Sessions: tests, trainers, lint, types, docs, minimums, numpy_only, fuzz. `nox` runs all but fuzz; `nox -s lint` one."""
+"""Sessions: tests, trainers, lint, types, docs, minimums, numpy_only, campaign (not by default). `nox -s lint` runs one."""
 
 import nox
 
@@ -77,7 +77,7 @@ def numpy_only(session: nox.Session) -> None:
 
 
 @nox.session
-def fuzz(session: nox.Session) -> None:
-    """Ten minutes of fuzzing with atheris, or `nox -s fuzz -- --seconds 60`."""
+def campaign(session: nox.Session) -> None:
+    """What takes hours, an hour of fuzzing with atheris included; `nox -s campaign -- -k signals` a part of it."""
     session.install(".[test]", "atheris>=3.0")
-    session.run("python", "tests/fuzz/run.py", *(session.posargs or ["--seconds", "600"]))
+    session.run("python", "-m", "pytest", "-m", "campaign", "-s", *session.posargs)

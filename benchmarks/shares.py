@@ -9,7 +9,7 @@ a BPE that is trained on some of them. Every shard's documents are read as a bui
 dataset    datasets within .3 points of every share, and the part that two of a source's longest documents are of all
 shard      shards of 8 MiB of text and more within 1.5 points, and the same
 total      datasets within .5 % of total_tokens, and the same
-s.e.       datasets whose shares, as planned, lie within two printed standard errors
+s.e.       shares of datasets that lie within two printed standard errors of what the plan said
 worst      the largest distance of a dataset's share, in points, and the part that two longest documents are
 """
 
@@ -188,7 +188,7 @@ def measured(folder: Path, format: str, pattern: str, seeds: int, total: int) ->
         off = abs(whole / whole.sum() - wanted)
         datasets.append((off <= 0.003 + longest / whole.sum()).all())
         worst, two = max(worst, 100 * off.max()), max(two, 100 * longest / whole.sum())
-        errors.append((abs(whole / whole.sum() - made["share"]) <= 2 * made["error"] + 1e-12).all())
+        errors += (abs(whole / whole.sum() - made["share"]) <= 2 * made["error"] + 1e-12).tolist()
         for shard in tokens if len(tokens) > 1 else ():
             shards.append((abs(shard / shard.sum() - wanted) <= 0.015 + longest / shard.sum()).all())
         if total:

@@ -27,7 +27,7 @@ def help_of(*command: str) -> str:
     """What `packprep COMMAND --help` prints, 80 columns wide."""
     from typer.testing import CliRunner
 
-    from packprep.cli import app
+    from packprep.cli.commands import app
 
     environment = {"COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
     result = CliRunner().invoke(app, [*command, "--help"], prog_name="packprep", env=environment)

@@ -14,8 +14,7 @@ What a trainer types:
 `import packprep` itself imports nothing; `open_dataset` brings numpy and `packprep.dataset`, no more.
 """
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # typing's, which takes as long to import as all else of this package
 if TYPE_CHECKING:
     from packprep.dataset.loader import open_dataset
 

@@ -95,7 +95,7 @@ def message(mistake: Mistake) -> str:
     """What the error of a mistake says, made in a project at /project."""
     with tempfile.TemporaryDirectory() as name:
         said = make(mistake, project(Path(name).resolve() / "project"))
-        text = said.err.rpartition("packprep: error: ")[2] or said.out
+        text = said.err.partition("packprep: error: ")[2] or said.out
         return text.strip().replace(f"{Path(name).resolve()}/project", "/project")
 
 
@@ -155,7 +155,7 @@ def pastes(words: str) -> Callable[[Path], Any]:
             text = text.replace("ul2r", "mlm")
         (project / "recipe.toml").write_text(text)
         lines = typed(project, BUILD).err.split("\n\n")
-        block = next(part for part in lines if part.startswith("[specials]"))
+        block = next(part for part in lines if part.startswith("  [specials]"))
         (project / "recipe.toml").write_text(f"{text}\n{block}\n")
 
     return paste

@@ -1,5 +1,8 @@
 """The table of mistakes: each with its message's words for what is wrong, where, and what to do."""
 
+import os
+import stat
+
 from tests import made
 from tests.mistakes_made import (
     BAD,
@@ -425,6 +428,78 @@ RECIPES = [
         more='[output]\nshard_text_bytes = "64 megabytes"\n',
     ),
     Mistake(
+        "a pipe for a recipe",
+        "no regular file but a pipe",
+        "pipe.toml",
+        "give a recipe file",
+        before=lambda project: os.mkfifo(project / "pipe.toml"),
+        typed="build pipe.toml --out out",
+        shown=False,
+    ),
+    Mistake(
+        "a device for a recipe",
+        "no regular file but a pipe, a device",
+        "zero.toml",
+        "give a recipe file",
+        before=lambda project: (project / "zero.toml").symlink_to("/dev/zero"),
+        typed="plan zero.toml",
+        shown=False,
+    ),
+    *(
+        Mistake(
+            f"a repeat of {repeat}",
+            f"repeat = {float(repeat)}",
+            "recipe.toml, line 5",
+            "a number, 1e-9 … 1000",
+            {"paths =": f"repeat = {repeat}\npaths ="},
+            shown=False,
+        )
+        for repeat in ("1e-300", "1e300")
+    ),
+    Mistake(
+        "a thousand million sentinels",
+        "'count': 1000000000",
+        "recipe.toml, line 10: specials.sentinels",
+        "at most 1 048 576",
+        more="[specials]\nsentinels = {first = 300, count = 1000000000}\n",
+        shown=False,
+    ),
+    Mistake(
+        "very many tasks",
+        "70000 tasks",
+        "recipe.toml: ",
+        "at most 65535; leave some out",
+        {'[[tasks]]\npreset = "ul2r"': "", "seq_length = 512": "seq_length = 512\ntasks = [" + "{}," * 70_000 + "]"},
+        shown=False,
+    ),
+    Mistake(
+        "very many sources",
+        "66000 sources",
+        "recipe.toml: ",
+        "give one source more paths",
+        {
+            '[[sources]]\npaths = ["data/*.jsonl"]': "",
+            "seq_length = 512": "seq_length = 512\nsources = [" + "{}," * 66_000 + "]",
+        },
+        shown=False,
+    ),
+    Mistake(
+        "a control character in a source's name",
+        "name = 'a\\x00b'",
+        "recipe.toml, line 5: sources[0].name",
+        "without control characters",
+        {"paths =": 'name = "a\\u0000b"\npaths ='},
+        shown=False,
+    ),
+    Mistake(
+        "more tokens than there are by far",
+        "use each of its documents",
+        "'source0': its share of total_tokens = 9000000000000000000",
+        "ask for fewer tokens",
+        {"paths =": "share = 1.0\npaths =", "seq_length": "total_tokens = 9000000000000000000\nseq_length"},
+        shown=False,
+    ),
+    Mistake(
         "an engine that is none",
         "is not known",
         "engine = 'tiktoken'",
@@ -478,7 +553,7 @@ TOKENIZERS = [
         "sentinels that a Llama tokenizer lacks",
         "lacks 4 of the roles",
         "sentinels: no tokens of the pattern <extra_id_{}>",
-        'paste into the recipe:\n\n[specials]\n"[NLU]" = "<|reserved_special_token_0|>"',
+        'paste into the recipe:\n\n  [specials]\n  "[NLU]" = "<|reserved_special_token_0|>"',
         LLAMA_RECIPE,
         before=writes("llama.json", LLAMA),
         mended=pastes("sentinels"),
@@ -515,6 +590,61 @@ TOKENIZERS = [
         "[specials] vocab_size = 400",
         "at least 522",
         more="[specials]\nvocab_size = 400\n",
+    ),
+    Mistake(
+        "a pipe for a tokenizer",
+        "no regular file but a pipe",
+        "tokenizer = 'pipe'",
+        "give a tokenizer.json",
+        {'"bytes"': '"pipe"'},
+        before=lambda project: os.mkfifo(project / "pipe"),
+        shown=False,
+    ),
+    Mistake(
+        "a device for a tokenizer",
+        "no regular file but a pipe, a device",
+        "tokenizer = 'model'",
+        "give a tokenizer.json",
+        {'"bytes"': '"model"'},
+        before=lambda project: (project / "model").symlink_to("/dev/zero"),
+        typed="plan recipe.toml",
+        shown=False,
+    ),
+    Mistake(
+        "a socket for a tokenizer",
+        "no regular file but a pipe, a device or a socket",
+        "tokenizer = 'socket'",
+        "give a tokenizer.json",
+        {'"bytes"': '"socket"'},
+        before=lambda project: os.mknod(project / "socket", stat.S_IFSOCK | 0o600),
+        shown=False,
+    ),
+    Mistake(
+        "ids far beyond the tokens",
+        "it has the id 1900000000",
+        "tokenizer = 'llama.json'",
+        "Give the tokenizer that the model was trained with",
+        LLAMA_RECIPE,
+        before=writes("llama.json", LLAMA.replace('"vocab": {', '"vocab": {"far": 1900000000, ')),
+        shown=False,
+    ),
+    Mistake(
+        "a template that is a device",
+        "is no regular file",
+        "documents.chat_template = 'chat.jinja'",
+        "give a Jinja file",
+        before=lambda project: (project / "chat.jinja").symlink_to("/dev/zero"),
+        more='[documents]\nchat_template = "chat.jinja"\n',
+        shown=False,
+    ),
+    Mistake(
+        "a template nested too deeply",
+        "it is nested too deeply",
+        "the chat template",
+        "give another in documents.chat_template",
+        before=writes("chat.jinja", "{% if a %}" * 3000 + "{% endif %}" * 3000),
+        more='[documents]\nchat_template = "chat.jinja"\n',
+        shown=False,
     ),
     Mistake(
         "messages without a chat template",

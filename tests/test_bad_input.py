@@ -1,6 +1,7 @@
 """Inputs as they come: what one document spoils is a counted reject, what a file or a recipe spoils ends with exit status 2
 and a message that names the place and the remedy. Nothing is lost, nothing is half written, no traceback is seen."""
 
+import base64
 import gzip
 import json
 import os
@@ -8,6 +9,7 @@ import os
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
+import pyarrow.parquet.encryption
 import pytest
 import zstandard
 
@@ -285,6 +287,39 @@ def test_a_file_whose_text_changed_between_two_commits_of_one_shard(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"corpus", b"CORPUS"))
     said = inside("verify", tmp_path / "out", "--replay", "all")
     assert said.status == 1 and "source 'source0' changed since the build" in said.out
+
+
+def test_a_parquet_footer_that_contradicts_its_schema_does_not_end_the_process(tmp_path):
+    """A column that may be null is said to be none that may; pyarrow's metadata would end the process by SIGABRT."""
+    path = tmp_path / "in.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None]}), path, store_schema=False)
+    optional, required = (b"\x25" + bytes([repetition]) + b"\x18\x04text" for repetition in (2, 0))
+    assert path.read_bytes().count(optional) == 1
+    path.write_bytes(path.read_bytes().replace(optional, required))
+    said = packprep(*command(tmp_path, "in.parquet"))
+    assert said.status == 2 and f"{path}: not a readable Parquet file" in said.err, said
+
+
+class KeysInTheClear(pyarrow.parquet.encryption.KmsClient):
+    def wrap_key(self, key, master):
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key, master):
+        return base64.b64decode(key)
+
+
+@pytest.mark.parametrize("readable_footer", [True, False])
+def test_an_encrypted_parquet_file_does_not_end_the_process(tmp_path, readable_footer):
+    settings = pyarrow.parquet.encryption.EncryptionConfiguration(
+        footer_key="one", column_keys={"other": ["text"]}, plaintext_footer=readable_footer
+    )
+    factory = pyarrow.parquet.encryption.CryptoFactory(lambda configuration: KeysInTheClear())
+    keys = factory.file_encryption_properties(pyarrow.parquet.encryption.KmsConnectionConfig(), settings)
+    table = pyarrow.table({"text": ["secret"] * 9})
+    with pyarrow.parquet.ParquetWriter(tmp_path / "in.parquet", table.schema, encryption_properties=keys) as writer:
+        writer.write_table(table)
+    said = packprep(*command(tmp_path, "in.parquet"))
+    assert said.status == 2 and f"{tmp_path / 'in.parquet'}: " in said.err and "It is encrypted" in said.err, said
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

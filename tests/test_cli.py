@@ -11,7 +11,10 @@ import time
 
 import pytest
 
+from packprep import cli
 from packprep.building.array import share_of
+from packprep.building.signals import STOP_SIGNALS
+from packprep.errors import Stopped
 from tests.command_line import inside, packprep, refused
 from tests.made import environment, texts, write_lines, write_texts
 
@@ -208,7 +211,7 @@ def test_no_bar_off_a_terminal(corpus, tmp_path):
     assert "\r" not in said.err and "it/s" not in said.err and "B/s" not in said.err
     assert all(line.startswith("packprep: ") for line in said.err.splitlines())
     said = packprep("verify", tmp_path / "out", "--replay", "all")
-    assert said.err == ""
+    assert said.err.startswith("packprep: reads the sources ") and said.err.count("\n") == 1
 
 
 def test_what_is_no_packprep_output_is_not_touched(corpus, tmp_path):
@@ -658,6 +661,53 @@ def test_a_terminal_that_knows_ascii_alone(corpus, dataset):
     assert said.status == 2
     for arguments in (["inspect", dataset], ["plan", corpus / "recipe.toml"], ["inspect", dataset, "--row", 0]):
         assert packprep(*arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0").status == 0
+
+
+# Signals, at the moment when a module is looked for
+
+STRIKE = """
+import os, signal, sys
+def strike(): os.kill(os.getpid(), signal.{number})
+class Dropped:
+    def __del__(self): strike()
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name != "{module}": return
+        sys.meta_path.remove(self)
+        {how}
+sys.meta_path.insert(0, Finder())
+sys.argv = ["packprep", *sys.argv[1:]]
+from packprep.cli import entry
+entry()
+"""
+HOW = {
+    "raised": "strike()",
+    "again at once": "try: strike()\n        finally: strike()",
+    "in a destructor": "Dropped()",
+    "made another error": "try: strike()\n        except BaseException: raise RuntimeError('of a library')",
+}
+MODULES = ("packprep.cli.commands", "typer", "packprep.building.start", "packprep.building.run")
+
+
+@pytest.mark.parametrize(
+    "number, module, how",
+    [
+        *(("SIGINT", module, how) for module in MODULES for how in HOW),
+        *((number, MODULES[-1], "raised") for number in ("SIGTERM", "SIGUSR1")),
+    ],
+)
+def test_a_signal_while_modules_are_imported_is_one_line_and_exit_status_75(corpus, tmp_path, number, module, how):
+    code = STRIKE.format(number=number, module=module, how=HOW[how])
+    done = subprocess.run(
+        [sys.executable, "-c", code, "build", corpus / "recipe.toml", "--out", tmp_path / "out"],
+        env=environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 75 and done.stdout == "", done
+    assert done.stderr == "packprep: stopped: by a signal; nothing was lost, and the same command begins or goes on\n"
+
+
+def test_the_command_line_heeds_the_signals_that_a_build_does():
+    assert cli._SIGNALS == STOP_SIGNALS and Stopped.exit_status == cli._STOPPED_STATUS
 
 
 # Help, version, and what they cost

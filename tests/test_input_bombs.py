@@ -7,6 +7,7 @@ the file. Memory is what a process of its own took at its peak, beside that of r
 import gzip
 import json
 import os
+import re
 import socket
 import struct
 import tracemalloc
@@ -18,14 +19,16 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from packprep.building import work
+from packprep.building import plan, work
 from packprep.building.inputs import look_up
 from packprep.building.plan import make_plan
-from packprep.corpus import sampling
+from packprep.corpus import reading, sampling
 from packprep.corpus.reading import Rejected
 from packprep.recipe import read_recipe
+from tests.command_line import inside
+from tests.corpus.tokenizers_made import gpt2_like
 from tests.made import run_python, table, texts, write, write_lines
-from tests.test_bad_input import assert_good, build, rejects_of, stopped
+from tests.test_bad_input import assert_good, build, command, rejects_of, stopped
 
 GOOD = b'{"text": "one good line"}\n'
 MIB = 1 << 20
@@ -35,24 +38,28 @@ ROOM = 200 * MIB
 READ = """
 import json, os
 from packprep.corpus import readers
+from packprep.errors import SourceError
 path = {path!r}
 format, compression = readers.detect_format(path)
 size = os.path.getsize(path)
 found = dict(documents=0, text=0, rejects={{}})
-for piece in range(readers.count_pieces(path, format, compression, size)):
-    part = readers.Part(path, 0, size, format, compression, piece, 0, 1, 1, 1 << 20)
-    for batch in readers.read(part, "text"):
-        found["documents"] += len(batch.texts)
-        found["text"] += sum(map(len, batch.texts))
-        for reject in batch.rejects:
-            found["rejects"][reject.reason] = found["rejects"].get(reject.reason, 0) + 1
+try:
+    for piece in range(readers.count_pieces(path, format, compression, size)):
+        part = readers.Part(path, 0, size, format, compression, piece, 0, 1, 1, 1 << 20)
+        for batch in readers.read(part, "text"):
+            found["documents"] += len(batch.texts)
+            found["text"] += sum(map(len, batch.texts))
+            for reject in batch.rejects:
+                found["rejects"][reject.reason] = found["rejects"].get(reject.reason, 0) + 1
+except SourceError as error:
+    found["error"] = str(error)
 (peak,) = [int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(json.dumps(dict(found, peak=peak)))
 """
 
 
 def read(path):
-    """What reading a file gives, and the peak of memory of the process that did it."""
+    """What reading a file gives, or the error by which it is refused, and the peak of memory of the process that did it."""
     done = run_python(READ.format(path=str(path)))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -186,8 +193,10 @@ def test_a_line_of_a_gibibyte(tmp_path, ordinary):
         ({"messages": [{"role": "user", "content": "a"}] * 1_000_000}, {"too_large": 1}),
         ({"messages": [{"role": "user", "content": "a"}] * 100_000}, {"bad_messages": 1}),
         ({"messages": [1] * 1_000_000}, {"bad_messages": 1}),
-        ({"text": "a", "loss_spans": [[0, 1]] * 200_000}, {}),
-        ({"text": "a", "loss_spans": [[0, 1]] * 200_000 + [[1, 0]]}, {"bad_loss_spans": 1}),
+        ({"text": "a" * 65536, "loss_spans": [[i, i + 1] for i in range(0, 65536, 2)] * 2}, {}),
+        ({"text": "a", "loss_spans": [[0, 1]] * 65536 + [[1, 0]]}, {"bad_loss_spans": 1}),
+        ({"text": "a", "loss_spans": [[0, 1]] * 65536 + [[0, 1]]}, {"bad_loss_spans": 1}),
+        ({"text": "ab " * 300_000, "loss_spans": [[3 * i, 3 * i + 1] for i in range(300_000)]}, {"bad_loss_spans": 1}),
         ({"text": "a", "keys": {f"{i}": i for i in range(100_000)}}, {}),
     ],
 )
@@ -223,12 +232,74 @@ def test_an_arrow_file_whose_dictionary_repeats_a_long_text(tmp_path, ordinary):
     assert found["peak"] < ordinary["parquet"] + 4 * 256 * MIB
 
 
-def test_a_row_group_of_millions_of_rows(tmp_path, ordinary):
+@pytest.mark.parametrize("text", ["ab", ""])
+def test_a_row_group_of_millions_of_rows(tmp_path, ordinary, text):
     pyarrow.parquet.write_table(
-        pyarrow.table({"text": repeated("ab", 2_000_000)}), tmp_path / "in.parquet", row_group_size=2_000_000
+        pyarrow.table({"text": repeated(text, 2_000_000)}), tmp_path / "in.parquet", row_group_size=2_000_000
     )
     found = read(tmp_path / "in.parquet")
     assert found["documents"] == 2_000_000 and found["peak"] < ordinary["parquet"] + ROOM
+
+
+def test_more_documents_than_a_shard_may_have_are_refused(tmp_path, monkeypatch):
+    """Empty ones, which no number of text bytes keeps apart; short ones before anything is made."""
+    monkeypatch.setattr(reading, "MOST_DOCUMENTS", 1000)
+    column = [*["text"] * 100, *[""] * 5000]
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "in.parquet")
+    message = stopped(tmp_path, "in.parquet")
+    assert "in.parquet" in message and "more than 1000 documents" in message
+    monkeypatch.setattr(plan, "MOST_DOCUMENTS", 1000)
+    short = tmp_path / "short"
+    short.mkdir()
+    write_lines(short / "in.jsonl", ["a few"] * 5000)
+    message = stopped(short, "in.jsonl", **{"output.shard_text_bytes": 20_000})
+    assert re.search("each of 2 shards would have some 2[45].. documents; at most 1000", message)
+    assert re.search("output.shard_text_bytes to 6[34].. or less", message)
+    said = build(short, "in.jsonl", **{"output.shard_text_bytes": 6400})
+    assert said.json["documents"]["used"] == 5000
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "stream"])
+@pytest.mark.parametrize("kind", ["plain", "dictionary"])
+def test_a_gibibyte_in_forty_texts(tmp_path, ordinary, form, kind):
+    """Compressed to some kilobytes. Each text is beyond what a document may have; where all are one page, the file is."""
+    long = "z" * (25 * MIB)
+    column = repeated(long, 40) if kind == "dictionary" else pyarrow.array([long] * 40, pyarrow.large_string())
+    path = write_compressed(tmp_path, pyarrow.table({"text": column}), form)
+    assert path.stat().st_size < 2 * MIB
+    found = read(path)
+    assert found["peak"] < ordinary["parquet"] + 2 * ROOM
+    assert (
+        found["rejects"] == {"too_large": 40} if kind == "dictionary" else "bytes once decompressed" in found["error"]
+    )
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "stream"])
+def test_one_text_of_a_gibibyte(tmp_path, ordinary, form):
+    column = pyarrow.array(["good", "z" * (1 << 30), "good, too"], pyarrow.large_string())
+    path = write_compressed(tmp_path, pyarrow.table({"text": column}), form)
+    assert path.stat().st_size < MIB
+    found = read(path)
+    assert str(path) in found["error"] and "bytes once decompressed" in found["error"]
+    assert found["peak"] < ordinary["parquet"] + ROOM
+
+
+def write_compressed(folder, table, form):
+    """A table as a Parquet file, an Arrow file or an Arrow stream, compressed."""
+    path = folder / ("in.parquet" if form == "parquet" else "in.arrow")
+    if form == "parquet":
+        pyarrow.parquet.write_table(
+            table, path, compression="zstd", use_dictionary=["text"] if _repeats(table) else False
+        )
+        return path
+    new = pyarrow.ipc.new_file if form == "arrow" else pyarrow.ipc.new_stream
+    with new(path, table.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")) as file:
+        file.write_table(table)
+    return path
+
+
+def _repeats(table):
+    return pyarrow.types.is_dictionary(table.schema.field("text").type)
 
 
 def varint(value):
@@ -268,6 +339,101 @@ def test_statistics_that_lie_are_not_looked_at(tmp_path):
     assert data.count(b"zzzzzzzz") >= 2
     write(path, data[:at] + b"AAAAAAAA" + data[at + 8 :])
     assert build(tmp_path, "in.parquet").json["documents"]["used"] == 2
+
+
+# Tokenizers and templates that make much of little
+
+BUILD = """
+import sys
+from packprep.cli import main
+sys.argv = ["packprep", *{arguments!r}]
+try:
+    main()
+finally:
+    (peak,) = [int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    print(peak, file=sys.stderr)
+"""
+
+
+def build_measured(folder, *options):
+    """(what a build's --json says, its peak of memory) of a build in a process of its own."""
+    arguments = [*command(folder, "in.jsonl", **{"documents.max_bad_fraction": 1.0}), *options]
+    done = run_python(BUILD.format(arguments=list(map(str, arguments))), RUST_BACKTRACE="0")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout), int(done.stderr.split()[-1])
+
+
+@pytest.fixture(scope="module")
+def ordinary_build(tmp_path_factory):
+    """The peak of an ordinary build by the reference engine."""
+    folder = tmp_path_factory.mktemp("ordinary_build")
+    write_lines(folder / "in.jsonl", texts(200))
+    write(folder / "tokenizer.json", json.dumps(gpt2_like()).encode())
+    return build_measured(folder, "--tokenizer", folder / "tokenizer.json", "--set", "engine=reference")[1]
+
+
+def replacing(kind, *pairs):
+    return {
+        "type": "Sequence",
+        "normalizers": [{"type": "Replace", "pattern": {kind: old}, "content": new} for old, new in pairs],
+    }
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        replacing("String", ("a", "b" * 1000), ("b", "c" * 1000), ("c", "d" * 1000)),
+        replacing("Regex", ("[ad]", "b" * 1000), ("b", "c" * 10_000)),
+    ],
+)
+def test_a_normalizer_that_makes_a_gigabyte_of_a_word(tmp_path, ordinary_build, normalizer):
+    write_lines(tmp_path / "in.jsonl", [*["a word of a few"] * 150, *["the one"] * 50])
+    write(tmp_path / "tokenizer.json", json.dumps({**gpt2_like(), "normalizer": normalizer}).encode())
+    said, peak = build_measured(tmp_path, "--tokenizer", tmp_path / "tokenizer.json")
+    assert said["documents"]["rejected"] == {"tokenizer_error": 150} and said["documents"]["used"] == 50
+    assert peak < ordinary_build + ROOM
+    assert inside("verify", tmp_path / "out", "--replay", "all", "--twin").status == 0
+
+
+def test_a_decoder_that_makes_a_gigabyte_of_a_token(tmp_path, ordinary_build):
+    """It is asked for the tokens' texts, to prove an engine on and to show."""
+    steps = replacing("String", ("a", "b" * 1000), ("b", "c" * 1000), ("c", "d" * 1000))["normalizers"]
+    tokenizer = {**gpt2_like(), "decoder": {"type": "Sequence", "decoders": [gpt2_like()["decoder"], *steps]}}
+    write_lines(tmp_path / "in.jsonl", ["a word of a few"] * 50)
+    write(tmp_path / "tokenizer.json", json.dumps(tokenizer).encode())
+    said, peak = build_measured(tmp_path, "--tokenizer", tmp_path / "tokenizer.json")
+    assert said["documents"]["used"] == 50 and peak < ordinary_build + ROOM
+    for view in ("--row=0", "--grep=word"):
+        assert inside("inspect", tmp_path / "out", view).status == 0
+
+
+def test_a_decoder_that_fails_proves_no_engine(tmp_path):
+    """It panics at a token shorter than what it cuts off."""
+    tokenizer = {**gpt2_like(), "decoder": {"type": "Strip", "content": "t", "start": 9, "stop": 9}}
+    write_lines(tmp_path / "in.jsonl", texts(50))
+    write(tmp_path / "tokenizer.json", json.dumps(tokenizer).encode())
+    said = inside(*command(tmp_path), "--tokenizer", tmp_path / "tokenizer.json")
+    assert said.status == 0 and "engine fastokens is not used: there is nothing to prove it on" in said.err
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x == [n.x] }}",
+        "{{ range(9999) | join('x' * 99999) }}",
+        "{{ [[1] * 99999] | tojson(indent=99999) }}",
+        "{{ raise_exception }}",
+    ],
+)
+def test_a_template_that_makes_much_of_a_long_conversation(tmp_path, ordinary_build, bomb):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages | length > 2 %}" + bomb + "{% endif %}"
+    write(tmp_path / "chat.jinja", template.encode())
+    turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "that"}]
+    lines = [{"messages": turns}, {"messages": turns * 2}] * 2
+    write(tmp_path / "in.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    said, peak = build_measured(tmp_path, "--set", f"documents.chat_template={tmp_path / 'chat.jinja'}")
+    assert said["documents"]["rejected"] == {"template_error": 2} and said["documents"]["used"] == 2
+    assert peak < ordinary_build + ROOM
 
 
 # What is no file

@@ -207,14 +207,26 @@ def test_kernels_release_the_gil_and_use_no_fast_math():
     assert options["error_model"] == "numpy"
 
 
-def test_numba_s_own_setting_is_left_as_it_was():
-    import numba
+HELD = """
+import sys
+from packprep.kernel import kernel
+@kernel
+def scaled(x):
+    return SCALE * x
+SCALE = 2
+def closed(scale):
+    return kernel(lambda x: scale * x)
+exec("def fileless(x): return 5 * x")
+if __name__ == "__main__":
+    for one in (scaled, closed(3), closed(4), kernel(fileless)):
+        print(one(1), sum(one.compiled.stats.cache_hits.values()), end=" ")
+"""
 
-    before = numba.config.CACHE_DIR
 
-    @kernel
-    def nothing(x):
-        return x
-
-    assert nothing(3) == 3
-    assert before == numba.config.CACHE_DIR
+def test_a_kernel_elsewhere_is_kept_by_its_file_and_not_at_all_where_that_does_not_say_all(copied):
+    run = "import runpy; runpy.run_path('held.py', run_name='__main__')"
+    path = made.write(copied / "held.py", HELD.encode())
+    assert made.run_copied(copied, run) == "2 0 3 0 4 0 5 0"
+    assert made.run_copied(copied, run) == "2 1 3 0 4 0 5 0"
+    path.write_text(HELD.replace("SCALE = 2", "SCALE = 7"))
+    assert made.run_copied(copied, run) == "7 0 3 0 4 0 5 0"

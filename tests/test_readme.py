@@ -59,7 +59,7 @@ def test_commands_run_and_what_they_make_is_good(folder):
             assert "every promise holds" in said and "built again from their sources" in said
         if " build " in command:
             assert set(re.findall(r"^[a-z]+", said, re.M)) <= set(re.findall(r"^[a-z]+", README, re.M)) | {"too_short"}
-    legend = run(folder, "packprep inspect packed --row -1").splitlines()[-1]
+    legend = run(folder, "packprep inspect packed --row -1 --from-plan").splitlines()[-1]
     assert legend in README, "the README shows another legend under its row"
 
 
@@ -82,7 +82,9 @@ def test_the_readme_has_at_most_200_lines():
 
 
 def test_the_readme_begins_with_a_sentence_and_a_decoded_row():
-    assert README.index("$ packprep inspect packed --row -1") < README.index("```python") < README.index("## ")
+    assert (
+        README.index("$ packprep inspect packed --row -1 --from-plan") < README.index("```python") < README.index("## ")
+    )
 
 
 def test_the_recipe_in_the_readme_is_that_of_the_example():

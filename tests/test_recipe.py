@@ -1,6 +1,8 @@
 import copy
 import json
 import math
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -612,3 +614,28 @@ def test_more_sources_or_tasks_than_a_segment_s_header_can_number_are_refused(wh
     check_together(replace(recipe, **{what: entries[:1] * 65_535}))
     with pytest.raises(RecipeError, match=f"65536 {what}: a dataset has at most 65535"):
         check_together(replace(recipe, **{what: entries[:1] * 65_536}))
+
+
+@pytest.mark.parametrize("what", ["sources", "tasks"])
+def test_too_many_sources_or_tasks_are_refused_before_one_is_read(what):
+    with pytest.raises(RecipeError, match=f"70000 {what}: a dataset has at most 65535"):
+        read_recipe({**LEAST, what: [None] * 70_000}, Path())
+
+
+def test_very_many_sources_are_read_at_once():
+    sources = [{"paths": ["x"]}] * 65_535
+    begun = time.process_time()
+    assert len(read_recipe({**LEAST, "sources": sources}, Path()).sources) == 65_535
+    assert time.process_time() - begun < 20  # not the square of their number
+
+
+def test_a_recipe_that_is_no_file_or_beyond_measure_is_refused_unread(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "zero.toml").symlink_to("/dev/zero")
+    for name in ("pipe.toml", "zero.toml"):
+        with pytest.raises(RecipeError, match=f"{name} is no regular file but a pipe, a device or a socket"):
+            load_recipe(tmp_path / name)
+    (tmp_path / "large.toml").touch()
+    os.truncate(tmp_path / "large.toml", 3 << 30)
+    with pytest.raises(RecipeError, match="has 3221225472 bytes, and a recipe at most 67108864"):
+        load_recipe(tmp_path / "large.toml")

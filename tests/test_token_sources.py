@@ -100,7 +100,7 @@ def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form)
     }[form] == names
     assert first_document(outcome.job).endswith("│‹eos›") and " tokens: " in first_document(outcome.job)
     [position, file] = sorted(contents(out))[0][::-1]
-    [described] = describe_document(out, None, f"{file}:{position}", {})["files"]
+    [described] = describe_document(out, None, f"{file}:{position}", {}, True)["files"]
     assert described["tokens"] == len(of_text[0][0]) and described["uses"][0]["outcome"] == "used"
 
 
@@ -262,5 +262,5 @@ def test_the_command_line_plans_builds_verifies_and_inspects(corpus, tmp_path):
         said = run_packprep("build", *inputs, *common, "--out", out, at=corpus)
         assert said.status == 0 and "document 1: source0 " in said.err and "‹eos›" in said.err
         assert run_packprep("verify", out, "--replay", "all", "--twin", at=corpus).status == 0
-        row = json.loads(run_packprep("inspect", out, "--row", "0", "--json", at=corpus).out)
+        row = json.loads(run_packprep("inspect", out, "--row", "0", "--from-plan", "--json", at=corpus).out)
         assert {segment["rebuilt"] for segment in row["segments"]} == {"identical"}, row["segments"][0]

@@ -12,6 +12,7 @@ import numpy as np
 
 from packprep.building.inputs import Inputs
 from packprep.building.packing import pack
+from packprep.building.progress import put_line
 from packprep.building.render import rounded_up
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut, cut_at_row_ends, slots_of
 from packprep.corpus.calibration import Estimates
@@ -280,10 +281,10 @@ def documents_of(lengths: np.ndarray, source: np.ndarray, key: np.uint64) -> Doc
 def print_forecast(f: dict[str, Any]) -> None:
     """The figures as text."""
     shards, files = (f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files"))
-    print(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
+    put_line(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
     sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]  # a sample may have seen no document
-    print(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
-    print(
+    put_line(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
+    put_line(
         f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, "
         f"{f['worker_bytes'] / 2**20:.0f} MiB a worker"
     )
@@ -291,17 +292,17 @@ def print_forecast(f: dict[str, Any]) -> None:
     if fill["all_rows"] is not None:
         without = fill["without_last_rows"]
         last = "" if without is None else f"; {without:.2%} without each shard's last row"
-        print(f"about {fill['all_rows']:.2%} of their slots filled{last}")
-    print()
-    print(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
+        put_line(f"about {fill['all_rows']:.2%} of their slots filled{last}")
+    put_line()
+    put_line(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
     for s in f["sources"]:
-        print(f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%} {s['share_error']:>7.2%}")
-    print()
+        put_line(f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%} {s['share_error']:>7.2%}")
+    put_line()
     longest = f"{'longest inner':>14} {'last piece':>11} {'in a row':>9}"
-    print(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  an inner piece's")
+    put_line(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  an inner piece's")
     for t in f["tasks"]:
         figures = ", ".join(f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})" for name, v in t["figures"].items())
         longest = f"{t['longest_inner']:>14,} {t['longest_last']:>11,} {t['pieces_of_a_row']:>9}"
-        print(f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip())
+        put_line(f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip())
     for warning in f["warnings"]:
-        print(f"warning: {warning}")
+        put_line(f"warning: {warning}")

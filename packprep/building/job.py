@@ -13,7 +13,7 @@ from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine
 from packprep.corpus.engines.registry import load_engine
 from packprep.corpus.files import Files
-from packprep.corpus.planning import PlannedSource, format_name
+from packprep.corpus.planning import MOST_PIECES, PlannedSource, format_name, pieces_of_all_uses
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.dataset.json_files import LAW_VERSION, PLAN_NAME, as_stored, encode, other_law
 from packprep.dataset.laws import unusable_facts
@@ -124,6 +124,11 @@ class Job:
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:
                     raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")
+        if (count := pieces_of_all_uses(self.sources)) > MOST_PIECES:
+            raise PlanError(
+                f"plan.json: its sources come to {count:,} pieces, once for each use, and no plan has more than "
+                f"{MOST_PIECES:,}; put the right file back"
+            )
 
     @cached_property
     def engine(self) -> Engine:

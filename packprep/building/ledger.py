@@ -13,6 +13,7 @@ import numpy as np
 
 from packprep.corpus.reading import Reading
 from packprep.dataset.json_files import newer_version
+from packprep.dataset.manifest import is_count
 from packprep.errors import BuildError, PlanError
 from packprep.objectives.objective import Task
 
@@ -154,7 +155,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
 
     def fits(part: Any, form: Any, place: tuple[str, ...]) -> bool:
         if not isinstance(form, dict):
-            return type(part) is int and part >= 0
+            return is_count(part)
         if not isinstance(part, dict) or (place[-2:] not in reasons and not form.keys() <= part.keys()):
             return False
         later = ADDED_LATER if place[-1:] == ("added",) else ()

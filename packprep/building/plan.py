@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.inputs import Inputs, token_dtype
-from packprep.building.plan_form import LATER
+from packprep.building.plan_form import LATER, MOST_SHARDS
 from packprep.corpus.calibration import Estimates, calibrate, first_texts
 from packprep.corpus.chat_templates import compile_template
 from packprep.corpus.conversations import MarkReader
@@ -21,8 +21,9 @@ from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, c
 from packprep.corpus.engines.registry import candidates, engine_facts, is_proven, loaded, reference_of_begun, refused
 from packprep.corpus.finding import below_one_folder
 from packprep.corpus.first_look import first_look
-from packprep.corpus.planning import PlannedSource, step_bytes
+from packprep.corpus.planning import MOST_PIECES, PlannedSource, pieces_of_all_uses, step_bytes
 from packprep.corpus.proof import prove, prove_on_nasty_text
+from packprep.corpus.reading import MOST_DOCUMENTS
 from packprep.corpus.tokenization import tokenize
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.dataset.json_files import FORMAT, LAW_VERSION, VERSION, as_stored
@@ -33,6 +34,8 @@ from packprep.objectives.tasks import check_supervised, task_table, whole_recipe
 from packprep.recipe import Recipe, normalised, without_places
 
 MIB = 1 << 20
+MOST_REPEAT = 100_000
+"""Of what a share comes to: each use is an order of its own."""
 EVEN_SHARDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of shards that 2, 4, … workers end with at the same time: of five, one worker makes three and another two."""
 UNKNOWN_TURNS = (
@@ -97,7 +100,19 @@ def make_plan(
         ],
         "files": [file for files in inputs.files for file in files.as_planned()],
     }
+    _check_documents(plan)
     return {**plan, "digest": own_digest(as_stored(plan, LATER))}
+
+
+def _check_documents(plan: Mapping[str, Any]) -> None:
+    """Raises RecipeError where a shard would have more documents than one may have, before any is made."""
+    of_one = sum(source["documents"] for source in plan["sources"]) / plan["shards"]
+    if of_one > MOST_DOCUMENTS:
+        raise RecipeError(
+            f"each of {plan['shards']} shards would have some {of_one:.0f} documents; at most {MOST_DOCUMENTS}. Set "
+            f"output.shard_text_bytes to {int(plan['shard_text_bytes'] * MOST_DOCUMENTS / of_one * 0.8)} or less",
+            ("output", "shard_text_bytes"),
+        )
 
 
 def follows(
@@ -114,10 +129,21 @@ def follows(
     once = [int(source.weights().sum()) for source in sources]  # text bytes of one use of all documents
     for source, repeat in zip(sources, repeats(recipe, once, tokens_per_byte), strict=True):
         source.repeat = repeat
+    if (pieces := pieces_of_all_uses(sources)) > MOST_PIECES:
+        raise RecipeError(
+            f"the sources come to {pieces:,} pieces, once for each use, and a dataset has at most {MOST_PIECES:,}: compress "
+            "line files (a compressed file is one piece), write larger row groups, lower repeat, or make several datasets"
+        )
     weights = [source.weight for source in sources]
     rate = sum(w * t for w, t in zip(weights, tokens_per_byte, strict=True)) / max(1, sum(weights))
     shard_text_bytes = _shard_text_bytes(recipe, sum(weights), rate)
     shards = max(1, -(-sum(weights) // shard_text_bytes))
+    if shards > MOST_SHARDS:
+        raise RecipeError(
+            f"output.shard_text_bytes = {shard_text_bytes} makes {shards:,} shards, and a dataset has at most "
+            f"{MOST_SHARDS:,}: give at least {-(-sum(weights) // MOST_SHARDS)}",
+            ("output", "shard_text_bytes"),
+        )
     return {
         "vocabulary": vocabulary.as_planned(),
         "token_dtype": token_dtype(recipe, vocabulary.vocab_size).name,
@@ -230,7 +256,14 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
             )
     parts = [share / whole for share in shares if share is not None]
     total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
-    return [max(1e-6, float(f"{total * part / t:.6g}")) for t, part in zip(tokens, parts, strict=True)]
+    found = [max(1e-6, float(f"{total * part / t:.6g}")) for t, part in zip(tokens, parts, strict=True)]
+    for source, repeat in zip(recipe.sources, found, strict=True):
+        if repeat > MOST_REPEAT:
+            raise RecipeError(
+                f"source {source.name!r}: its share of total_tokens = {recipe.total_tokens} would use each of its documents "
+                f"{repeat:g} times, and {MOST_REPEAT} is the most: ask for fewer tokens, or give it more text"
+            )
+    return found
 
 
 def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -> int:

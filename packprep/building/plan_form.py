@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from packprep.corpus.planning import MOST_PIECES
 from packprep.dataset.json_files import FORMAT, LAW_VERSION, TOKENIZER_NAME, VERSION, Later, other_law, unknown_key
 from packprep.dataset.manifest import is_count, is_digest, is_id
 from packprep.errors import PlanError
 
-MOST_PIECES = 1 << 26
-"""Pieces of all files of a plan: 256 TiB of lines."""
+MOST_SHARDS = 1 << 20
+"""Who asks how far a build is has a look at each."""
 MOST_USES = 1 << 16
 """segment_repeat is 16-bit."""
 
@@ -75,7 +76,7 @@ _PLAN: dict[str, Test] = {
     "chat_template": lambda v: v is None or isinstance(v, str),
     "token_dtype": lambda v: v in ("uint16", "int32"),
     "tasks": _is_list,
-    "shards": _is_positive,
+    "shards": lambda v: _is_positive(v) and v <= MOST_SHARDS,
     "shard_text_bytes": _is_positive,
     "sources": _is_list,
     "files": _is_list,

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packprep.building.progress import put_line
+
 WAITING = "waiting"
 """What no stage accounts for: processes that start, and workers that have nothing to do."""
 
@@ -53,7 +55,7 @@ def _rate(count: int, seconds: float) -> float | None:
 def print_profile(profile: Mapping[str, Any]) -> None:
     """A described profile as a table."""
     for line in _lines(profile):
-        print(line)
+        put_line(line)
 
 
 def _lines(profile: Mapping[str, Any]) -> Iterator[str]:

@@ -1,12 +1,38 @@
-"""What a user sees on stderr while work goes on: messages, and a bar on a terminal."""
+"""What a user sees: lines on stdout, messages on stderr while work goes on, and a bar on a terminal.
+
+Names of files, sources and tasks are whatever somebody made them: what is shown shows every character, and no secret.
+"""
 
 import sys
 from typing import Any
 
 
+def visible(text: str) -> str:
+    """The text with every character showing: ␊ for a line feed and so on, \\u{200b} for what has no picture."""
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if code < 0x20 or code == 0x7F:
+        return "␡" if code == 0x7F else chr(0x2400 + code)
+    return character if character.isprintable() or character == "\u3000" else f"\\u{{{code:x}}}"
+
+
+def put_line(line: str = "") -> None:
+    """A line on stdout."""
+    print(visible(line))
+
+
 def say(message: str) -> None:
-    """A message on stderr."""
-    print(f"packprep: {message}", file=sys.stderr, flush=True)
+    """A message on stderr; its lines after the first are indented, so that none passes for another message."""
+    if "://" in message:
+        from packprep.storage import without_secrets
+
+        message = without_secrets(message)
+    first, *others = map(visible, message.split("\n"))
+    text = "\n".join([f"packprep: {first}", *(f"  {line}".rstrip() for line in others)])
+    print(text, file=sys.stderr, flush=True)
 
 
 class Bar:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -132,7 +131,7 @@ def _refuse_unused_sources(out: Output, job: Job, total: Mapping[str, Any]) -> N
         path, begin = "", b""
         if record is not None:
             i = source.files.names.index(record["file"])
-            path = os.path.join(source.prefix, record["file"])
+            path = source.path(i)
             with contextlib.suppress(PackprepError):
                 begin, _ = begin_of(path, int(source.files.sizes[i]), source.formats[i][1])
         advice = advice_on(most, path or "FILE", begin)

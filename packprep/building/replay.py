@@ -1,6 +1,5 @@
 """Replay: build segments again from their source text and compare them with what is stored, and invert what is stored."""
 
-import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -163,8 +162,7 @@ def documents_at(job: Job, source: PlannedSource, file: int, use: int, positions
     if format == "jsonl" and not compression:
         pieces = pieces[np.isin(np.arange(len(pieces)), wanted // PIECE_BYTES)]
     if format == "megatron":
-        path = os.path.join(source.prefix, source.files.names[i])
-        pieces = pieces[runs_of(path, int(source.files.sizes[i]), wanted)]
+        pieces = pieces[runs_of(source.path(i), int(source.files.sizes[i]), wanted)]
     reading = read_documents(
         job.recipe,
         job.sources,

@@ -17,6 +17,7 @@ from typing import Any
 
 from packprep.building.array import ranges, tasks_of
 from packprep.building.files import write_error, write_whole
+from packprep.building.progress import put_line
 from packprep.corpus.finding import absolute_prefix
 from packprep.errors import BuildError, RecipeError
 from packprep.storage import is_url
@@ -136,10 +137,10 @@ def print_prepared(result: Mapping[str, Any]) -> None:
             "publishes and verifies" if name == FINISH else f"{result['array']} tasks, {result['at_once']} at a time"
         )
         number = next((f"job {job['job']}, " for job in result["jobs"] if job["script"] == name), "")
-        print(f"{result['folder']}/{name}: {number}{about}")
+        put_line(f"{result['folder']}/{name}: {number}{about}")
     if result["submit"]:
-        print(f"submit: {result['submit']}")
-    print(f"status: packprep status {out} --array-count {result['array']}")
+        put_line(f"submit: {result['submit']}")
+    put_line(f"status: packprep status {out} --array-count {result['array']}")
 
 
 def _check_size(job: ArrayJob, say: Callable[[str], None]) -> None:

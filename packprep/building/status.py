@@ -5,6 +5,7 @@ from typing import Any
 
 from packprep.building.array import ranges, tasks_of
 from packprep.building.output import Output, output_of
+from packprep.building.progress import put_line
 from packprep.building.publication import missing_shards
 from packprep.building.revocation import NOTE, is_revoked, read_note
 from packprep.building.run import plan_and_digest
@@ -43,19 +44,19 @@ def status_of(out: str | os.PathLike | Output, array_count: int | None = None) -
 
 def print_status(result: dict[str, Any]) -> None:
     """The status in a few lines."""
-    print(f"{result['out']}: {result['done']} of {result['shards']} shards done")
+    put_line(f"{result['out']}: {result['done']} of {result['shards']} shards done")
     if result["missing"]:
-        print(f"missing: {ranges(result['missing'])}")
+        put_line(f"missing: {ranges(result['missing'])}")
     if result.get("array"):
-        print(f"--array={result['array']}")
+        put_line(f"--array={result['array']}")
     if result["revoked"]:
-        print(
+        put_line(
             f"stopped: its engine gave other ids than the reference; see {output_of(result['out']).place(NOTE)}; "
             "run the build's command again, and it begins anew with the reference engine"
         )
     if not result["missing"] and not result["published"]:
-        print("complete, but without a manifest: run the build's command once more anywhere to publish it")
+        put_line("complete, but without a manifest: run the build's command once more anywhere to publish it")
     elif result["published"]:
-        print("published")
+        put_line("published")
     if "redo" in result:
-        print(f"if no job is at work on it: {result['redo']}")
+        put_line(f"if no job is at work on it: {result['redo']}")

@@ -3,34 +3,33 @@
 Exit status: 0 good · 1 `verify` found faults, or `status` found shards missing · 2 an error · 75 stopped by a signal.
 """
 
-import gc
-import io
 import os
 import signal
 import sys
-from typing import Any
+import time
 
-from packprep.building.progress import say
-from packprep.cli.application import UsageError, app, say_usage
-from packprep.cli.building import build, plan, slurm, status
-from packprep.cli.datasets import export, verify
-from packprep.cli.inspecting import inspect
+__all__ = ["entry", "main"]
 
-__all__ = ["app", "entry", "main"]
+# Nothing else is imported here: a signal before `entry` is Python's own affair.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_STOPPED = b"packprep: stopped: by a signal; nothing was lost, and the same command begins or goes on\n"
+_STOPPED_STATUS = 75
+_STAY_S = 2.0
 
-for command in (build, plan, status, verify, inspect, export, slurm):
-    app.command()(command)
+
+class _Asked(BaseException):
+    """A signal asks the process to stop: no error, not even to code that takes every error for its input's."""
 
 
 def main() -> None:
     """Run the command line; the one place where an error becomes a message and an exit status."""
-    from packprep.errors import PackprepError, Stopped
+    import io
 
-    def stop(number: int, frame: object) -> None:
-        raise Stopped("by a signal; nothing was lost, and the same command begins or goes on")
+    from packprep.building.progress import say
+    from packprep.cli.application import UsageError, say_usage
+    from packprep.cli.commands import app
+    from packprep.errors import PackprepError
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, stop)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -41,7 +40,7 @@ def main() -> None:
         say_usage(error, sys.argv)
         raise SystemExit(2) from None
     except PackprepError as error:
-        say(f"{'stopped' if error.exit_status == 75 else 'error'}: {error}")
+        say(f"{'stopped' if error.exit_status == _STOPPED_STATUS else 'error'}: {error}")
         raise SystemExit(error.exit_status) from None
     except OSError as error:
         say(f"error: {error}; see to it and run the same command again")
@@ -49,13 +48,43 @@ def main() -> None:
 
 
 def entry() -> None:
-    """`main`, as the command of a process, which ends without taking its data apart: that takes longer than a small build."""
+    """`main`, as the command of a process, which from here on stops with a message and its status when a signal asks it to.
+
+    While its modules are imported there is nothing to leave in order, and a signal ends it. Then a signal is raised, so that
+    what is half written is removed; the next one ends it once _STAY_S are over, for the first may have been passed over. In
+    the end it does not take its data apart: that takes longer than a small build.
+    """
+    _on_signals(_end)
+    import gc
+
+    import packprep.cli.commands  # noqa: F401
+
     gc.set_threshold(100_000, 20, 50)  # what is imported stays: to look through it again and again gains nothing
-    status: Any = 0
+    asked: list[float] = []  # when
+
+    def stop(*_: object) -> None:
+        if not asked:
+            asked.append(time.monotonic())
+            raise _Asked
+        if time.monotonic() - asked[0] > _STAY_S:
+            _end()
+
+    # Python prints what is raised in a callback, as in a destructor or where an import ends, and goes on.
+    sys.unraisablehook = lambda what: _end() if asked else sys.__unraisablehook__(what)
+    _on_signals(stop)
+    status: object = 0
     try:
-        main()
-    except SystemExit as end:
-        status = end.code
+        try:
+            main()
+        finally:
+            _on_signals(signal.SIG_IGN)
+    except SystemExit as error:
+        status = error.code
+    except BaseException:  # what was raised may have become another error on its way
+        if not asked:
+            raise
+        os.write(2, _STOPPED)
+        status = _STOPPED_STATUS
     if not isinstance(status, int | None) or "multiprocessing.forkserver" in sys.modules:
         raise SystemExit(status)  # a server of processes has a folder to remove
     try:
@@ -63,3 +92,13 @@ def entry() -> None:
         sys.stderr.flush()
     finally:
         os._exit(status or 0)
+
+
+def _on_signals(handler: object) -> None:
+    for number in _SIGNALS:
+        signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _end(*_: object) -> None:
+    os.write(2, _STOPPED)  # print cannot be entered twice
+    os._exit(_STOPPED_STATUS)

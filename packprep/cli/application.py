@@ -70,11 +70,16 @@ def one_thread() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+def _escaped(text: str) -> str:
+    """JSON that says the same, with escapes for all that does not show: names and texts may hold what a terminal obeys."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def put(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:
     """Print a result: as one JSON object, or by its printer."""
     try:
         if as_json:
-            print(json.dumps(result, ensure_ascii=False, sort_keys=True))
+            print(_escaped(json.dumps(result, ensure_ascii=False, sort_keys=True)))
         else:
             printer(result)
         sys.stdout.flush()

@@ -116,12 +116,30 @@ def recipe_of(
         typed[set_value(table, assignment)] = f"--set {assignment}"
     try:
         recipe = read_recipe(table, base)
+        _refuse_secrets(recipe)
         read(recipe)
         from packprep.objectives.tasks import complete
 
         return complete(recipe)
     except RecipeError as error:
         raise RecipeError(f"{_place(error.key, typed, recipes)}{error}", error.key) from None
+
+
+def _refuse_secrets(recipe: Any) -> None:
+    """RecipeError for a place in it that holds a secret, before it is kept anywhere."""
+    from packprep.errors import RecipeError, StorageError
+    from packprep.storage import expanded
+
+    places: list[tuple[tuple[str | int, ...], str]] = [
+        (("tokenizer",), recipe.tokenizer),
+        (("documents", "chat_template"), recipe.documents.chat_template),
+    ]
+    places += [(("sources", i, "paths"), path) for i, source in enumerate(recipe.sources) for path in source.paths]
+    for key, place in places:
+        try:
+            expanded(place)
+        except StorageError as error:
+            raise RecipeError(str(error), key) from None
 
 
 def _place(key: tuple[str | int, ...], typed: dict[tuple[str | int, ...], str], recipes: list[str]) -> str:
@@ -138,13 +156,16 @@ def _place(key: tuple[str | int, ...], typed: dict[tuple[str | int, ...], str], 
 
 
 def moved_of(pairs: list[str] | None) -> dict[str, str]:
+    """Source → prefix, of the values of --source."""
     from packprep.errors import RecipeError
+    from packprep.storage import expanded
 
     moved = {}
     for pair in pairs or ():
         name, equals, prefix = pair.partition("=")
         if not equals or not name or not prefix:
             raise RecipeError(f"--source {pair}: expected NAME=PREFIX, as in --source web=/data/web")
+        expanded(prefix)  # which refuses a secret in it
         moved[name] = prefix
     return moved
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from packprep.building.progress import Bar, say
+from packprep.building.progress import Bar, put_line, say
 from packprep.cli.application import one_thread, put
 from packprep.cli.arguments import (
     ArrayCount,
@@ -80,7 +80,7 @@ def build(
 
     def print_both(result: dict[str, Any]) -> None:
         print_summary(result)
-        print()
+        put_line()
         print_profile(result["profile"])
 
     put(with_profile, as_json, print_both)

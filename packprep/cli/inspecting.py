@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from packprep.building.progress import Bar
+from packprep.building.progress import Bar, put_line
 from packprep.cli.application import one_thread, put
 from packprep.cli.arguments import Directory, Json, moved_of
 
@@ -20,11 +20,11 @@ MovedOrNamed = Annotated[
 ]
 
 VIEWS = {
-    "--row": ("--segment", "--source NAME=PREFIX"),
-    "--doc": ("--source NAME", "--source NAME=PREFIX"),
+    "--row": ("--segment", "--source NAME=PREFIX", "--from-plan"),
+    "--doc": ("--source NAME", "--source NAME=PREFIX", "--from-plan"),
     "--grep": ("--limit",),
     "--diff": (),
-    "--html": ("--source NAME=PREFIX",),
+    "--html": ("--source NAME=PREFIX", "--from-plan"),
 }
 """What `inspect` shows beside the summary, one at a time → the options that go with it."""
 
@@ -59,6 +59,9 @@ def inspect(
         typer.Option(metavar="FILE", help="Write a report of it all, with rows to page through.", show_default=False),
     ] = None,
     source: MovedOrNamed = None,
+    from_plan: Annotated[
+        bool, typer.Option("--from-plan", help="Read the sources where the dataset says that they lie.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show a dataset: totals, utilisation, task and source mix, lengths; or what one of the options asks for."""
@@ -69,6 +72,7 @@ def inspect(
             "--row": row is not None, "--segment": segment is not None, "--doc": doc is not None,
             "--grep": grep is not None, "--limit": limit is not None, "--diff": diff is not None, "--html": html is not None,
             "--source NAME": name is not None, "--source NAME=PREFIX": bool(moved),
+            "--from-plan": from_plan,
         }
     )  # fmt: skip
     if segment is not None:
@@ -76,17 +80,17 @@ def inspect(
         from packprep.inspection.segment import describe_segment
 
         assert row is not None
-        put(describe_segment(directory, row, segment, moved), as_json, print_segment)
+        put(describe_segment(directory, row, segment, moved, from_plan), as_json, print_segment)
     elif row is not None:
         from packprep.inspection.printed_row import print_row
         from packprep.inspection.row import describe_row
 
-        put(describe_row(directory, row, moved), as_json, print_row)
+        put(describe_row(directory, row, moved, from_plan), as_json, print_row)
     elif doc is not None:
         from packprep.inspection.document import describe_document
         from packprep.inspection.printed_document import print_document
 
-        put(describe_document(directory, name, doc, moved), as_json, print_document)
+        put(describe_document(directory, name, doc, moved, from_plan), as_json, print_document)
     elif grep is not None:
         from packprep.inspection.printed_search import print_matches
         from packprep.inspection.search import describe_matches
@@ -98,7 +102,7 @@ def inspect(
 
         put(describe_difference(directory, diff), as_json, print_difference)
     elif html is not None:
-        put(_report(directory, html, moved), as_json, _print_written)
+        put(_report(directory, html, moved, from_plan), as_json, _print_written)
     else:
         from packprep.inspection.printed_summary import print_summary
         from packprep.inspection.summary import describe_dataset
@@ -143,7 +147,7 @@ def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str
     return names[0] if names else None, moved_of([value for value in values or () if "=" in value])
 
 
-def _report(directory: str, html: str, moved: dict[str, str]) -> dict[str, Any]:
+def _report(directory: str, html: str, moved: dict[str, str], from_plan: bool) -> dict[str, Any]:
     """Verify what the report looks at, and write it."""
     from packprep.building.processes import available_cpus
     from packprep.errors import DatasetError, PackprepError, PlanError, VocabularyError
@@ -163,7 +167,7 @@ def _report(directory: str, html: str, moved: dict[str, str]) -> dict[str, Any]:
         VocabularyError,
     ) as error:  # the page says so, and shows what can be read all the same
         verification = error
-    return write_report(directory, html, moved, verification, PROMISES)
+    return write_report(directory, html, moved, verification, PROMISES, from_plan)
 
 
 def _print_written(written: Mapping[str, Any]) -> None:
@@ -172,4 +176,4 @@ def _print_written(written: Mapping[str, Any]) -> None:
     faults = written["faults"]
     found = "not verified" if faults is None else "every promise holds" if not faults else counted(faults, "fault")
     rows = f"{written['shown_rows']:,} of {counted(written['rows'], 'row')}"
-    print(f"{written['html']}: {written['bytes']:,} bytes, {rows}; {found}")
+    put_line(f"{written['html']}: {written['bytes']:,} bytes, {rows}; {found}")

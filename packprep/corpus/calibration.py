@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packprep.corpus.conversations import MarkReader
+from packprep.corpus.conversations import Marked, MarkReader
 from packprep.corpus.engines.engine import Engine
 from packprep.corpus.planning import PlannedSource, format_name
 from packprep.corpus.readers import TOKEN_FORMATS
@@ -148,12 +148,16 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
 
 def _tokens_of(places: Sequence[Place], engine: Engine, vocabulary: Vocabulary, special_text: str) -> np.ndarray:
     """float64[n]: the tokens of documents; of long ones in proportion to those of a window around the place."""
-    windows, parts = [], np.ones(len(places))
+    windows, marks, parts = [], [], np.ones(len(places))
     for i, (text, mark, at) in enumerate(places):
-        if at >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS and mark is None:
+        if at >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
             begin = int(at * (len(text) - TOKENIZED_CHARACTERS))
             whole, text = text, text[begin : begin + TOKENIZED_CHARACTERS]
             parts[i] = len(whole) / len(text)
+            mark = (
+                Marked(text, (), chat=True) if mark is not None and mark.chat else None
+            )  # its tokens are counted, no more
         windows.append(text)
-    tokens, _ = tokenize_marked(engine, windows, [mark for _, mark, _ in places], special_text, vocabulary)
+        marks.append(mark)
+    tokens, _ = tokenize_marked(engine, windows, marks, special_text, vocabulary)
     return np.diff(tokens.offsets) * parts

@@ -28,6 +28,9 @@ _TOKEN_NAME = re.compile(r"\b(\w+_token)\b")
 _ROLE_NAMES = {f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")}
 
 
+MOST_TEMPLATE_BYTES = 1 << 20
+
+
 class TemplateLimit(Exception):
     """A template does more than it may, or prints what is no value."""
 
@@ -54,11 +57,15 @@ def find_template(path_key: str, base: Path, tokenizer: str) -> str | None:
     if path.exists() and not path.is_file():
         raise RecipeError(f"{where}: {path} is no regular file; give a Jinja file, relative to the recipe")
     try:
+        if path.stat().st_size > MOST_TEMPLATE_BYTES:
+            raise RecipeError(f"{where}: {path} has more than {MOST_TEMPLATE_BYTES} bytes; give a Jinja file")
         source = path.read_text("utf-8")
     except OSError as error:
         raise RecipeError(f"{where}: {path}: {error.strerror}; give a Jinja file, relative to the recipe") from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"{where}: {path} is not UTF-8 at byte {error.start}; give a Jinja file in UTF-8") from None
+    except ValueError as error:
+        raise RecipeError(f"{where}: no file has such a name ({error}); give a Jinja file") from None
     compile_template(source)
     texts = _token_texts(source, tokenizer, configs)
     unknown = sorted(_ROLE_NAMES & set(_TOKEN_NAME.findall(source)) - texts.keys())
@@ -77,8 +84,8 @@ def _template_beside(tokenizer: str, base: Path, configs: Sequence[Mapping[str, 
     for config in configs:
         found = config.get("chat_template")
         if isinstance(found, list):
-            named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-            found = named.get("default")
+            named = (entry for entry in reversed(found) if isinstance(entry, dict) and entry.get("name") == "default")
+            found = next(named, {}).get("template")
         if isinstance(found, str):
             return found
     return None
@@ -87,7 +94,7 @@ def _template_beside(tokenizer: str, base: Path, configs: Sequence[Mapping[str, 
 def _json_object(name: str, data: bytes) -> Mapping[str, Any]:
     try:
         parsed = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise VocabularyError(
             f"the {name} beside the tokenizer is not JSON ({error}); mend it or move it away"
         ) from None
@@ -153,9 +160,9 @@ def compile_template(source: str) -> ChatTemplate:
 
     environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = jinja2.pass_environment(_refuse)
     del environment.filters["random"], environment.globals["lipsum"]
-    environment.limit_filters()
+    environment.limit()
     as_calls = _GENERATION.sub(lambda m: m[1] + ("endcall" if m[2] else "call packprep_generation()") + m[3], source)
     try:
         tree = environment.parse(as_calls)
@@ -170,6 +177,10 @@ def compile_template(source: str) -> ChatTemplate:
         raise RecipeError(
             "the chat template cannot be used: it is nested too deeply; give another in documents.chat_template"
         ) from None
+    except TemplateLimit:
+        raise RecipeError(
+            "the chat template cannot be used: it has too many parts; give another in documents.chat_template"
+        ) from None
     if "strftime_now" in names:
         raise RecipeError(
             "the chat template asks for today's date (strftime_now), and a dataset may not depend on the day of its "
@@ -178,7 +189,8 @@ def compile_template(source: str) -> ChatTemplate:
     return ChatTemplate(template, source, names)
 
 
-def _refuse(message: object) -> None:
+def _refuse(environment: Any, message: object) -> None:
+    environment.printed(message)
     raise TemplateRefusal(str(message))
 
 

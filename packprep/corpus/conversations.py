@@ -24,6 +24,8 @@ __all__ = ["MARK_REASONS", "MarkReader", "Marked", "find_template"]
 MARK_REASONS = ("bad_loss_spans", "bad_messages", "template_error", "template_not_incremental")
 LOSS_SPANS, MESSAGES = "loss_spans", "messages"
 _ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
+MAX_SPANS = 1 << 16  # of one document
+_MOST_SAID = 4096
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 Problem = tuple[str, str]  # a reason and its detail
@@ -88,6 +90,8 @@ def _with_spans(text: str, spans: Any) -> Marked | Problem:
     """The characters inside any of the spans, in whatever order those stand, overlap, are empty or reach beyond the text."""
     if not isinstance(spans, list):
         return "bad_loss_spans", "a list of [begin, end] is wanted"
+    if len(spans) > MAX_SPANS:
+        return "bad_loss_spans", f"{len(spans)} entries; at most {MAX_SPANS}"
     ranges: list[tuple[int, int]] = []
     for k, span in enumerate(spans):
         if not isinstance(span, list) or len(span) not in (2, 3) or not all(type(bound) is int for bound in span[:2]):
@@ -155,7 +159,7 @@ def _rendered(template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> Mar
     except _NotIncremental as error:
         return "template_not_incremental", str(error)
     except TemplateRefusal as error:
-        return "template_error", f"the template says {ascii(str(error))}"
+        return "template_error", f"the template says {ascii(str(error)[:_MOST_SAID])}"
     except TemplateLimit:
         return "template_error", "the template does more than it may at these messages, or prints what is no text"
     except Exception:

@@ -57,6 +57,7 @@ _ADVICE = {
     "not_tokens": "give lists of token ids without nulls",
     "id_out_of_range": "give the tokenizer that its ids are of",
     "tokenizer_error": "give a tokenizer that takes any text: one with an unknown token, or of bytes",
+    "template_error": "mend the chat template, or give another in documents.chat_template",
     "special_text": 'set documents.special_text = "text"',
     "untrained": 'mend its loss_spans or roles, or set documents.loss_spans = "ignore"',
     "empty": "if another key holds the text, name it as text_key (--text-key)",

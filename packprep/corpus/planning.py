@@ -11,7 +11,7 @@ and which process makes which shard never shows.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -22,11 +22,18 @@ import numpy as np
 from packprep.corpus.files import Files, Pieces, pieces_of
 from packprep.corpus.readers import Part
 from packprep.dataset.json_files import LAW_VERSION
+from packprep.errors import SourceError
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 
 _WEIGHT_BITS = 16  # the kept part of a piece is an integer per 2¹⁶
 _AT_ONCE = 1 << 18  # pieces: millions of them are worked on in parts that stay in the processor's cache
+MOST_PIECES = 1 << 26
+"""Pieces of all sources, once for each use: 256 TiB of lines. Every process holds twelve bytes of each."""
+PIECES_OF_A_USE = 256
+"""As many pieces, at least, a use takes the time of."""
+UNREAD = ""
+"""The prefix of a source whose files are not to be read."""
 
 
 def _chunks(size: int) -> Iterator[slice]:
@@ -101,13 +108,14 @@ class PlannedSource:
             weights[some] = np.maximum((held * ratio[self.files.kind[found.file]]) >> 10, 1)
         return weights
 
-    def order(self, use: int) -> np.ndarray:
-        """int32 or int64[P]: the pieces in the keyed order of one use."""
+    def order(self, uses: range) -> np.ndarray:
+        """int32 or int64[uses, P]: the pieces in the keyed order of each of these uses."""
         size = len(self.pieces)
-        order = np.empty(size, np.int32 if size < 1 << 31 else np.int64)
-        key = bits64(text_key(self.seed, self.name, use), PIECE_ORDER)
+        order = np.empty((len(uses), size), np.int32 if size < 1 << 31 else np.int64)
+        keys = bits64(np.array([text_key(self.seed, self.name, use) for use in uses]), PIECE_ORDER)[:, None]
         for some in _chunks(size):
-            order[some] = permute(np.arange(some.start, some.stop), size, key)
+            pieces = np.tile(np.arange(some.start, some.stop), (len(uses), 1))
+            order[:, some] = permute(pieces, size, keys)
         return order
 
     @cached_property
@@ -115,20 +123,22 @@ class PlannedSource:
         """(pieces [uses · P] in one order, ends int64[uses · P] of their weights summed)."""
         low, high = self.source.sample
         size, own = len(self.pieces), self.weights()
-        pieces, ends = np.empty(self.uses * size, np.int32 if size < 1 << 31 else np.int64), []
-        before = 0
-        for use in range(self.uses):
-            kept = int(self.kept_of_use(use) * (Fraction(high) - Fraction(low)) * (1 << _WEIGHT_BITS))
-            pieces[use * size : (use + 1) * size] = order = self.order(use)
+        pieces = np.empty((self.uses, size), np.int32 if size < 1 << 31 else np.int64)
+        ends = np.empty((self.uses, size), np.int64)
+        sampled, before, at_once = Fraction(high) - Fraction(low), 0, max(1, _AT_ONCE // max(1, size))
+        for first in range(0, self.uses if size else 0, at_once):
+            uses = range(first, min(first + at_once, self.uses))
+            some = slice(uses.start, uses.stop)
+            kept = [int(self.kept_of_use(use) * sampled * (1 << _WEIGHT_BITS)) for use in uses]
+            pieces[some] = order = self.order(uses)
             weights = own[order]
-            weights *= kept
+            weights *= np.array(kept, np.int64)[:, None]
             weights >>= _WEIGHT_BITS
             np.maximum(weights, 1, out=weights)
-            np.cumsum(weights, out=weights)
-            weights += before
-            before = int(weights[-1]) if size else 0
-            ends.append(weights)
-        return pieces, np.concatenate(ends) if len(ends) != 1 else ends[0]
+            np.cumsum(weights, out=ends[some].reshape(-1))
+            ends[some] += before
+            before = int(ends[uses.stop - 1, -1])
+        return pieces.reshape(-1), ends.reshape(-1)
 
     @property
     def weight(self) -> int:
@@ -138,17 +148,32 @@ class PlannedSource:
 
     def extents(self, shard: int, shards: int) -> Iterator[Extent]:
         """What shard number `shard` of `shards` takes, in order."""
-        pieces, ends = self._list
-        if not len(ends):
-            return
-        begin, end = shard * self.weight // shards, (shard + 1) * self.weight // shards
+        return (self.extent(place, shard, shards) for place in self.places(shard, shards))
+
+    def places(self, shard: int, shards: int) -> range:
+        """The places, in the list of all pieces and uses, of what a shard takes: of the first and the last perhaps a part."""
+        ends = self._list[1]
+        begin, end = self._bounds(shard, shards)
         if begin == end:
-            return
-        per_use = len(self.pieces)
-        for i in range(int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(ends, end, "left")) + 1):
-            first = int(ends[i - 1]) if i else 0
-            weight = int(ends[i]) - first
-            yield Extent(int(pieces[i]), i // per_use, max(begin - first, 0), min(end - first, weight), weight)
+            return range(0)
+        return range(int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(ends, end, "left")) + 1)
+
+    def extent(self, place: int, shard: int, shards: int) -> Extent:
+        """What a shard takes at one of its places."""
+        pieces, ends = self._list
+        begin, end = self._bounds(shard, shards)
+        first = int(ends[place - 1]) if place else 0
+        weight = int(ends[place]) - first
+        use = place // len(self.pieces)
+        return Extent(int(pieces[place]), use, max(begin - first, 0), min(end - first, weight), weight)
+
+    def _bounds(self, shard: int, shards: int) -> tuple[int, int]:
+        return shard * self.weight // shards, (shard + 1) * self.weight // shards
+
+    def at_places(self, places: range) -> tuple[np.ndarray, np.ndarray]:
+        """(pieces, uses), int64[n] each, at some places of that list."""
+        pieces = self._list[0][places.start : places.stop].astype(np.int64)
+        return pieces, np.arange(places.start, places.stop) // max(1, len(self.pieces))
 
     def shards_of(self, pieces: np.ndarray, shards: int) -> np.ndarray:
         """int64[k]: which of `shards` shards take something of any of these pieces, int64[n], in any use; ascending."""
@@ -183,11 +208,20 @@ class PlannedSource:
         found = self.pieces.at(np.array([piece]))
         return range(int(found.file[0]), int(found.file[0] + found.files[0]))
 
+    def path(self, i: int) -> str:
+        """Where file i of the source lies. SourceError where its files are not to be read."""
+        if self.prefix == UNREAD:
+            raise SourceError(
+                f"source {self.name!r} is not read where a plan alone says that it lies: --source {self.name}=PREFIX names a "
+                "place, --from-plan believes the plan"
+            )
+        return os.path.join(self.prefix, self.files.names[i])
+
     def _part(self, i: int, piece: int, lo: int, hi: int, weight: int) -> Part:
         file = self.files[i]
         format, compression = self.formats[i]
         return Part(
-            path=os.path.join(self.prefix, file.name),
+            path=self.path(i),
             file=self.first_file + i,
             size=file.size,
             format=format,
@@ -198,6 +232,11 @@ class PlannedSource:
             weight=weight,
             step_bytes=self.step_bytes,
         )
+
+
+def pieces_of_all_uses(sources: Sequence[PlannedSource]) -> int:
+    """The pieces of all sources, once for each use, which counts as PIECES_OF_A_USE where it has fewer."""
+    return sum(source.uses * max(PIECES_OF_A_USE, len(source.pieces)) for source in sources)
 
 
 def format_name(format: str, compression: str) -> str:

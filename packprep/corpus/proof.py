@@ -14,7 +14,7 @@ from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, R
 from packprep.corpus.nasty_text import nasty_texts
 from packprep.corpus.remembered import remembered
 from packprep.corpus.tokenization import TOKENIZER_ERROR, Tokens, tokenize
-from packprep.corpus.tokenizer_json import read_tokens
+from packprep.corpus.tokenizer_json import panics_as_errors, read_tokens
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.randomness import PROOF, philox
 
@@ -73,7 +73,12 @@ def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabular
         return
 
     def find() -> bool:
-        texts = nasty_texts(0, 0, NASTY_TEXTS, *texts_of_tokens(reference, vocabulary))
+        try:
+            with panics_as_errors():
+                tokens = texts_of_tokens(reference, vocabulary)
+        except Exception as error:
+            raise EngineRefusal(f"there is nothing to prove it on: the tokenizer's decoder fails ({error})") from error
+        texts = nasty_texts(0, 0, NASTY_TEXTS, *tokens)
         prove(engine, texts, special_text, vocabulary)
         return True
 

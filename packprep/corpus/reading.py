@@ -28,6 +28,8 @@ from packprep.recipe import Recipe
 EMPTY = "empty"
 BELOW_MIN_TOKENS = "below_min_tokens"
 UNTRAINED = "untrained"
+MOST_DOCUMENTS = 1 << 22
+"""Of one shard: a document, used or rejected, takes up to some 200 bytes in memory beside its text."""
 
 
 class Documents(NamedTuple):
@@ -218,7 +220,7 @@ def read_documents(
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
     clock: gets the seconds of the stages read and tokenize. buffers: hold the documents' columns; None: their own.
     expected_tokens: about how many there will be; only speed depends on it.
-    most_bytes: SourceError once the text is more than that; None: any amount.
+    most_bytes: SourceError once the text is more than that, or there are more than MOST_DOCUMENTS; None: any amount.
     A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
     """
     clock, buffers = clock or Clock(), buffers or Buffers()
@@ -291,6 +293,11 @@ def read_documents(
                     column.extend(value, count)
                 keys.extend(file_keys[part.file], count)
                 counts[source.name] += len(batch.positions) + len(batch.rejects)
+                if most_bytes is not None and sum(counts.values()) > MOST_DOCUMENTS:
+                    raise SourceError(
+                        f"{part.path}: one shard's part of it and of other files has more than {MOST_DOCUMENTS} documents. Set "
+                        "output.shard_text_bytes to less, or leave empty documents out, and build into another folder"
+                    )
                 text_bytes[source.name] += batch_bytes
                 if most_bytes is not None and sum(text_bytes.values()) > most_bytes:
                     raise SourceError(

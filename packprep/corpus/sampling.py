@@ -150,8 +150,8 @@ def look_at_lines(
 
 
 def _decoded(decode: Callable[[bytes], Outcome], line: bytes) -> str | Marked | None:
-    """The text of a line; None where it is blank or bad."""
-    outcome = decode(line) if line and not line.isspace() else None
+    """The text of a line; None where it is blank, bad or too large."""
+    outcome = decode(line) if line and len(line) <= MAX_DOCUMENT_BYTES and not line.isspace() else None
     return None if isinstance(outcome, tuple) else outcome
 
 
@@ -246,9 +246,11 @@ def _lines_looked_at(
         for piece in pieces.tolist():
             yield from _read(source, source.parts(Extent(piece, 0, 0, 1, 1)), marks)
         return
-    decode = line_decoder(source.source.text_key, marks)
+    decode, last = line_decoder(source.source.text_key, marks), _NO_LINE
     for lines in _windows(source, starts, files, key, 0):
-        outcomes = [_decoded(decode, line.data) for line in {line.begin: line for line, _ in lines}.values()]
+        new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}  # a long line reaches into many windows
+        last = lines[-1][0]
+        outcomes = [_decoded(decode, line.data) for line in new.values()]
         texts = [
             outcome.text if isinstance(outcome, Marked) else outcome for outcome in outcomes if outcome is not None
         ]
@@ -273,6 +275,7 @@ class _Places:
         self._distance, self._count, self._next = distance, count, distance / 2
         self.text_bytes = 0
         self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # sizes, tokens, how many each stands for
+        self._first: Place | None = None  # stands for all where the text is too little to have a place
         self._supervised = self._chat = False
 
     def add(self, texts: list[str], marked: list[Marked | None]) -> None:
@@ -280,6 +283,9 @@ class _Places:
         self._supervised |= any(mark is not None for mark in marked)
         self._chat |= any(mark is not None and mark.chat for mark in marked)
         sizes = np.array([len(text.encode()) for text in texts], np.int64)
+        if self._first is None and sizes.any():
+            longest = int(sizes.argmax())
+            self._first = Place(texts[longest], marked[longest], -1.0)
         ends = self.text_bytes + np.cumsum(sizes)
         self.text_bytes += int(sizes.sum())
         here, at, stand_for = np.arange(len(texts)), np.full(len(texts), -1.0), np.ones(len(texts))
@@ -296,6 +302,9 @@ class _Places:
     def looked(self, held: float, text_bytes: float, error: float) -> Looked:
         """What they tell of all documents, whose text bytes are known with an error, as a part of them."""
         nothing = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        if self._first is not None and not any(len(sizes) for sizes, _, _ in self._found):
+            size = np.array([len(self._first.text.encode())], np.int64)
+            self._found.append((size, self._count([self._first]), self.text_bytes / size))
         sizes, tokens, weights = (np.concatenate(column) for column in zip(nothing, *self._found, strict=True))
         if self._distance and self.text_bytes:
             at_places = weights * sizes

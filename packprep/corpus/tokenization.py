@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.corpus.engines.engine import Engine, EngineFault, any_of, check_special_text, offsets_of
-from packprep.corpus.engines.native import panics_as_errors
-from packprep.corpus.tokenizer_json import added_tokens, texts_of_ids, unknown_id
+from packprep.corpus.engines.normal_forms import NormalizerLimit
+from packprep.corpus.tokenizer_json import added_tokens, panics_as_errors, texts_of_ids, unknown_id
 from packprep.corpus.vocabulary import Vocabulary
 
 TOKENIZER_ERROR = "tokenizer_error"
@@ -122,7 +122,8 @@ def _failing(
         if i not in rejected and (why := failure(engine, text)):
             if engine.reference is not None and failure(engine.reference, text) is None:
                 raise EngineFault(text, str(why)) from why
-            failing[i] = (TOKENIZER_ERROR, "the tokenizer fails on its text")
+            detail = str(why) if isinstance(why, NormalizerLimit) else "the tokenizer fails on its text"
+            failing[i] = (TOKENIZER_ERROR, detail)
     return failing
 
 

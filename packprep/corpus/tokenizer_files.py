@@ -11,6 +11,7 @@ from packprep.digests import digest_of
 from packprep.errors import VocabularyError
 from packprep.storage import expanded
 
+MOST_BYTES = 1 << 29
 HINT_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 HINT_KEYS = {
     "eos": ("eos_token", "sep_token"),
@@ -89,6 +90,10 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
 
 def _read(path: Path) -> bytes:
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise VocabularyError(
+                f"the tokenizer file {path} has {size} bytes, and one has at most {MOST_BYTES}: give a tokenizer.json"
+            )
         return path.read_bytes()
     except OSError as error:
         raise VocabularyError(f"the tokenizer file {path} cannot be read: {error.strerror}") from error
@@ -138,7 +143,7 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
             continue
         try:
             parsed = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise VocabularyError(
                 f"the {file} beside the tokenizer is not JSON ({error}); mend it or move it away"
             ) from error

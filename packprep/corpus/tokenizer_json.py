@@ -1,8 +1,9 @@
 """What a tokenizer.json holds, the same with tokens added, and that of the built-in vocabulary of bytes."""
 
+import contextlib
 import functools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from packprep.digests import digest_of
 from packprep.errors import VocabularyError
 
 BYTES_VOCAB_SIZE = 528
+MOST_WORD_CHARACTERS = 1000
+"""Of a WordPiece model's words: on a longer one `tokenizers` takes the cube of its length, half a second at 1000 characters."""
+MOST_HOLES = 1 << 20
+"""Ids below vocab_size that no token has: tables of ids are that much longer than a tokenizer is large, at most."""
 BYTES_ROLES = {
     "pad": "<pad>",
     "bos": "<bos>",
@@ -112,6 +117,7 @@ class Outline(msgspec.Struct):
 
     added_tokens: list[dict[str, Any]] | None = None
     decoder: dict[str, Any] | None = None
+    normalizer: dict[str, Any] | None = None
 
 
 def outline_of(data: bytes) -> Outline:
@@ -120,7 +126,7 @@ def outline_of(data: bytes) -> Outline:
         return msgspec.json.decode(data, type=Outline)
     except ValueError:  # it refuses what json takes, as half of a surrogate pair
         parsed = _parse(data)
-        return Outline(parsed["added_tokens"], parsed.get("decoder"))
+        return Outline(parsed["added_tokens"], parsed.get("decoder"), parsed.get("normalizer"))
 
 
 class _Unusable(Exception):
@@ -132,8 +138,9 @@ def _parse(data: bytes) -> Mapping[str, Any]:
     try:
         try:
             parsed = msgspec.json.decode(data)
-        except ValueError:  # it refuses what json takes, as half of a surrogate pair
+        except ValueError:  # json says where
             parsed = json.loads(data)
+            json.dumps(parsed, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise _Unusable(
             f"not JSON ({error}). Give a tokenizer.json of the `tokenizers` library, or its folder"
@@ -154,6 +161,15 @@ def _parse(data: bytes) -> Mapping[str, Any]:
     return parsed
 
 
+def steps_of(part: Any, key: str) -> Iterator[Any]:
+    """The steps of a normalizer, pre-tokenizer or decoder, sequences taken apart. key: a sequence's name for its steps."""
+    if isinstance(part, dict) and part.get("type") == "Sequence":
+        for inner in part.get(key) or ():
+            yield from steps_of(inner, key)
+    elif part is not None:
+        yield part
+
+
 def read_tokens(data: bytes, name: str) -> TokenTable:
     """The tokens of a tokenizer.json. Raises VocabularyError when `tokenizers` would use other ids than the file says.
 
@@ -164,6 +180,17 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
         return _read_tokens(data)
     except _Unusable as error:
         raise VocabularyError(f"tokenizer = {name!r}: {error}") from error
+
+
+@contextlib.contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """A panic of a library, which is no Exception, becomes a RuntimeError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ == "pyo3_runtime":
+            raise RuntimeError(str(error)) from error
+        raise
 
 
 def library_version() -> str:
@@ -178,8 +205,15 @@ def _read_tokens(data: bytes) -> TokenTable:
     from tokenizers import Tokenizer
 
     parsed = _parse(data)
+    longest = parsed["model"].get("max_input_chars_per_word")
+    if isinstance(longest, int) and longest > MOST_WORD_CHARACTERS:
+        raise _Unusable(
+            f"max_input_chars_per_word is {longest}, and `tokenizers` would take minutes for one long word: at most "
+            f"{MOST_WORD_CHARACTERS} are taken, and models are trained with 100. Give the file that the model was trained with"
+        )
     try:
-        tokenizer = Tokenizer.from_buffer(data)
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # what the library raises for a bad file is a bare Exception
         raise _Unusable(f"`tokenizers` cannot load it ({error})") from error
     wrong = [
@@ -380,6 +414,12 @@ def _continuing(data: bytes, vocab_size: int) -> bytes:
             )
     except (_Unusable, LookupError, TypeError) as error:
         raise VocabularyError(f"the tokenizer.json has no vocabulary: {error!r}") from error
+    tokens = len(pairs) + len(parsed["added_tokens"])
+    if vocab_size > max(tokens, BYTES_VOCAB_SIZE) + MOST_HOLES:
+        raise VocabularyError(
+            f"the tokenizer.json has {tokens} tokens, and vocab_size is {vocab_size}: at most {MOST_HOLES} ids may be without "
+            "a token; put the right file back"
+        )
     if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
         inside = {character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80}
         which = [i for text, i in pairs if text[:1] in inside]

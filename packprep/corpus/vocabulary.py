@@ -5,6 +5,7 @@ What is given comes first. A token that was given one role and that the tokenize
 the recipe uses both: a mask that is also the padding would be looked for among padding. A sentinel is no token of text.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from packprep.corpus.role_conflicts import (
 from packprep.corpus.tokenizer_files import Beside, hints_of, load_tokenizer_json
 from packprep.corpus.tokenizer_json import (
     BYTES_VOCAB_SIZE,
+    MOST_HOLES,
     TokenTable,
     bytes_tokenizer_json,
     extended_tokenizer_json,
@@ -58,8 +60,6 @@ WELL_KNOWN_FIM = (
     ("▁<PRE>", "▁<MID>", "▁<SUF>"),
     ("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>"),
 )
-MOST_HOLES = 1 << 20
-"""Ids below vocab_size that no token has: tables of ids are that much longer than a tokenizer is large, at most."""
 FIM_ROLES = ("fim_prefix", "fim_middle", "fim_suffix")
 SENTINEL_PATTERN = "<extra_id_{}>"
 
@@ -350,8 +350,8 @@ def _sentinels(
         why = f"{len(absent)} of {len(ids)} are not there: {listed(map(repr, absent))}"
         return (), [Missing("sentinels", why, () if unknown_ids else tuple(absent), len(ids))], []
     present = tuple(id for id in ids if id is not None)
-    twice = next((id for k, id in enumerate(present) if id in present[:k]), None)
-    if twice is not None:
+    if len(set(present)) < len(present):
+        twice = Counter(present).most_common(1)[0][0]
         raise VocabularyError(
             f"[specials] sentinels: {tokens.texts[twice]} (id {twice}) stands twice; each span needs its own sentinel"
         )

@@ -5,6 +5,7 @@ import shlex
 from typing import Any
 
 from packprep.building.output import Output, nearby, output_of
+from packprep.building.progress import put_line
 from packprep.building.run import Progress
 from packprep.errors import RecipeError
 from packprep.exporting.folder import FORMAT, RECEIPT, VERSION, finish, refuse_nested, standing_export
@@ -93,10 +94,10 @@ def print_export(result: dict[str, Any]) -> None:
     count = len(result["files"])
     files = f"{count:,} file{'' if count == 1 else 's'}, {size / 1e6:,.1f} MB, and {RECEIPT}"
     if result["to"] == "parquet":
-        print(f"{result['out']}: {result['rows']:,} rows, columns {result['columns']}: {files}")
+        put_line(f"{result['out']}: {result['rows']:,} rows, columns {result['columns']}: {files}")
         return
-    print(
+    put_line(
         f"{result['out']}: {result['documents']:,} {result['what']}, {result['tokens']:,} tokens ({result['dtype']}): {files}"
     )
     if result["data_path"]:
-        print(f"--data-path {shlex.join(result['data_path'])}")
+        put_line(f"--data-path {shlex.join(result['data_path'])}")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from packprep.building.ledger import is_ledger
 from packprep.building.output import Nearby
 from packprep.dataset.json_files import MANIFEST_NAME, as_stored, shard_name
 from packprep.dataset.manifest import LATER, Manifest, read_manifest
@@ -30,6 +31,11 @@ def sound_manifest(near: Nearby) -> Manifest:
         raise DatasetError(
             f"{near.out.place(MANIFEST_NAME)}: it carries the digest {manifest['digest']} and its own is {own}: it was "
             "changed or damaged after it was written; put it back"
+        )
+    sources, tasks = ([entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"]))
+    if not is_ledger(manifest["ledger"], sources, tasks):
+        raise DatasetError(
+            f"{near.out.place(MANIFEST_NAME)}: its ledger has not the keys and counts of a ledger; put the right file back"
         )
     return manifest
 

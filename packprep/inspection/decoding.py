@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from packprep.corpus.tokenizer_json import bytes_tokenizer_json, outline_of, tokens_in_file
 
+MOST_CHARACTERS = 1 << 16
+"""What a decoder may make of a token; a step that would make more is left out."""
 TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 
 
@@ -129,7 +131,8 @@ def _decoded(step: dict[str, Any], token: str) -> str:
     if step["type"] == "Metaspace":
         return token.replace(step.get("replacement", "▁"), " ")
     if step["type"] == "Replace" and "String" in step["pattern"]:
-        return token.replace(step["pattern"]["String"], step["content"])
+        old, new = step["pattern"]["String"], step["content"]
+        return token.replace(old, new) if token.count(old) * len(new) <= MOST_CHARACTERS else token
     if step["type"] == "WordPiece":
         return token.removeprefix(step["prefix"]) if token.startswith(step["prefix"]) else f" {token}"
     if step["type"] == "BPEDecoder":

@@ -29,19 +29,23 @@ END = np.iinfo(np.int64).max
 
 
 def describe_document(
-    directory: str | os.PathLike | Output, name: str | None, place: str, moved: Mapping[str, str]
+    directory: str | os.PathLike | Output,
+    name: str | None,
+    place: str,
+    moved: Mapping[str, str],
+    from_plan: bool = False,
 ) -> dict[str, Any]:
     """Where a document went, as plain values.
 
     name: its source; None for a dataset's only one. place: "FILE:POSITION" with the file's name as the plan has it, or
-    "POSITION" for every file of the source. moved: source name → prefix where its files lie now.
+    "POSITION" for every file of the source. moved, from_plan: as in `describe_row`.
     Gives {directory, source, position, shards, shards_searched, more_files: how many of those with such a document are not
     described, files: [{file, text: its beginning, tokens, not_read: why these two are null, before, after: the nearest
     positions known of documents where there is none at this one, uses}]}. uses: [{use, outcome, why, segments, left_out}];
     outcome: "used" | "rejected" | "not sampled" | "not repeated" | "absent" | "lost".
     Raises RecipeError for a source or a file that there is not, or a place that is none; DatasetError for a damaged dataset.
     """
-    with opened(directory, moved) as data:
+    with opened(directory, moved, from_plan) as data:
         job = data.usable_job
         source = _source(job, name)
         file, position = _place(source, place)

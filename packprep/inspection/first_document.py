@@ -6,13 +6,14 @@ from itertools import pairwise
 import numpy as np
 
 from packprep.building.job import Job
+from packprep.building.progress import visible
 from packprep.corpus.planning import PlannedSource
 from packprep.corpus.readers import Batch, Reject, read
 from packprep.corpus.reading import keeper
 from packprep.corpus.token_documents import take_tokens
 from packprep.corpus.training import tokenize_marked
 from packprep.inspection.decoding import SPECIAL, Piece, TokenTexts
-from packprep.inspection.lines import special, visible
+from packprep.inspection.lines import special
 
 SHOWN_TOKENS = 8  # at either end of document 1
 

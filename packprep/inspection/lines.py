@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len, chop_cells
 
+from packprep.building.progress import visible
 from packprep.inspection.decoding import SPECIAL, TEXT
 
 TRAINED, NOT_TRAINED, IN_PART, LED_ON = "^", ".", "+", "~"
@@ -40,18 +41,6 @@ class Unit(NamedTuple):
 
 def _led_on(mark: str) -> str:
     return LED_ON if mark in (TRAINED, IN_PART, LED_ON) else " "
-
-
-def visible(text: str) -> str:
-    """The text with every character showing: ␊ for a line feed and so on, \\u{200b} for what has no picture."""
-    return "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    code = ord(character)
-    if code < 0x20 or code == 0x7F:
-        return "␡" if code == 0x7F else chr(0x2400 + code)
-    return character if character.isprintable() or character == "\u3000" else f"\\u{{{code:x}}}"
 
 
 def special(text: str) -> str:

@@ -13,7 +13,9 @@ import numpy as np
 from packprep.building.job import Job
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.replay import replay_segments
-from packprep.building.run import moved_prefixes, open_job, read_plan
+from packprep.building.run import open_job, read_plan
+from packprep.corpus.finding import absolute_prefix
+from packprep.corpus.planning import UNREAD
 from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import first_rows
@@ -25,6 +27,7 @@ from packprep.inspection.columns import segments_of
 from packprep.inspection.decoding import TokenTexts
 
 IDENTICAL = "identical"
+NOT_READ = "not rebuilt: its source is not read; --source NAME=PREFIX or --from-plan reads it"
 NEAREST = 8  # names in a message
 MOST_COMPARED = 10_000  # names to find them among
 
@@ -33,8 +36,8 @@ MOST_COMPARED = 10_000  # names to find them among
 class Opened:
     """A published dataset, near; shards at a URL are brought when they are asked for.
 
-    texts: the text of every token. files: the plan's file names, by segment_file. prefixes: where the sources' files lie
-    now; None: as the plan says.
+    texts: the text of every token. files: the plan's file names, by segment_file. prefixes: where the sources' files lie,
+    UNREAD of those that are not to be read; None without a plan.
     """
 
     near: Nearby
@@ -93,6 +96,17 @@ class Opened:
         if isinstance(job, PackprepError):
             return [f"not rebuilt: {job}"] * len(chosen)
         arrays = shard_in(self.near.folder, self.dataset.manifest, number).arrays
+        files = arrays["segment_file"][chosen].astype(np.int64)
+        source = np.searchsorted([source.first_file for source in job.sources], files, "right") - 1
+        said = np.full(len(chosen), "not rebuilt: its header names no file of its source", object)
+        known = (files < len(self.files)) & (source == arrays["segment_source"][chosen])
+        read = known & np.array([own.prefix != UNREAD for own in job.sources])[source]
+        said[known] = NOT_READ
+        said[read] = self._replayed(job, arrays, chosen[read])
+        return said.tolist()
+
+    def _replayed(self, job: Job, arrays: Mapping[str, np.ndarray], chosen: np.ndarray) -> list[str]:
+        """As `rebuilt`, of segments whose sources may be read."""
 
         def replay(which: np.ndarray) -> list[str]:
             return [f"differs: {what}" if what else IDENTICAL for what in replay_segments(job, arrays, which)]
@@ -112,9 +126,13 @@ class Opened:
 
 
 @contextmanager
-def opened(directory: str | os.PathLike | Output, moved: Mapping[str, str]) -> Iterator[Opened]:
+def opened(
+    directory: str | os.PathLike | Output, moved: Mapping[str, str], from_plan: bool = False
+) -> Iterator[Opened]:
     """A dataset to inspect; what had to be brought near is removed at the end.
 
+    moved: source → prefix where its files lie; it is read there and nowhere else. from_plan: whether the other sources are
+    read where the plan says that they lie: whoever wrote the dataset chose these folders and URLs.
     Raises DatasetError for a dataset that cannot be read, RecipeError for an unknown source in `moved`.
     """
     with nearby(output_of(directory)) as near:
@@ -125,7 +143,11 @@ def opened(directory: str | os.PathLike | Output, moved: Mapping[str, str]) -> I
             check_source(name, names)
         plan = read_plan(near.folder)
         files = [file["name"] for file in plan["files"]] if plan else []
-        prefixes = moved_prefixes(plan, moved) if plan and moved else None
+        prefixes = None
+        if plan:
+            places = {source["name"]: source["prefix"] for source in plan["sources"]}
+            named = {**(places if from_plan else {}), **moved}
+            prefixes = [absolute_prefix(named[name]) if name in named else UNREAD for name in places]
         yield Opened(near, dataset, _token_texts(near.folder, dataset), files, prefixes)
 
 

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packprep.inspection.lines import counted, visible
+from packprep.building.progress import visible
+from packprep.inspection.lines import counted
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 MOST_KEYS = 40

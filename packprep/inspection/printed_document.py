@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from packprep.inspection.lines import counted, visible
+from packprep.building.progress import visible
+from packprep.inspection.lines import counted
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 SHOWN = 160  # characters of the document's beginning

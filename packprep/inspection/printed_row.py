@@ -6,19 +6,10 @@ from typing import Any
 
 from rich.text import Text
 
+from packprep.building.progress import visible
 from packprep.inspection.decoding import BYTES, SPECIAL
-from packprep.inspection.lines import (
-    IN_PART,
-    LED_ON,
-    NOT_TRAINED,
-    TRAINED,
-    Unit,
-    counted,
-    shortened,
-    units_of,
-    visible,
-    wrapped,
-)
+from packprep.inspection.lines import IN_PART, LED_ON, NOT_TRAINED, TRAINED, Unit, counted, shortened, units_of, wrapped
+from packprep.inspection.opened import NOT_READ
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 MOST_SEGMENTS = 24  # of a row that are printed, beside the first of each task
@@ -56,6 +47,7 @@ def _draw(page: Page, row: Mapping[str, Any]) -> None:
         page.put(f"… and {counted(left_out, 'more segment')}; --json gives all")
     if row["padding"]:
         page.put(f"padding: {counted(row['padding'], 'slot')}")
+    put_not_read(page, printed)
     page.put(legend(marks, {segment["predicts"] for segment in printed}), DIM)
 
 
@@ -109,8 +101,14 @@ def put_header(page: Page, segment: Mapping[str, Any]) -> None:
     page.wrap(f"  {' · '.join(facts)}", indent=2)
     use = f" · use {segment['repeat']}" if segment["repeat"] else ""
     rebuilt = segment["rebuilt"]
-    words = rebuilt if rebuilt.startswith("not rebuilt") else f"rebuilt from source: {rebuilt}"
-    page.wrap(f"  key {segment['key']}{use} · {words}", indent=2)
+    words = f" · {rebuilt}" if rebuilt.startswith("not rebuilt") else f" · rebuilt from source: {rebuilt}"
+    page.wrap(f"  key {segment['key']}{use}{'' if rebuilt == NOT_READ else words}", indent=2)
+
+
+def put_not_read(page: Page, segments: Sequence[Mapping[str, Any]]) -> None:
+    """A line that says so where segments were not compared with their sources."""
+    if any(segment["rebuilt"] == NOT_READ for segment in segments):
+        page.wrap("sources are not read: --source NAME=PREFIX says where one lies, --from-plan believes the plan", DIM)
 
 
 def legend(marks: set[str], predicts: set[str]) -> str:

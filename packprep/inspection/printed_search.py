@@ -5,7 +5,8 @@ from typing import Any
 
 from rich.text import Text
 
-from packprep.inspection.lines import counted, visible
+from packprep.building.progress import visible
+from packprep.inspection.lines import counted
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 MARKED = "bold black on yellow"

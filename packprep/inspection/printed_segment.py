@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from packprep.inspection.lines import special, units_of, visible, wrapped
-from packprep.inspection.printed_row import gutter_of, legend, put_header, put_lines
+from packprep.building.progress import visible
+from packprep.inspection.lines import special, units_of, wrapped
+from packprep.inspection.printed_row import gutter_of, legend, put_header, put_lines, put_not_read
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 
 ORIGINAL = "original"
@@ -55,6 +56,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
     if segment["padding"]:
         page.put(f"then {segment['padding']:,} slots of padding")
     page.put()
+    put_not_read(page, [segment])
     page.put(legend(marks, {segment["predicts"]}), DIM)
 
 

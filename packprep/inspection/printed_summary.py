@@ -80,7 +80,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     documents, tokens, slots, fill = s["documents"], s["tokens"], s["slots"], s["utilisation"]
     rejected, dropped = documents["rejected"], tokens["dropped"]
     engine = s["engine"]
-    engine_name = f"{engine['name']} {engine['version']}" if isinstance(engine, Mapping) else engine
+    engine_name = f"{engine.get('name')} {engine.get('version')}" if isinstance(engine, Mapping) else engine
     left_out = _listed(", dropped: ", dropped) + (f", {tokens['truncated']:,} truncated" if tokens["truncated"] else "")
     inside = f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
     without = fill["without_last_rows"]

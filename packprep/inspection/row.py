@@ -18,15 +18,18 @@ from packprep.inspection.opened import Opened, opened
 MOST_SHARDS = 256  # that are searched for a row with all tasks
 
 
-def describe_row(directory: str | os.PathLike | Output, row: int, moved: Mapping[str, str]) -> dict[str, Any]:
+def describe_row(
+    directory: str | os.PathLike | Output, row: int, moved: Mapping[str, str], from_plan: bool = False
+) -> dict[str, Any]:
     """One row as plain values: its segments, and each segment's parts as pieces {text, ids, loss, kind}.
 
     row: its number, or −1 for the first row that shows the most tasks; `lacks` then names the tasks that it has not.
-    moved: source name → prefix where its files lie now; segments are built again from them and compared.
+    moved: source name → prefix where its files lie now; segments are built again from them and compared. from_plan: the same
+    of the other sources, where the plan says that they lie.
     Raises ArgumentError for a row that there is not, DatasetError for a dataset that cannot be read, RecipeError for an
     unknown source.
     """
-    with opened(directory, moved) as data:
+    with opened(directory, moved, from_plan) as data:
         described = row_of(data, row_number(data, row))
         shown = {segment["task"] for segment in described["segments"]}
         tasks = data.dataset.tasks if row < 0 else []

@@ -14,9 +14,10 @@ from packprep.inspection.row import place_of, row_number, segment_of
 
 
 def describe_segment(
-    directory: str | os.PathLike | Output, row: int, number: int, moved: Mapping[str, str]
+    directory: str | os.PathLike | Output, row: int, number: int, moved: Mapping[str, str], from_plan: bool = False
 ) -> dict[str, Any]:
-    """Segment `number` of a row as plain values; it counts from 1, as segment_ids do. row, moved: as in `describe_row`.
+    """Segment `number` of a row as plain values; it counts from 1, as segment_ids do. row, moved, from_plan: as in
+    `describe_row`.
 
     Gives the row's place, `segment` as in a row with `original` (the document's tokens as pieces {text, ids, slots, kind};
     null where the dataset's plan cannot be used here, and `not_restored` says why), `fits` (whether what stands between
@@ -24,7 +25,7 @@ def describe_segment(
     input_slot, target_slot, text}].
     Raises ArgumentError for a row or a segment that there is not, DatasetError for a damaged shard.
     """
-    with opened(directory, moved) as data:
+    with opened(directory, moved, from_plan) as data:
         row = row_number(data, row)
         in_shard = data.place(row)
         with data.shard(in_shard[0]) as shard:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from packprep.building.ledger import is_ledger
 from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.run import Outcome
 from packprep.dataset.json_files import MANIFEST_NAME, shard_name
@@ -47,9 +48,12 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
 
 def describe_manifest(directory: str, manifest: Manifest) -> dict[str, Any]:
     """The manifest's and ledger's figures as plain values, without reading a shard; DatasetError for a damaged ledger."""
+    sources, tasks = ([entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"]))
     try:
+        if not is_ledger(manifest["ledger"], sources, tasks):
+            raise TypeError("not the keys and counts of a ledger")
         return _figures(directory, manifest)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DatasetError(
             f"{directory}/dataset.json: its ledger does not have what it should ({error!r}); "
             "the file is damaged: `packprep verify` says where else"

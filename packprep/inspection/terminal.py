@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from packprep.building.progress import visible
+
 WIDTH = 100
 NARROWEST, WIDEST = 40, 160
 BAR = 40
@@ -36,14 +38,14 @@ class Page:
 
     def put(self, line: Text | str = "", style: str = "") -> None:
         """One line as it is, however long."""
-        self._console.print(line if isinstance(line, Text) else Text(line, style), soft_wrap=True)
+        self._console.print(_showing(line, style), soft_wrap=True)
 
     def wrap(self, text: Text | str, style: str = "", indent: int = 0) -> None:
         """A text in as many lines as a terminal needs, broken at spaces, those after the first `indent` cells further in.
 
         Off a terminal it stays a line, for grep and the like.
         """
-        text = text if isinstance(text, Text) else Text(text, style)
+        text = _showing(text, style)
         if not self.in_colour or text.cell_len <= self.width:
             self.put(text)
             return
@@ -64,6 +66,7 @@ class Page:
 
         In a terminal that is too narrow for its columns each line becomes a paragraph.
         """
+        lines = [[visible(cell) for cell in line] for line in lines]
         widths = [max(cell_len(line[i]) for line in [head, *lines]) for i in range(len(head))]
         if not self.in_colour:
             self._plain_table(head, lines, text_columns, widths)
@@ -115,6 +118,12 @@ class Page:
             line = Text(f"  {name:>{name_width}}  {count:>{count_width}}  ").append(bar, BAR_STYLE)
             line.rstrip()
             self.put(line)
+
+
+def _showing(text: Text | str, style: str) -> Text:
+    """The text with every character showing; its styles go where one had to be made visible."""
+    plain = visible(text if isinstance(text, str) else text.plain)
+    return text if isinstance(text, Text) and text.plain == plain else Text(plain, style)
 
 
 def _without_end(line: Text) -> Text:

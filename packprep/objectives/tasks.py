@@ -1,8 +1,10 @@
 """The recipe's tasks: their parameters completed and checked, then resolved to ids, capacities and thresholds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -98,11 +100,10 @@ def mode_tokens_used(recipe: Recipe) -> tuple[str, ...]:
 
 def sentinels_used(recipe: Recipe) -> int:
     """How many sentinels the longest segment of any task would use, if there were enough."""
-    most = 0
+    most, plenty = 0, Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
     for entry in recipe.tasks:
         objective = _objective(entry.objective, f"task {entry.name!r}")
         if objective.sentinels:
-            plenty = Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
             mode_token = -1 if entry.mode_token is None else 0
             task = Task(entry.name, objective, entry.weight, entry.parameters, mode_token, plenty)
             most = max(most, objective.sentinels(entry.parameters, task.capacity(recipe.seq_length, 0, 0)))
@@ -208,20 +209,21 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     """
     allowed = [not supervised or _objective(task.objective, task.name).supervised for task in recipe.tasks]
     names = [task.name for task in recipe.tasks]
+    exact = [Fraction(task.weight) for task in recipe.tasks]
+    whole = math.lcm(*(weight.denominator for weight in exact))
     table = np.zeros((len(recipe.sources), len(names)), np.int64)
+    rows: dict[tuple[str, ...] | None, list[int]] = {}  # what the sources say of their tasks → a row
     for s, source in enumerate(recipe.sources):
-        drawn = (
-            range(len(names))
-            if source.tasks is None
-            else {i for name in source.tasks for i in tasks_named(name, names)}
-        )
-        weights = [
-            Fraction(task.weight) if i in drawn and allowed[i] else Fraction(0) for i, task in enumerate(recipe.tasks)
-        ]
-        total, sum_ = sum(weights), Fraction(0)
-        for i, weight in enumerate(weights):
-            sum_ += weight
-            table[s, i] = int(sum_ * 2**53 / total) if total else 0
+        if source.tasks not in rows:
+            drawn = (
+                range(len(names))
+                if source.tasks is None
+                else {i for name in source.tasks for i in tasks_named(name, names)}
+            )
+            weights = [int(w * whole) if i in drawn and allowed[i] else 0 for i, w in enumerate(exact)]
+            total = sum(weights)
+            rows[source.tasks] = [(sum_ << 53) // total if total else 0 for sum_ in accumulate(weights)]
+        table[s] = rows[source.tasks]
     return table
 
 

@@ -14,6 +14,7 @@ from packprep.errors import RecipeError
 from packprep.recipe.kinds import Kind
 from packprep.recipe.places import Key, key_of
 from packprep.recipe.records import (
+    MOST_DRAWS,
     MOST_SOURCES,
     MOST_TASKS,
     SECTIONS,
@@ -104,6 +105,7 @@ def presets() -> dict[str, list[dict[str, Any]]]:
 def _read_tasks(tables: Any) -> tuple[TaskEntry, ...]:
     if not isinstance(tables, list):
         raise RecipeError(f"tasks: expected [[tasks]] tables, found {tables!r:.100}; {_TWO_BRACKETS}", ("tasks",))
+    _refuse_too_many("tasks", len(tables))
     entries: list[TaskEntry] = []
     names: set[str] = set()
     weight_kind = keys_of(TaskEntry)["weight"].metadata["kind"]
@@ -200,15 +202,18 @@ def _read_sources(tables: Any) -> tuple[Source, ...]:
         raise RecipeError(f"sources: expected [[sources]] tables, found {tables!r:.100}; {_TWO_BRACKETS}", ("sources",))
     if not tables:
         raise RecipeError('the recipe has no [[sources]]: give at least one with paths = ["data/*.jsonl"]')
+    _refuse_too_many("sources", len(tables))
     sources: list[Source] = []
+    names: set[str] = set()
     for i, source in enumerate(tables):
         values = read_section(Source, source, f"sources[{i}]")
         values["name"] = values.get("name") or f"source{i}"
-        if values["name"] in (s.name for s in sources):
+        if values["name"] in names:
             raise RecipeError(
                 f"sources[{i}].name = {values['name']!r}: taken already; give each source its own name",
                 ("sources", i, "name"),
             )
+        names.add(values["name"])
         if any("://" in p for p in values["paths"]) and not all("://" in p for p in values["paths"]):
             raise RecipeError(
                 f"sources[{i}].paths mixes URLs and local paths: make two sources of it", ("sources", i, "paths")
@@ -229,12 +234,26 @@ def _read_sources(tables: Any) -> tuple[Source, ...]:
     return tuple(sources)
 
 
+def _refuse_too_many(what: str, count: int) -> None:
+    most, advice = _MOST[what]
+    if count > most:
+        raise RecipeError(f"{count} {what}: a dataset has at most {most}; {advice}", (what,))
+
+
+_MOST = {"sources": (MOST_SOURCES, "give one source more paths"), "tasks": (MOST_TASKS, "leave some out")}
+
+
 def check_together(recipe: Recipe) -> None:
     """RecipeError for what only the whole recipe can tell."""
-    for what, count, most in (("sources", len(recipe.sources), MOST_SOURCES), ("tasks", len(recipe.tasks), MOST_TASKS)):
-        if count > most:
-            advice = "give one source more paths" if what == "sources" else "leave some out"
-            raise RecipeError(f"{count} {what}: a dataset has at most {most}; {advice}", (what,))
+    _refuse_too_many("sources", len(recipe.sources))
+    _refuse_too_many("tasks", len(recipe.tasks))
+    draws = len(recipe.tasks) * sum(max(1, len(source.tasks or ())) for source in recipe.sources)
+    if draws > MOST_DRAWS:
+        raise RecipeError(
+            f"{len(recipe.sources)} sources that draw from {len(recipe.tasks)} tasks: a dataset has at most {MOST_DRAWS} "
+            "pairs of them; give one source more paths, or leave tasks out",
+            ("tasks",),
+        )
     if recipe.seq_length % 8:
         low = recipe.seq_length // 8 * 8
         raise RecipeError(
@@ -269,8 +288,15 @@ def tasks_named(name: str, names: Sequence[str]) -> list[int]:
 
 
 def recipe_text(path: Path) -> str:
-    """The text of a recipe file, without a byte order mark."""
-    return Path(path).read_text("utf-8").removeprefix("\ufeff")
+    """The text of a recipe file, without a byte order mark. RecipeError for what is no file, or no recipe by its size."""
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise RecipeError(f"{path} is no regular file but a pipe, a device or a socket: give a recipe file, or inputs")
+    if (size := path.stat().st_size) > MOST_RECIPE_BYTES:
+        raise RecipeError(
+            f"{path} has {size} bytes, and a recipe at most {MOST_RECIPE_BYTES}: name many files by patterns, as in data/*.jsonl"
+        )
+    return path.read_text("utf-8").removeprefix("\ufeff")
 
 
 def written_as(text: str) -> str:
@@ -299,6 +325,7 @@ def refuse_other_formats(path: Path) -> None:
         raise RecipeError(f"{path}: {_OTHER_FORMAT[found]}")
 
 
+MOST_RECIPE_BYTES = 64 << 20
 _MOST_BYTES, _KEYS = 1 << 20, 2  # what is read of a file; keys of a recipe that make it one
 _OTHER_FORMAT = {
     "JSON": 'is JSON, and a recipe is TOML: write seq_length = 512 for "seq_length": 512, a table as [[sources]] with its '

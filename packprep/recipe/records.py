@@ -14,6 +14,7 @@ from packprep.recipe.kinds import BOOLEAN, NAME, ROLE, STRINGS, TEXT, Kind, choi
 
 _REQUIRED: Any = object()
 MOST_TASKS = MOST_SOURCES = 65_535  # a segment's header has their numbers in 16 bits, and one more task, too_short
+MOST_DRAWS = 1 << 22  # pairs of a source and a task: each has its threshold
 
 
 def _key(default: Any, kind: Kind, meaning: str, later: bool = False) -> Any:

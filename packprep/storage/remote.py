@@ -24,6 +24,12 @@ _BLOCK_BYTES = 2 << 20  # of an open file; neighbouring ones are fetched togethe
 _BLOCKS = 6  # blocks that an open file keeps
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Of what follows "://". Of host:port/a@b and of ARNs nothing is a password; a password may hold slashes, as keys of S3 do.
+_PASSWORD = re.compile(r"(?!arn:)[^/:\[\]]*:(?!\d+(?:/|$)).*@", re.DOTALL)
+_SIGNATURE = re.compile(
+    r"([?&][\w.-]*(?:signature|sig|token|credential|secret|password|access[-_]?key(?:[-_]?id)?|api[-_]?key)=)[^&]+",
+    re.IGNORECASE,
+)
 _REFUSED = re.compile(
     "ACCESS_?DENIED|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT_?MATCH|INCOMPLETE_?SIGNATURE|EXPIRED_?TOKEN|INVALID_?TOKEN|"
     "TOKEN_?ID|UNRECOGNIZED_?CLIENT|AUTHENTICAT|AUTHORIZ|PERMISSION_?DENIED|CREDENTIAL|TOO_?SKEWED|FORBIDDEN",
@@ -61,8 +67,36 @@ def is_url(path: str) -> bool:
 
 
 def expanded(path: str) -> str:
-    """A path, or a URL of this machine's files, with the home folder for a ~ or ~USER at its begin; another URL as it is."""
+    """A path, or a URL of this machine's files, with the home folder for a ~ or ~USER at its begin; another URL as it is.
+
+    StorageError for a URL that holds a secret: every place that a user names comes this way before it is kept or shown.
+    """
+    _refuse_secrets(path)
     return f"file://{os.path.expanduser(path[7:])}" if path.startswith("file://~") else os.path.expanduser(path)
+
+
+def without_secrets(text: str) -> str:
+    """A text with … for the passwords and signatures of the URLs in it."""
+    return "".join(map(_without_secret, re.split(r"([\s'\"]+)", text)))
+
+
+def _without_secret(url: str) -> str:
+    scheme, there, rest = url.partition("://")
+    return scheme + there + _SIGNATURE.sub(r"\1…", _PASSWORD.sub("…@", rest, 1) if _PASSWORD.match(rest) else rest)
+
+
+def _refuse_secrets(path: str) -> None:
+    """StorageError, without the secret, for a URL with a password or a signature."""
+    scheme, there, rest = path.partition("://")
+    shown = _without_secret(path)
+    if not there or shown == path:
+        return
+    what = "a password" if _PASSWORD.match(rest) else "a signature or token"
+    known = _VARIABLES.get(scheme, "the variables or the profile that its store's library reads")
+    raise StorageError(
+        f"{shown} holds {what}, which plan.json and logs would carry to whoever gets the dataset: name the place without it, "
+        f"as s3://bucket/folder, and let the environment give credentials: {known} (docs/guides/storage.md)"
+    )
 
 
 class _ShortRead(OSError):
@@ -80,6 +114,7 @@ class Remote:
     def __init__(self, url: str):
         if not is_url(url):
             raise StorageError(f"{url} is no URL; one looks like s3://bucket/folder")
+        _refuse_secrets(url)
         self.scheme, rest = url.split("://", 1)
         self._folder = rest.rstrip("/")
         self.url = f"{self.scheme}://{self._folder}"

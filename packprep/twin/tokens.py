@@ -1,6 +1,7 @@
 """Texts → ids by the `tokenizers` library, and which of the tokens are trained."""
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ class Tokenizer:
         self._forbidden = set(texts) - {self._unknown()}
         self.forbidden_ids = set(special_ids) - {self._unknown()}
         self._forbidden_in_chat = self._forbidden - {entry["id"] for entry in added}
+        self._normalizing = _growing(parsed.get("normalizer"))
 
     def encode(self, document: Text) -> tuple[list[int], Trained | None] | None:
         """(ids, what is trained); None where the text of a special token turns the document away, or the tokenizer fails."""
@@ -57,6 +59,8 @@ class Tokenizer:
             there = [special for special in self._special_texts if any(special in text for text in looked_at)]
             if there:
                 return None
+        if self._outgrows(document.text):
+            return None
         tokenizer = self._chat if document.chat else self._plain
         encoding = _unless_it_fails(lambda: tokenizer.encode(document.text, add_special_tokens=False))
         if encoding is None:
@@ -72,6 +76,22 @@ class Tokenizer:
         if document.spans is None:
             return ids, None
         return ids, trained_tokens(document, [begin for begin, _ in encoding.offsets])
+
+    def _outgrows(self, text: str) -> bool:
+        """Whether a step of the normalizer makes more than 2²⁰ characters of a text, and more than 16 times its own."""
+        most = max(1 << 20, 16 * len(text))
+        for step in self._normalizing:
+            if step["type"] == "Prepend":
+                length = len(text) * (len(step["prepend"]) + 1)
+            elif step["type"] == "Replace":
+                gone, marked = (len(_normalized({**step, "content": new}, text)) for new in ("", "#"))
+                length = gone + len(step["content"]) * (marked - gone)
+            else:
+                length = len(text)
+            if length > most:
+                return True
+            text = _normalized(step, text)
+        return False
 
     def _other_ids(self, text: str) -> list[int]:
         """The ids by `fastokens`, without special tokens where their text is text."""
@@ -105,6 +125,30 @@ class Tokenizer:
             return set()
         bytes_inside = {f"<0x{byte:02X}>" for byte in range(128, 192)}
         return {i for text, i in self._vocabulary() if text in bytes_inside}
+
+
+def _growing(normalizer: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer, if together they may make more than 16 characters of one; else none."""
+    steps, left, most = [], [normalizer] if normalizer else [], 1
+    while left:
+        step = left.pop(0)
+        if step["type"] == "Sequence":
+            left = [*step["normalizers"], *left]
+            continue
+        steps.append(step)
+        if step["type"] == "Prepend":
+            most *= len(step["prepend"]) + 1
+        elif step["type"] == "Replace":
+            old, new = step["pattern"].get("String"), len(step["content"])
+            most *= max(1, math.ceil(new / len(old))) if old else new + 1
+    return steps if most > 16 else []
+
+
+def _normalized(step: dict[str, Any], text: str) -> str:
+    import tokenizers
+
+    alone = {"normalizer": step, "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    return tokenizers.Tokenizer.from_str(json.dumps(alone)).normalizer.normalize_str(text)
 
 
 def _unless_it_fails(made: Callable[[], Any]) -> Any:

@@ -5,17 +5,19 @@ at all; rows of a table follow one another without a gap; parts of one file that
 With `--replay all` every document that is read is looked for.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from packprep.building.job import Job
+from packprep.building.plan_form import MOST_USES
 from packprep.building.work import TOO_LONG, Made
-from packprep.corpus.planning import PlannedSource
-from packprep.corpus.readers import BAD_REASONS, TABLES
-from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, keeps_all, kept_by_plan
+from packprep.corpus.planning import Extent, PlannedSource
+from packprep.corpus.readers import BAD_REASONS, PIECE_BYTES, TABLES
+from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, in_sample, keeps_all, kept_by_plan
 from packprep.corpus.tokenization import TEXT_REASONS
 from packprep.dataset.json_files import decode, receipt_name, rejects_name, shard_name
 from packprep.dataset.opening import read_file
@@ -23,6 +25,7 @@ from packprep.errors import DatasetError
 from packprep.verification.report import MAX_LISTED, Faults
 
 REASONS = (*BAD_REASONS, *TEXT_REASONS, EMPTY, BELOW_MIN_TOKENS, UNTRAINED, TOO_LONG)
+_AT_ONCE = 1 << 18  # pieces that are looked at together
 _END = np.iinfo(np.int64).max
 _RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason": str, "detail": str}
 
@@ -128,14 +131,21 @@ def check_documents(
     for i in np.flatnonzero(_repeated(every))[:MAX_LISTED]:
         faults.add("P21", rejects_name(shard), f"{_words(job, every, i)} is in segments and among the rejects")
     every = every.at(~_repeated(every))
-    extents = _extents(job, shard)
-    foreign = ~_inside(every, extents)
+    inside = np.zeros(len(every.file), np.bool_)
+    keys = np.unique(_uses_of_files(every.file, every.use))
+    counts = np.zeros(len(keys), np.int64)  # of extents of each
+    for extents in _extents(job, shard):
+        inside |= _inside(every, extents)
+        ends = _uses_of_files(extents.file, extents.use)
+        counts += np.searchsorted(ends, keys, "right") - np.searchsorted(ends, keys)
+        _check_texts(job, shard, every, extents, faults)
+    foreign = ~inside
     for i in np.flatnonzero(foreign)[:MAX_LISTED]:
         message = f"{_words(job, every, i)} is not of what the plan gives this shard"
         faults.add("P21", shard_name(shard), message)
     _check_kept(job, shard, every, faults)
-    _check_texts(job, shard, every, extents, faults)
-    return _runs(job, shard, every.at(~foreign), extents, faults)
+    parts = dict(zip(keys.tolist(), counts.tolist(), strict=True))
+    return _runs(job, shard, every.at(~foreign), parts, faults)
 
 
 def check_apart(job: Job, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
@@ -190,7 +200,7 @@ def _owners(job: Job) -> np.ndarray:
 
 
 def _source_of(job: Job, file: int) -> PlannedSource:
-    return next(source for source in reversed(job.sources) if source.first_file <= file and source.files)
+    return job.sources[bisect_right(job.sources, file, key=lambda source: source.first_file) - 1]
 
 
 def _format(job: Job, file: int) -> tuple[str, str]:
@@ -214,36 +224,79 @@ def _words(job: Job, places: Places, i: int) -> str:
     return f"the document at {position} of {source.files[file - source.first_file].name!r} of {source.name} (use {use})"
 
 
-def _extents(job: Job, shard: int) -> _Extents:
-    found = []
+def _extents(job: Job, shard: int) -> Iterator[_Extents]:
+    """What a shard reads, some at a time: a plan may claim millions."""
+    found: list[np.ndarray] = []
+
+    def taken() -> _Extents:
+        table = np.concatenate([np.zeros((4, 0), np.int64), *found], axis=1)
+        found.clear()
+        return _Extents(*table[:, np.lexsort(table[2::-1])])
+
     for source in job.sources:
-        for extent in source.extents(shard, job.shards):
-            for part in source.parts(extent):
-                begin, end = 0, _END
-                if part.format == "text":
-                    begin, end = part.range(1)
-                elif part.format == "jsonl" and not part.compression:
-                    first = part.piece * part.piece_bytes
-                    begin, end = (first + at for at in part.range(min(part.piece_bytes, part.size - first)))
-                if begin < end:
-                    found.append((part.file, extent.use, begin, end))
-    table = np.array(found, np.int64).reshape(-1, 4)
-    return _Extents(*table[np.lexsort((table[:, 2], table[:, 1], table[:, 0]))].T)
+        places = source.places(shard, job.shards)
+        for place in {*places[:1], *places[-1:]}:  # of which the shard takes a part, perhaps
+            found.append(_in_part(source, source.extent(place, shard, job.shards)))
+        inner = places[1:-1]
+        for i in range(0, len(inner), _AT_ONCE):
+            found.append(_whole(source, inner[i : i + _AT_ONCE]))
+            if sum(table.shape[1] for table in found) >= _AT_ONCE:
+                yield taken()
+    yield taken()
+
+
+def _whole(source: PlannedSource, places: range) -> np.ndarray:
+    """int64[4, n]: file, use, begin and end of all files and pieces at some places."""
+    pieces, uses = source.at_places(places)
+    found = source.pieces.at(pieces)
+    file, uses, part, size = (np.repeat(column, found.files) for column in (found.file, uses, found.part, found.bytes))
+    file += np.arange(len(file)) - np.repeat(np.cumsum(found.files) - found.files, found.files)
+    format, end = _formats(source)[file], np.full(len(file), _END)
+    begin = np.where(format == _LINES, part * PIECE_BYTES, 0)
+    end[format == _LINES] = (begin + size)[format == _LINES]
+    end[format == _TEXT] = 1
+    return np.stack([file + source.first_file, uses, begin, end])[:, begin < end]
+
+
+def _in_part(source: PlannedSource, extent: Extent) -> np.ndarray:
+    """The same of a part of a piece."""
+    found = []
+    for part in source.parts(extent):
+        begin, end = 0, _END
+        if part.format == "text":
+            begin, end = part.range(1)
+        elif part.format == "jsonl" and not part.compression:
+            first = part.piece * part.piece_bytes
+            begin, end = (first + at for at in part.range(min(part.piece_bytes, part.size - first)))
+        if begin < end:
+            found.append((part.file, extent.use, begin, end))
+    return np.array(found, np.int64).reshape(-1, 4).T
+
+
+_OTHER, _LINES, _TEXT = range(3)
+
+
+def _formats(source: PlannedSource) -> np.ndarray:
+    """int64[files]: _LINES, whose pieces are ranges of bytes; _TEXT, a document each; _OTHER."""
+    known = {("jsonl", ""): _LINES, ("text", ""): _TEXT}
+    return np.array([known.get(kind, _OTHER) for kind in source.files.kinds], np.int64)[source.files.kind]
+
+
+def _uses_of_files(file: np.ndarray, use: np.ndarray) -> np.ndarray:
+    """int64[k]: a number for each file and use, in the order of both."""
+    return file * MOST_USES + use
 
 
 def _inside(places: Places, extents: _Extents) -> np.ndarray:
     """bool[k]: whether a place lies in one of the extents; both are sorted."""
-    count = len(extents.file)
-    if not count:
-        return np.zeros(len(places.file), np.bool_)
-    file, use, position = (np.concatenate(columns) for columns in zip(extents[:3], places, strict=True))
-    order = np.lexsort((np.arange(len(file)) >= count, position, use, file))
-    last = np.maximum.accumulate(np.where(order < count, order, -1))  # the last extent that begins here or before
-    extent = np.empty(len(file), np.int64)
-    extent[order] = last
-    extent = extent[count:]
-    same = (extents.file[extent] == places.file) & (extents.use[extent] == places.use)
-    return (extent >= 0) & same & (places.position < extents.end[extent])
+    inside, keys = np.zeros(len(places.file), np.bool_), _uses_of_files(extents.file, extents.use)
+    near = np.flatnonzero(np.isin(_uses_of_files(places.file, places.use), keys))
+    for file, use, own in _groups(places.at(near)):
+        first, end = np.searchsorted(keys, file * MOST_USES + np.array([use, use + 1]))
+        position = places.position[near[own]]
+        last = np.searchsorted(extents.begin[first:end], position, "right") - 1  # that begins here or before
+        inside[near[own]] = (last >= 0) & (position < extents.end[first:end][last])
+    return inside
 
 
 def _groups(places: Places) -> list[tuple[int, int, slice]]:
@@ -258,7 +311,7 @@ def _groups(places: Places) -> list[tuple[int, int, slice]]:
 
 def _check_kept(job: Job, shard: int, every: Places, faults: Faults) -> None:
     """`sample` and a fractional `repeat` keep each document, as far as the plan tells."""
-    if all(_keeps_all(job, source.first_file, use) for source in job.sources for use in range(source.uses)):
+    if all(keeps_all(source, source.uses - 1) for source in job.sources):  # the last use has no more than the others
         return
     for file, use, own in _groups(every):
         kept = kept_by_plan(_source_of(job, file), use, file, every.position[own])
@@ -270,26 +323,37 @@ def _check_kept(job: Job, shard: int, every: Places, faults: Faults) -> None:
 
 def _check_texts(job: Job, shard: int, every: Places, extents: _Extents, faults: Faults) -> None:
     """Each text file that the plan gives this shard is there: it is one document, whatever it holds."""
-    is_text = np.array([_format(job, int(file))[0] == "text" for file in extents.file], np.bool_)
-    wanted = Places(extents.file, extents.use, extents.begin).at(is_text)
-    lacking = wanted.at(~_inside(wanted, _Extents(*every, every.position + 1)))
+    is_text = np.concatenate([_formats(source) == _TEXT for source in job.sources])
+    wanted = Places(*extents[:3]).at(is_text[extents.file])
+    there = every.at(every.position == 0)
+    lacking = wanted.at(~np.isin(_uses_of_files(*wanted[:2]), _uses_of_files(*there[:2])))
+    start = np.zeros(1, np.int64)
+    files, which = np.unique(lacking.file, return_inverse=True)
+    sampled = np.array([in_sample(_source_of(job, file), file, start)[0] for file in files.tolist()], np.bool_)
+    lacking, found = lacking.at(sampled[which]), 0
     for i in range(len(lacking.file)):
         file, use = int(lacking.file[i]), int(lacking.use[i])
-        if kept_by_plan(_source_of(job, file), use, file, lacking.position[i : i + 1])[0]:
+        if kept_by_plan(_source_of(job, file), use, file, start)[0]:
             faults.add(
                 "P21", shard_name(shard), f"{_words(job, lacking, i)} is in no segment and not among the rejects"
             )
+            found += 1
+        if found == MAX_LISTED:
+            return
 
 
-def _runs(job: Job, shard: int, every: Places, extents: _Extents, faults: Faults) -> Runs:
-    """The parts of compressed files and tables, whose positions the plan does not tell; of a table no row may lack inside."""
+def _runs(job: Job, shard: int, every: Places, parts: Mapping[int, int], faults: Faults) -> Runs:
+    """The parts of compressed files and tables, whose positions the plan does not tell; of a table no row may lack inside.
+
+    parts: by the number of a file and use, how many parts of it the shard reads.
+    """
     found = []
     for file, use, own in _groups(every):
         format, compression = _format(job, file)
         if format == "text" or (format == "jsonl" and not compression):
             continue
         position = every.position[own]
-        count = int(((extents.file == file) & (extents.use == use)).sum())
+        count = parts[file * MOST_USES + use]
         gaps = np.flatnonzero(np.diff(position) > 1)
         if _is_table(job, file) and len(gaps) >= count and _keeps_all(job, file, use):
             lost = Places(*(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1)))

@@ -12,8 +12,10 @@ from packprep.building.job import Job, check_law
 from packprep.building.ledger import add_ledgers
 from packprep.building.output import Nearby, Output, RemoteOutput, nearby, output_of
 from packprep.building.processes import Do, Report, one_by_one, spread
+from packprep.building.progress import put_line
 from packprep.building.run import Progress, moved_prefixes, open_job, read_plan
 from packprep.building.signals import stoppable
+from packprep.corpus.missing_roles import listed
 from packprep.corpus.readers import Decoders
 from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
 from packprep.dataset.manifest import read_manifest
@@ -53,6 +55,7 @@ from packprep.verification.rows import check_arrays, check_layout, count_arrays
 from packprep.verification.twin import check_twin, plan_for_twin, twin_of
 
 ALL = -1
+MOST_PLACES = 20  # of sources that are said before they are read
 
 
 class Item(NamedTuple):
@@ -135,6 +138,9 @@ def _verify(
     plan = read_plan(directory)
     assert plan is not None
     prefixes = moved_prefixes(plan, moved)
+    if replay is not None:
+        places = [f"{source['name']} at {prefix}" for source, prefix in zip(plan["sources"], prefixes, strict=True)]
+        progress.say(f"reads the sources {listed(places, MOST_PLACES)}")
     job = open_job(directory, prefixes)
     if twin:
         whole = plan_for_twin(job)
@@ -329,9 +335,9 @@ def print_report(report: dict[str, Any]) -> None:
         return f"{count:,} {what}{'' if count == 1 else 's'}"
 
     for fault in report["listed"]:
-        print(line_of(fault))
+        put_line(line_of(fault))
     if report["faults"] > len(report["listed"]):
-        print(f"… and {report['faults'] - len(report['listed'])} more")
+        put_line(f"… and {report['faults'] - len(report['listed'])} more")
     done = ", ".join(some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token"))
     done = done if report["shards"] else "no shard was looked at"
     again = f"; {some(report['replayed'], 'segment')} built again from their sources" if report["replayed"] else ""
@@ -341,4 +347,4 @@ def print_report(report: dict[str, Any]) -> None:
         again += f", {report['twin']:,} by the plain twin too"
     faults = some(report["faults"], "fault")
     verdict = faults if report["faults"] else "every promise holds"
-    print(f"{report['directory']}: {verdict} ({done}{again})")
+    put_line(f"{report['directory']}: {verdict} ({done}{again})")

@@ -3,6 +3,7 @@ import fcntl
 import mmap
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -294,6 +295,20 @@ def test_folders_that_are_made_are_on_disk_before_what_is_written_into_them(tmp_
     write_first(tmp_path / "a" / "b" / "x", b"1")
     at = [str(tmp_path / part) for part in ("", "a", "a/b")]
     assert flushed[:2] == at[:2] and flushed[2].startswith(at[2] + "/.x.") and flushed[3:] == at[2:]
+
+
+def test_a_folder_that_another_process_makes_first_is_taken(tmp_path, monkeypatch):
+    is_dir = Path.is_dir
+
+    def missing(path):
+        found = is_dir(path)
+        os.makedirs(path, exist_ok=True)  # by another, right after it was looked for
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", missing)
+        files.write_whole(tmp_path / "a" / "b" / "x", [b"data"], tmp_path)
+    assert (tmp_path / "a" / "b" / "x").read_bytes() == b"data"
 
 
 def test_temporaries_of_a_process_or_all_are_removed_and_nothing_else(tmp_path, monkeypatch):

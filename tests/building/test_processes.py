@@ -25,6 +25,15 @@ def never():
     return False
 
 
+@pytest.mark.parametrize("given", ["", "0", "x", "-1", None])
+def test_the_cpus_are_those_of_slurm_or_of_the_affinity(monkeypatch, given):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(5)) if process == 0 else None)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    assert processes.available_cpus() == 3
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", given) if given is not None else monkeypatch.delenv("SLURM_CPUS_PER_TASK")
+    assert processes.available_cpus() == 5
+
+
 # What workers run: found by their names in a new process.
 
 

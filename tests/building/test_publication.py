@@ -3,10 +3,10 @@ import shutil
 
 import pytest
 
-from packprep.building.output import output_of
-from packprep.building.publication import missing_shards, publish
+from packprep.building.output import LocalOutput, output_of
+from packprep.building.publication import missing_shards, publish, too_many_bad
 from packprep.building.run import open_job
-from packprep.dataset.json_files import MANIFEST_NAME, encode, receipt_name
+from packprep.dataset.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, encode, receipt_name
 from packprep.dataset.manifest import check_manifest
 from packprep.digests import digest_of, digest_of_file
 from packprep.errors import BuildError
@@ -48,6 +48,29 @@ def test_whoever_publishes_writes_the_same_bytes_and_removes_temporaries(out):
     publish(output_of(out), open_job(out))
     publish(output_of(out), open_job(out))
     assert (out / MANIFEST_NAME).read_bytes() == before and not made.temporaries(out)
+
+
+def test_what_others_wrote_is_safe_before_it_is_published_and_what_is_removed_after(out):
+    """Whoever wrote the shards may have been killed before he flushed: so the one that publishes does."""
+    calls = []
+
+    class Seen(LocalOutput):
+        def write_first(self, name, data):
+            calls.append(name)
+            return super().write_first(name, data)
+
+        def remove(self, name):
+            calls.append(f"no {name}")
+            super().remove(name)
+
+        def flush(self):
+            calls.append("flush")
+            super().flush()
+
+    (out / MANIFEST_NAME).unlink()
+    made.write(out / FIRST_SEEN_NAME, b"")
+    publish(Seen(out), open_job(out))
+    assert calls == ["flush", MANIFEST_NAME, f"no {FIRST_SEEN_NAME}", "flush"]
 
 
 def test_another_manifest_that_stands_there_stops_the_build(out):
@@ -116,6 +139,24 @@ def test_a_hundred_bad_documents_are_let_pass_among_ten_times_as_many(tmp_path, 
         BuildError, match=rf"{bad} of {bad + used} documents are bad.*= 0.001 of them{few}; .*another folder"
     ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "bad, read, used, fraction, law, refused",
+    [
+        (100, 1100, 1000, 0.0, 2, False),
+        (100, 1099, 999, 0.0, 2, True),
+        (101, 1_000_101, 1_000_000, 0.0, 2, True),
+        (100, 100, 0, 0.0, 1, False),
+        (101, 101, 0, 0.0, 1, True),
+        (101, 202, 101, 0.5, 2, False),  # as many as the fraction is not more
+        (102, 203, 101, 0.5, 2, True),
+        (201, 2011, 1810, 0.05, 2, True),  # a hundred are not let pass beside the fraction
+        (0, 0, 0, 0.0, 2, False),
+    ],
+)
+def test_the_limit_of_bad_documents_is_exact(bad, read, used, fraction, law, refused):
+    assert too_many_bad(bad, read, used, fraction, law) == refused
 
 
 def test_a_dataset_without_rows_is_not_published(tmp_path):

@@ -187,3 +187,25 @@ def test_the_sample_s_lengths_are_those_of_its_documents(tmp_path):
     found = estimate(tmp_path, "a.jsonl")
     assert sorted(found.lengths.tolist()) == sorted(len(text.encode()) for text in texts)  # bytes are its tokens
     assert found.length_weights.tolist() == [1.0] * len(texts)
+
+
+@pytest.mark.parametrize(
+    "ending, ratio, document_bytes, first, tokens",
+    [("jsonl", 986, 338.778589, [849, 1744, 168, 1744], 21983), ("txt", 1024, 316.097551, [339] * 4, 943190)],
+)
+def test_what_is_looked_at_stays_what_it_is(tmp_path, monkeypatch, ending, ratio, document_bytes, first, tokens):
+    """The plan holds these figures: places that are drawn in another way would be another plan of the same inputs."""
+    for name, value in (("WHOLE_BYTES", 1 << 10), ("WINDOWS", 8), ("PIECE_TEXT_BYTES", 1 << 12)):
+        monkeypatch.setattr(sampling, name, value)
+    texts = made.texts(1000, 5)
+    made.write_texts(tmp_path, texts)
+    for i in range(20):
+        made.write_lines(tmp_path / f"{i}.jsonl", texts[i::20])
+    found = estimate(tmp_path, f"*.{ending}", seed=7)
+    said = (
+        [*found.ratios.values()],
+        round(found.document_bytes, 6),
+        found.lengths[:4].tolist(),
+        int(found.lengths.sum()),
+    )
+    assert said == ([ratio], document_bytes, first, tokens)

@@ -1,10 +1,14 @@
 """packprep.corpus.chat_templates: which template, and that its bytes are a function of the messages."""
 
 import json
+import os
 
+import jinja2.sandbox
 import pytest
 
+from packprep.corpus import template_limits
 from packprep.corpus.chat_templates import TemplateLimit, TemplateRefusal, compile_template, find_template
+from packprep.corpus.conversations import MarkReader
 from packprep.errors import RecipeError
 from tests.corpus import chats_made as chats
 from tests.corpus import tokenizers_made as made
@@ -62,6 +66,7 @@ BOMBS = {
     "recursive loop": "{% for a in [1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
     "macro": "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set b = m(n - 1) %}{% endif %}{% endmacro %}{{ m(60) }}",
     "product": "{{ 'x' * 10 ** 10 }}",
+    "product from the left": "{% set a = 10 ** 8 * 'x' %}",
     "power": "{{ 10 ** 9999999 }}",
     "squares": "{% set n = namespace(x=10) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
     "joined": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
@@ -81,22 +86,141 @@ BOMBS = {
     "percent": "{{ '%9999999999d' % 1 }}",
     "percent star": "{{ '%*d' % (9999999999, 1) }}",
     "format filter": "{{ '%9999999999d' | format(1) }}",
+    "format of one again and again": "{{ ('{0}' * 9999).format('x' * 99999) }}",
+    "percent of one again and again": "{{ ('%(a)s' * 9999) % {'a': 'x' * 99999} }}",
+    "indent by a text": "{{ ('x\\n' * 9999) | indent('x' * 99999) }}",
+    "wrap by a text": "{{ ('x' * 9999) | wordwrap(1, wrapstring='x' * 99999) }}",
+    "json indented": "{{ [1] | tojson(indent=9999) }}",
+    "json separated": "{{ [1, 2] | tojson(separators=('x' * 9999, ':')) }}",
+    "json indented at depth": "{% set n = namespace(x=[1] * 99999) %}{% for i in range(300) %}{% set n.x = [n.x] %}{% endfor %}"
+    "{{ n.x | tojson(indent=16) }}",
+    "join of numbers": "{{ range(9999) | join('x' * 99999) }}",
+    "join of an iterator": "{{ ('x' * 99999).join(range(9999) | map('string')) }}",
+    "translate": "{{ ('x' * 9999).translate({120: 'y' * 99999}) }}",
+    "bytes": "{{ ('x'.encode() * 99999999) | length }}",
+    "slices": "{% for i in range(99999) if i is odd %}{{ i | string | batch(9999999, 0) | list | length }}{% endfor %}",
+    "a constant": "{% for i in range(99999) %}{{ 'x' | center(99999) }}{% endfor %}",
+    "in a text": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' in a %}{% endif %}{% endfor %}",
+    "in a list": "{% set a = range(99999) | list %}{% for i in range(99999) %}{% if -1 not in a %}{% endif %}{% endfor %}",
+    "test in": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' is in a %}{% endif %}{% endfor %}",
+    "test lower": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if a is lower %}{% endif %}{% endfor %}",
+    "equal texts": "{% set a, b = 'x' * 9999999, 'x' * 9999999 %}"
+    "{% for i in range(99999) %}{% if a == b %}{% endif %}{% endfor %}",
+    "copies": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% set b = a[1:] %}{% endfor %}",
+    "sorted": "{% for i in range(99999) %}{% set b = range(99999) | sort %}{% endfor %}",
+    "selected": "{% for i in range(999) %}{% set b = range(99999) | select('none') | list %}{% endfor %}",
+    "passed over": "{% for i in range(999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+    "sum of lists": "{{ ([[1] * 999] * 99999) | sum(start=[]) }}",
+    "arguments": "{% macro m() %}{{ varargs | length }}{% endmacro %}{% set a = [1] * 99999 %}"
+    "{% for i in range(9999) %}{{ m(*a) }}{% endfor %}",
+    "a body": "{% for i in range(99999) %}" + "{% if i == -1 %}{% endif %}" * 3000 + "{% endfor %}",
+    "a macro's body": "{% macro m() %}"
+    + "{% if i == -1 %}{% endif %}" * 3000
+    + "{% endmacro %}{% for i in range(99999) %}"
+    "{% set a = m() %}{% endfor %}",
+    "a block's body": "{% block b %}"
+    + "{% if i == -1 %}{% endif %}" * 3000
+    + "{% endblock %}{% for i in range(99999) %}"
+    "{% set a = self.b() %}{% endfor %}",
+    "a macro's arguments": "{% macro m(n) %}{% if n %}{{ m(n - 1, varargs, varargs) }}{% endif %}{% endmacro %}{{ m(60, 1) }}",
 }
+# What holds a value twice over, and what then goes through all of it.
+for step in (
+    "[n.x, n.x]", "(n.x, n.x)", "{'a': n.x, 'b': n.x}", "dict(a=n.x, b=n.x)", "[n.x] * 2", "[n.x] + [n.x]",
+    "{}.fromkeys([1, 2], n.x)", "cycler(n.x, n.x).items", "(n.x + n.x) | batch(2) | list", "[n.x, n.x] | list",
+):  # fmt: skip
+    BOMBS[f"doubled by {step}"] = (
+        f"{{% set n = namespace(x=[1]) %}}{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+        "{% if n.x == n.x | list or n.x is in [n.x] or n.x | upper or n.x | unique %}{% endif %}"
+    )
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_template_that_does_more_than_it_may_is_stopped(name):
+def test_a_template_that_does_more_than_it_may_is_stopped(name, monkeypatch):
+    monkeypatch.setattr(template_limits, "MOST_WORK", 1 << 24)  # in place of seconds
     template = compile_template(BOMBS[name])
     with pytest.raises(TemplateLimit):
         template.render([])
 
 
 @pytest.mark.parametrize(
-    "value", ["raise_exception", "messages | map('upper')", "[raise_exception]", "range", "cycler('a')"]
+    "text, most",
+    [
+        ("{%% for a in [0] * %d %%}{%% endfor %%}", 131_072),
+        ("{%% set a = 'x' * %d %%}", 67_108_864),
+        ("{%% set a = %d * 'x' %%}", 67_108_864),
+        ("{%% set a = 'x'.center(%d) %%}", 16_777_216),
+    ],
 )
+def test_the_limits_are_exact(text, most):
+    """They decide which documents are used."""
+    compile_template(text % most).render([])
+    with pytest.raises(TemplateLimit):
+        compile_template(text % (most + 1)).render([])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "raise_exception", "messages | map('upper')", "[raise_exception]", "range", "cycler('a')", "self", "namespace",
+        "raise_exception | string", "raise_exception | upper", "[raise_exception] | join", "raise_exception | replace('a', 'b')",
+        "'%s' % raise_exception", "'%s' % [raise_exception]", "'{}'.format(raise_exception)",
+        "'%s' | format(raise_exception)", "raise_exception(raise_exception)", "raise_exception([cycler])", "'' ~ joiner()",
+        "{'a': namespace} | urlencode", "[namespace] | map('string') | join", "raise_exception | pprint",
+        "raise_exception | trim", "raise_exception | title", "'ab' | replace('a', cycler)", "['a', 'b'] | join(cycler)",
+    ],
+)  # fmt: skip
 def test_what_prints_an_address_is_refused(value):
     with pytest.raises(TemplateLimit):
         render("{{ " + value + " }}", [])
+
+
+PLAIN = (
+    "1 < 2 < 3", "1 < 3 < 2", "2 == 2 != 3", "'a' in 'abc' in ['abc']", "'x' not in messages", "1 not in [1]",
+    "'a' <= 'b' >= 'a'", "[1, messages[0]][1:]", "(1, messages)[0]", "{'a': messages[0], 1: 2}", "[[1], [x]]",
+    "messages[::-1]", "'abc'[1:]", "messages[:1] + messages[1:]", "dict(a=1, b=messages)", "[3, 1, 2] | sort",
+    "['b', 'a', 'b'] | unique | list", "'ba' | sort | join", "[1, 2, 3, 4] | batch(3, 0) | list",
+    "range(7) | slice(3) | list", "messages | map(attribute='role') | join(', ')",
+    "messages | selectattr('role', 'equalto', 'user') | list | length", "messages | groupby('role')",
+    "[[1], [2]] | sum(start=[])", "range(5) | select('odd') | list", "range(5) | reject('in', [1]) | list",
+    "[1, 2] | sum", "[] | map('nothing') | list", "{'b': 1, 'a': 2} | dictsort", "{'b': 1} | items | list",
+    "[2, 1] | min", "[] | max", "x | list", "'abc' | list", "'abc' | first", "['a'] | last",
+    "messages | tojson(indent=2)", "'a b' | title | wordcount", "'aB' is lower", "1 is in [1]", "2 is eq 2",
+    "x is defined", "'{} {0}' | length", "'{0} {0}'.format('a')", "'%s %s' % ('a', 1)", "'a,b'.split(',')",
+    "', '.join(messages | map(attribute='role'))", "'a\nb' | indent('> ')", "'abc def' | wordwrap(4)",
+    "'a' ~ 1 ~ none ~ x", "not 1 == 1", "'abc'.translate({97: 'x'})", "namespace(a=[1]).a", "cycler(1, 2).next()",
+    "'a' if messages else 'b'", "messages | reverse | list",
+)  # fmt: skip
+
+
+def test_what_is_counted_is_what_jinja_prints():
+    messages = chats.turns("one", "two")
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    plain.filters["tojson"] = compile_template("")._template.environment.filters["tojson"]
+    for expression in (f"({expression})" for expression in PLAIN):
+        template = (
+            f"{{% macro m(a) %}}{{{{ a }}}}{{% endmacro %}}{{{{ {expression} }}}}{{{{ m({expression}) }}}}"
+            f"{{% for a in [1, 2] if {expression} or a == 1 %}}{{{{ a }}}}{{% if {expression} %}}y{{% endif %}}{{% endfor %}}"
+        )
+        assert render(template, messages) == plain.from_string(template).render(messages=messages), expression
+
+
+def test_a_template_of_too_many_parts_is_refused():
+    with pytest.raises(RecipeError, match="it has too many parts; give another in documents.chat_template"):
+        compile_template("{{ a }}" * 40_000)
+
+
+def test_a_template_that_is_no_text_of_a_file_s_size_or_name_is_refused(tmp_path):
+    (tmp_path / "large.jinja").touch()
+    os.truncate(tmp_path / "large.jinja", 3 << 30)
+    for name, words in (("large.jinja", "has more than 1048576 bytes"), ("a\0b", "no file has such a name")):
+        with pytest.raises(RecipeError, match=words):
+            find_template(name, tmp_path, "bytes")
+
+
+def test_what_a_template_says_of_messages_is_kept_to_some_lines():
+    marked = MarkReader("{{ raise_exception('x' * 9999999) }}").marked(None, None, chats.turns("q", "a"))
+    assert marked == ("template_error", f"the template says '{'x' * 4096}'")
 
 
 def test_a_template_nested_too_deeply_is_refused():
@@ -133,6 +257,7 @@ def test_the_bytes_have_no_template_of_their_own(tmp_path):
         ({"chat_template": None}, None),
         ({"chat_template": "T"}, "T"),
         ({"chat_template": [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "T"}]}, "T"),
+        ({"chat_template": [{"name": [], "template": "U"}, {"name": "default", "template": "T"}]}, "T"),
         ({"chat_template": [{"name": "rag", "template": "U"}]}, None),
     ],
 )

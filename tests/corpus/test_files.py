@@ -125,4 +125,4 @@ def test_a_hundred_thousand_files_are_planned_in_little_memory(monkeypatch, endi
     whole = Counter(piece.piece for piece in first)
     assert max(whole.values()) == 1 and {piece.use for piece in first} == {0}
     assert sum(e.hi - e.lo for e in first) == source.weight // job.shards
-    assert sorted(source.order(0).tolist()) == list(range(len(source.pieces)))
+    assert sorted(source.order(range(1))[0].tolist()) == list(range(len(source.pieces)))

@@ -64,6 +64,21 @@ def test_a_rejection_that_the_reference_does_not_give_is_a_difference(gpt2):
     assert found.ids.startswith("no ids but a rejection (U+D800 at character 3") and found.reference_ids
 
 
+def test_a_text_on_which_the_reference_fails_is_not_compared(gpt2, monkeypatch):
+    engine = WrongEngine(gpt2, "text", "-")
+    tokens = tokenize(engine, ["the lazy dog"], "text", gpt2)
+
+    encode = engine.reference.encode
+
+    def fail(texts):
+        if any(texts):
+            raise ValueError("not this one")
+        return encode(texts)
+
+    monkeypatch.setattr(engine.reference, "encode", fail)
+    assert difference(engine, "the lazy dog", tokens, 0, "text", gpt2) is None
+
+
 def test_of_a_long_text_the_begin_is_compared(gpt2):
     long = "a " * (MAX_CHARACTERS // 2)
     engine = WrongEngine(gpt2, "text", "TRAP")

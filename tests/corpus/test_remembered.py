@@ -1,12 +1,12 @@
 import pytest
 
-from packprep.corpus import remembered as module
+from packprep import cache
 from packprep.corpus.remembered import remembered
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "cache_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(cache, "cache_folder", lambda: str(tmp_path))
     return tmp_path
 
 
@@ -64,6 +64,6 @@ def test_an_error_is_not_remembered(folder):
 
 @pytest.mark.parametrize("place", [None, "/dev/null/nowhere"])
 def test_without_a_folder_it_is_found_out_each_time(monkeypatch, place):
-    monkeypatch.setattr(module, "cache_folder", lambda: place)
+    monkeypatch.setattr(cache, "cache_folder", lambda: place)
     find, calls = counted(7)
     assert [remembered("thing", (), int, find) for _ in range(2)] == [7, 7] and len(calls) == 2

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from packprep.corpus.missing_roles import listed
 from packprep.recipe import Specials
 from tests.corpus import tokenizers_made as made
 from tests.corpus.test_vocabulary import fails, needs, resolve
@@ -116,3 +117,8 @@ def with_odd_tokens() -> dict:
 def test_an_ordinary_token_in_a_role_is_named(tmp_path):
     vocabulary = resolve(tmp_path, made.gpt2_like(), specials=Specials(mask="Ċ"))
     assert any("mask: 'Ċ'" in note and "ordinary" in note for note in vocabulary.notes)
+
+
+def test_a_list_in_a_message_shows_five_and_counts_the_others():
+    assert listed("abcde") == "a, b, c, d, e" and listed("abcdefg") == "a, b, c, d, e and 2 more"
+    assert listed("abc", 3) == "a, b, c" and listed("abcd", 3) == "a, b, c and 1 more"

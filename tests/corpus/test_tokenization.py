@@ -1,3 +1,4 @@
+import json
 import os
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from packprep.corpus.engines.normal_forms import NormalForms, NormalizerLimit
 from packprep.corpus.engines.reference import BATCH_CHARACTERS
 from packprep.corpus.engines.registry import load_engine
 from packprep.corpus.tokenization import tokenize
@@ -14,6 +16,8 @@ from packprep.corpus.tokenizer_json import BYTES_SPECIALS
 from packprep.corpus.vocabulary import resolve_vocabulary
 from packprep.errors import RecipeError
 from packprep.recipe import Specials
+from packprep.twin.texts import Text
+from packprep.twin.tokens import Tokenizer
 from tests.corpus import tokenizers_made as made
 from tests.corpus.test_vocabulary import needs, resolve
 
@@ -225,6 +229,62 @@ def test_a_text_on_which_the_tokenizer_fails_is_rejected_and_the_others_are_as_w
     failed = ("tokenizer_error", "the tokenizer fails on its text")
     assert [entry for entry in tokens.rejected if entry[0] != 4] == [(1, *failed), (5, *failed)]
     assert documents(tokens) == documents(without) and documents(tokens)[0] and documents(tokens)[3]
+
+
+def replacing(*pairs, regex=False):
+    kind = "Regex" if regex else "String"
+    return [{"type": "Replace", "pattern": {kind: old}, "content": new} for old, new in pairs]
+
+
+EXPLODING = {
+    "texts": replacing(("a", "b" * 1000), ("b", "c" * 1000), ("c", "d" * 1000)),
+    "a text and what it gives": replacing(("aa", "ab" * 500_000), ("ba", "c" * 1000)),
+    "patterns": replacing(("[aA]", "b" * 1000), ("b", "c" * 2000), regex=True),
+    "the empty text": replacing(("", "b" * 9000), ("", "c" * 9000)),
+    "an empty pattern": replacing(("x*", "b" * 9000), ("x*", "c" * 9000), regex=True),
+    "doubling": replacing(*[("", "b")] * 40, regex=True),
+    "what stands before": [{"type": "Prepend", "prepend": "b" * 600_000}],
+    "among others": [{"type": "Sequence", "normalizers": replacing(("a", "B" * 3000))}, {"type": "Lowercase"}]
+    + replacing(("b", "c" * 3000)),
+}
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("kind", EXPLODING)
+def test_a_text_that_the_normalizer_makes_too_much_of_is_rejected_before_it_does(tmp_path, kind, begins):
+    normalizer = {"type": "Sequence", "normalizers": EXPLODING[kind]}
+    vocabulary = resolve(tmp_path, {**made.gpt2_like(), "normalizer": normalizer})
+    engine = load_engine(REFERENCE, vocabulary, "text")
+    tokens = tokenize(engine, ["", "aa a" * 3, ""], "text", vocabulary, begins)
+    detail = "the tokenizer's normalizer makes more than 1048576 characters of its text"
+    assert tokens.rejected == [(1, "tokenizer_error", detail)] and not len(tokens.ids)
+    twin = Tokenizer(vocabulary.tokenizer_json, list(vocabulary.special_ids), "text")
+    assert twin.encode(Text("aa a" * 3)) is None
+
+
+@pytest.mark.parametrize("step", [
+    *replacing(("a", "bcd" * 10), ("aa", ""), ("", "b" * 10)), *replacing(("a+|b", "." * 20), ("x*", "b" * 10), regex=True),
+])  # fmt: skip
+def test_the_length_of_a_normal_form_is_known_before_it_is_made(step):
+    forms = NormalForms({"type": "Sequence", "normalizers": [step, *replacing(("of no text", "b" * 200))]})
+    text = "aaab ünïcödé 🙂 ba" * 4096
+    normal = tokenizers.Tokenizer.from_str(
+        json.dumps({"normalizer": step, "model": made.gpt2_like()["model"]})
+    ).normalizer
+    assert forms.characters(text) == max(len(text), len(normal.normalize_str(text)))
+
+
+def test_a_normalizer_may_make_sixteen_times_a_text_or_a_million_characters():
+    def characters(content, text):
+        return NormalForms(*replacing(("a", "b" * content))).characters(text)
+
+    assert characters(17, "a" * 61_000) == 17 * 61_000 < 1 << 20 and characters(1 << 20, "a") == 1 << 20
+    assert (
+        characters(17, "a" + "x" * 100_000) == 100_017 and characters(16, "a" * 100_000) == 100_000
+    )  # nothing is counted
+    for content, text in ((17, "a" * 62_000), ((1 << 20) + 1, "a")):
+        with pytest.raises(NormalizerLimit):
+            characters(content, text)
 
 
 def test_what_is_wrong_with_the_machine_is_no_reject(llama, monkeypatch):

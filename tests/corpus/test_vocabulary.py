@@ -410,9 +410,34 @@ def test_what_is_no_tokenizer_is_refused_by_name(tmp_path, content, words):
     assert "tokenizer.json" in str(caught.value)
 
 
-def test_a_broken_file_beside_the_tokenizer_is_refused(tmp_path):
+def test_a_tokenizer_at_which_the_library_panics_is_refused(tmp_path):
+    broken = made.byte_level("</s>", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    assert "`tokenizers` cannot load it" in fails(tmp_path, broken)
+
+
+@pytest.mark.parametrize("longest, refused", [(1000, False), (1001, True), (10**30, True)])
+def test_words_for_which_a_tokenizer_would_take_minutes_are_refused(tmp_path, longest, refused):
+    parsed = made.bert_like()
+    parsed["model"]["max_input_chars_per_word"] = longest
+    if refused:
+        assert f"max_input_chars_per_word is {longest}" in fails(tmp_path, parsed)
+    else:
+        resolve(tmp_path, parsed)
+
+
+def test_half_a_character_in_a_tokenizer_is_refused(tmp_path):
+    """Also where tokens are added, for which the file is written anew."""
+    parsed = made.byte_level()
+    parsed["model"]["vocab"]["\ud800"] = 320
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
+    with pytest.raises(VocabularyError, match="not JSON .*surrogates"):
+        resolve_vocabulary("tokenizer.json", tmp_path, Specials(missing="add"), needs("eos"))
+
+
+@pytest.mark.parametrize("broken", ["{", "[" * 100_000])
+def test_a_broken_file_beside_the_tokenizer_is_refused(tmp_path, broken):
     made.write(tmp_path, made.gpt2_like())
-    (tmp_path / "tokenizer_config.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text(broken)
     with pytest.raises(VocabularyError, match=r"tokenizer_config\.json beside the tokenizer is not JSON"):
         load_tokenizer_json(str(tmp_path), tmp_path)
 

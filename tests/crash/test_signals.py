@@ -1,15 +1,23 @@
-"""Builds that are met at work by a signal, in processes of their own: stopped at a safe point, or killed with a worker or all."""
+"""Builds that are met by a signal, in processes of their own: stopped at a safe point, at any moment from their start on, or
+killed with a worker or all."""
 
+import contextlib
 import os
+import random
+import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from packprep.dataset.json_files import MANIFEST_NAME
 from tests import made
+from tests.crash.disturbed import Project, check_goes_on, check_truth
 
 
 def slow(seconds: float) -> str:
@@ -102,3 +110,99 @@ def test_a_build_whose_worker_is_killed_says_which_shard_and_what_to_do(undistur
     assert not made.temporaries(out) and not (out / MANIFEST_NAME).exists()
     made.build(table, base, out)
     assert made.contents(out) == expected
+
+
+# At any moment
+
+WORKERS = ([], ["--workers", "1"], ["--workers", "2"])
+OURS = re.compile(rf'File "{re.escape(str(made.ROOT))}/packprep/(\S+)", line \d+, in (\S+)')
+FIRST = {(name, "<module>") for name in ("__init__.py", "__main__.py", "cli/__init__.py")}
+"""The imports with which packprep begins. Until they are done Python has its own way with signals."""
+
+
+def begin_build(plain: Project, out: Path, workers: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "packprep", "build", plain.recipe, "--out", out, *workers],
+        env=made.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def seconds_of(plain: Project, out: Path, workers: list[str]) -> float:
+    """How long a build takes, from the start of its process on."""
+    begun = time.monotonic()
+    process = begin_build(plain, out, workers)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    return time.monotonic() - begun
+
+
+def strike(plain: Project, out: Path, workers: list[str], longest: float, chance: random.Random) -> str:
+    """Send a build one signal or two at a random moment, and let it go on; gives what became of it."""
+    moments = [chance.uniform(0, longest)]
+    if chance.random() < 1 / 3:
+        moments.append(chance.uniform(0, 0.3))
+    numbers = [chance.choice((signal.SIGTERM, signal.SIGINT)) for _ in moments]
+    to_group = chance.random() < 0.5  # as from a terminal
+    process = begin_build(plain, out, workers)
+    with contextlib.suppress(ProcessLookupError):
+        for moment, number in zip(moments, numbers, strict=True):
+            time.sleep(moment)
+            (os.killpg if to_group else os.kill)(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    said = f"{workers} {numbers} at {moments}, {to_group=}: status {process.returncode}, {err}"
+    if process.returncode in (0, 75):
+        assert "Traceback" not in err and "Exception ignored" not in err, said
+        assert (process.returncode == 75) == ("packprep: stopped: " in err), said
+    else:
+        assert process.returncode in (1, -signal.SIGTERM, -signal.SIGINT), said
+        assert {*OURS.findall(err)} <= FIRST and not out.exists(), said
+    wait_until_gone(process.pid)
+    if out.exists():
+        check_truth(plain, out)
+    check_goes_on(plain, out, 2 if "2" in workers else 1)
+    if process.returncode not in (0, 75):
+        return "before packprep's first line"
+    return "finished" if process.returncode == 0 else "stopped"
+
+
+def wait_until_gone(group: int, timeout: float = 20) -> None:
+    """Until no process of a group is left."""
+    begun = time.monotonic()
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() - begun < timeout:
+            os.killpg(group, 0)
+            time.sleep(0.002)
+        raise AssertionError("a build has ended, and processes of it are left")
+
+
+def strike_many(plain: Project, folder: Path, count: int, seed: int) -> Counter:
+    """(workers, what became of it) of `count` builds that are struck, and how often."""
+    longest = [max(seconds_of(plain, folder / f"whole{i}{j}", w) for j in range(2)) for i, w in enumerate(WORKERS)]
+    became: Counter = Counter()
+    for i in range(count):
+        kind, out = i % len(WORKERS), folder / "out"
+        chance = random.Random(f"{seed} {i}")
+        try:
+            became[" ".join(WORKERS[kind]), strike(plain, out, WORKERS[kind], longest[kind], chance)] += 1
+        except BaseException as error:
+            error.add_note(f"signal {i} of seed {seed}")
+            raise
+        shutil.rmtree(out)
+    return became
+
+
+@pytest.mark.long
+def test_a_signal_at_any_moment_ends_a_build_well(plain, folder):
+    became = strike_many(plain, folder, 21, 0)
+    assert became.total() == 21 and sum(became[kind] for kind in became if kind[1] == "stopped") >= 5, became
+
+
+@pytest.mark.campaign
+def test_a_thousand_signals_at_any_moment_end_builds_well(plain, folder):
+    """PACKPREP_SIGNALS sets another number, PACKPREP_SEED the seed of their moments."""
+    count, seed = int(os.environ.get("PACKPREP_SIGNALS", "1000")), int(os.environ.get("PACKPREP_SEED", time.time_ns()))
+    print(f"PACKPREP_SEED={seed}")
+    became = strike_many(plain, folder, count, seed)
+    for (workers, what), times in sorted(became.items()):
+        print(f"{workers or 'no --workers':14}{what:32}{times:5}")
+    assert became.total() == count

@@ -135,8 +135,8 @@ def test_both_are_verified_whole_and_described_the_same(pairs, kind):
     changing = {"directory", "bytes", "fingerprint"}
     assert {k: v for k, v in a.items() if k not in changing} == {k: v for k, v in b.items() if k not in changing}
     assert b["bytes"] < a["bytes"]
-    row = {**describe_row(full, 1, {}), "directory": ""}
-    assert row == {**describe_row(compact, 1, {}), "directory": ""}
+    row = {**describe_row(full, 1, {}, True), "directory": ""}
+    assert row == {**describe_row(compact, 1, {}, True), "directory": ""}
     assert all(segment["rebuilt"] == "identical" for segment in row["segments"])
 
 

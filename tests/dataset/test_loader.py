@@ -482,6 +482,18 @@ def test_damage_of_blocks_and_physical_offsets_is_refused_by_file_and_row(tmp_pa
             ds.row(i).loss_weights  # noqa: B018
 
 
+def test_one_segment_with_fewer_physical_slots_than_its_own_is_refused(tmp_path):
+    make_dataset(tmp_path, pad_to=8)
+    row = next(row for row in map(packprep.open_dataset(tmp_path).row, range(5)) if row.n_segments > 1)
+    first = row._range[0] + row._row
+    end = int(row.cu_seqlens[1])
+    ds = damaged(tmp_path, "cu_seqlens_padded", first + 1, end - 1, pad_to=8)
+    with pytest.raises(DatasetError, match=rf"row {row.index}: cu_seqlens_padded gives a segment fewer slots"):
+        ds.row(row.index).cu_seqlens_padded  # noqa: B018
+    ds = damaged(tmp_path, "cu_seqlens_padded", first + 1, end, pad_to=8)  # as many are enough
+    assert ds.row(row.index).cu_seqlens_padded[1] == end
+
+
 def test_a_shard_without_labels_is_refused_where_a_task_predicts_in_place(tmp_path):
     make_dataset(tmp_path)
     replace_in_manifest(tmp_path, tasks=tasks(in_place=True))

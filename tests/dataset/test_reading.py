@@ -270,6 +270,18 @@ def test_read_ahead_hints_the_rows_of_the_next_batches_once_and_changes_nothing(
                 assert begin <= at and at + 8192 * 2 == end and at - begin < mmap.PAGESIZE
 
 
+def test_a_hint_is_of_the_columns_that_are_asked_for(tmp_path, monkeypatch):
+    make_dataset(tmp_path, in_place=True)
+    hinted = []
+    monkeypatch.setattr(shard.Shard, "will_need", lambda _, name, row: hinted.append((name, row)))
+    ds = packprep.open_dataset(tmp_path)
+    ds.will_need([3, 1], ["tokens"])
+    assert sorted(hinted) == [("tokens", 1), ("tokens", 3)]
+    hinted.clear()
+    ds.will_need([2])
+    assert {("labels", 2), ("loss_mask", 2), ("tokens", 2)} < set(hinted)
+
+
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_a_hint_for_a_shard_that_is_gone_is_no_error_and_its_read_is(tmp_path, io):
     make_dataset(tmp_path, rows_per_shard=(4, 4))

@@ -28,7 +28,7 @@ def test_made_parts_are_current(page):
 def test_the_docs_say_every_option_in_the_words_of_the_help(command):
     from typer.main import get_command
 
-    from packprep.cli import app
+    from packprep.cli.commands import app
 
     (part,) = [part["text"] for part in make.find_parts(PAGES["cli.md"]) if part["name"] == f"cli {command}"]
     said = " ".join(part.split())
@@ -78,7 +78,7 @@ def test_the_docs_say_every_objective_and_every_preset():
 
 
 def test_the_docs_say_every_command():
-    from packprep.cli import app
+    from packprep.cli.commands import app
 
     for command in app.registered_commands:
         assert f"\n## {command.callback.__name__}\n" in PAGES["cli.md"]

@@ -1,29 +1,67 @@
-"""What is fuzzed: for each kind of file its seeds, from datasets that are built for it, and what is done with any bytes.
+"""What is fuzzed: for each kind of file its seeds, and what is done with any bytes in its place.
+
+Files of a dataset stand in datasets that are built for it; inputs go the way of a build, up to the arrays of its shards.
 
 A target ends well with any bytes: it raises nothing but what packprep raises on purpose.
 """
 
+import contextlib
+import gzip
 import json
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
+import zstandard
 
+from packprep.building import plan
 from packprep.building.commit import done_receipt
+from packprep.building.inputs import look_up
+from packprep.building.job import Job
 from packprep.building.output import LocalOutput
+from packprep.building.plan_form import LATER, check_plan
 from packprep.building.run import open_job
-from packprep.dataset.json_files import receipt_name, shard_name
+from packprep.building.work import make_shard
+from packprep.corpus import proof, remembered
+from packprep.dataset.json_files import decode, encode, receipt_name, shard_name, with_defaults
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.shard import DATA_ALIGNMENT
 from packprep.digests import digest_of
 from packprep.errors import PackprepError
+from packprep.inspection.decoding import TokenTexts
 from packprep.objectives.tasks import complete
 from packprep.recipe import load_recipe, read_recipe
 from packprep.verification.files import check_shard_files
 from packprep.verification.report import Faults
-from tests.fuzz.mutations import bytes_changed, json_changed
+from tests.fuzz.mutations import (
+    bytes_changed,
+    bytes_replaced,
+    json_changed,
+    lines_changed,
+    template_changed,
+    tokenizer_changed,
+)
+from tests.fuzz.seeds import (
+    CONFIGS,
+    CONVERSATIONS,
+    TEMPLATES,
+    TEXTS,
+    arrow_files,
+    first_of_two,
+    lines,
+    megatron_pairs,
+    parquet_files,
+    token_tables,
+    tokenizer_files,
+    with_length,
+)
 from tests.verification.damage import made, write_corpus
 
 RECIPES = {
@@ -31,6 +69,9 @@ RECIPES = {
     "in_place": {"tasks": [{"preset": p} for p in ("mlm", "duo", "bd3", "fim", "causal")], "seq_length": 128},
     "compact": {"output": {"columns": "compact", "shard_text_bytes": 6000}, "packing": {"pad_seq_to_mult": 8}},
 }
+NASTY_TEXTS = 150
+"""By which an engine is proven: as a build's, but fewer."""
+MOST_SHARDS = 4
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask", "loss_weights")
 
 RECIPE_SEED = """
@@ -122,9 +163,8 @@ def _with_file(directory: Path, name: str, data: bytes, do: Callable[[], object]
     good = path.read_bytes()
     path.write_bytes(data)
     try:
-        do()
-    except PackprepError as error:
-        assert str(error)
+        with refusals():
+            do()
     finally:
         path.write_bytes(good)
 
@@ -154,49 +194,208 @@ def array_changed(data: bytes, chance: random.Random) -> bytes:
     return changed.tobytes()
 
 
-def targets(folder: Path) -> dict[str, Target]:
-    """name → target; the datasets that they are made of are built in `folder`."""
-    datasets = build_datasets(folder)
-    jobs = [open_job(directory) for directory in datasets]
+def pair_changed(data: bytes, chance: random.Random) -> bytes:
+    """A pair of which one is changed, its index more often than its ids."""
+    first, second = first_of_two(data)
+    if chance.random() < 0.8:
+        return with_length(bytes_replaced(first, chance)) + second
+    return with_length(first) + bytes_changed(second, chance)
 
-    def files(name: str) -> list[bytes]:
-        return [(directory / name).read_bytes() for directory in datasets]
 
-    def shard(data: bytes) -> None:
-        for directory in datasets:
-            _with_file(directory, shard_name(0), data, lambda directory=directory: _read(directory))
+Make = Callable[[Path], Target]
+"""A target that puts its files into a folder, which is its own."""
 
-    def manifest(data: bytes) -> None:
-        _with_file(datasets[1], "dataset.json", data, lambda: _read(datasets[1]))
 
-    def plan(data: bytes) -> None:
-        for directory in datasets[:2]:
-            _with_file(directory, "plan.json", data, lambda directory=directory: open_job(directory))
+def _of_datasets(name: str, run: Callable[[list[Path], bytes], None], change: Callable) -> Make:
+    """A target for a file in copies of `build_datasets`: whatever ended the process before may have left its own there."""
 
-    def receipt(data: bytes) -> None:
-        job, directory = jobs[0], datasets[0]
-        entry = json.loads((directory / "dataset.json").read_bytes())["shards"][0]
+    def make(folder: Path) -> Target:
+        built = build_datasets(folder.parent / "built")
+        datasets = [Path(shutil.copytree(path, folder / path.parent.name, dirs_exist_ok=True)) for path in built]
+        return Target([(directory / name).read_bytes() for directory in datasets], lambda d: run(datasets, d), change)
 
-        def read() -> None:
-            done_receipt(LocalOutput(directory), 0, job.digest)
-            for digest in (entry["receipt_digest"], digest_of(data)):  # with its own it is looked into
-                signed = {**entry, "receipt_digest": digest}
-                check_shard_files(directory, 0, signed, job.digest, job, Faults())
+    return make
 
-        _with_file(directory, receipt_name(0), data, read)
 
-    def recipe(data: bytes) -> None:
+def _shard(datasets: list[Path], data: bytes) -> None:
+    for directory in datasets:
+        _with_file(directory, shard_name(0), data, lambda directory=directory: _read(directory))
+
+
+def _manifest(datasets: list[Path], data: bytes) -> None:
+    _with_file(datasets[1], "dataset.json", data, lambda: _read(datasets[1]))
+
+
+def _plan(datasets: list[Path], data: bytes) -> None:
+    for directory in datasets[:2]:
+        _with_file(directory, "plan.json", data, lambda directory=directory: open_job(directory))
+
+
+def _receipt(datasets: list[Path], data: bytes) -> None:
+    directory = datasets[0]
+    job = _job(directory)
+    entry = json.loads((directory / "dataset.json").read_bytes())["shards"][0]
+
+    def read() -> None:
+        done_receipt(LocalOutput(directory), 0, job.digest)
+        for digest in (entry["receipt_digest"], digest_of(data)):  # with its own it is looked into
+            signed = {**entry, "receipt_digest": digest}
+            check_shard_files(directory, 0, signed, job.digest, job, Faults())
+
+    _with_file(directory, receipt_name(0), data, read)
+
+
+_job = lru_cache(open_job)
+
+
+def _recipe(folder: Path) -> Target:
+    def run(data: bytes) -> None:
         path = folder / "recipe.toml"
         path.write_bytes(data)
-        try:
+        with refusals():
             complete(read_recipe(load_recipe(path), folder))
-        except PackprepError as error:
-            assert str(error)
 
-    return {
-        "shard": Target(files(shard_name(0)), shard, array_changed),
-        "manifest": Target(files("dataset.json"), manifest, json_changed),
-        "plan": Target(files("plan.json"), plan, json_changed),
-        "receipt": Target(files(receipt_name(0)), receipt, json_changed),
-        "recipe": Target([RECIPE_SEED.encode()], recipe, bytes_changed),
-    }
+    return Target([RECIPE_SEED.encode()], run, bytes_changed)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What packprep raises on purpose passes, if it says something."""
+    try:
+        yield
+    except PackprepError as error:
+        assert str(error)
+
+
+_made_with = lru_cache(plan.made_with)
+
+
+def _build(folder: Path, **changes: Any) -> Job:
+    """All that a build does but write: files and roles found, engines loaded and proven, a plan, the arrays of some shards."""
+    table = {"seq_length": 128, "tokenizer": "bytes", "tasks": [{"preset": "causal"}], **changes}
+    recipe = complete(read_recipe(table, folder))
+    with (
+        mock.patch.object(remembered, "remember", lambda *fact: None),
+        mock.patch.object(proof, "NASTY_TEXTS", NASTY_TEXTS),
+        mock.patch.object(plan, "made_with", _made_with),  # takes longer than all else
+    ):
+        inputs = look_up(recipe, {})
+        planned = decode(encode(plan.make_plan(inputs)), "plan.json")
+        check_plan(planned, "plan.json")
+        job = Job(with_defaults(planned, LATER), inputs.vocabulary.tokenizer_json, inputs.prefixes)
+        for shard in range(min(job.shards, MOST_SHARDS)):
+            make_shard(job, shard)
+    return job
+
+
+def _source(*names: str, seeds: Callable[[], list[bytes]], change: Callable, **settings: Any) -> Make:
+    """A target for a source of one file, or of a pair of which `first_of_two` tells the second."""
+
+    def make(folder: Path) -> Target:
+        def run(data: bytes) -> None:
+            parts = (data,) if len(names) == 1 else reversed(first_of_two(data))
+            for name, part in zip(names, parts, strict=True):
+                (folder / name).write_bytes(part)
+            source = {"paths": [names[0]], "repeat": 1.5, **settings}
+            with refusals():
+                _build(folder, sources=[source], documents={"max_bad_fraction": 1.0, "chat_template": "chat.jinja"})
+
+        (folder / "chat.jinja").write_text(TEMPLATES[0])
+        return Target(seeds(), run, change)
+
+    return make
+
+
+def _tokenizer(folder: Path) -> Target:
+    lines = (
+        json.dumps({"text": text, "loss_spans": [[0, 5]]} if i % 5 == 0 else {"text": text})
+        for i, text in enumerate(TEXTS)
+    )
+    (folder / "in.jsonl").write_text("\n".join(lines))
+    tasks = [{"preset": preset} for preset in ("t5", "mlm", "fim")]
+
+    def run(data: bytes) -> None:
+        (folder / "tokenizer.json").write_bytes(data)
+        special_text, engine = (("text", "auto"), ("reject", "reference"), ("special", "auto"))[len(data) % 3]
+        with refusals():
+            job = _build(
+                folder, tokenizer="tokenizer.json", engine=engine, tasks=tasks, sources=[{"paths": ["in.jsonl"]}],
+                documents={"special_text": special_text, "max_bad_fraction": 1.0},
+                specials={"missing": "add", "sentinels": "auto"},
+            )  # fmt: skip
+            texts = TokenTexts(job.vocabulary.tokenizer_json, job.vocabulary.special_ids)
+            for id in range(0, job.vocabulary.vocab_size, job.vocabulary.vocab_size // 50 + 1):
+                texts.meaning(id)
+
+    return Target(tokenizer_files(), run, tokenizer_changed)
+
+
+def _chat_template(folder: Path) -> Target:
+    lines = (json.dumps({"messages": messages}) for messages in CONVERSATIONS)
+    (folder / "in.jsonl").write_text("\n".join(lines))
+
+    def run(data: bytes) -> None:
+        (folder / "template.jinja").write_bytes(data)
+        with refusals():
+            _build(
+                folder, sources=[{"paths": ["in.jsonl"]}],
+                documents={"chat_template": "template.jinja", "max_bad_fraction": 1.0, "special_text": "reject"},
+            )  # fmt: skip
+
+    return Target([template.encode() for template in TEMPLATES], run, template_changed)
+
+
+def _tokenizer_config(folder: Path) -> Target:
+    """The file beside a tokenizer: names of roles, and a chat template."""
+    (folder / "tokenizer.json").write_bytes(tokenizer_files()[0])
+    (folder / "in.jsonl").write_text(json.dumps({"messages": CONVERSATIONS[0]}))
+
+    def run(data: bytes) -> None:
+        (folder / "tokenizer_config.json").write_bytes(data)
+        with refusals():
+            _build(folder, tokenizer=".", sources=[{"paths": ["in.jsonl"]}], documents={"max_bad_fraction": 1.0})
+
+    return Target([json.dumps(config).encode() for config in CONFIGS], run, json_changed)
+
+
+_FORMATS: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
+    "gz": (lambda data: gzip.compress(data, mtime=0), gzip.decompress),
+    "zst": (zstandard.compress, lambda data: zstandard.ZstdDecompressor().decompress(data, 1 << 20)),
+}
+
+
+def _compressed(name: str) -> Make:
+    """A source of compressed lines, changed inside and outside."""
+    compress, decompress = _FORMATS[name]
+    some_lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS[:9])
+
+    def change(data: bytes, chance: random.Random) -> bytes:
+        if chance.random() < 0.5:
+            return bytes_changed(data, chance)
+        with contextlib.suppress(Exception):  # of what was changed before
+            data = compress(lines_changed(decompress(data), chance))
+        return data + compress(b"\n{}") if chance.random() < 0.1 else data
+
+    return _source(f"in.jsonl.{name}", seeds=lambda: [compress(lines()), compress(some_lines * 50)], change=change)
+
+
+TARGETS: dict[str, Make] = {
+    "shard": _of_datasets(shard_name(0), _shard, array_changed),
+    "manifest": _of_datasets("dataset.json", _manifest, json_changed),
+    "plan": _of_datasets("plan.json", _plan, json_changed),
+    "receipt": _of_datasets(receipt_name(0), _receipt, json_changed),
+    "recipe": _recipe,
+    "tokenizer": _tokenizer,
+    "tokenizer_config": _tokenizer_config,
+    "chat_template": _chat_template,
+    "lines": _source("in.jsonl", seeds=lambda: [lines()], change=lines_changed),
+    "gzip": _compressed("gz"),
+    "zstd": _compressed("zst"),
+    "text": _source("in.txt", seeds=lambda: [text.encode() for text in TEXTS], change=bytes_changed),
+    "parquet": _source("in.parquet", seeds=parquet_files, change=bytes_replaced),
+    "parquet_tokens": _source("in.parquet", seeds=lambda: token_tables()[0], change=bytes_replaced, format="tokens"),
+    "arrow": _source("in.arrow", seeds=arrow_files, change=bytes_replaced),
+    "arrow_tokens": _source("in.arrow", seeds=lambda: token_tables()[1], change=bytes_replaced, format="tokens"),
+    "megatron": _source("in.bin", "in.idx", seeds=megatron_pairs, change=pair_changed),
+}
+"""By name; each is made in a folder of its own."""

@@ -16,7 +16,7 @@ from tests.inspection import datasets_made
 
 def asked(known, place):
     source, file, position = place
-    described = describe_document(known.out, source, f"{file}:{position}", {})
+    described = describe_document(known.out, source, f"{file}:{position}", {}, True)
     (entry,) = described["files"]
     return described, entry
 
@@ -68,7 +68,7 @@ def files(tmp_path_factory):
 
 
 def test_a_position_alone_finds_it_in_every_file(files):
-    described = describe_document(files.out, "web", "0", {})
+    described = describe_document(files.out, "web", "0", {}, True)
     with_one = [place[1] for place in sorted(files.documents) if place[2] == 0]
     kept = {segment["place"][1] for segment in datasets_made.segments(files) if segment["place"][2] == 0}
     assert kept and [entry["file"] for entry in described["files"]] == sorted(kept & set(with_one))
@@ -107,11 +107,11 @@ def test_without_the_sources_a_truncated_end_is_open(tmp_path):
     made.build(
         made.table("a.jsonl", documents={"long": "truncate"}, tasks=[{"preset": "causal"}]), tmp_path, tmp_path / "o"
     )
-    (entry,) = describe_document(tmp_path / "o", None, "0", {})["files"]
+    (entry,) = describe_document(tmp_path / "o", None, "0", {}, True)["files"]
     (whole,) = entry["uses"][0]["left_out"]
     assert whole["tokens"] == [512, 900] and "truncate" in whole["why"]
     (tmp_path / "a.jsonl").unlink()
-    (entry,) = describe_document(tmp_path / "o", None, "0", {})["files"]
+    (entry,) = describe_document(tmp_path / "o", None, "0", {}, True)["files"]
     assert [gap["tokens"] for gap in entry["uses"][0]["left_out"]] == [[512, None]]
 
 
@@ -126,7 +126,7 @@ def test_only_the_shards_that_can_hold_it_are_searched(tmp_path):
     )  # fmt: skip
     line = len(json.dumps({"text": texts[0]})) + 1
     for i in (0, 41, 42, 119):
-        described = describe_document(tmp_path / "o", None, f"a.jsonl:{i * line}", {})
+        described = describe_document(tmp_path / "o", None, f"a.jsonl:{i * line}", {}, True)
         assert described["files"][0]["uses"][0]["outcome"] == "used"
         assert 0 < described["shards_searched"] < described["shards"] / 2
 
@@ -152,7 +152,7 @@ def test_what_is_asked_wrongly_is_refused(files):
         ("web", "9" * 30, "expected POSITION"),
     ):
         with pytest.raises(RecipeError, match=message):
-            describe_document(files.out, source, place, {})
+            describe_document(files.out, source, place, {}, True)
 
 
 def test_a_damaged_shard_is_named(files, tmp_path):
@@ -166,7 +166,7 @@ def test_a_damaged_shard_is_named(files, tmp_path):
         data[begin : begin + 4 * count] = np.full(count, 70_000, "<i4").tobytes()
         shard.write_bytes(data)
     with pytest.raises(DatasetError, match=r"shards/000/.*segment_tokens cannot be.*packprep verify"):
-        describe_document(copy, "web", f"{place[1]}:{place[2]}", {})
+        describe_document(copy, "web", f"{place[1]}:{place[2]}", {}, True)
 
 
 def test_as_it_is_typed(files):

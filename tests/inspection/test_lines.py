@@ -1,7 +1,8 @@
 import pytest
 from rich.cells import cell_len
 
-from packprep.inspection.lines import HEAD_LINES, MOST_LINES, TAIL_LINES, shortened, special, units_of, visible, wrapped
+from packprep.building.progress import visible
+from packprep.inspection.lines import HEAD_LINES, MOST_LINES, TAIL_LINES, shortened, special, units_of, wrapped
 
 
 def piece(text, loss=(0,), kind="text"):

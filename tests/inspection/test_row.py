@@ -26,7 +26,7 @@ def ids_and_loss(segment, name=None):
 def test_every_token_of_every_row_is_shown_with_its_loss(dataset):
     ds = open_dataset(dataset)
     for r in range(len(ds)):
-        shown, row = describe_row(dataset, r, {}), ds.row(r)
+        shown, row = describe_row(dataset, r, {}, True), ds.row(r)
         assert shown["row"] == r and shown["rows"] == len(ds) and len(shown["segments"]) == row.n_segments
         assert shown["slots"] + shown["padding"] == ds.seq_length and shown["slots"] == np.count_nonzero(
             row.segment_ids
@@ -44,7 +44,7 @@ def test_a_segment_says_where_it_comes_from(dataset):
     plan = json.loads((dataset / "plan.json").read_text())
     for r in range(len(ds)):
         row = ds.row(r)
-        for i, segment in enumerate(describe_row(dataset, r, {})["segments"]):
+        for i, segment in enumerate(describe_row(dataset, r, {}, True)["segments"]):
             header = {name: values[i].item() for name, values in row.segments.items()}
             assert segment["task"] == ds.tasks[header["task"]]["name"]
             assert segment["source"] == ds.manifest["sources"][header["source"]]["name"]
@@ -65,7 +65,7 @@ def test_the_text_of_a_causal_segment_is_the_documents(folder):
             at += len(line)
     seen = 0
     for r in range(len(open_dataset(folder / "causal"))):
-        for segment in describe_row(folder / "causal", r, {})["segments"]:
+        for segment in describe_row(folder / "causal", r, {}, True)["segments"]:
             content = bytes(id for id in ids_and_loss(segment)[0] if id < 256)
             document = documents[segment["source"], segment["document"]]
             assert content == document[segment["start"] : segment["start"] + segment["tokens"]]
@@ -82,7 +82,7 @@ def test_the_text_of_a_causal_segment_is_the_documents(folder):
 def test_inputs_and_targets_are_apart(folder):
     names = set()
     for r in range(len(open_dataset(folder / "ul2r"))):
-        for segment in describe_row(folder / "ul2r", r, {})["segments"]:
+        for segment in describe_row(folder / "ul2r", r, {}, True)["segments"]:
             parts = [part["name"] for part in segment["parts"]]
             names.add((segment["objective"], *parts))
             if len(parts) == 2:
@@ -96,7 +96,7 @@ def test_inputs_and_targets_are_apart(folder):
 def test_the_padding_inside_and_after_segments_is_counted(folder):
     inside = 0
     for r in range(len(open_dataset(folder / "causal"))):
-        row = describe_row(folder / "causal", r, {})
+        row = describe_row(folder / "causal", r, {}, True)
         for segment, following in zip(row["segments"], row["segments"][1:], strict=False):
             assert following["begin"] == segment["begin"] + segment["slots"] + segment["padding"]
             assert following["begin"] % 8 == 0
@@ -109,19 +109,19 @@ def test_minus_one_is_the_first_row_that_shows_the_most_tasks(folder):
     declared = {task["name"] for task in ds.tasks if task["weight"]}
     of_row = [{ds.tasks[t]["name"] for t in ds.row(r).segments["task"]} & declared for r in range(len(ds))]
     most = max(map(len, of_row))
-    row = describe_row(folder / "ul2r", -1, {})
+    row = describe_row(folder / "ul2r", -1, {}, True)
     assert row["row"] == [len(tasks) for tasks in of_row].index(most)
     assert set(row["lacks"]) == declared - of_row[row["row"]]
-    assert describe_row(folder / "ul2r", row["row"], {})["lacks"] == []
+    assert describe_row(folder / "ul2r", row["row"], {}, True)["lacks"] == []
 
 
 def test_a_row_is_plain_json(dataset):
-    row = describe_row(dataset, 0, {})
+    row = describe_row(dataset, 0, {}, True)
     assert json.loads(json.dumps(row)) == row
 
 
 def test_print_row_prints_what_json_has_gone_through(dataset, capsys):
-    row = describe_row(dataset, 0, {})
+    row = describe_row(dataset, 0, {}, True)
     print_row(row)
     first = capsys.readouterr().out
     print_row(json.loads(json.dumps(row)))
@@ -181,7 +181,7 @@ def expected_part(part):
 def test_marks_stand_under_the_right_characters(dataset, capsys):
     seen = ""
     for r in range(len(open_dataset(dataset))):
-        row = describe_row(dataset, r, {})
+        row = describe_row(dataset, r, {}, True)
         print_row(row)
         printed = printed_parts(row, capsys.readouterr().out)
         parts = [part for segment in row["segments"] for part in segment["parts"]]
@@ -198,7 +198,7 @@ def test_long_segments_are_shortened_and_the_count_is_right(tmp_path, capsys):
     text = "abcdefghi " * 150
     (tmp_path / "corpus" / "long.jsonl").write_text(json.dumps({"text": text}) + "\n")
     built(tmp_path, "long", seq_length=2048, tasks=[{"preset": "causal"}])
-    row = describe_row(tmp_path / "long", 0, {})
+    row = describe_row(tmp_path / "long", 0, {}, True)
     print_row(row)
     [(_, printed, _)] = printed_parts(row, capsys.readouterr().out)
     head, left_out, tail = re.fullmatch(r"(.*?)… ([\d,]+) tokens …(.*)‹eos›", printed).groups()
@@ -208,7 +208,7 @@ def test_long_segments_are_shortened_and_the_count_is_right(tmp_path, capsys):
 
 
 def test_of_many_segments_the_first_are_printed_and_one_of_each_task(folder, capsys):
-    row = describe_row(folder / "ul2r", -1, {})
+    row = describe_row(folder / "ul2r", -1, {}, True)
     tasks = {segment["task"] for segment in row["segments"]}
     first = next(segment for segment in row["segments"] if segment["task"] != row["segments"][-1]["task"])
     print_row({**row, "segments": [first] * 50 + row["segments"]})
@@ -221,7 +221,7 @@ def test_of_many_segments_the_first_are_printed_and_one_of_each_task(folder, cap
 
 def test_rows_are_rebuilt_from_their_source(dataset):
     for r in range(len(open_dataset(dataset))):
-        assert {segment["rebuilt"] for segment in describe_row(dataset, r, {})["segments"]} == {"identical"}
+        assert {segment["rebuilt"] for segment in describe_row(dataset, r, {}, True)["segments"]} == {"identical"}
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def apart(folder, tmp_path):
 
 def test_sources_that_moved_are_found_by_their_name(apart, capsys):
     dataset, moved = apart
-    row = describe_row(dataset, 0, {})
+    row = describe_row(dataset, 0, {}, True)
     assert all(
         segment["rebuilt"].startswith("not rebuilt: ") and "missing" in segment["rebuilt"]
         for segment in row["segments"]
@@ -277,12 +277,12 @@ def test_an_unknown_source_is_refused(dataset):
 @pytest.mark.parametrize("row", [-2, 10**6])
 def test_a_row_that_there_is_not_is_refused(folder, row):
     with pytest.raises(ArgumentError, match=rf"row {row}: .* rows; give 0 … \d+, or −1"):
-        describe_row(folder / "ul2r", row, {})
+        describe_row(folder / "ul2r", row, {}, True)
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
     with pytest.raises(DatasetError, match="is no dataset, or its build is not finished"):
-        describe_row(tmp_path, 0, {})
+        describe_row(tmp_path, 0, {}, True)
 
 
 @pytest.mark.parametrize("change", ["missing", "other"])
@@ -292,14 +292,14 @@ def test_a_tokenizer_that_is_not_the_datasets_is_refused(folder, tmp_path, chang
     path = copy / "tokenizer.json"
     path.unlink() if change == "missing" else path.write_text("{}")
     with pytest.raises(PackprepError, match=r"tokenizer\.json: .*back"):
-        describe_row(copy, 0, {})
+        describe_row(copy, 0, {}, True)
 
 
 def test_without_a_plan_rows_are_shown_and_not_rebuilt(folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder / "causal", copy)
     (copy / "plan.json").unlink()
-    segment = describe_row(copy, 0, {})["segments"][0]
+    segment = describe_row(copy, 0, {}, True)["segments"][0]
     assert segment["file"].startswith("file ") and segment["rebuilt"].startswith("not rebuilt: ")
 
 
@@ -316,7 +316,7 @@ def test_segments_that_predict_in_place_show_inputs_and_labels(tmp_path, capsys)
     ds = with_tokenizer(tmp_path, in_place=True, blocks=True, pad_to=4)
     seen = {}
     for r in range(len(ds)):
-        shown, row = describe_row(tmp_path, r, {}), ds.row(r)
+        shown, row = describe_row(tmp_path, r, {}, True), ds.row(r)
         assert json.loads(json.dumps(shown)) == shown
         for i, segment in enumerate(shown["segments"]):
             own = row.segment_ids == i + 1
@@ -329,7 +329,7 @@ def test_segments_that_predict_in_place_show_inputs_and_labels(tmp_path, capsys)
             else:
                 assert ids_and_loss(segment) == (row.tokens[own].tolist(), row.loss_mask[own].tolist())
     assert seen["bd3"] == ["x_t", "x_0"] and seen["causal"] == ["text"]
-    print_row(describe_row(tmp_path, 0, {}))
+    print_row(describe_row(tmp_path, 0, {}, True))
     assert "loss weight" in capsys.readouterr().out
 
 
@@ -355,14 +355,14 @@ def test_a_damaged_header_is_refused_and_not_indexed_with(tmp_path, array, value
         file.seek(at + dtype.itemsize * (1 if array in ("row_offsets", "cu_seqlens") else 0))
         file.write(np.array([value], dtype).tobytes())
     with pytest.raises(DatasetError, match=match):
-        describe_row(tmp_path, row, {})
-        describe_row(tmp_path, 0, {})
+        describe_row(tmp_path, row, {}, True)
+        describe_row(tmp_path, 0, {}, True)
 
 
 def test_colour_is_for_terminals(dataset, monkeypatch, capsys):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    row = describe_row(dataset, 0, {})
+    row = describe_row(dataset, 0, {}, True)
     print_row(row)
     plain = capsys.readouterr().out
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -385,7 +385,7 @@ def test_rows_of_other_tokenizers_are_shown(folder, tmp_path):
     ds = open_dataset(tmp_path / "bpe")
     texts = ""
     for r in range(len(ds)):
-        for i, segment in enumerate(describe_row(tmp_path / "bpe", r, {})["segments"]):
+        for i, segment in enumerate(describe_row(tmp_path / "bpe", r, {}, True)["segments"]):
             assert ids_and_loss(segment)[0] == ds.row(r).tokens[ds.row(r).segment_ids == i + 1].tolist()
             assert segment["rebuilt"] == "identical"
             texts += "".join(piece["text"] for part in segment["parts"] for piece in part["pieces"])

@@ -23,7 +23,7 @@ def some_segments(known, most=40):
 def test_the_original_is_the_documents_text_and_its_slots_hold_it(known):
     seen = set()
     for segment in some_segments(known):
-        described = describe_segment(known.out, segment["row"], segment["segment"], {})
+        described = describe_segment(known.out, segment["row"], segment["segment"], {}, True)
         own = described["segment"]
         ids = [id for piece in own["original"] for id in piece["ids"]]
         slots = [slot for piece in own["original"] for slot in piece["slots"]]
@@ -38,16 +38,16 @@ def test_the_original_is_the_documents_text_and_its_slots_hold_it(known):
 
 
 def test_a_segment_of_its_row_is_the_same_but_for_the_original(known):
-    row = describe_row(known.out, 0, {})
+    row = describe_row(known.out, 0, {}, True)
     for number, segment in enumerate(row["segments"], 1):
-        own = describe_segment(known.out, 0, number, {})["segment"]
+        own = describe_segment(known.out, 0, number, {}, True)["segment"]
         assert {key: own[key] for key in segment} == segment
 
 
 def test_each_sentinel_stands_for_its_span(known):
     spans = 0
     for segment in [s for s in datasets_made.segments(known) if s["task"]["objective"] == "span_corruption"][:40]:
-        own = describe_segment(known.out, segment["row"], segment["segment"], {})["segment"]
+        own = describe_segment(known.out, segment["row"], segment["segment"], {}, True)["segment"]
         tokens = known.dataset.row(segment["row"]).tokens
         begin, end = segment["slots"]
         targets = begin + own["prefix"]
@@ -67,7 +67,7 @@ def test_each_sentinel_stands_for_its_span(known):
 def test_it_is_printed_whole(known, capsys):
     """Nothing is left out, however long it is."""
     longest = max(datasets_made.segments(known), key=lambda s: s["slots"][1] - s["slots"][0])
-    described = describe_segment(known.out, longest["row"], longest["segment"], {})
+    described = describe_segment(known.out, longest["row"], longest["segment"], {}, True)
     assert json.loads(json.dumps(described)) == described
     print_segment(json.loads(json.dumps(described)))
     out = capsys.readouterr().out
@@ -77,7 +77,7 @@ def test_it_is_printed_whole(known, capsys):
 
 def test_what_the_original_is_shows_only_where_the_slots_do_not(known, capsys):
     for segment in some_segments(known, 10):
-        described = describe_segment(known.out, segment["row"], segment["segment"], {})
+        described = describe_segment(known.out, segment["row"], segment["segment"], {}, True)
         print_segment(described)
         shown = "  original" in capsys.readouterr().out
         if segment["task"]["objective"] == "span_corruption":
@@ -89,13 +89,13 @@ def test_what_the_original_is_shows_only_where_the_slots_do_not(known, capsys):
 @pytest.mark.parametrize("number", [0, -1, 10_000])
 def test_a_segment_that_there_is_not_is_refused(folder, number):
     with pytest.raises(ArgumentError, match=rf"segment {number}: row 0 of .* has \d+ segments; give 1 … \d+"):
-        describe_segment(folder / "ul2r", 0, number, {})
+        describe_segment(folder / "ul2r", 0, number, {}, True)
 
 
 def test_without_a_plan_it_is_shown_and_not_restored(folder, tmp_path, capsys):
     shutil.copytree(folder / "ul2r", tmp_path / "copy")
     (tmp_path / "copy" / "plan.json").unlink()
-    described = describe_segment(tmp_path / "copy", 0, 1, {})
+    described = describe_segment(tmp_path / "copy", 0, 1, {}, True)
     assert described["segment"]["original"] is None and "no plan.json" in described["segment"]["not_restored"]
     print_segment(described)
     assert "original: not restored: " in capsys.readouterr().out
@@ -107,9 +107,9 @@ def test_a_sentinel_that_is_not_there_is_said(folder, tmp_path, capsys):
     row, number, slot = next(
         (r, segment["number"], described["segment"]["spans"][0]["target_slot"])
         for r in range(8)
-        for segment in describe_row(copy, r, {})["segments"]
+        for segment in describe_row(copy, r, {}, True)["segments"]
         if segment["objective"] == "span_corruption"
-        for described in [describe_segment(copy, r, segment["number"], {})]
+        for described in [describe_segment(copy, r, segment["number"], {}, True)]
     )
     shards = json.loads((copy / "dataset.json").read_text())["shards"]
     shard = 0
@@ -121,7 +121,7 @@ def test_a_sentinel_that_is_not_there_is_said(folder, tmp_path, capsys):
     at = open_shard(path, 256, "uint16").begins["tokens"] + 2 * (row * 256 + slot)
     data[at : at + 2] = b"a\0"
     path.write_bytes(data)
-    described = describe_segment(copy, whole, number, {})
+    described = describe_segment(copy, whole, number, {}, True)
     assert described["segment"]["fits"] is False and described["segment"]["rebuilt"].startswith("differs")
     print_segment(described)
     assert "its sentinels are not where its header says" in capsys.readouterr().out

@@ -77,6 +77,21 @@ def directory(dataset, tmp_path):
     return copied(dataset, tmp_path)
 
 
+def test_what_a_shard_reads_is_worked_out_by_columns_as_part_by_part(sampled, monkeypatch):
+    """Files of all kinds, some uses of each; also a few at a time."""
+    job = open_job(sampled)
+    for at_once, fewest in ((1 << 18, 1), (2, 2)):
+        monkeypatch.setattr(coverage, "_AT_ONCE", at_once)
+        for b in range(job.shards):
+            parts = [coverage._in_part(s, extent) for s in job.sources for extent in s.extents(b, job.shards)]
+            expected = sorted(map(tuple, np.concatenate(parts, axis=1).T.tolist()))
+            some = list(coverage._extents(job, b))
+            assert sorted(tuple(row) for own in some for row in np.array(own).T.tolist()) == expected
+            assert len(some) >= fewest
+            for own in some:
+                assert np.array(own).T.tolist() == sorted(np.array(own).T.tolist())
+
+
 # A shard as rows of segments, to be packed again
 
 

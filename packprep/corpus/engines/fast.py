@@ -4,16 +4,24 @@ Flat buffers of ids come from a function that the library calls private, so pypr
 """
 
 import importlib.metadata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from packprep.corpus.engines import native
 from packprep.corpus.engines.engine import EngineRefusal, Reference, offsets_of
+from packprep.corpus.engines.normal_forms import MOST_GROWTH, most_of_one
 from packprep.corpus.engines.reference import ReferenceEngine, plain_of, special_ids_of
 from packprep.corpus.remembered import remembered
-from packprep.corpus.tokenizer_json import added_tokens, byte_characters, parse_tokenizer_json, plain_depends_on
+from packprep.corpus.tokenizer_json import (
+    added_tokens,
+    byte_characters,
+    parse_tokenizer_json,
+    plain_depends_on,
+    steps_of,
+)
 from packprep.corpus.vocabulary import Vocabulary
 
 # The letters outside of ASCII that fold to letters inside. The library's own matchers of well-known patterns read
@@ -125,20 +133,19 @@ def _refusal(vocabulary: Vocabulary) -> str | None:
     for key in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model.get(key):
             return f"its model has {key} = {model[key]!r}"
-    for step in _steps(parsed.get("normalizer"), "normalizers"):
+    for step in _types(parsed.get("normalizer"), "normalizers"):
         if step != "NFC":
             return f"its normalizer is {step}, not NFC"
-    *splits, last = [*_steps(parsed.get("pre_tokenizer"), "pretokenizers")] or ["None"]
+    *splits, last = _types(parsed.get("pre_tokenizer"), "pretokenizers") or ["None"]
     if last != "ByteLevel" or not {*splits} <= {"Split", "Digits"}:
         return f"its pre-tokenizer is {' → '.join([*splits, last])}, not ByteLevel after Split or Digits"
+    grown = math.prod(map(most_of_one, steps_of(parsed.get("decoder"), "decoders")))
+    if grown > MOST_GROWTH:  # texts to prove it on are made of what tokens are decoded to
+        return f"its decoder may make {grown} characters of one"
     missing = [character for character in byte_characters() if character not in model.get("vocab", {})]
     return f"its vocabulary lacks {len(missing)} of the 256 bytes" if missing else None
 
 
-def _steps(part: Any, key: str) -> Iterator[str]:
-    """The types of a normalizer or pre-tokenizer, sequences taken apart."""
-    if isinstance(part, dict) and part.get("type") == "Sequence":
-        for inner in part.get(key) or ():
-            yield from _steps(inner, key)
-    elif part is not None:
-        yield str(part.get("type")) if isinstance(part, dict) else str(part)
+def _types(part: Any, key: str) -> list[str]:
+    """The types of a normalizer's or pre-tokenizer's steps."""
+    return [str(step.get("type")) if isinstance(step, dict) else str(step) for step in steps_of(part, key)]

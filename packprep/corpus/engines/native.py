@@ -6,12 +6,11 @@ The library loads a large vocabulary for half a second, without the lock of Pyth
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from packprep.corpus.remembered import recall, remember
-from packprep.corpus.tokenizer_json import PlainDependsOn
+from packprep.corpus.tokenizer_json import PlainDependsOn, panics_as_errors
 
 NAME = "fastokens"
 _ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
@@ -77,14 +76,3 @@ def loading(tokenizer_json: bytes) -> Loading:
     """What has begun, if it is this tokenizer.json; it begins now otherwise."""
     begun = _begun.pop() if _begun else None
     return begun if begun and begun.tokenizer_json == tokenizer_json else Loading(tokenizer_json)
-
-
-@contextlib.contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """A panic of a library, which is no Exception, becomes a RuntimeError."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__module__ == "pyo3_runtime":
-            raise RuntimeError(str(error)) from error
-        raise

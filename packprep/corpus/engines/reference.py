@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from packprep.corpus.engines.engine import offsets_of
-from packprep.corpus.tokenizer_json import plain_tokenizer_json
+from packprep.corpus.engines.normal_forms import NormalForms
+from packprep.corpus.tokenizer_json import outline_of, plain_tokenizer_json
 from packprep.corpus.vocabulary import Vocabulary
 
 BATCH_CHARACTERS = 1 << 20
@@ -29,9 +30,10 @@ class ReferenceEngine:
         self._tokenizer = tokenizers.Tokenizer.from_buffer(plain)
         self._tokenizer.encode_special_tokens = not as_special
         self._plain, self._chat = plain, self._tokenizer if as_special else None
+        self._forms = NormalForms(outline_of(vocabulary.tokenizer_json).normalizer)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself, as far as it is text."""
+        """The text of each token by itself, as far as it is text. Raises whatever the decoder does, panics included."""
         return self._tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
@@ -41,7 +43,7 @@ class ReferenceEngine:
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]."""
         parts, lengths = [], []
-        for batch in _batches(texts):
+        for batch in _batches(texts, self._forms):
             lists = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
             counts = [len(ids) for ids in lists]
             parts.append(np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(counts)))
@@ -55,7 +57,7 @@ class ReferenceEngine:
         begins: list[int] = []
         lengths: list[int] = []
         tokenizer = self._for_chat() if chat else self._tokenizer
-        for batch in _batches(texts):
+        for batch in _batches(texts, self._forms):
             # not encode_batch_fast, which leaves the offsets out; Python's are counted in characters
             for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
                 ids += encoding.ids
@@ -83,11 +85,14 @@ def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = Tru
     return plain_tokenizer_json(vocabulary.tokenizer_json, special_ids_of(vocabulary, special_text), with_special)
 
 
-def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Neighbouring texts of about BATCH_CHARACTERS: the library's encodings take many times the room of their ids."""
+def _batches(texts: Sequence[str], forms: NormalForms) -> Iterator[Sequence[str]]:
+    """Neighbouring texts of about BATCH_CHARACTERS: the library's encodings take many times the room of their ids.
+
+    Raises NormalizerLimit.
+    """
     begin = characters = 0
     for end, text in enumerate(texts, start=1):
-        characters += len(text)
+        characters += forms.characters(text)
         if characters >= BATCH_CHARACTERS or end == len(texts):
             yield texts[begin:end]
             begin, characters = end, 0

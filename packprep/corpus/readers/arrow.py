@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.readers.choice import Choice
-from packprep.corpus.readers.columnar import Columns, arrow_errors, find_columns, read_rows
+from packprep.corpus.readers.columnar import Columns, arrow_errors, check_block, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 from packprep.corpus.readers.streams import Decoders
 from packprep.corpus.readers.token_lists import find_token_column, list_lengths, read_lists
@@ -30,7 +30,7 @@ class Index(NamedTuple):
     """Where an Arrow file's record batches lie."""
 
     is_stream: bool
-    has_dictionaries: bool
+    dictionaries: list[int]  # byte of each dictionary's message
     offsets: list[int]  # byte of each batch's message
     rows: list[int]
     sizes: list[int]  # bytes of each
@@ -51,6 +51,10 @@ def read_record_batch(
         begin, end = part.range(index.rows[part.piece])
         if begin == end:
             return
+        if not is_url(part.path):  # there each buffer would be a request
+            for offset in (*index.dictionaries, index.offsets[part.piece]):
+                advice = "Write it with fewer rows a batch"
+                check_block(part.path, "a record batch", _largest_decompressed(file, offset), advice)
         # Mapped, so that only the pages of the columns that are read are touched.
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
             columns = _columns(part, source, index, text_key, marks)
@@ -84,7 +88,7 @@ def _columns(part: Part, source: pa.NativeFile, index: Index, text_key: str, mar
     else:
         columns = find_columns(part.path, schema, text_key, marks)
     wanted = columns.there()
-    if index.is_stream and not index.has_dictionaries:
+    if index.is_stream and not index.dictionaries:
         source.seek(index.offsets[part.piece])
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
         return columns.of([batch.column(i) for i in wanted])
@@ -132,15 +136,14 @@ def _index(file: BinaryIO, size: int) -> Index:
     headers = [_read_header(file, offset) for offset in offsets]
     if any(header is None or header.kind != _RECORD_BATCH for header in headers):
         raise pa.ArrowInvalid("its footer does not point to record batches")
-    has_dictionaries = bool(_block_offsets(footer, _field(footer, root, 2)))
+    dictionaries = _block_offsets(footer, _field(footer, root, 2))
     there = [header for header in headers if header]
     sizes = [min(header.end, size) - offset for header, offset in zip(there, offsets, strict=True)]
-    return Index(False, has_dictionaries, offsets, [header.rows for header in there], sizes)
+    return Index(False, dictionaries, offsets, [header.rows for header in there], sizes)
 
 
 def _index_of_stream(file: BinaryIO, size: int) -> Index:
-    offsets, rows, sizes = [], [], []
-    has_dictionaries = False
+    offsets, rows, sizes, dictionaries = [], [], [], []
     at = 0
     while at < size and (header := _read_header(file, at)):
         if at == 0 and header.kind != _SCHEMA:
@@ -149,13 +152,14 @@ def _index_of_stream(file: BinaryIO, size: int) -> Index:
             offsets.append(at)
             rows.append(header.rows)
             sizes.append(header.end - at)
-        has_dictionaries |= header.kind == _DICTIONARY_BATCH
+        elif header.kind == _DICTIONARY_BATCH:
+            dictionaries.append(at)
         at = header.end
         if at > size:
             raise pa.ArrowInvalid(f"a message ends at byte {at}, but the file has {size}; it is truncated")
     if at == 0:
         raise pa.ArrowInvalid("it is empty")
-    return Index(True, has_dictionaries, offsets, rows, sizes)
+    return Index(True, dictionaries, offsets, rows, sizes)
 
 
 class _Header(NamedTuple):
@@ -166,6 +170,49 @@ class _Header(NamedTuple):
 
 def _read_header(file: BinaryIO, at: int) -> _Header | None:
     """The header of the message at a byte of the file; None at the mark that ends a stream."""
+    found = _read_message(file, at)
+    if found is None:
+        return None
+    data, body = found
+    root = _root(data)
+    kind_at, header_at, body_at = (_field(data, root, k) for k in (1, 2, 3))
+    kind = data[kind_at] if kind_at else 0
+    body_bytes = struct.unpack_from("<q", data, body_at)[0] if body_at else 0
+    rows = 0
+    if kind == _RECORD_BATCH and header_at:
+        rows_at = _field(data, _table(data, header_at), 0)
+        rows = struct.unpack_from("<q", data, rows_at)[0] if rows_at else 0
+    if body_bytes < 0 or rows < 0:
+        raise pa.ArrowInvalid(f"what should be a message at byte {at} is none")
+    return _Header(kind, rows, body + body_bytes)
+
+
+def _largest_decompressed(file: BinaryIO, at: int) -> int:
+    """The bytes that the largest compressed buffer of a record batch or dictionary has once it is decompressed; 0 where none
+    is compressed. Each begins with that number; it is −1 where this buffer is not."""
+    found = _read_message(file, at)
+    if found is None:
+        return 0
+    data, body = found
+    root = _root(data)
+    kind_at, header_at = _field(data, root, 1), _field(data, root, 2)
+    if not (kind_at and header_at):
+        return 0
+    batch = _table(data, header_at)
+    if data[kind_at] == _DICTIONARY_BATCH:
+        batch = _table(data, _field(data, batch, 1))
+    largest, buffers = 0, _field(data, batch, 2)
+    if _field(data, batch, 3) and buffers:  # its compression, and a vector of structs of 16 bytes
+        buffers = _table(data, buffers)
+        for i in range(struct.unpack_from("<I", data, buffers)[0]):
+            offset, stored = struct.unpack_from("<qq", data, buffers + 4 + 16 * i)
+            if stored:
+                largest = max(largest, *struct.unpack("<q", _read(file, body + offset, 8)))
+    return largest
+
+
+def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
+    """(a message's header, the byte of the file at which its body begins); None at the mark that ends a stream."""
     mark, n_bytes = struct.unpack("<II", _read(file, at, 8))
     begin = at + 8
     if mark != _CONTINUATION:  # before format version 0.15 there was no mark
@@ -174,18 +221,7 @@ def _read_header(file: BinaryIO, at: int) -> _Header | None:
         return None
     if n_bytes > _MAX_HEADER_BYTES:
         raise pa.ArrowInvalid(f"what should be a message at byte {at} is none")
-    data = _read(file, begin, n_bytes)
-    root = _root(data)
-    kind_at, header_at, body_at = (_field(data, root, k) for k in (1, 2, 3))
-    kind = data[kind_at] if kind_at else 0
-    body_bytes = struct.unpack_from("<q", data, body_at)[0] if body_at else 0
-    rows = 0
-    if kind == _RECORD_BATCH and header_at:
-        rows_at = _field(data, header_at + struct.unpack_from("<I", data, header_at)[0], 0)
-        rows = struct.unpack_from("<q", data, rows_at)[0] if rows_at else 0
-    if body_bytes < 0 or rows < 0:
-        raise pa.ArrowInvalid(f"what should be a message at byte {at} is none")
-    return _Header(kind, rows, begin + n_bytes + body_bytes)
+    return _read(file, begin, n_bytes), begin + n_bytes
 
 
 def _block_offsets(footer: bytes, at: int) -> list[int]:
@@ -195,6 +231,11 @@ def _block_offsets(footer: bytes, at: int) -> list[int]:
     at += struct.unpack_from("<I", footer, at)[0]
     (count,) = struct.unpack_from("<I", footer, at)
     return [struct.unpack_from("<q", footer, at + 4 + 24 * i)[0] for i in range(count)]
+
+
+def _table(data: bytes, at: int) -> int:
+    """Where the table or vector lies to which a byte of a FlatBuffers table refers."""
+    return at + int(struct.unpack_from("<I", data, at)[0])
 
 
 def _root(data: bytes) -> int:

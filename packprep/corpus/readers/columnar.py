@@ -14,8 +14,9 @@ from packprep.corpus.readers import documents
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, invalid_utf8, kept, slices, too_large
 from packprep.errors import SourceError
 
-SLICE_ROWS = 1024  # rows that become Python objects at once
-REPEATED_BYTES = 256 << 20  # what they may hold where one dictionary gives all of them
+SLICE_ROWS = 1 << 14  # rows that are looked at together
+REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
+MAX_BLOCK_BYTES = 256 << 20  # what has to be decoded at once: a page, or a compressed record batch's largest buffer
 
 
 class Columns(NamedTuple):
@@ -82,6 +83,15 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(getattr(pa.types, f"is_{name}")(kind) for name in kinds)
 
 
+def check_block(path: str, what: str, n_bytes: int, advice: str) -> None:
+    """Raises SourceError for a block that takes more than MAX_BLOCK_BYTES once it is decoded. what: e.g. "a page"."""
+    if n_bytes > MAX_BLOCK_BYTES:
+        raise SourceError(
+            f"{path}: {what} of it holds {n_bytes} bytes once decompressed, and at most {MAX_BLOCK_BYTES} are decoded at once. "
+            f"{advice}, or take the file out of the recipe."
+        )
+
+
 @contextmanager
 def arrow_errors(path: str, what: str) -> Iterator[None]:
     """Turns what pyarrow says about damaged data into a SourceError; errors of the operating system pass."""
@@ -96,9 +106,8 @@ def arrow_errors(path: str, what: str) -> Iterator[None]:
         # pyarrow reports damaged data as an OSError, too, but without a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise SourceError(
-            f"{path}: not a readable {what}: {error}. Fetch the file again, or take it out of the recipe."
-        ) from error
+        mend = "It is encrypted: write it anew without" if "decrypt" in str(error).lower() else "Fetch the file again"
+        raise SourceError(f"{path}: not a readable {what}: {error}. {mend}, or take it out of the recipe.") from error
 
 
 def read_rows(

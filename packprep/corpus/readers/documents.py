@@ -14,11 +14,15 @@ from packprep.errors import SourceError
 from packprep.storage import is_url, locate
 
 PIECE_BYTES = 4 << 20  # a piece of an uncompressed line file
-MAX_DOCUMENT_BYTES = 32 << 20  # a longer line or text file is rejected, and never held in memory whole
+MAX_DOCUMENT_BYTES = 8 << 20
+"""Of a line, a text file or a table's text: a longer one is rejected, and never held in memory whole. The reference engine's
+encoding of one takes some 50 times its bytes of prose, and 200 times where each byte is a token."""
+MAX_DOCUMENT_TOKENS = 8 << 20  # of a document of a source of tokens
 TOKEN_TEXT_BYTES = 4
 """What a token of a source of tokens counts as text: about what a token of English makes with a vocabulary of 50,000 or
 more, so that shards of text and shards of tokens have like sizes. No document depends on it."""
 MAX_DETAIL = 200  # characters of a reject's detail
+_LEAST_BYTES = 64  # what a document counts in a batch at least: it is some objects, however short its text
 
 # Why a document can be rejected. A reason, a position and a detail are part of a dataset's bytes: nothing in them
 # may depend on the version of Python or of a library.
@@ -114,14 +118,14 @@ class BatchBuilder:
         self.texts.append(text)
         self.positions.append(position)
         self.marks.append(mark)
-        self.bytes += n_bytes
+        self.bytes += max(n_bytes, _LEAST_BYTES)
 
     def extend(self, positions: np.ndarray, texts: list[str], n_bytes: np.ndarray, batch_bytes: int) -> Iterator[Batch]:
         """Adds documents without marks; gives the batch as often as it holds `batch_bytes`.
 
         positions, n_bytes: int64[n]
         """
-        ends = np.cumsum(n_bytes)
+        ends = np.cumsum(np.maximum(n_bytes, _LEAST_BYTES))
         begin = 0
         while begin < len(texts):
             before = int(ends[begin - 1]) if begin else 0
@@ -174,14 +178,14 @@ def too_large(n_bytes: int | None = None) -> tuple[str, str]:
     return "too_large", f"{size} {MAX_DOCUMENT_BYTES} bytes"
 
 
-def most_tokens() -> int:
-    """The tokens of the longest document that is not too large."""
-    return MAX_DOCUMENT_BYTES // TOKEN_TEXT_BYTES
+def are_too_long(lengths: np.ndarray) -> np.ndarray:
+    """bool[n]: which token documents have more tokens than MAX_DOCUMENT_TOKENS. lengths: int64[n]"""
+    return lengths > MAX_DOCUMENT_TOKENS
 
 
 def too_many_tokens(n_tokens: int) -> tuple[str, str]:
-    """Reason and detail of a token document beyond `most_tokens`."""
-    return "too_large", f"{n_tokens} tokens; at most {most_tokens()}"
+    """Reason and detail of a token document beyond MAX_DOCUMENT_TOKENS."""
+    return "too_large", f"{n_tokens} tokens; at most {MAX_DOCUMENT_TOKENS}"
 
 
 def invalid_utf8(error: UnicodeDecodeError, whole: str) -> tuple[str, str]:

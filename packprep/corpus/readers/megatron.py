@@ -27,8 +27,8 @@ from packprep.corpus.readers.documents import (
     Keep,
     Part,
     Reject,
+    are_too_long,
     kept,
-    most_tokens,
     open_source,
     slices,
     source_errors,
@@ -181,7 +181,7 @@ class _Group(NamedTuple):
         documents = np.flatnonzero(wanted)
         for some in slices(np.maximum(sizes[documents] * TOKEN_TEXT_BYTES, 1), batch_bytes):
             own = documents[some]
-            large = sizes[own] > most_tokens()
+            large = are_too_long(sizes[own])
             rejects = [Reject(file, self.first + i, *too_many_tokens(int(sizes[i]))) for i in own[large].tolist()]
             own = own[~large]
             ids = self._ids(ids_file, own, int(sizes[own].sum()))

@@ -14,8 +14,8 @@ from packprep.corpus.readers.documents import (
     IdLists,
     Keep,
     Reject,
+    are_too_long,
     kept,
-    most_tokens,
     slices,
     too_many_tokens,
 )
@@ -90,7 +90,7 @@ def _batch(file: int, rows: pa.Array, positions: np.ndarray, lengths: np.ndarray
     if rows.null_count:
         missing = np.flatnonzero(rows.is_null().to_numpy(zero_copy_only=False))
         refused = dict.fromkeys(missing.tolist(), ("not_tokens", "the value is null"))
-    for i in np.flatnonzero(lengths > most_tokens()).tolist():
+    for i in np.flatnonzero(are_too_long(lengths)).tolist():
         refused[i] = too_many_tokens(int(lengths[i]))
     if refused:
         used = np.ones(len(rows), np.bool_)
@@ -103,7 +103,7 @@ def _batch(file: int, rows: pa.Array, positions: np.ndarray, lengths: np.ndarray
         refused |= bad
         inside = np.ones(len(rows), np.bool_)
         inside[list(bad)] = False
-        sizes = np.where(lengths > most_tokens(), 0, lengths)
+        sizes = np.where(are_too_long(lengths), 0, lengths)
         ids = ids[np.repeat(inside, sizes)]
     good = np.ones(len(rows), np.bool_)
     good[list(refused)] = False

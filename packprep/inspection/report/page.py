@@ -14,7 +14,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from packprep.inspection.lines import clipped, counted, size_of, visible
+from packprep.building.progress import visible
+from packprep.inspection.lines import clipped, counted, size_of
 from packprep.inspection.report.charts import meter, stack
 from packprep.inspection.report.distributions import charts_of
 from packprep.inspection.report.figures import Figures
@@ -91,7 +92,7 @@ def _percent(share: float | None) -> str:
 
 def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
     engine = s["engine"]
-    name = f"{engine['name']} {engine['version']}" if isinstance(engine, Mapping) else engine
+    name = f"{engine.get('name')} {engine.get('version')}" if isinstance(engine, Mapping) else engine
     documents, fill = s["documents"], s["utilisation"]
     rejected = sum(documents["rejected"].values())
     without = fill["without_last_rows"]

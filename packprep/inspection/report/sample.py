@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from packprep.building.job import Job
+from packprep.building.progress import visible
 from packprep.building.replay import Stored, restore, stored_segments
+from packprep.corpus.planning import UNREAD
 from packprep.corpus.readers import PIECE_BYTES
 from packprep.dataset.json_files import shard_name
 from packprep.dataset.loader import Row
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.inspection.decoding import BYTES, SPECIAL
-from packprep.inspection.lines import clipped, visible
+from packprep.inspection.lines import clipped
 from packprep.inspection.opened import Opened
 from packprep.inspection.row import row_with
 
@@ -118,7 +120,7 @@ def _affordable(job: Job, arrays: Mapping[str, np.ndarray], every: np.ndarray, r
     for g, s, file in zip(every.tolist(), sources, files, strict=True):
         source = job.sources[s]
         format, compression = source.formats[file - source.first_file]
-        size = int(source.files.sizes[file - source.first_file])
+        size = 0 if source.prefix == UNREAD else int(source.files.sizes[file - source.first_file])
         place: tuple[int, ...] = (file, int(arrays["segment_repeat"][g]))
         if format == "jsonl" and not compression:
             size, place = min(size, PIECE_BYTES), (*place, int(arrays["segment_doc"][g]) // PIECE_BYTES)

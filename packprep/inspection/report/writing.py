@@ -52,11 +52,12 @@ def write_report(
     moved: Mapping[str, str],
     verification: Mapping[str, Any] | PackprepError,
     promises: Mapping[str, str],
+    from_plan: bool = False,
 ) -> dict[str, Any]:
     """Write the report of a published dataset. The same dataset and verification give the same bytes.
 
     verification: what `verify_dataset` gave for `shards_shown`, without replay, or the error that kept it from looking;
-    promises: promise → what it says. moved: as in `describe_row`.
+    promises: promise → what it says. moved, from_plan: as in `describe_row`.
     Gives {html, bytes, directory, rows, shown_rows, shards, looked_at: shards, faults: count, None where it was not verified}.
     Raises DatasetError without a manifest, ArgumentError and BuildError where the file cannot be written.
     """
@@ -64,7 +65,7 @@ def write_report(
     with nearby(output_of(directory)) as near:
         near.bring(MANIFEST_NAME)
         manifest = read_manifest(near.folder)
-        data, says = _page(near, manifest, moved, verification, promises)
+        data, says = _page(near, manifest, moved, from_plan, verification, promises)
     path = Path(html)
     write_whole(path, [data], path.parent)
     return {"html": str(html), "bytes": len(data), "directory": str(near.out), **says}
@@ -74,6 +75,7 @@ def _page(
     near: Nearby,
     manifest: Manifest,
     moved: Mapping[str, str],
+    from_plan: bool,
     verification: Mapping[str, Any] | PackprepError,
     promises: Mapping[str, str],
 ) -> tuple[bytes, dict[str, Any]]:
@@ -90,7 +92,7 @@ def _page(
     if len(sound) < len(looked):
         why = "is left out of the figures: it has faults, or was not verified."
         notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
-    described, first = _rows(near, manifest, moved, looked, sound, rows, notes)
+    described, first = _rows(near, manifest, moved, from_plan, looked, sound, rows, notes)
     total = first_rows(manifest)[-1]
     data = {
         "rows": described,
@@ -153,6 +155,7 @@ def _rows(
     near: Nearby,
     manifest: Manifest,
     moved: Mapping[str, str],
+    from_plan: bool,
     looked: Sequence[int],
     sound: Sequence[int],
     found: Rows,
@@ -170,7 +173,7 @@ def _rows(
     if not chosen:
         return [], 0
     try:
-        with opened(near.out, moved) as data:
+        with opened(near.out, moved, from_plan) as data:
             return sample_rows(data, chosen, frozenset(sound)), best if best >= 0 else chosen[0]
     except (DatasetError, PlanError, VocabularyError) as error:
         notes.append(f"No row can be shown: {error}")
@@ -191,8 +194,8 @@ def _verdict(
     which = f"{some} shards" if shards > 1 else "Its one shard"
     counts = ", ".join(counted(verification[f"{what}s"], what) for what in ("row", "segment", "token"))
     did = (
-        f"{which} recomputed ({counts}), and all files of the dataset's own. Of the sources only the segments shown below were "
-        "read again, where their files are at hand: packprep verify --replay does that for all."
+        f"{which} recomputed ({counts}), and all files of the dataset's own. Of the sources at most the segments shown below "
+        "were read again: packprep verify --replay does that for all."
     )
     if len(looked) < shards:
         did += " The other shards were not looked at: packprep verify looks at all."

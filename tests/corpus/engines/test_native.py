@@ -1,8 +1,10 @@
 """The fast engine's tokenizer: loaded in a thread, and begun before anything is known but what was loaded before."""
 
+import os
+
 import pytest
 
-from packprep.corpus import remembered
+from packprep import cache
 from packprep.corpus.engines import fast, native
 from packprep.corpus.engines.registry import note_begun
 from packprep.corpus.tokenizer_json import plain_tokenizer_json
@@ -26,7 +28,7 @@ def kept(tmp_path, monkeypatch):
     """An empty folder of what is remembered, and nothing that has begun."""
     folder = tmp_path / "kept"
     folder.mkdir()
-    monkeypatch.setattr(remembered, "cache_folder", lambda: str(folder))
+    monkeypatch.setattr(cache, "cache_folder", lambda: str(folder))
     monkeypatch.setattr(native, "_begun", [])
     plain_tokenizer_json.cache_clear()
     return folder
@@ -113,7 +115,14 @@ def test_a_library_that_fails_says_so_where_it_is_waited_for(vocabulary):
 
 
 def test_without_a_folder_nothing_is_noted(vocabulary, loads, monkeypatch):
-    monkeypatch.setattr(remembered, "cache_folder", lambda: None)
+    monkeypatch.setattr(cache, "cache_folder", lambda: None)
     note_begun("auto", vocabulary, "text", "a")
     native.begin_as_before("a", "text")
     assert not loads
+
+
+def test_the_library_has_one_thread_unless_more_are_asked_for(monkeypatch):
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    monkeypatch.setenv("FASTOKENS_BPE_THREADS", "2")
+    native.library()
+    assert (os.environ["RAYON_NUM_THREADS"], os.environ["FASTOKENS_BPE_THREADS"]) == ("1", "2")

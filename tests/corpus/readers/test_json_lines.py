@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from packprep.corpus.readers import BAD_REASONS
 from packprep.corpus.readers.json_lines import MAX_NESTING, decode_slowly, line_decoder, nested_too_deep
+from packprep.twin.texts import MAX_DEPTH
 
 decode = line_decoder("text")
 values = st.recursive(
@@ -98,9 +99,14 @@ def test_a_line_nested_100_000_deep_is_malformed(opening, closing, closed):
 
 
 def test_the_limit_of_nesting_is_exact_and_ours():
-    for depth in (MAX_NESTING - 1, MAX_NESTING):  # the line's object is one level
-        line = b'{"x": ' + b"[" * depth + b"]" * depth + b', "text": "a"}'
-        assert (decode(line) == "a") == (depth < MAX_NESTING)
+    """256 levels are read, 257 are not; the line's object is one of them."""
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        for depth in (254, 255, 256):
+            inner = opening * depth + b"1" + closing * depth
+            found = [decode(line) for line in (b'{"x":' + inner + b',"text":"a"}', b'{"text":"a","x":' + inner + b"}")]
+            assert found == ["a"] * 2 if depth < 256 else [reason for reason, _ in found] == ["malformed_json"] * 2
+            assert nested_too_deep(b'{"x":' + inner) == (depth > 255)
+    assert MAX_NESTING == MAX_DEPTH == 256
 
 
 def test_the_limit_of_nesting_holds_at_any_depth_of_the_caller():

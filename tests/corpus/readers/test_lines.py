@@ -200,9 +200,19 @@ def test_documents_that_are_not_kept_leave_no_trace(tmp_path):
 def test_batches_are_bounded(tmp_path):
     from packprep.corpus.readers import read
 
-    path = write(tmp_path, "a.jsonl", b'{"text": "a"}\n' * 1000)
-    sizes = [len(batch.texts) for batch in read(part_of(path), "text", batch_bytes=130)]
+    path = write(tmp_path, "a.jsonl", (b'{"text": "%s"}\n' % (b"a" * 100)) * 1000)
+    sizes = [len(batch.texts) for batch in read(part_of(path), "text", batch_bytes=1120)]
     assert sizes == [10] * 100
+
+
+@pytest.mark.parametrize("line", [b'{"text": ""}\n', b"[]\n"])
+def test_a_batch_of_empty_texts_or_rejects_is_bounded_too(tmp_path, line):
+    """Each is some objects in memory, however few its bytes are."""
+    from packprep.corpus.readers import read
+
+    path = write(tmp_path, "a.jsonl", line * 1000)
+    sizes = [len(batch.texts) + len(batch.rejects) for batch in read(part_of(path), "text", batch_bytes=6400)]
+    assert sum(sizes) == 1000 and max(sizes) <= 100
 
 
 def test_a_part_reads_only_what_it_needs(tmp_path):

@@ -98,7 +98,7 @@ def test_sequences_may_lie_anywhere_in_the_bin(tmp_path):
 
 
 def test_a_document_beyond_the_limit_is_a_reject_and_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 40)
+    monkeypatch.setattr(documents, "MAX_DOCUMENT_TOKENS", 10)
     path = write_megatron(tmp_path / "a.bin", [[1] * 10, [2] * 11, [3] * 10])
     found, rejects = read_all(part_of(path))
     assert found == [(0, [1] * 10), (2, [3] * 10)] and rejects == [(1, "too_large", "11 tokens; at most 10")]

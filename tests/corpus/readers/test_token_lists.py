@@ -116,7 +116,7 @@ def test_rows_that_are_not_kept_leave_no_trace(tmp_path, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lists_beyond_the_limit_are_rejects(tmp_path, form, monkeypatch):
-    monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 40)
+    monkeypatch.setattr(documents, "MAX_DOCUMENT_TOKENS", 10)
     lists = [[1] * 10, [2] * 11, None, [3, None], [4] * 10]
     path = write_table(tmp_path, pa.table({"input_ids": pa.array(lists, pa.list_(pa.int16()))}), form, 5)
     found, rejects = read_all(path)

@@ -26,7 +26,7 @@ def report(directory: Path, html: Path, **options: Any) -> dict[str, Any]:
     verification = verify_dataset(
         directory, None, {}, (0, 1), 1, made.Silent(), only=options.get("only", shards_shown(directory))
     )
-    return write_report(directory, html, {}, verification, PROMISES)
+    return write_report(directory, html, {}, verification, PROMISES, True)
 
 
 def data_of(html: Path) -> dict[str, Any]:

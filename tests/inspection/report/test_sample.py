@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.inspection.lines import visible
+from packprep.building.progress import visible
 from packprep.inspection.opened import opened
 from packprep.inspection.report import sample
 from packprep.inspection.report.sample import CORRUPTED, IS_SPECIAL, TRAINED, noise_of, sample_rows
@@ -21,7 +21,7 @@ def tokens_of(part):
 
 @pytest.fixture(scope="module")
 def rows(mixed):
-    with opened(mixed, {}) as data:
+    with opened(mixed, {}, True) as data:
         every = list(range(0, len(data.dataset), 3))
         return open_dataset(mixed), sample_rows(data, every, frozenset(range(len(data.dataset.manifest["shards"]))))
 
@@ -83,7 +83,7 @@ def test_noise_that_does_not_add_up_is_not_shown():
 
 
 def test_an_unsound_shard_is_neither_inverted_nor_built_again(mixed):
-    with opened(mixed, {}) as data:
+    with opened(mixed, {}, True) as data:
         (row,) = sample_rows(data, [1], frozenset())
     assert all(segment["rebuilt"].startswith("not rebuilt") for segment in row["segments"])
     in_place = {"masked_diffusion", "uniform_diffusion", "block_diffusion"}
@@ -92,7 +92,7 @@ def test_an_unsound_shard_is_neither_inverted_nor_built_again(mixed):
 
 def test_reading_again_has_a_bound(mixed, monkeypatch):
     monkeypatch.setattr(sample, "MOST_READ_BYTES", 0)
-    with opened(mixed, {}) as data:
+    with opened(mixed, {}, True) as data:
         (row,) = sample_rows(data, [1], frozenset(range(4)))
     assert all("takes more reading" in segment["rebuilt"] for segment in row["segments"])
 
@@ -100,7 +100,7 @@ def test_reading_again_has_a_bound(mixed, monkeypatch):
 @pytest.mark.parametrize("budget", [2000, 6000, 20000])
 def test_a_long_row_loses_its_middles_first(mixed, monkeypatch, budget):
     monkeypatch.setattr(sample, "MOST_BYTES", budget)
-    with opened(mixed, {}) as data:
+    with opened(mixed, {}, True) as data:
         (row,) = sample_rows(data, [51], frozenset(range(4)))
     assert len(json.dumps(row, separators=(",", ":"))) <= budget or len(row["segments"]) <= 8
     for segment in row["segments"]:
@@ -110,7 +110,7 @@ def test_a_long_row_loses_its_middles_first(mixed, monkeypatch, budget):
 
 
 def test_texts_have_every_character_showing(hostile):
-    with opened(hostile, {}) as data:
+    with opened(hostile, {}, True) as data:
         shown = sample_rows(data, list(range(len(data.dataset))), frozenset([0]))
     text = json.dumps(shown, ensure_ascii=False)
     assert visible(text) == text and "\\u{202e}" in text and "\\u{200b}" in text

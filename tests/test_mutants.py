@@ -1,0 +1,87 @@
+"""Mutants of the package are found; those that are listed as equivalent are mutants still."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import mutants
+from tests.made import ROOT, environment
+
+SOURCE = '''
+"""min(1, 2)"""
+LIMIT = 256
+
+
+def f(a: int = 3, *, strict=True) -> int:
+    assert a < 4
+    if not a or a >= LIMIT:
+        raise ValueError(f"{a + 1} of {min(a, 5)}")
+    for _ in zip([a], [a], strict=True):
+        a += g(a, 2)
+    return max(a, 1)
+'''
+BECOMES = {
+    "LIMIT = 257", "LIMIT = 255",
+    "def f(a: int = 4, *, strict=True) -> int:", "def f(a: int = 2, *, strict=True) -> int:",
+    "def f(a: int = 3, *, strict=False) -> int:",
+    "if (not a and a >= LIMIT):", "if (a) or a >= LIMIT:", "if not a or (a > LIMIT):", "if (not (not a or a >= LIMIT)):",
+    "pass", "a += (g(2, a))", "a += g(a, 3)", "a += g(a, 1)",
+    "return None", "return (max(1, a))", "return (min(a, 1))", "return max(a, 2)", "return max(a, 0)",
+}  # fmt: skip
+
+
+def test_mutants_are_of_what_a_program_does(tmp_path, monkeypatch):
+    """Not of docstrings, annotations, assertions, texts and what `strict` guards."""
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    (tmp_path / "f.py").write_text(SOURCE)
+    every = [mutant for found in mutants.mutants_of("f.py").values() for mutant in found]
+    assert {mutant.becomes.strip().replace("if ((not a", "if (not a") for mutant in every} == BECOMES
+    assert sum(mutant.becomes.strip() == "pass" for mutant in every) == 2
+    for mutant in every:
+        lines = mutants.mutated(mutant).decode().split("\n")
+        changed = [i for i, line in enumerate(SOURCE.split("\n")) if line != lines[i]]
+        assert changed == [mutant.line - 1] and lines[mutant.line - 1] == mutant.becomes
+
+
+def test_what_is_listed_as_equivalent_is_a_mutant_of_the_code_as_it_is():
+    known = mutants.equivalent()
+    every = {
+        (file, mutant.was.strip(), mutant.becomes.strip())
+        for file in {file for file, _, _ in known}
+        for found in mutants.mutants_of(file).values()
+        for mutant in found
+    }
+    assert set(known) <= every and all(known.values())
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "tests/mutants.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.long
+def test_mutants_of_some_lines_are_found_each_by_what_is_nearest_to_it():
+    """A kernel, and what only tests can see."""
+    lines = {
+        "packprep/objectives/prefix_lm.py": "out[i] = 1 + integer(key[i], PIVOT, 0, n[i] - 1, 0)",
+        "packprep/corpus/readers/json_lines.py": "MAX_NESTING = 256",
+    }
+    places = []
+    for file, text in lines.items():
+        every = [line.strip() for line in (ROOT / file).read_text("utf-8").splitlines()]
+        places.append(f"{file}:{every.index(text) + 1}")
+    done = run("--lines", *places)
+    print(done.stdout)
+    assert done.returncode == 0 and "SURVIVED" not in done.stdout
+    for place, by in zip(places, ("builds twin", "nearest tests/corpus"), strict=True):
+        assert any(by in line and place in line for line in done.stdout.splitlines())
+
+
+@pytest.mark.campaign
+def test_19_of_20_mutants_are_found():
+    """`PACKPREP_MUTANTS` sets another number than 500."""
+    done = run("--count", os.environ.get("PACKPREP_MUTANTS", "500"))
+    print(done.stdout)
+    assert done.returncode == 0
