@@ -121,11 +121,14 @@ class Outline(msgspec.Struct):
 
 
 def outline_of(data: bytes) -> Outline:
-    """The outline of a tokenizer.json, of whose vocabulary nothing is kept: at once, where that is megabytes."""
+    """The outline of a tokenizer.json, of whose vocabulary nothing is kept: at once, where that is megabytes.
+
+    Raises VocabularyError for what is no tokenizer.json.
+    """
     try:
         return msgspec.json.decode(data, type=Outline)
-    except ValueError:  # it refuses what json takes, as half of a surrogate pair
-        parsed = _parse(data)
+    except ValueError:  # `json` says where
+        parsed = parse_tokenizer_json(data, "tokenizer.json")
         return Outline(parsed["added_tokens"], parsed.get("decoder"), parsed.get("normalizer"))
 
 

@@ -79,9 +79,9 @@ def test_a_plain_segment_has_the_same_loss_beside_supervised_documents(tmp_path)
     assert losses[0] == losses[1] and 0 in {task for task, _ in losses[0]}
 
 
-def test_a_hundred_thousand_spans_of_one_document_fall_into_many_segments(tmp_path):
+def test_many_spans_of_one_document_fall_into_many_segments(tmp_path):
     """Every third token is trained, in whatever order the spans stand."""
-    n = 100_000
+    n = 60_000
     line = {"text": "abc" * n, "loss_spans": [[3 * k + 1, 3 * k + 2] for k in reversed(range(n))]}
     made.write(tmp_path / "a.jsonl", json.dumps(line).encode())
     made.build(

@@ -250,7 +250,7 @@ def test_small_text_files_share_pieces_and_each_is_in_one_shard_though_some_are_
 
 
 def test_text_files_are_grouped_to_about_a_piece(tmp_path):
-    for i, size in enumerate([PIECE_BYTES - 10, 5, 5, 1, 3 * PIECE_BYTES, 0, 10]):
+    for i, size in enumerate([PIECE_BYTES - 10, 5, 5, 1, 2 * PIECE_BYTES, 0, 10]):
         made.write(tmp_path / f"{i}.txt", b"a" * size)
     source = planned(Corpus(tmp_path, {}))
     assert every(source).files.tolist() == [3, 1, 1, 2]
