@@ -467,7 +467,7 @@ RECIPES = [
     Mistake(
         "very many tasks",
         "70000 tasks",
-        "recipe.toml: ",
+        "recipe.toml, line 2: ",
         "at most 65535; leave some out",
         {'[[tasks]]\npreset = "ul2r"': "", "seq_length = 512": "seq_length = 512\ntasks = [" + "{}," * 70_000 + "]"},
         shown=False,
@@ -475,7 +475,7 @@ RECIPES = [
     Mistake(
         "very many sources",
         "66000 sources",
-        "recipe.toml: ",
+        "recipe.toml, line 2: ",
         "give one source more paths",
         {
             '[[sources]]\npaths = ["data/*.jsonl"]': "",

@@ -615,21 +615,24 @@ def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(tmp_path, n
     assert packprep("verify", tmp_path / "out").status == 0
 
 
+HELD = """
+import sys, time
+from packprep import cli, recipe
+recipe.load_recipe = lambda path: (print("held", flush=True), time.sleep(60))
+sys.argv = ["packprep", "plan", "recipe.toml"]
+cli.entry()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_work_begins_is_75_too(tmp_path, number):
-    fifo = tmp_path / "recipe.toml"
-    os.mkfifo(fifo)  # whoever reads the recipe waits
-    process = started("plan", fifo)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            writer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-            break
-        except OSError:  # nobody reads yet
-            time.sleep(0.01)
+def test_a_signal_before_the_work_begins_is_75_too(number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELD],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "held\n"
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    os.close(writer)
     assert process.returncode == 75 and out == "" and err.startswith("packprep: stopped: "), err
 
 

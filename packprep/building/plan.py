@@ -106,11 +106,12 @@ def make_plan(
 
 def _check_documents(plan: Mapping[str, Any]) -> None:
     """Raises RecipeError where a shard would have more documents than one may have, before any is made."""
-    of_one = sum(source["documents"] for source in plan["sources"]) / plan["shards"]
+    documents, text_bytes = (sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes"))
+    of_one = documents / plan["shards"]
     if of_one > MOST_DOCUMENTS:
         raise RecipeError(
             f"each of {plan['shards']} shards would have some {of_one:.0f} documents; at most {MOST_DOCUMENTS}. Set "
-            f"output.shard_text_bytes to {int(plan['shard_text_bytes'] * MOST_DOCUMENTS / of_one * 0.8)} or less",
+            f"output.shard_text_bytes to {int(text_bytes * MOST_DOCUMENTS / documents * 0.8)} or less",
             ("output", "shard_text_bytes"),
         )
 
