@@ -6,8 +6,8 @@ from typing import Any
 
 REACH, INTERVALS = 12.0, 6000
 FAR = 20.0  # beyond this µ nothing flips
-TOLERANCE = 4e-9
-"""Of a probability: the plan interpolates to 2e-9."""
+TOLERANCE = 1e-10
+"""Of a probability."""
 
 
 def flip_probability(mu: float, drawable: int) -> float:

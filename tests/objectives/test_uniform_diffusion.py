@@ -94,7 +94,7 @@ def test_interpolated_rates_are_the_integrals(schedule, low_high, vocab):
     rate = flip_rate(schedule, level, vocab)
     some = np.arange(0, noise.FLIP_STEPS, 97)
     exact = flip_probability(np.minimum(mu_of(schedule, level[some]), 20.0), vocab)
-    assert np.abs(rate[some] - exact).max() < 1e-8
+    assert np.abs(rate[some] - exact).max() < 1e-12
     assert (np.diff(rate) >= -1e-12).all() and rate.min() > -1e-12 and rate.max() <= 1
 
 
