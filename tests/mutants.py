@@ -307,11 +307,6 @@ class Bench:
         # Kernels of the copy stay what they are until `cache_of` removes those that a mutant changes.
         with open(self.copy / "packprep" / "cache.py", "a") as file:
             file.write('\n\n_sources_digest = lambda: "mutants"\n')
-        with open(self.copy / "packprep" / "kernel" / "cached.py", "a") as file:
-            file.write(
-                "\nfrom numba.core.caching import UserProvidedCacheLocator\n"
-                "UserProvidedCacheLocator.get_source_stamp = lambda self: 0\n"
-            )
         self.sources = {
             path.relative_to(self.copy).as_posix(): path.read_text("utf-8") for path in self.copy.rglob("*.py")
         }
@@ -419,13 +414,11 @@ class Bench:
         while more := {name for name, names in kernels.items() if name not in changed and names & changed}:
             changed |= more
         shutil.copytree(self.kernels, cache, copy_function=os.link)
-        for path in cache.rglob("*.nbi"):
-            if path.name.partition(".")[2].rpartition("-")[0] in changed:
+        facts = mutant.file.split("/")[1] in ("corpus", "dataset")  # what is kept of tokenizers follows from them
+        for path in cache.glob("packprep/*/*"):
+            what = path.name.rpartition("-")[0]
+            if what.rpartition(".")[2] in changed if what.startswith("packprep.") else facts:
                 path.unlink()
-        if mutant.file.split("/")[1] in ("corpus", "dataset"):  # what is remembered of tokenizers follows from them
-            for path in cache.glob("packprep/*/*-*"):
-                if path.is_file():
-                    path.unlink()
         return cache
 
     def usual(self, file: str) -> tuple[str, list[str], float]:

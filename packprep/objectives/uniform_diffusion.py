@@ -75,7 +75,11 @@ def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
     if mu.size <= _NODES:
         return flip_probability(mu, drawable)
     middle, half = (mu.max() + mu.min()) / 2, (mu.max() - mu.min()) / 2
-    series = chebinterpolate(lambda x: flip_probability(middle + half * x, drawable), _NODES - 1)
+
+    def at(x: np.ndarray) -> Any:
+        return flip_probability(middle + half * x, drawable)
+
+    series = chebinterpolate(at, _NODES - 1)
     return np.clip(chebval((mu - middle) / half, series), 0.0, 1.0)
 
 
