@@ -275,6 +275,10 @@ class _Watch:
         if report.failed:
             self.failed.append(report.nodeid)
 
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
     def pytest_runtest_logfinish(self) -> None:
         if sum(os.times()[:4]) > self.end:
             pytest.exit("time is up", 0)
@@ -392,7 +396,7 @@ class Bench:
         with self.changed(mutant):
             failed, error, spent = self.in_child(lambda: _run_tests(tests, seconds), cache, 3 * seconds + 60)
         failed = error or failed
-        if failed and "::" in failed and failed not in self.sound:
+        if not error and failed and failed not in self.sound:
             holds = self.in_child(lambda: _run_tests([failed], seconds), self.kernels, 3 * seconds + 60)
             if holds[:2] != ("", ""):
                 print(f"{failed} fails without a mutant, too: {holds}", flush=True)
