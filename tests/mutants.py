@@ -41,7 +41,7 @@ LIBRARIES = (
     "fsspec", "scipy.special", "hypothesis"
 )  # fmt: skip
 """Imported once: each mutant is judged in children that are forked with them."""
-READING = ("test_reading", "test_loader", "test_mixture", "test_redraw")
+READING = ("test_attention", "test_reading", "test_loader", "test_mixture", "test_redraw")
 WIDER = {
     "dataset": [*(f"tests/dataset/{name}.py" for name in READING), "tests/golden/test_datasets.py"],
     **dict.fromkeys(

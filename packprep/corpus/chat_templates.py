@@ -13,6 +13,7 @@ date, `random`, `lipsum`), for the bytes of a dataset may not depend on time or 
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
@@ -180,6 +181,11 @@ def compile_template(source: str) -> ChatTemplate:
     except TemplateLimit:
         raise RecipeError(
             "the chat template cannot be used: it has too many parts; give another in documents.chat_template"
+        ) from None
+    except ValueError:  # Python's limit
+        raise RecipeError(
+            f"the chat template cannot be used: it has a number of more than {sys.get_int_max_str_digits()} digits; "
+            "give another in documents.chat_template"
         ) from None
     if "strftime_now" in names:
         raise RecipeError(

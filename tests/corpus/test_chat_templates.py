@@ -228,6 +228,11 @@ def test_a_template_nested_too_deeply_is_refused():
         compile_template("{% if a %}" * 3000 + "{% endif %}" * 3000)
 
 
+def test_a_template_with_an_endless_number_is_refused():
+    with pytest.raises(RecipeError, match="a number of more than 4300 digits"):
+        compile_template("{% set a = " + "7" * 5000 + " %}")
+
+
 def test_a_long_conversation_is_within_the_limits():
     messages = chats.turns(*["a few words " * 100] * 2000)
     assert len(render(chats.CHATML, messages)) > 2_000_000
