@@ -121,7 +121,7 @@ def _mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
 
 def _may_swap(call: ast.Call) -> bool:
     """Whether the first two arguments differ, and, swapped, are not a TypeError at once, which any test finds."""
-    typed = ast.unparse(call.func).partition(".")[0] in ("np", "isinstance", "getattr", "hasattr", "zip")
+    typed = ast.unparse(call.func).partition(".")[0] in ("np", "isinstance", "getattr", "hasattr", "zip", "max", "min")
     return not typed and ast.unparse(call.args[0]) != ast.unparse(call.args[1])
 
 

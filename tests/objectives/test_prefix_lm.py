@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,14 +54,16 @@ def test_fault_07_a_pivot_reaches_both_ends_and_every_place_between_equally_ofte
     assert pivots[:50].tolist() == [objectives.pivot_of(7, int(key)) for key in keys[:50]]
 
 
-def test_loss_begins_with_the_prediction_of_what_follows_the_pivot():
+@pytest.mark.parametrize("sentinel", [777, 0])
+def test_loss_begins_with_the_prediction_of_what_follows_the_pivot(sentinel):
     table = {"seq_length": 64, "tasks": [{"objective": "prefix_lm", "mode_token": "[S2S]", "sentinel": True}]}
-    recipe, tasks = made.mix(table, made.ids([777]))
+    recipe, tasks = made.mix(table, made.ids([sentinel]))
     rendered = lengths.render_all(recipe, tasks, made.documents([20] * 10))
+    lengths.check_restored(tasks, rendered)
     for at, slots, prefix in zip(rendered.at, rendered.slots, rendered.prefix, strict=True):
         loss, tokens = rendered.loss_mask[at : at + slots], rendered.tokens[at : at + slots]
         assert np.flatnonzero(loss).tolist() == list(range(prefix - 1, slots - 1))
-        assert rendered.labels[at + prefix - 1] == 777 == tokens[prefix]  # the sentinel is the first target
+        assert rendered.labels[at + prefix - 1] == sentinel == tokens[prefix]  # the sentinel is the first target
         assert tokens[0] == made.MODE_TOKENS["[S2S]"] and 2 <= prefix <= 20
 
 
