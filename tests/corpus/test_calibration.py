@@ -209,3 +209,11 @@ def test_what_is_looked_at_stays_what_it_is(tmp_path, monkeypatch, ending, ratio
         int(found.lengths.sum()),
     )
     assert said == ([ratio], document_bytes, first, tokens)
+
+
+def test_no_more_texts_are_held_than_may_be(monkeypatch):
+    """Beyond HELD_DOCUMENTS texts count, and are forgotten."""
+    monkeypatch.setattr(sampling, "HELD_DOCUMENTS", 2)
+    looks = [(["aaa", "b"], [None, None]), (["cccc"], [None]), (["d"], [None])]
+    assert sampling._some(iter(looks)) == ((["aaa", "b"], [None, None]), 4 / 9)
+    assert sampling._some(iter(looks[1:])) == ((["cccc", "d"], [None, None]), 1.0)

@@ -22,6 +22,11 @@ def test_an_engine_that_is_right_passes_and_one_that_is_believed_is_not_asked(gp
     prove_on_nasty_text(ReferenceEngine(gpt2, "text"), "text", gpt2)
 
 
+def test_the_reference_has_its_tokens_and_no_others(gpt2):
+    found = ReferenceEngine(gpt2, "text").tokens_of([64, 10**6, 320])
+    assert list(found) == [64, 320] and found[320] == "<|endoftext|>"
+
+
 @pytest.mark.parametrize("trap", ["\r\n", "<|endoftext|>", "\u0301", "🇩🇪", "    "])
 def test_an_engine_that_errs_on_nasty_text_is_refused_with_text_and_both_ids(gpt2, trap):
     with pytest.raises(EngineRefusal, match=r"it differs from the reference: the text .* gives \[.*\] .* reference \["):

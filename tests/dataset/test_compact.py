@@ -25,13 +25,14 @@ KINDS = {
     "padded": ([{"preset": "ul2r"}, {"objective": "prefix_lm"}], {**BOS, "packing": {"pad_seq_to_mult": 8}}, False),
     "concat": ([{"preset": "causal"}], {"packing": {"algorithm": "concat"}}, False),
     "in_place": ([MASKED, BLOCKS, {"preset": "ul2r"}], BOS, False),
+    "blocks_of_one": ([{**BLOCKS, "block_length": 1}], BOS, False),
     "in_place_padded": ([MASKED, BLOCKS, {"preset": "causal"}], {"packing": {"pad_seq_to_mult": 8}}, False),
     "supervised": ([{"preset": "causal"}, {"objective": "prefix_lm"}], BOS, True),
     "supervised_in_place": ([MASKED, {"preset": "causal"}], {}, True),
 }
 DRAWN_ANEW = ("concat", "in_place_padded", "supervised_in_place")
 """Kinds whose tasks, but for causal ones, are all noised in place: redraw refuses the others."""
-LEFT_OUT = {kind: {"segment_ids"} if "in_place" in kind else {"segment_ids", "loss_mask"} for kind in KINDS}
+LEFT_OUT = {kind: {"segment_ids"} if "in_place" in kind or "blocks" in kind else {"segment_ids", "loss_mask"} for kind in KINDS}
 
 
 def build(kind, base):

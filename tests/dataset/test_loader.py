@@ -256,6 +256,9 @@ def test_items_of_a_list_are_views_of_one_batch(tmp_path):
     first, second = packprep.open_dataset(tmp_path).__getitems__([3, 1])
     for name in loader.COLUMNS:
         assert first[name].base is second[name].base is not None and first[name].flags.writeable
+    alone = packprep.open_dataset(tmp_path).with_columns("labels").__getitems__([3, 1])
+    assert [list(item) for item in alone] == [["labels"]] * 2
+    assert all(np.array_equal(item["labels"], row["labels"]) for item, row in zip(alone, (first, second), strict=True))
 
 
 @pytest.mark.parametrize("max_open", [1, 3, 100])
