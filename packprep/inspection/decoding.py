@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from packprep.corpus.tokenizer_json import bytes_tokenizer_json, outline_of, tokens_in_file
+from packprep.corpus.tokenizer_json import bytes_tokenizer_json, outline_of, steps_of, tokens_in_file
 
 MOST_CHARACTERS = 1 << 16
 """What a decoder may make of a token; a step that would make more is left out."""
@@ -40,7 +40,8 @@ class TokenTexts:
         self._texts = tokens_in_file(tokenizer_json, "tokenizer.json").texts if tokens is None else tokens
         self._added = {entry["id"]: entry["content"] for entry in added}
         self._special = {entry["id"] for entry in added if entry.get("special")} | set(special_ids)
-        self._steps = list(_steps(outline.decoder))
+        # `tokenizers` takes a step without a type, too; it changes nothing here
+        self._steps = [step for step in steps_of(outline.decoder, "decoders") if "type" in step]
         kinds = {step["type"] for step in self._steps}
         # The characters of byte-level vocabularies have one home: the built-in vocabulary is made of them.
         alphabet = json.loads(bytes_tokenizer_json())["model"]["vocab"] if "ByteLevel" in kinds else {}
@@ -113,17 +114,6 @@ def _state(data: bytes) -> str:
     except UnicodeDecodeError as error:
         return "open" if error.reason == "unexpected end of data" else "broken"
     return "whole"
-
-
-def _steps(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
-    """The decoder's steps, sequences unfolded."""
-    if decoder is None:
-        return
-    if decoder["type"] == "Sequence":
-        for step in decoder["decoders"]:
-            yield from _steps(step)
-    else:
-        yield decoder
 
 
 def _decoded(step: dict[str, Any], token: str) -> str:

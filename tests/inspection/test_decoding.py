@@ -106,6 +106,13 @@ def test_a_tokenizer_with_half_a_character_is_none():
         TokenTexts(data.encode())
 
 
+def test_a_decoder_without_a_type_is_passed_over():
+    """`tokenizers` takes it for a WordPiece decoder."""
+    data = json.dumps({**tokenizers_made.byte_level(), "decoder": {"prefix": "##", "cleanup": True}})
+    assert Tokenizer.from_str(data).get_vocab_size() == 320
+    assert [piece.text for piece in TokenTexts(data.encode()).pieces([64, 65])] == ["a", "b"]
+
+
 def test_byte_fallback_tokens_are_joined():
     vocabulary = {"▁a": 0, "<0xC3>": 1, "<0xA9>": 2, "<0x>": 3}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
