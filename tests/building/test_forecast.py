@@ -1,6 +1,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from packprep.building import forecast as module
@@ -138,3 +139,9 @@ def test_a_forecast_is_printed_as_text(folder, capsys):
     assert forecast_of(folder)["sources"][0]["share"] == 1.0
     print_forecast(forecast_of(folder, output={}))
     assert capsys.readouterr().out.startswith("1 shard of about 64 MiB of text, 1 file\n")
+
+
+def test_sampled_documents_that_say_what_is_trained_are_trained_whole():
+    training = module._all_trained(np.array([0, 1, 1], np.uint8), np.array([5, 7, 9], np.int64))
+    assert training.spans.tolist() == [[0, 7], [0, 9]] and training.span_offsets.tolist() == [0, 0, 1, 2]
+    assert training.cut_offsets.tolist() == [0, 0, 0, 0] and not len(training.cuts)

@@ -271,6 +271,11 @@ def test_consecutive_reserved_tokens_are_offered_as_a_range(tmp_path):
     assert apart == [f"<|reserved_special_token_{k}|>" for k in range(3)]
 
 
+def test_a_role_of_which_the_token_is_known_takes_no_reserved_one(tmp_path):
+    message = fails(tmp_path, made.llama3_like(), needs(modes=["[NLU]"]), Specials(eos="<|nothing|>"))
+    assert pasted_blocks(message)[0] == {"eos": "<|end_of_text|>", "[NLU]": "<|reserved_special_token_0|>"}
+
+
 def test_adding_is_not_offered_above_the_ceiling(tmp_path):
     message = fails(tmp_path, made.gpt2_like(), needs(modes=["[NLU]"]), Specials(vocab_size=321))
     assert not pasted_blocks(message)

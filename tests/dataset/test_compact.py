@@ -32,7 +32,9 @@ KINDS = {
 }
 DRAWN_ANEW = ("concat", "in_place_padded", "supervised_in_place")
 """Kinds whose tasks, but for causal ones, are all noised in place: redraw refuses the others."""
-LEFT_OUT = {kind: {"segment_ids"} if "in_place" in kind or "blocks" in kind else {"segment_ids", "loss_mask"} for kind in KINDS}
+LEFT_OUT = {
+    kind: {"segment_ids"} if "in_place" in kind or "blocks" in kind else {"segment_ids", "loss_mask"} for kind in KINDS
+}
 
 
 def build(kind, base):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from packprep.dataset import attention, noise
 from packprep.errors import RecipeError
-from packprep.objectives.block_diffusion import OBJECTIVE, check
+from packprep.objectives.block_diffusion import OBJECTIVE, check, mean_weight
 from tests import golden, made
 
 DEFAULTS = {parameter.name: parameter.default for parameter in OBJECTIVE.parameters}
@@ -58,3 +58,8 @@ def test_a_range_from_0_has_no_weights():
     check(DEFAULTS, "task")
     with pytest.raises(RecipeError, match="1 / level"):
         check({**DEFAULTS, "noise_range": (0.0, 0.8)}, "task")
+
+
+def test_a_masked_slot_weighs_the_inverse_of_the_mean_level():
+    task = made.mix({"tasks": [{"objective": "block_diffusion", "noise_range": [0.2, 0.6]}]})[1][0]
+    assert mean_weight(task) == pytest.approx(2.5)

@@ -5,7 +5,7 @@ import pytest
 
 from packprep.dataset import noise
 from packprep.errors import RecipeError
-from packprep.objectives.masked_diffusion import OBJECTIVE, check, forecast
+from packprep.objectives.masked_diffusion import OBJECTIVE, check, forecast, mean_weight, roles
 from tests import golden, made
 
 DEFAULTS = {parameter.name: parameter.default for parameter in OBJECTIVE.parameters}
@@ -110,3 +110,14 @@ def test_the_forecast_is_the_share_that_is_masked():
     )  # fmt: skip
     noise.masked_diffusion(0, tasks[0].parameters, {}, made.ids().for_noise, target, 0)
     assert abs(loss_mask.mean() - realised) < 5 * (1 / 12 / m) ** 0.5
+
+
+def test_a_masked_slot_weighs_the_inverse_of_the_share_that_is_masked():
+    table = {"tasks": [{"objective": "masked_diffusion", "noise_range": [0.2, 0.6], "epsilon": 0.0}]}
+    assert mean_weight(made.mix(table)[1][0]) == pytest.approx(2.5)
+    table["tasks"][0]["weighting"] = "none"
+    assert mean_weight(made.mix(table)[1][0]) == 1.0
+
+
+def test_a_mask_is_asked_for_where_something_becomes_it():
+    assert roles({"replace": [0.0, 0.9, 0.1]}) == frozenset() and roles({"replace": [0.1, 0.9, 0.0]}) == {"mask"}
