@@ -33,8 +33,8 @@ RECORDS = (
     "corpus.planning.Extent", "corpus.readers.documents.Part", "corpus.readers.streams.Block", "corpus.readers.streams.Cursor",
     "corpus.readers.lines.Lines", "corpus.readers.documents.BatchBuilder", "corpus.readers.documents.Batch",
     "corpus.tokenization.Tokens", "buffers.Column", "corpus.reading.Documents", "corpus.reading.Reading",
-    "building.segments.Segments", "building.segments.Cut", "building.layout.Layout", "building.work.LaidOut",
-    "building.work.Begun", "building.render.Table", "objectives.objective.Columns", "building.render.Rendered",
+    "building.segments.SegmentTable", "building.segments.Cut", "building.layout.Layout", "building.work.LaidOut",
+    "building.work.Begun", "building.render.Table", "objectives.objective.BodySlots", "building.render.Rendered",
     "building.work.Made",
 )  # fmt: skip
 """Records that a document goes through on its way from a file's bytes to a shard."""

@@ -28,7 +28,7 @@ from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut, slots_of
 from packprep.corpus.reading import Documents
 from packprep.dataset import noise
 from packprep.objectives import REGISTRY
-from packprep.objectives.objective import Bodies, Columns, Ids, Task
+from packprep.objectives.objective import Bodies, BodySlots, Ids, Task
 from packprep.objectives.tasks import complete, resolve
 from packprep.randomness import bits64
 from packprep.recipe import read_recipe
@@ -134,7 +134,7 @@ def spans(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, Any]]
         task = task_of("span_corruption", {"noise_density": density, "mean_span_length": mean, "random_roll": roll})
         slots = task.body_slots(bodies)
         columns, rows = (
-            Columns(np.arange(m) * length, bodies, np.cumsum(slots) - slots),
+            BodySlots(np.arange(m) * length, bodies, np.cumsum(slots) - slots),
             np.zeros(slots.sum(), np.uint16),
         )
         assert task.objective.render is not None
@@ -160,7 +160,7 @@ def in_place(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, An
     used = tokens[: m * length]
     made, loss_mask = used.copy(), np.zeros(used.size, np.uint8)
     bound = used.size / median_s(lambda: np.copyto(made, used), repeats)
-    own = noise.Segments(
+    own = noise.Candidates(
         bits64(np.uint64(3), 0, np.arange(m)), np.arange(m) * length, np.full(m, length), np.arange(m) // 8
     )
     target = noise.Target(own, np.zeros(m, np.int64), np.full(m, length), None, made, loss_mask)

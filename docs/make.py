@@ -147,7 +147,7 @@ def example(
     from packprep.building.render import Table, render_rows
     from packprep.corpus.training import Trained, training_columns
     from packprep.objectives import REGISTRY
-    from packprep.objectives.objective import Bodies, Columns, Ids, Task
+    from packprep.objectives.objective import Bodies, BodySlots, Ids, Task
 
     record = REGISTRY[objective]
     settings = {parameter.name: parameter.default for parameter in record.parameters} | given
@@ -174,7 +174,7 @@ def example(
         restored[:] = targets[task.mode : task.mode + n]
     else:
         assert record.restore is not None
-        assert record.restore(task, Columns(none, bodies, one * task.mode), row, restored).all()
+        assert record.restore(task, BodySlots(none, bodies, one * task.mode), row, restored).all()
     assert np.array_equal(restored, tokens)
 
     def line(name: str, cells: Sequence[Any]) -> str:

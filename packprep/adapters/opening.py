@@ -3,7 +3,7 @@
 import os
 
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import Task
+from packprep.dataset.manifest import StoredTask
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
@@ -36,6 +36,6 @@ def datasets_of(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
     return dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
 
 
-def tasks_of(dataset: Dataset | Mixture) -> list[Task]:
+def tasks_of(dataset: Dataset | Mixture) -> list[StoredTask]:
     """The tasks of all of its datasets, one dataset after the other."""
     return [task for each in datasets_of(dataset) for task in each.tasks]

@@ -18,7 +18,7 @@ from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
 from packprep.building.publication import missing_shards, publish
 from packprep.building.run import (
-    Shard,
+    ShardToMake,
     compare_sources,
     moved_prefixes,
     note_revocation,
@@ -70,7 +70,7 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
     found = done_receipt(output, number, job.digest)
     if found is None:
         try:
-            list(make([Shard(number)], lambda *counts: None))
+            list(make([ShardToMake(number)], lambda *counts: None))
         except EngineRevoked as error:
             note_revocation(output, job, error)
             raise

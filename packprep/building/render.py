@@ -7,13 +7,13 @@ import numpy as np
 
 from packprep.buffers import Buffers
 from packprep.building.layout import Layout
-from packprep.building.segments import Segments
+from packprep.building.segments import SegmentTable
 from packprep.corpus.reading import Documents
 from packprep.corpus.training import Training
 from packprep.dataset import noise
 from packprep.dataset.noise import Noised, Target
 from packprep.kernel import copy_items, copy_ranges, kernel
-from packprep.objectives.objective import Bodies, Columns, Task
+from packprep.objectives.objective import Bodies, BodySlots, Task
 
 _1 = np.uint64(1)
 
@@ -203,7 +203,7 @@ def render_rows(
                 block_parts.append((np.repeat(chosen, noised.blocks[0]), *noised.blocks[1:]))
         else:
             assert task.objective.render is not None
-            task.objective.render(task, Columns(own.begin, own.bodies, body), ids, tokens)
+            task.objective.render(task, BodySlots(own.begin, own.bodies, body), ids, tokens)
             _frame(own.at, own.slots, own.bos, task.mode, own.eos, own.number, *facts, tokens, segment_ids)
             _next_token(own.at, own.slots, prefix, pad, tokens, labels, loss_mask, may)
     shape = (rows, seq_length)
@@ -220,7 +220,7 @@ def target_of(task: Task, own: Table, tokens: np.ndarray, loss_mask: np.ndarray,
     """Where a task's in-place noise goes: its candidates are the body and, unless noise_eos is off, eos."""
     before = own.bos + task.mode
     count = own.bodies.n + (own.eos if task.parameters.get("noise_eos", True) else 0)
-    segments = noise.Segments(own.bodies.key, own.at + before, count, own.row)
+    segments = noise.Candidates(own.bodies.key, own.at + before, count, own.row)
     return Target(segments, before, own.slots // task.objective.copies, may, tokens, loss_mask)
 
 
@@ -278,7 +278,7 @@ def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarr
 def render(
     tasks: Sequence[Task],
     documents: Documents,
-    segments: Segments,
+    segments: SegmentTable,
     slots: np.ndarray,
     layout: Layout,
     seq_length: int,
@@ -287,7 +287,7 @@ def render(
 ) -> dict[str, np.ndarray]:
     """All arrays of a shard, by name, as `dataset/shard.py` lists them. buffers: hold the rows."""
     order, row = layout.order, layout.row
-    own, real = Segments(*(column[order] for column in segments)), slots[order]
+    own, real = SegmentTable(*(column[order] for column in segments)), slots[order]
     document = own.document
     row_offsets = np.searchsorted(row, np.arange(layout.rows + 1)).astype(np.int64)
     begin, ids = body_tokens(documents, own)
@@ -329,7 +329,7 @@ def render(
     return arrays
 
 
-def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
+def body_tokens(documents: Documents, segments: SegmentTable) -> tuple[np.ndarray, np.ndarray]:
     """(begin int64[m], flat ids): where each body's tokens lie. Bodies that repeat a system message are laid behind the ids."""
     begin = documents.offsets[segments.document] + segments.start
     repeating = np.flatnonzero(segments.copy)

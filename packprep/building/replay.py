@@ -7,13 +7,13 @@ import numpy as np
 
 from packprep.building.job import Job
 from packprep.building.render import Layout, render
-from packprep.building.segments import Segments, cut, slots_of
+from packprep.building.segments import SegmentTable, cut, slots_of
 from packprep.corpus.planning import Extent, PlannedSource
 from packprep.corpus.readers import PIECE_BYTES
 from packprep.corpus.readers.megatron import runs_of
 from packprep.corpus.reading import Documents, read_documents
 from packprep.errors import SourceError
-from packprep.objectives.objective import Bodies, Columns
+from packprep.objectives.objective import Bodies, BodySlots
 from packprep.randomness import segment_key, text_key
 
 
@@ -108,7 +108,7 @@ def restore(
             continue
         which = chosen[own]
         body = stored.row[which] * length + stored.begin[which] + stored.bos[which] + task.mode
-        columns = Columns(begins[own], Bodies(*(column[which] for column in stored.bodies)), body)
+        columns = BodySlots(begins[own], Bodies(*(column[which] for column in stored.bodies)), body)
         # labels of in-place kinds are the tokens in their places, as causal's slots are
         objective = job.tasks[-1].objective if task.in_place else task.objective
         rows = arrays["labels" if task.in_place else "tokens"].reshape(-1)
@@ -149,7 +149,7 @@ def fitting(job: Job, arrays: Mapping[str, np.ndarray], stored: Stored) -> np.nd
                 scratch = np.empty(size, scratch.dtype)
             body = stored.row[which] * length + stored.begin[which] + stored.bos[which] + task.mode
             assert task.objective.restore is not None
-            fits[which] = task.objective.restore(task, Columns(first, bodies, body), slots, scratch)
+            fits[which] = task.objective.restore(task, BodySlots(first, bodies, body), slots, scratch)
     return fits
 
 
@@ -208,14 +208,14 @@ def replay_segments(job: Job, arrays: Mapping[str, np.ndarray], chosen: np.ndarr
             if i is None:
                 differing[k] = f"its document is not cut at token {int(arrays['segment_start'][g])}"
                 continue
-            one = Segments(*(column[i : i + 1] for column in segments))
+            one = SegmentTable(*(column[i : i + 1] for column in segments))
             differing[k] = _difference(job, arrays, stored, g, documents, one)
     return differing
 
 
 def _cut_again(
     job: Job, arrays: Mapping[str, np.ndarray], documents: Documents, chosen: np.ndarray, stored: Stored
-) -> Segments:
+) -> SegmentTable:
     """The documents' segments; under `concat`, where packing decides the cuts, the chosen ones as they are stored."""
     if job.recipe.packing.algorithm != "concat":
         return cut(job.recipe, job.tasks, documents).segments
@@ -225,11 +225,11 @@ def _cut_again(
     key = segment_key(documents.file_key[document], documents.position[document], documents.repeat[document], start)
     n, task = (arrays[f"segment_{name}"][chosen].astype(np.int64) for name in ("tokens", "task"))
     none = np.zeros(len(chosen), np.int64)
-    return Segments(document, start, n, task, stored.bos[chosen], stored.eos[chosen], key, none, none - 1)
+    return SegmentTable(document, start, n, task, stored.bos[chosen], stored.eos[chosen], key, none, none - 1)
 
 
 def _difference(
-    job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, g: int, documents: Documents, one: Segments
+    job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, g: int, documents: Documents, one: SegmentTable
 ) -> str:
     """What differs between stored segment g and the same one made again, in words."""
     stratified = job.tasks[int(arrays["segment_task"][g])].parameters.get("stratified", False)
@@ -282,7 +282,7 @@ def _difference_of_ranges(
     return ""
 
 
-def _with_body(bodies: Bodies, g: int, one: Segments) -> Bodies:
+def _with_body(bodies: Bodies, g: int, one: SegmentTable) -> Bodies:
     exact = Bodies(*(column.copy() for column in bodies))
     for column, value in zip(exact, one.bodies(), strict=True):
         column[g] = value[0]

@@ -182,7 +182,7 @@ def run(
             progress.add(*of_batch)
 
         try:
-            items, started = [Shard(b) for b in missing], partial(begun, job)
+            items, started = [ShardToMake(b) for b in missing], partial(begun, job)
             arguments = (out, inputs.prefixes, job.seen)
             made = spread(shard_maker, arguments, items, workers, report, stop_asked, clean, started, progress.say)
             with _at_hand(out, job), contextlib.closing(made):
@@ -357,7 +357,7 @@ def shard_maker(out: Output, prefixes: Sequence[str], seen: Sequence[np.ndarray 
         decoders, buffers = Decoders(), Buffers()
         job.engine  # noqa: B018  (loads it)
 
-    def make(items: Iterable[Shard], report: Report) -> Iterator[dict[str, float]]:
+    def make(items: Iterable[ShardToMake], report: Report) -> Iterator[dict[str, float]]:
         # A shard is written beside the reading of the next one, for which the disk, or a store, need not be waited for.
         with ThreadPoolExecutor(1) as writer:
             written: Future[Any] | None = None
@@ -381,7 +381,7 @@ def shard_maker(out: Output, prefixes: Sequence[str], seen: Sequence[np.ndarray 
     return make
 
 
-class Shard(NamedTuple):
+class ShardToMake(NamedTuple):
     """A shard to make."""
 
     number: int

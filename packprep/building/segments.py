@@ -18,7 +18,7 @@ FORMAT_MAX_SEGMENTS = 65535
 """Segments of a row: their ids are 16-bit, and 0 is padding."""
 
 
-class Segments(NamedTuple):
+class SegmentTable(NamedTuple):
     """Segments in document order, one array a column, [m] each."""
 
     document: np.ndarray  # int64: index into the shard's documents
@@ -39,12 +39,12 @@ class Segments(NamedTuple):
 class Cut(NamedTuple):
     """What cutting gives: segments, and the tokens left out, by document."""
 
-    segments: Segments
+    segments: SegmentTable
     untrained: np.ndarray  # int64[D]: tokens of segments without a trained token, in supervised documents
 
 
-def _empty(count: int) -> Segments:
-    return Segments(*(np.empty(count, np.uint64 if name == "key" else np.int64) for name in Segments._fields))
+def _empty(count: int) -> SegmentTable:
+    return SegmentTable(*(np.empty(count, np.uint64 if name == "key" else np.int64) for name in SegmentTable._fields))
 
 
 @kernel(inline=True)
@@ -234,14 +234,14 @@ def cut(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> Cut:
     of_marked = (*places, limits, capacity, inner, *policy, *marks)
     marked = _empty(_cut_supervised(*of_marked, False, *_empty(0), untrained))
     _cut_supervised(*of_marked, True, *marked, untrained)
-    together = Segments(*(np.concatenate(columns) for columns in zip(plain, marked, strict=True)))
+    together = SegmentTable(*(np.concatenate(columns) for columns in zip(plain, marked, strict=True)))
     order = np.argsort(together.document, kind="stable")
-    return Cut(Segments(*(column[order] for column in together)), untrained)
+    return Cut(SegmentTable(*(column[order] for column in together)), untrained)
 
 
 def cut_at_row_ends(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents
-) -> tuple[Segments, np.ndarray, np.ndarray]:
+) -> tuple[SegmentTable, np.ndarray, np.ndarray]:
     """(segments, row int64[m], offset int64[m]) of `concat`."""
     if documents.training is not None:
         raise RecipeError('concat cuts where rows end, and so through messages; use packing.algorithm = "best_fit"')
@@ -271,12 +271,12 @@ def cut_at_row_ends(
     return segments, row, offset
 
 
-def slots_of(tasks: Sequence[Task], segments: Segments) -> np.ndarray:
+def slots_of(tasks: Sequence[Task], segments: SegmentTable) -> np.ndarray:
     """int64[m]: the length law of each segment's task."""
     slots = np.empty(len(segments.n), np.int64)
     for t, task in enumerate(tasks):
         own = np.flatnonzero(segments.task == t)
         if len(own):
-            some = Segments(*(column[own] for column in segments))
+            some = SegmentTable(*(column[own] for column in segments))
             slots[own] = task.slots(some.bodies(), some.bos, some.eos)
     return slots

@@ -13,7 +13,7 @@ from packprep.building.job import Job
 from packprep.building.layout import Layout, arrange
 from packprep.building.packing import pack
 from packprep.building.render import render, rounded_up
-from packprep.building.segments import FORMAT_MAX_SEGMENTS, Segments, cut, cut_at_row_ends, slots_of
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, SegmentTable, cut, cut_at_row_ends, slots_of
 from packprep.clock import Clock
 from packprep.corpus.finding import seen_again
 from packprep.corpus.planning import Extent, PlannedSource
@@ -38,7 +38,7 @@ class Made(NamedTuple):
     arrays: dict[str, np.ndarray]  # as dataset/shard.py lists them
     reading: Reading
     ledger: dict[str, Any]
-    segments: Segments  # in the shard's order
+    segments: SegmentTable  # in the shard's order
 
 
 def read_shard(
@@ -90,7 +90,7 @@ def _check_unchanged(source: PlannedSource, extent: Extent, seen: np.ndarray | N
 class LaidOut(NamedTuple):
     """Where each segment goes. [m] each, in document order; `layout` as `arrange` gives it."""
 
-    segments: Segments
+    segments: SegmentTable
     untrained: np.ndarray  # int64[documents]: tokens of a document that are in no segment, for none there is trained
     slots: np.ndarray  # int64: by the length law
     physical: np.ndarray  # int64: rounded up to pad_seq_to_mult
@@ -151,7 +151,7 @@ def finish_shard(job: Job, begun: Begun, clock: Clock, buffers: Buffers) -> Made
         balance = _ledger(job, reading, laid, arrays, shard)
     if recipe.output.columns == "compact":
         arrays = compacted(arrays)
-    return Made(arrays, reading, balance, Segments(*(column[laid.layout.order] for column in laid.segments)))
+    return Made(arrays, reading, balance, SegmentTable(*(column[laid.layout.order] for column in laid.segments)))
 
 
 def lay_out(recipe: Recipe, tasks: Sequence[Task], documents: Documents, clock: Clock) -> LaidOut:
@@ -195,7 +195,7 @@ def _note_untrained(job: Job, reading: Reading, untrained: np.ndarray) -> None:
         dropped[UNTRAINED_SEGMENT] = dropped.get(UNTRAINED_SEGMENT, 0) + int(untrained[d])
 
 
-def _note_left_out(job: Job, reading: Reading, segments: Segments) -> None:
+def _note_left_out(job: Job, reading: Reading, segments: SegmentTable) -> None:
     """Documents without a segment are rejects: too long under long = "drop", their tokens dropped; or under long =
     "truncate" without a trained token in what is kept."""
     documents = reading.documents

@@ -25,7 +25,7 @@ from packprep.corpus.sampling import (
 from packprep.corpus.training import tokenize_marked
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.randomness import CALIBRATION, bits64, text_key
-from packprep.recipe import Documents
+from packprep.recipe import DocumentKeys
 
 TOKENIZED_CHARACTERS = 4 << 10
 """Of a text longer than two of them, a window: how many tokens a byte makes hardly changes within a document."""
@@ -72,7 +72,7 @@ def calibrate(
     source: PlannedSource,
     engine: Engine,
     vocabulary: Vocabulary,
-    settings: Documents,
+    settings: DocumentKeys,
     marks: MarkReader | None = None,
     precise: bool = False,
 ) -> Estimates:

@@ -23,7 +23,7 @@ class Seen(NamedTuple):
     identity: int = 0  # of device and inode: two names of one file have the same
 
 
-class File(NamedTuple):
+class SourceFile(NamedTuple):
     """One input file, as the plan lists it: its source's index, name relative to the source's prefix, bytes, pieces."""
 
     source: int
@@ -32,7 +32,7 @@ class File(NamedTuple):
     pieces: int
 
 
-class Files(Sequence[File]):
+class Files(Sequence[SourceFile]):
     """The files of one source, sorted bytewise by name.
 
     names: relative to `root`; sizes: int64[F] in bytes; format: the recipe's, "auto" too. pieces: int64[F], how many each
@@ -123,17 +123,17 @@ class Files(Sequence[File]):
         return len(self.names)
 
     @overload
-    def __getitem__(self, i: int) -> File: ...
+    def __getitem__(self, i: int) -> SourceFile: ...
     @overload
-    def __getitem__(self, i: slice) -> list[File]: ...
-    def __getitem__(self, i: int | slice) -> File | list[File]:
+    def __getitem__(self, i: slice) -> list[SourceFile]: ...
+    def __getitem__(self, i: int | slice) -> SourceFile | list[SourceFile]:
         if isinstance(i, slice):
             return [self[k] for k in range(*i.indices(len(self)))]
-        return File(self.source, self.names[i], int(self.sizes[i]), int(self.pieces[i]))
+        return SourceFile(self.source, self.names[i], int(self.sizes[i]), int(self.pieces[i]))
 
-    def __iter__(self) -> Iterator[File]:
+    def __iter__(self) -> Iterator[SourceFile]:
         columns = zip(self.names, self.sizes.tolist(), self.pieces.tolist(), strict=True)
-        return (File(self.source, *values) for values in columns)
+        return (SourceFile(self.source, *values) for values in columns)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Files) and list(self) == list(other)
@@ -169,7 +169,7 @@ def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np
     return list(kinds), kind
 
 
-class Columns(NamedTuple):
+class FileColumns(NamedTuple):
     """Some pieces, one array a column, int64[n]."""
 
     file: np.ndarray  # the first file's place in the source
@@ -192,14 +192,14 @@ class Pieces:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def at(self, pieces: np.ndarray) -> Columns:
+    def at(self, pieces: np.ndarray) -> FileColumns:
         """What is known of pieces: int64[n] in 0 … len − 1."""
         run = np.searchsorted(self._ends, pieces, "right")
         count, size = self._counts[run], self._sizes[run]
         part = pieces - (self._ends[run] - count)
         even = (part + 1) * size // count - part * size // count
         stored = np.where(self._lines[run], np.minimum(PIECE_BYTES, size - part * PIECE_BYTES), even)
-        return Columns(self._first[run], self._files[run], part, stored)
+        return FileColumns(self._first[run], self._files[run], part, stored)
 
     def of_file(self, i: int) -> range:
         """The pieces that hold something of file i of the source."""

@@ -25,7 +25,7 @@ _PIECES, _ADDED = 1000, 300  # how many tokens' own texts stand in nasty texts
 _AROUND_IDS, _AROUND_CHARACTERS = 8, 40
 
 
-class Difference(NamedTuple):
+class EngineDifference(NamedTuple):
     """What an engine and its reference make of one text, around the first place where that differs."""
 
     text: str  # around that place
@@ -115,7 +115,7 @@ def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray
 
 def difference(
     engine: Engine, text: str, tokens: Tokens, i: int, special_text: str, vocabulary: Vocabulary
-) -> Difference | None:
+) -> EngineDifference | None:
     """How the reference's ids of a text differ from those that `engine` gave it as document i of `tokens`; None if not.
 
     Of a text of more than MAX_CHARACTERS, only its begin is compared, tokenized anew.
@@ -129,12 +129,12 @@ def difference(
     )
 
 
-def fault(engine: Engine, error: EngineFault) -> Difference:
+def fault(engine: Engine, error: EngineFault) -> EngineDifference:
     """The difference that an engine's breaking down makes."""
     assert engine.reference is not None
     text = error.text[: 2 * _AROUND_CHARACTERS]
     expected = engine.reference.encode([text])[0][: 2 * _AROUND_IDS].tolist()
-    return Difference(text, 0, 0, f"no ids but an error ({error})", expected)
+    return EngineDifference(text, 0, 0, f"no ids but an error ({error})", expected)
 
 
 def _only(tokens: Tokens, i: int) -> Tokens:
@@ -154,7 +154,7 @@ def _failed(rejected: tuple[int, str, str]) -> bool:
     return rejected[1] == TOKENIZER_ERROR
 
 
-def _difference(reference: Engine, text: str, fast: Tokens, slow: Tokens) -> Difference | None:
+def _difference(reference: Engine, text: str, fast: Tokens, slow: Tokens) -> EngineDifference | None:
     """fast and slow: of this one text."""
     if _equal(fast, slow) or any(map(_failed, slow.rejected)):
         return None
@@ -165,13 +165,13 @@ def _difference(reference: Engine, text: str, fast: Tokens, slow: Tokens) -> Dif
             else tokens.ids[:_AROUND_IDS].tolist()
             for tokens in (fast, slow)
         ]
-        return Difference(_printable(text[: 2 * _AROUND_CHARACTERS]), 0, 0, made[0], made[1])
+        return EngineDifference(_printable(text[: 2 * _AROUND_CHARACTERS]), 0, 0, made[0], made[1])
     both = min(len(fast.ids), len(slow.ids))
     token = int(np.argmax(np.append(fast.ids[:both] != slow.ids[:both], True)))
     begins = reference.encode_with_begins([text], False)[2]
     character = int(begins[token]) if token < len(begins) else len(text)
     from_character, from_token = max(0, character - _AROUND_CHARACTERS), max(0, token - _AROUND_IDS)
-    return Difference(
+    return EngineDifference(
         _printable(text[from_character : character + _AROUND_CHARACTERS]),
         from_character,
         from_token,

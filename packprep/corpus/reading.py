@@ -15,7 +15,7 @@ from packprep.clock import Clock
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.engines.engine import Engine, EngineFault
 from packprep.corpus.planning import Extent, PlannedSource
-from packprep.corpus.proof import Difference, compared, difference, fault
+from packprep.corpus.proof import EngineDifference, compared, difference, fault
 from packprep.corpus.readers import BAD_REASONS, TOKEN_TEXT_BYTES, Batch, Choice, Decoders, Keep, read
 from packprep.corpus.token_documents import take_tokens
 from packprep.corpus.tokenization import TEXT_REASONS, Tokens
@@ -382,7 +382,7 @@ def _tokenized(
 
 
 def _revoked(
-    engine: Engine, source: PlannedSource, file: int, use: int, position: int, found: Difference
+    engine: Engine, source: PlannedSource, file: int, use: int, position: int, found: EngineDifference
 ) -> EngineRevoked:
     """The error of a document of which an engine and the reference make different things."""
     name = source.files[file - source.first_file].name

@@ -32,7 +32,7 @@ from packprep.corpus.readers.streams import decompressed, said_bytes
 from packprep.corpus.token_documents import take_tokens
 from packprep.corpus.vocabulary import Vocabulary
 from packprep.randomness import CALIBRATION, permute, uniforms
-from packprep.recipe import Documents
+from packprep.recipe import DocumentKeys
 from packprep.storage import is_url
 
 WINDOWS, WINDOW_BYTES, PLACES = 128, 32 << 10, 4
@@ -482,7 +482,7 @@ def look_at_tokens(
     source: PlannedSource,
     pieces: np.ndarray,
     key: np.uint64,
-    settings: Documents,
+    settings: DocumentKeys,
     vocabulary: Vocabulary,
     precise: bool,
 ) -> Looked:

@@ -9,10 +9,10 @@ from packprep.corpus.readers import IdLists
 from packprep.corpus.tokenization import Tokens
 from packprep.corpus.tokenizer_json import unknown_id
 from packprep.corpus.vocabulary import Vocabulary
-from packprep.recipe import Documents
+from packprep.recipe import DocumentKeys
 
 
-def take_tokens(lists: IdLists, documents: Documents, vocabulary: Vocabulary) -> Tokens:
+def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary) -> Tokens:
     """The content of each list of ids: as `tokenize` gives it for texts.
 
     A document with an id outside of [0, vocab_size) is rejected, reason "id_out_of_range".

@@ -25,7 +25,7 @@ _INSTEAD = {
 }
 
 
-class Rows(Protocol):
+class Reader(Protocol):
     """What is iterated over: a Dataset or a Mixture."""
 
     @property
@@ -68,7 +68,7 @@ class Batches:
 
     def __init__(
         self,
-        dataset: Rows,
+        dataset: Reader,
         batch_size: int,
         seed: int,
         rank: int,

@@ -17,7 +17,7 @@ CHUNK_SLOTS = 1 << 18
 """Candidates that are noised at once: their columns stay in the processor's cache."""
 
 
-class Segments(NamedTuple):
+class Candidates(NamedTuple):
     """Segments to noise, one array a column, [m] each, in row order."""
 
     key: np.ndarray  # uint64
@@ -67,7 +67,7 @@ def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return segment, which - (ends - count)[segment]
 
 
-def in_chunks(segments: Segments, width: int = 1) -> list[slice]:
+def in_chunks(segments: Candidates, width: int = 1) -> list[slice]:
     """Slices of whole segments of about CHUNK_SLOTS / width candidates each."""
     ends = np.cumsum(segments.count)
     if not len(ends):
@@ -101,7 +101,7 @@ class Stretch(NamedTuple):
         return value >= 0 and bool((slots[self.here] == value).any())
 
 
-def stretch_of(segments: Segments) -> Stretch:
+def stretch_of(segments: Candidates) -> Stretch:
     begin, end = int(segments.at[0]), int(segments.at[-1] + segments.count[-1])
     gap = np.append(segments.at[1:], end) - (segments.at + segments.count)
     return Stretch(slice(begin, end), runs(segments.count, gap) if gap.any() else None)

@@ -7,7 +7,7 @@ import numpy as np
 
 from packprep.dataset import noise
 from packprep.dataset.json_files import LAW_VERSION, other_law, unknown_key
-from packprep.dataset.manifest import Manifest, Task
+from packprep.dataset.manifest import Manifest, StoredTask
 from packprep.errors import ArgumentError, DatasetError
 
 MOST_IDS = 1 << 24
@@ -29,7 +29,7 @@ class Laws(NamedTuple):
 
     by_task: list[Law | None]  # None: causal, which has no chance
     in_place: np.ndarray  # bool[tasks]
-    ids: noise.Ids
+    ids: noise.NoiseIds
     prepend_bos: bool
 
 
@@ -70,12 +70,12 @@ def laws_of(manifest: Manifest) -> Laws:
     return Laws(by_task, in_place, _ids(manifest, [law for law in by_task if law is not None]), bos)
 
 
-def _ids(manifest: Manifest, laws: list[Law]) -> noise.Ids:
+def _ids(manifest: Manifest, laws: list[Law]) -> noise.NoiseIds:
     """The ids that the laws write; DatasetError where the manifest has not what they need."""
     specials, vocab_size = manifest["specials"], manifest["vocab_size"]
     if not laws:
         none = np.zeros(0, np.int32)
-        return noise.Ids(-1, none, none)
+        return noise.NoiseIds(-1, none, none)
     if "special_ids" not in specials:
         raise DatasetError(
             "redraw: the manifest's specials have no special_ids, without which no ordinary token is known"
@@ -89,7 +89,9 @@ def _ids(manifest: Manifest, laws: list[Law]) -> noise.Ids:
         raise DatasetError(f"redraw: the manifest's special_ids are no list of ids below vocab_size {vocab_size}")
     if not isinstance(mask, int) or mask >= vocab_size:
         raise DatasetError(f"redraw: the manifest's mask is {mask!r} and should be an id below vocab_size {vocab_size}")
-    ids = noise.Ids(mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)), law=manifest["law_version"])
+    ids = noise.NoiseIds(
+        mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)), law=manifest["law_version"]
+    )
     for law in laws:
         replace = law.parameters.get("replace", (1.0, 0.0, 0.0))
         flips = law.objective == "uniform_diffusion"
@@ -150,12 +152,12 @@ LATER: dict[str, dict[str, Any]] = {}
 """objective → the defaults of its parameters that joined later."""
 
 
-def _whole(task: Task) -> Task:
+def _whole(task: StoredTask) -> StoredTask:
     """A task with its parameters that joined later and are absent."""
     return {**task, "parameters": {**LATER.get(task["objective"], {}), **task["parameters"]}}
 
 
-def _check_law(task: Task, made_with: Any) -> None:
+def _check_law(task: StoredTask, made_with: Any) -> None:
     """DatasetError unless a task of packprep's own has the parameters, in range, that its law reads, and no unknown one."""
     where, objective = f"redraw: task {task['name']!r} in the manifest", task["objective"]
     if unknown := task["parameters"].keys() - PARAMETERS[objective].keys() - UNREAD[objective]:

@@ -35,7 +35,7 @@ from packprep.dataset.gathering import (
     stored_for,
 )
 from packprep.dataset.laws import Laws, laws_of
-from packprep.dataset.manifest import Manifest, ShardEntry, Task, first_rows, open_manifest, plain
+from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, open_manifest, plain
 from packprep.dataset.mixture import Mixture, split_bound
 from packprep.dataset.reading import CAN_PREAD
 from packprep.dataset.row import OpenShard, Row, read_only
@@ -140,7 +140,7 @@ class Dataset:
         return self._head["digest"]
 
     @property
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[StoredTask]:
         return self._head["tasks"]
 
     @cached_property

@@ -32,7 +32,7 @@ ATTENTION_RULES = ("causal", "prefix", "bidirectional", "block_diffusion")
 LABEL_ALIGNMENTS = ("next_token", "same_slot")
 
 
-class Task(TypedDict):
+class StoredTask(TypedDict):
     """One entry of the task table: what all of a task's segments share."""
 
     name: str
@@ -71,7 +71,7 @@ class Manifest(TypedDict):
     added_tokens: list[dict[str, Any]]
     tokenizer: dict[str, str]
     plan: dict[str, str]
-    tasks: list[Task]
+    tasks: list[StoredTask]
     sources: list[dict[str, Any]]
     recipe: dict[str, Any]
     fingerprint: str

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep import randomness
-from packprep.dataset.candidates import Segments, below, in_chunks, lanes, put, stretch_of, within
+from packprep.dataset.candidates import Candidates, below, in_chunks, lanes, put, stretch_of, within
 from packprep.dataset.json_files import LAW_VERSION
 from packprep.randomness import NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
 
@@ -47,7 +47,7 @@ def thresholds(probability: np.ndarray) -> np.ndarray:
     return np.floor(np.asarray(probability, np.float64) * ONE).astype(np.uint64)
 
 
-def levels(segments: Segments, low: float, high: float, stratified: bool, task: int, epoch: int) -> np.ndarray:
+def levels(segments: Candidates, low: float, high: float, stratified: bool, task: int, epoch: int) -> np.ndarray:
     """float64[m]: each segment's level, not yet quantised, from its key; or, stratified, spread evenly over the segments
     of its row.
 
@@ -61,7 +61,7 @@ def levels(segments: Segments, low: float, high: float, stratified: bool, task: 
     return low + (high - low) * u
 
 
-def _strata(segments: Segments, task: int, epoch: int) -> np.ndarray:
+def _strata(segments: Candidates, task: int, epoch: int) -> np.ndarray:
     _, first, many = np.unique(segments.row, return_index=True, return_counts=True)
     shift = randomness.uniforms(segments.key[first], STRATUM, 4 * task, epoch)
     order_key = randomness.bits64(segments.key[first], STRATUM, task + (1 << 16), epoch)
@@ -71,7 +71,7 @@ def _strata(segments: Segments, task: int, epoch: int) -> np.ndarray:
 
 
 def mask(
-    segments: Segments,
+    segments: Candidates,
     ratio: np.ndarray | None,
     probability: np.ndarray,
     shares: tuple[float, float, float],
@@ -94,7 +94,7 @@ def mask(
     limit = thresholds(probability)
     share = None if ratio is None else np.ones(len(limit))
     for part in in_chunks(segments):
-        own = Segments(*(column[part] for column in segments))
+        own = Candidates(*(column[part] for column in segments))
         stretch = stretch_of(own)
         allowed = None if may is None else stretch.candidates(may) != 0
         if stretch.holds(tokens, mask_id):
@@ -117,7 +117,7 @@ def mask(
 
 
 def _fewest(
-    segments: Segments, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int
+    segments: Candidates, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """bool[Σ count]: in each segment the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit word, ties by place.
 
@@ -146,7 +146,7 @@ def _fewest(
 
 
 def _replace(
-    segments: Segments,
+    segments: Candidates,
     which: np.ndarray,
     hit: np.ndarray,
     shares: tuple[float, float, float],
@@ -168,7 +168,7 @@ def _replace(
 
 
 def flip(
-    segments: Segments,
+    segments: Candidates,
     threshold: np.ndarray,
     loss_on_all: bool,
     ordinary: np.ndarray,
@@ -185,7 +185,7 @@ def flip(
     `ordinary`, −1 for special ids. The rest as in `mask`.
     """
     for part in in_chunks(segments, 4):  # words and ids are wider than bytes
-        own = Segments(*(column[part] for column in segments))
+        own = Candidates(*(column[part] for column in segments))
         stretch = stretch_of(own)
         flipped = below(own.key, own.count, threshold[part], own.count, epoch)
         allowed = np.ones(len(flipped), np.bool_) if may is None else stretch.candidates(may) != 0
@@ -199,7 +199,7 @@ def flip(
         tokens[hit] = ordinary[number + ((now >= 0) & (number >= now))]
 
 
-def _others(segments: Segments, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
+def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
     """int64: randomness.integers(key, REPLACEMENT, place, bound) of the candidates number `which`.
 
     First draws are taken from all of a segment's words at once, which are a quarter of a Philox block each.
@@ -222,7 +222,7 @@ def quantised_level(key: np.ndarray, low: float, high: float, steps: int, epoch:
 
 
 def mask_blocks(
-    segments: Segments,
+    segments: Candidates,
     before: np.ndarray,
     length: np.ndarray,
     block_length: int,
@@ -248,7 +248,7 @@ def mask_blocks(
     candidates_end = np.minimum((number + 1) * block_length, np.repeat(before + segments.count, blocks))
     candidates = np.maximum(candidates_end - candidates_begin, 0)
     for part in in_chunks(segments):
-        own = Segments(*(column[part] for column in segments))
+        own = Candidates(*(column[part] for column in segments))
         stretch = stretch_of(own)
         of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
         noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
@@ -268,7 +268,7 @@ FLIP_STEPS = 4096
 """Levels of uniform diffusion: each has its own stored threshold."""
 
 
-class Ids(NamedTuple):
+class NoiseIds(NamedTuple):
     """What noise writes, the mask and the ordinary vocabulary (int32[v], ascending), and by which law it is weighted."""
 
     mask: int
@@ -285,7 +285,7 @@ class Ids(NamedTuple):
 class Target(NamedTuple):
     """Where noise goes: the segments of one task, and the flat rows."""
 
-    segments: Segments
+    segments: Candidates
     before: np.ndarray  # int64[m]: slots before the first candidate (bos, mode token)
     length: np.ndarray  # int64[m]: slots of the segment, of x_t alone in block diffusion
     may: np.ndarray | None  # uint8, flat: slots that may be noised; None: every candidate
@@ -304,7 +304,7 @@ def ordinary_ids(vocab_size: int, special_ids: np.ndarray) -> tuple[np.ndarray, 
 
 
 def masked_diffusion(
-    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int,
+    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: NoiseIds, target: Target, epoch: int,
     write: Callable[..., Any] = mask,
 ) -> Noised:  # fmt: skip
     """`mask` with a level a segment.
@@ -328,7 +328,7 @@ def masked_diffusion(
 
 
 def uniform_diffusion(
-    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int,
+    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: NoiseIds, target: Target, epoch: int,
     write: Callable[..., Any] = flip,
 ) -> Noised:  # fmt: skip
     """`flip` with one of FLIP_STEPS levels a segment, by the plan's thresholds."""
@@ -351,7 +351,7 @@ def view_scale(level: np.ndarray, drawable: int) -> np.ndarray:
 
 
 def block_diffusion(
-    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: Ids, target: Target, epoch: int,
+    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: NoiseIds, target: Target, epoch: int,
     write: Callable[..., Any] = mask_blocks,
 ) -> Noised:  # fmt: skip
     """`mask_blocks` with a level a block."""

@@ -29,7 +29,7 @@ class _Descriptor:
             os.close(number)
 
 
-class File:
+class ShardBytes:
     """A file of `size` bytes, held open from the first read on; opened anew by the read after one that failed."""
 
     def __init__(self, path: Path, size: int):
@@ -88,7 +88,7 @@ class File:
 class FileArray:
     """An array that lies in a file from byte `at` on; whatever is asked of it is read into fresh memory, read-only."""
 
-    def __init__(self, file: File, name: str, dtype: np.dtype, shape: tuple[int, ...], at: int):
+    def __init__(self, file: ShardBytes, name: str, dtype: np.dtype, shape: tuple[int, ...], at: int):
         self.file, self.name, self.dtype, self.shape, self.at = file, name, dtype, shape, at
         self._entry_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
 

@@ -169,7 +169,7 @@ def _target(
         raise DatasetError(
             "redraw: a segment has fewer slots than its bos and mode token; `packprep verify` says which"
         )
-    own = noise.Segments(segments.key[which], segments.at[which] + before, count, segments.row[which])
+    own = noise.Candidates(segments.key[which], segments.at[which] + before, count, segments.row[which])
     return noise.Target(own, before, half, may, tokens.reshape(-1), loss_mask.reshape(-1))
 
 

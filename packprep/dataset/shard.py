@@ -26,7 +26,7 @@ import numpy as np
 from packprep.dataset.json_files import FORMAT, VERSION, no_duplicates, shard_name
 from packprep.dataset.manifest import Manifest, is_compact
 from packprep.dataset.opening import open_file
-from packprep.dataset.reading import File, FileArray
+from packprep.dataset.reading import FileArray, ShardBytes
 from packprep.errors import DatasetError
 
 METADATA = {"format": FORMAT, "version": str(VERSION), "loss_alignment": "predicting_slot", "segment_id_base": "1"}
@@ -247,7 +247,7 @@ class Shard:
     @cached_property
     def read_arrays(self) -> dict[str, FileArray]:
         """name → the array as it is read with io "pread"; the file is opened at first use."""
-        file = File(self.path, self.size)
+        file = ShardBytes(self.path, self.size)
         file.open()
         return {name: FileArray(file, name, *self.layout[name], begin) for name, begin in self.begins.items()}
 

@@ -19,7 +19,7 @@ from packprep.dataset.manifest import Manifest
 from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.exporting.documents import restored_documents
 from packprep.exporting.indexed import Pair, dtype_for
-from packprep.exporting.shards import Item, drawn_tasks, sound_shard
+from packprep.exporting.shards import ShardToExport, drawn_tasks, sound_shard
 
 ROWS_PREFIX = "rows"
 _MOST_NAME = 100
@@ -72,7 +72,7 @@ def export_megatron(
     parts = _documents if what == "documents" else _rows
     try:
         with stoppable() as stop_asked:
-            items = [Item(b) for b in range(len(manifest["shards"]))]
+            items = [ShardToExport(b) for b in range(len(manifest["shards"]))]
             progress.begin(sum(entry["bytes"] for entry in manifest["shards"]), len(items), len(items))
             clean = out.remove_temporaries
             arguments = (near, manifest, pairs)
@@ -104,7 +104,7 @@ def _documents(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
             "put the right file back"
         )
 
-    def append(item: Item, report: Report) -> None:
+    def append(item: ShardToExport, report: Report) -> None:
         with sound_shard(near, manifest, item.number) as shard:
             restored = restored_documents(job, shard.arrays, str(shard.path))
         first = np.searchsorted(restored.source, np.arange(len(pairs) + 1))
@@ -122,7 +122,7 @@ def _documents(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
 def _rows(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
     [pair] = pairs
 
-    def append(item: Item, report: Report) -> None:
+    def append(item: ShardToExport, report: Report) -> None:
         with sound_shard(near, manifest, item.number) as shard:
             pair.add(shard.arrays["tokens"].reshape(-1), np.full(shard.rows, shard.seq_length, np.int64))
         report(0, shard.size, shard.rows * shard.seq_length, 0)

@@ -16,7 +16,7 @@ from packprep.dataset.manifest import Manifest, first_rows
 from packprep.digests import digest_of
 from packprep.errors import RecipeError
 from packprep.exporting.columns import full_table, nemo_table, row_groups, schema_of
-from packprep.exporting.shards import Item, drawn_tasks, sound_shard
+from packprep.exporting.shards import ShardToExport, drawn_tasks, sound_shard
 
 KEY, EOS_INSIDE = b"packprep", b"packprep.segments_with_eos_inside"
 COMPRESSION, LEVEL = "zstd", 3
@@ -52,7 +52,7 @@ def export_parquet(
     with stoppable() as stop_asked:
         progress.begin(sum(entry["bytes"] for entry in entries), len(entries), len(entries))
         try:
-            items = [Item(b) for b in range(len(entries))]
+            items = [ShardToExport(b) for b in range(len(entries))]
             arguments = (near, manifest, out, columns)
             for item, file in spread(
                 _setup, arguments, items, workers, progress.add, stop_asked, out.remove_temporaries
@@ -75,7 +75,7 @@ def _setup(near: Nearby, manifest: Manifest, out: Output, columns: str) -> Do:
     has_blocks = any(task["attention"] == "block_diffusion" for task in manifest["tasks"])
     begins = first_rows(manifest)
 
-    def export(item: Item, report: Report) -> dict[str, Any]:
+    def export(item: ShardToExport, report: Report) -> dict[str, Any]:
         entry, name, first = manifest["shards"][item.number], file_name(columns, item.number), begins[item.number]
         metadata = {KEY: encode(_metadata(manifest, columns, item.number)).rstrip(b"\n")}
         schema = schema_of(columns, has_blocks, metadata)

@@ -13,7 +13,7 @@ from packprep.digests import digest_of_file, own_digest
 from packprep.errors import DatasetError
 
 
-class Item(NamedTuple):
+class ShardToExport(NamedTuple):
     """One shard to export."""
 
     number: int

@@ -10,7 +10,7 @@ from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
 
 
-class Segments(NamedTuple):
+class SegmentColumns(NamedTuple):
     """The segments of a shard, int64[segments] each: row in the shard, first slot in it, real slots, task."""
 
     row: np.ndarray
@@ -19,7 +19,7 @@ class Segments(NamedTuple):
     task: np.ndarray
 
 
-def segments_of(shard: Shard, manifest: Manifest) -> Segments:
+def segments_of(shard: Shard, manifest: Manifest) -> SegmentColumns:
     """The segments of a shard; DatasetError where its columns cannot be right."""
     arrays = shard.arrays
     offsets, task = arrays["row_offsets"], arrays["segment_task"].astype(np.int64)
@@ -35,7 +35,7 @@ def segments_of(shard: Shard, manifest: Manifest) -> Segments:
     slots = real[at + 1] - real[at]
     if (begin < 0).any() or (slots < 1).any() or (begin + slots > shard.seq_length).any():
         raise _damaged(shard, f"cu_seqlens gives segments that do not lie in 0 … {shard.seq_length}")
-    return Segments(row, begin, slots, task)
+    return SegmentColumns(row, begin, slots, task)
 
 
 def _damaged(shard: Shard, what: str) -> DatasetError:

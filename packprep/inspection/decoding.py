@@ -17,7 +17,7 @@ MOST_CHARACTERS = 1 << 16
 TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Neighbouring tokens that can only be shown together; mostly one.
 
     text: TEXT what they stand for; SPECIAL the token's own text; BYTES bytes that are no text here, as in "\\xe2\\x82".
@@ -70,9 +70,9 @@ class TokenTexts:
             token = _decoded(step, token)
         return token.encode()
 
-    def pieces(self, ids: Iterable[int]) -> list[Piece]:
+    def pieces(self, ids: Iterable[int]) -> list[TextPiece]:
         """The ids as pieces, in order; every id is in one of them."""
-        found: list[Piece] = []
+        found: list[TextPiece] = []
         run: list[int] = []  # tokens whose bytes end inside a character
         pending = b""
         for id in map(int, ids):
@@ -80,7 +80,7 @@ class TokenTexts:
             if isinstance(own, str):
                 found += map(self._alone, run)
                 run, pending = [], b""
-                found.append(Piece(own, [id], SPECIAL))
+                found.append(TextPiece(own, [id], SPECIAL))
                 continue
             state = _state(pending + own)
             if state == "broken" and run:
@@ -93,18 +93,18 @@ class TokenTexts:
             elif state == "broken":
                 found.append(self._alone(id))
             else:
-                found.append(Piece((pending + own).decode(), [*run, id], TEXT))
+                found.append(TextPiece((pending + own).decode(), [*run, id], TEXT))
                 run, pending = [], b""
         return found + [self._alone(id) for id in run]
 
-    def one_by_one(self, ids: Sequence[int]) -> list[Piece]:
+    def one_by_one(self, ids: Sequence[int]) -> list[TextPiece]:
         """Each id as a piece of its own."""
         return [piece for id in ids for piece in self.pieces([id])]
 
-    def _alone(self, id: int) -> Piece:
+    def _alone(self, id: int) -> TextPiece:
         data = self.meaning(id)
         assert isinstance(data, bytes)
-        return Piece(data.decode("utf-8", "backslashreplace"), [id], BYTES)
+        return TextPiece(data.decode("utf-8", "backslashreplace"), [id], BYTES)
 
 
 def _state(data: bytes) -> str:

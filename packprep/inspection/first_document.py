@@ -12,7 +12,7 @@ from packprep.corpus.readers import Batch, Reject, read
 from packprep.corpus.reading import keeper
 from packprep.corpus.token_documents import take_tokens
 from packprep.corpus.training import tokenize_marked
-from packprep.inspection.decoding import SPECIAL, Piece, TokenTexts
+from packprep.inspection.decoding import SPECIAL, TextPiece, TokenTexts
 from packprep.inspection.lines import special
 
 SHOWN_TOKENS = 8  # at either end of document 1
@@ -74,5 +74,5 @@ def _ends(job: Job, ids: Sequence[int]) -> str:
     return " … ".join("│".join(map(_shown, texts.one_by_one(end))) for end in ends)
 
 
-def _shown(piece: Piece) -> str:
+def _shown(piece: TextPiece) -> str:
     return special(piece.text) if piece.kind == SPECIAL else visible(piece.text)

@@ -9,15 +9,15 @@ prefix 0
 import numpy as np
 
 from packprep.kernel import copy_ranges
-from packprep.objectives.objective import Columns, Objective, Task
+from packprep.objectives.objective import BodySlots, Objective, Task
 
 
-def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
+def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Copies the tokens."""
     copy_ranges(tokens, columns.begin, columns.bodies.n, rows, columns.at)
 
 
-def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Copies the body back."""
     copy_ranges(rows, columns.at, columns.bodies.n, out, columns.begin)
     return np.ones(columns.begin.shape, np.bool_)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from packprep.kernel import integer, kernel, word
-from packprep.objectives.objective import Bodies, Columns, Objective, Parameter, Task
+from packprep.objectives.objective import Bodies, BodySlots, Objective, Parameter, Task
 from packprep.randomness import CUT_POINTS
 
 ROLES = ("fim_prefix", "fim_middle", "fim_suffix")
@@ -128,14 +128,14 @@ def most_body_slots(task: Task, n: int) -> int:
     return n + (3 if task.parameters["rate"] > 0 else 0)
 
 
-def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
+def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Writes the parts in their order, with the role tokens."""
     continues = task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8)
     n, key, _ = columns.bodies
     _render(tokens, columns.begin, n, key, columns.at, *_rates(task), continues, *task.ids.fim, rows)
 
 
-def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Puts the middle back; a body fits if the role tokens stand where they belong."""
     fits = np.empty(columns.begin.shape, np.bool_)
     n, key, _ = columns.bodies

@@ -10,7 +10,7 @@ Which runs where (levels, probabilities and weights are computed by `dataset/noi
 
 import numpy as np
 
-from packprep.dataset.candidates import Segments
+from packprep.dataset.candidates import Candidates
 from packprep.dataset.noise import ONE, thresholds
 from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
 from packprep.randomness import NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
@@ -170,7 +170,7 @@ def _mask(
 
 
 def mask(
-    segments: Segments,
+    segments: Candidates,
     ratio: np.ndarray | None,
     probability: np.ndarray,
     shares: tuple[float, float, float],
@@ -222,7 +222,7 @@ def _flip(
 
 
 def flip(
-    segments: Segments,
+    segments: Candidates,
     threshold: np.ndarray,
     loss_on_all: bool,
     ordinary: np.ndarray,
@@ -268,7 +268,7 @@ def _mask_blocks(
 
 
 def mask_blocks(
-    segments: Segments,
+    segments: Candidates,
     before: np.ndarray,
     length: np.ndarray,
     block_length: int,
@@ -291,7 +291,7 @@ def mask_blocks(
     return blocks, level.astype(np.float32), (1.0 / level).astype(np.float32)
 
 
-def _check(segments: Segments, tokens: np.ndarray) -> None:
+def _check(segments: Candidates, tokens: np.ndarray) -> None:
     """Kernels do not look where they write."""
     assert ((segments.at >= 0) & (segments.count >= 0) & (segments.at + segments.count <= len(tokens))).all()
 

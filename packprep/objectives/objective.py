@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset.json_files import LAW_VERSION
-from packprep.dataset.noise import Ids as NoiseIds
 from packprep.dataset.noise import Noised, ordinary_ids
+from packprep.dataset.noise import NoiseIds as NoiseIds
 from packprep.errors import RecipeError
 
 
@@ -159,7 +159,7 @@ class Bodies(NamedTuple):
     first_trained: np.ndarray  # int64: the first token that may be trained; −1 where all may
 
 
-class Columns(NamedTuple):
+class BodySlots(NamedTuple):
     """Segments of one task that are written or read, one array a column, [m] each."""
 
     begin: np.ndarray  # int64: index of the first token in the flat array of tokens
@@ -209,8 +209,8 @@ class Objective:
     supervised: bool = False
     body_slots: Callable[[Task, Bodies], np.ndarray] | None = None
     most_body_slots: Callable[[Task, int], int] | None = None
-    render: Callable[[Task, Columns, np.ndarray, np.ndarray], None] | None = None
-    restore: Callable[[Task, Columns, np.ndarray, np.ndarray], np.ndarray] | None = None
+    render: Callable[[Task, BodySlots, np.ndarray, np.ndarray], None] | None = None
+    restore: Callable[[Task, BodySlots, np.ndarray, np.ndarray], np.ndarray] | None = None
     body_prefix: Callable[[Task, Bodies], np.ndarray] | None = None
     token_slots: Callable[[Task, Bodies], np.ndarray] | None = None
     noise: Callable[..., Noised] | None = None

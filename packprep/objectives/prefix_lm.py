@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from packprep.kernel import copy_items, integer, kernel
-from packprep.objectives.objective import Bodies, Columns, Objective, Parameter, Task
+from packprep.objectives.objective import Bodies, BodySlots, Objective, Parameter, Task
 from packprep.randomness import PIVOT
 
 
@@ -77,13 +77,13 @@ def _sentinel(task: Task) -> int:
     return int(task.ids.sentinels[0]) if task.parameters["sentinel"] else -1
 
 
-def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
+def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Copies the tokens, with the sentinel at the pivot."""
     pivot = body_prefix(task, columns.bodies)
     _render(tokens, columns.begin, columns.bodies.n, pivot, columns.at, _sentinel(task), rows)
 
 
-def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Copies the body back without the sentinel; a body fits if the sentinel stands at the pivot."""
     fits = np.empty(columns.begin.shape, np.bool_)
     pivot = body_prefix(task, columns.bodies)

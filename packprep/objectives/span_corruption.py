@@ -17,7 +17,7 @@ import numpy as np
 
 from packprep.errors import RecipeError
 from packprep.kernel import below, bits_set, copy_run, flags_as_bits, integer, kernel, philox_blocks, trailing_zeros
-from packprep.objectives.objective import Bodies, Columns, Objective, Parameter, Task
+from packprep.objectives.objective import Bodies, BodySlots, Objective, Parameter, Task
 from packprep.randomness import NOISE_SPANS, ROLL, TEXT_SPANS
 
 _NO_LIMIT = 1 << 40
@@ -291,17 +291,17 @@ def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
     return out
 
 
-def _longest(columns: Columns) -> int:
+def _longest(columns: BodySlots) -> int:
     return int(columns.bodies.n.max(initial=0))
 
 
-def render(task: Task, columns: Columns, tokens: np.ndarray, rows: np.ndarray) -> None:
+def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Draws each segment's spans and writes inputs and targets."""
     n, key, _ = columns.bodies
     _render(tokens, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, _longest(columns), rows)
 
 
-def restore(task: Task, columns: Columns, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Puts the spans back; a body fits if the right sentinels stand where the spans were and before their tokens."""
     fits = np.empty(columns.begin.shape, np.bool_)
     n, key, _ = columns.bodies

@@ -18,8 +18,8 @@ from packprep.recipe.reading import (
 )
 from packprep.recipe.records import (
     SECTIONS,
-    Documents,
-    Output,
+    DocumentKeys,
+    OutputKeys,
     Packing,
     Recipe,
     Source,
@@ -32,9 +32,9 @@ from packprep.recipe.records import (
 
 __all__ = [
     "SECTIONS",
-    "Documents",
+    "DocumentKeys",
     "Kind",
-    "Output",
+    "OutputKeys",
     "Packing",
     "Recipe",
     "Source",

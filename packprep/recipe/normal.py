@@ -11,8 +11,8 @@ from packprep.errors import RecipeError
 from packprep.recipe.reading import check_together, read_section, read_value
 from packprep.recipe.records import (
     SECTIONS,
-    Documents,
-    Output,
+    DocumentKeys,
+    OutputKeys,
     Packing,
     Recipe,
     Source,
@@ -91,11 +91,11 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
         tasks.append(TaskEntry(**_stored(TaskEntry, rest, f"tasks[{i}]", made_with), parameters=parameters))
     recipe = Recipe(
         sources=sources,
-        documents=Documents(**_stored(Documents, sections["documents"], "documents", made_with)),
+        documents=DocumentKeys(**_stored(DocumentKeys, sections["documents"], "documents", made_with)),
         packing=Packing(**_stored(Packing, sections["packing"], "packing", made_with)),
         specials=Specials(**_stored(Specials, sections["specials"], "specials", made_with)),
         tasks=tuple(tasks),
-        output=Output(**_stored(Output, sections["output"], "output", made_with)),
+        output=OutputKeys(**_stored(OutputKeys, sections["output"], "output", made_with)),
         **values,
     )
     check_together(recipe)

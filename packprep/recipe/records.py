@@ -61,7 +61,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentKeys:
     """`[documents]`: what becomes of a document on its way to segments."""
 
     append_eos: bool = _key(True, BOOLEAN, "eos after the last token of a document")
@@ -155,7 +155,7 @@ class TaskEntry:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputKeys:
     """`[output]`: how the shards are written."""
 
     shard_text_bytes: int | str = _key(
@@ -178,11 +178,11 @@ class Recipe:
     engine: str = _key("auto", TEXT, "auto | reference | an engine's name; never changes bytes")
     total_tokens: int = _key(0, whole(0), "with share: the document tokens to use; 0: as many as use no source twice")
     sources: tuple[Source, ...] = ()
-    documents: Documents = field(default_factory=Documents)
+    documents: DocumentKeys = field(default_factory=DocumentKeys)
     packing: Packing = field(default_factory=Packing)
     specials: Specials = field(default_factory=Specials)
     tasks: tuple[TaskEntry, ...] = ()
-    output: Output = field(default_factory=Output)
+    output: OutputKeys = field(default_factory=OutputKeys)
     base: Path = Path()
 
     @property
@@ -194,11 +194,11 @@ class Recipe:
 SECTIONS: dict[str, type] = {
     "": Recipe,
     "sources": Source,
-    "documents": Documents,
+    "documents": DocumentKeys,
     "packing": Packing,
     "specials": Specials,
     "tasks": TaskEntry,
-    "output": Output,
+    "output": OutputKeys,
 }
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, TypeVar, cast
 
 from packprep.errors import StorageError
-from packprep.storage.stores import Buffer, Reader, Store, connect
+from packprep.storage.stores import Buffer, OpenFile, Store, connect
 
 T = TypeVar("T")
 
@@ -250,9 +250,9 @@ class _Opened:
 
     def __init__(self, remote: Remote, name: str):
         self._remote, self._name = remote, name
-        self._reader: tuple[int, Reader] | None = None
+        self._reader: tuple[int, OpenFile] | None = None
 
-    def _tried(self, action: Callable[[Reader], T]) -> T:
+    def _tried(self, action: Callable[[OpenFile], T]) -> T:
         def on(store: Store) -> T:
             if self._reader is None or self._reader[0] != os.getpid():
                 self._reader = os.getpid(), store.open(self._remote._path(self._name))
@@ -268,7 +268,7 @@ class _Opened:
         return self._tried(lambda reader: reader.size())
 
     def read(self, begin: int, count: int) -> bytes:
-        def whole(reader: Reader) -> bytes:
+        def whole(reader: OpenFile) -> bytes:
             data = reader.read_at(count, begin)
             if len(data) != count:
                 raise _ShortRead(f"{len(data)} bytes came of {count} from byte {begin} on")

@@ -26,7 +26,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview  # contiguous
 _PART = ".packprep-part"  # how a local file's name ends while it is written
 
 
-class Reader(Protocol):
+class OpenFile(Protocol):
     """An open file of a store."""
 
     def size(self) -> int: ...
@@ -40,7 +40,7 @@ class Store(Protocol):
     """
 
     def list(self, path: str) -> Sequence[tuple[str, int]]: ...
-    def open(self, path: str) -> Reader: ...
+    def open(self, path: str) -> OpenFile: ...
     def size(self, path: str) -> int | None: ...
     def put(self, path: str, buffers: Sequence[Buffer]) -> None: ...
     def create(self, path: str, data: bytes) -> bool: ...
@@ -101,7 +101,7 @@ class _Arrow:
             raise StorageError(f"there is no bucket {bucket}: create it, or correct the URL and the endpoint")
         return [(info.path[len(path) + 1 :], info.size) for info in found if info.type == FileType.File]
 
-    def open(self, path: str) -> Reader:
+    def open(self, path: str) -> OpenFile:
         return self._files.open_input_file(path)
 
     def size(self, path: str) -> int | None:
@@ -153,7 +153,7 @@ class _Local:
             if file.is_file() and not file.name.endswith(_PART)
         ]
 
-    def open(self, path: str) -> Reader:
+    def open(self, path: str) -> OpenFile:
         return _LocalReader(path)
 
     def size(self, path: str) -> int | None:
@@ -237,7 +237,7 @@ class _Fsspec:
             return []
         return [(name[len(start) :], info["size"]) for name, info in found.items() if name.startswith(start)]
 
-    def open(self, path: str) -> Reader:
+    def open(self, path: str) -> OpenFile:
         self._files.invalidate_cache()
         return _FsspecReader(self._files, self._path(path))
 

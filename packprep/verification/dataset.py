@@ -58,7 +58,7 @@ ALL = -1
 MOST_PLACES = 20  # of sources that are said before they are read
 
 
-class Item(NamedTuple):
+class ShardToVerify(NamedTuple):
     """One shard to verify: what the manifest says of it, and which of its segments to build again."""
 
     number: int
@@ -215,7 +215,9 @@ def _report(
     }
 
 
-def _items(manifest: Mapping[str, Any], share: Sequence[int], replay: int | None, twin: bool, seed: int) -> list[Item]:
+def _items(
+    manifest: Mapping[str, Any], share: Sequence[int], replay: int | None, twin: bool, seed: int
+) -> list[ShardToVerify]:
     entries = manifest["shards"]
     chosen: dict[int, np.ndarray] = {}
     if replay is not None and replay != ALL:
@@ -228,7 +230,7 @@ def _items(manifest: Mapping[str, Any], share: Sequence[int], replay: int | None
             place = np.searchsorted(ends, picked, "right")
             for i in np.unique(place):
                 chosen[share[i]] = picked[place == i] - (ends[i] - counts[i])
-    return [Item(b, entries[b], chosen.get(b), replay == ALL, twin) for b in share]
+    return [ShardToVerify(b, entries[b], chosen.get(b), replay == ALL, twin) for b in share]
 
 
 def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
@@ -241,12 +243,12 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
             loaded.append(twin_of(job))
         return loaded[0]
 
-    def check_item(item: Item, report: Report) -> Result:
+    def check_item(item: ShardToVerify, report: Report) -> Result:
         files = shard_name(item.number), receipt_name(item.number), rejects_name(item.number)
         with near.brought(*files):
             return check_files(item, report)
 
-    def check_files(item: Item, report: Report) -> Result:
+    def check_files(item: ShardToVerify, report: Report) -> Result:
         faults = Faults()
         there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, job, faults)
         replayed = recomputed = 0
@@ -284,7 +286,7 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
     return one_by_one(check_item)
 
 
-def _arrays_of(directory: Path, job: Job, item: Item, faults: Faults) -> Mapping[str, np.ndarray] | None:
+def _arrays_of(directory: Path, job: Job, item: ShardToVerify, faults: Faults) -> Mapping[str, np.ndarray] | None:
     """P3 … P15 and P18 … P20 of one shard: its arrays; None where they cannot be walked."""
     file = shard_name(item.number)
     try:

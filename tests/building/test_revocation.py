@@ -126,11 +126,11 @@ def test_another_process_keeps_nothing_of_a_revoked_engine(folder, monkeypatch):
     plan = made.build(table(engine="fastokens"), folder, out, array=(0, 2)).job.plan
     (out / NOTE).write_text("{}\n")
     from packprep.building.output import output_of
-    from packprep.building.run import Shard, shard_maker
+    from packprep.building.run import ShardToMake, shard_maker
 
     make = shard_maker(output_of(out), [str(folder)])
     with pytest.raises(BuildError, match="engine-revoked.json stands there: the engine fastokens was caught"):
-        list(make([Shard(plan["shards"] - 1)], lambda *counts: None))
+        list(make([ShardToMake(plan["shards"] - 1)], lambda *counts: None))
     assert not (out / receipt_name(plan["shards"] - 1)).exists()
 
 

@@ -11,7 +11,7 @@ from packprep.corpus.calibration import FIRST_CHARACTERS, calibrate, first_texts
 from packprep.corpus.engines.registry import candidates, engine_facts, load_engine
 from packprep.corpus.planning import PlannedSource
 from packprep.corpus.readers import Choice
-from packprep.recipe import Documents, read_recipe
+from packprep.recipe import DocumentKeys, read_recipe
 from tests import made, tokens_made
 
 
@@ -26,7 +26,7 @@ def looked_up(folder, pattern, seed=0, **of_source):
 def estimate(folder, pattern, seed=0, precise=False, **of_source):
     inputs, source = looked_up(folder, pattern, seed, **of_source)
     engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
-    return calibrate(source, engine, inputs.vocabulary, Documents(), precise=precise)
+    return calibrate(source, engine, inputs.vocabulary, DocumentKeys(), precise=precise)
 
 
 def text_bytes(texts):
@@ -94,7 +94,7 @@ def test_precise_figures_are_exact_where_all_is_read_and_what_files_hold_is_note
     FILES[ending](tmp_path / f"b.{ending}", other)
     inputs, source = looked_up(tmp_path, f"*.{ending}")
     engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
-    found = calibrate(source, engine, inputs.vocabulary, Documents(), precise=True)
+    found = calibrate(source, engine, inputs.vocabulary, DocumentKeys(), precise=True)
     assert all_tokens(found) == text_bytes(alike + other) and found.sampling_error == 0
     source.ratios = found.ratios
     pieces = [source.pieces.of_file(i) for i in (0, 1)]
@@ -117,7 +117,7 @@ def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(tm
     made.write(tmp_path / f"many.{ending}", b"".join(map(member, lines)))
     inputs, source = looked_up(tmp_path, f"*.{ending}")
     engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
-    calibrate(source, engine, inputs.vocabulary, Documents(), precise=True)
+    calibrate(source, engine, inputs.vocabulary, DocumentKeys(), precise=True)
     for i, some in enumerate(texts):
         assert source.files.piece_bytes[i][0] == pytest.approx(text_bytes(some), rel=0.03)
     assert source.files.piece_bytes[4][0] > 100_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from packprep.building.job import Job
 from packprep.building.plan import make_plan
-from packprep.corpus.files import File, Files, pieces_of
+from packprep.corpus.files import Files, SourceFile, pieces_of
 from packprep.corpus.readers import PIECE_BYTES, detect_format
 from packprep.dataset.json_files import decode, encode
 from tests.test_benchmarks import script
@@ -75,7 +75,7 @@ def listings(draw):
 def test_files_and_pieces_are_those_of_the_plain_way(listing):
     names, sizes, counts = listing
     files = Files(3, names, np.array(sizes, np.int64), "auto", "/", np.array(counts, np.int64))
-    plain = [File(3, *values) for values in zip(*listing, strict=True)]
+    plain = [SourceFile(3, *values) for values in zip(*listing, strict=True)]
     assert list(files) == plain and [files[i] for i in range(len(files))] == plain and files[1:] == plain[1:]
     assert files.formats == [detect_format(name) for name in names]
     pieces, expected = pieces_of(files), plain_pieces(plain, files.formats)

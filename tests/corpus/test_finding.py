@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packprep.corpus.files import File, Files
+from packprep.corpus.files import Files, SourceFile
 from packprep.corpus.finding import find_files, match_below, named_twice
 from packprep.errors import SourceError
 from packprep.recipe import Source
@@ -51,7 +51,7 @@ def source_of(*paths: str) -> Source:
     return Source(paths=tuple(paths), name="web")
 
 
-def outcome(source: Source, prefix: str | None = None) -> list[File] | None:
+def outcome(source: Source, prefix: str | None = None) -> list[SourceFile] | None:
     try:
         return find_files(source, 0, Path("/"), prefix)[1]
     except SourceError:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from packprep.corpus.readers import IdLists
 from packprep.corpus.token_documents import take_tokens
 from packprep.corpus.vocabulary import Needs, resolve_vocabulary
-from packprep.recipe import Documents, Specials
+from packprep.recipe import DocumentKeys, Specials
 from tests.tokens_made import BOS, EOS, MASK
 
 
@@ -21,7 +21,7 @@ def vocabulary(tmp_path_factory):
 def taken(lists, vocabulary, dtype="<i8", **settings):
     ids = np.array([id for ids in lists for id in ids], dtype)
     offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in lists], dtype=np.int64))).astype(np.int64)
-    tokens = take_tokens(IdLists(ids, offsets), Documents(**settings), vocabulary)
+    tokens = take_tokens(IdLists(ids, offsets), DocumentKeys(**settings), vocabulary)
     assert tokens.ids.dtype == np.int32
     bounds = zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)
     return [tokens.ids[a:b].tolist() for a, b in bounds], tokens.rejected

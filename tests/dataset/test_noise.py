@@ -33,18 +33,18 @@ VOCAB, SPECIAL, MASK = 40, [0, 1, 39], 39
 
 
 def ids_of(vocab_size=VOCAB, special=SPECIAL, mask=MASK):
-    return noise.Ids(mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)))
+    return noise.NoiseIds(mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)))
 
 
 def columns(segments):
     key, at, count, row = zip(*segments, strict=True) if segments else ((), (), (), ())
-    return noise.Segments(np.array(key, np.uint64), *(np.array(c, np.int64) for c in (at, count, row)))
+    return noise.Candidates(np.array(key, np.uint64), *(np.array(c, np.int64) for c in (at, count, row)))
 
 
 def arange_segments(keys, count):
     """Segments of `count` candidates each, one a row, without gaps."""
     m = len(keys)
-    return noise.Segments(keys, np.arange(m) * count, np.full(m, count), np.arange(m))
+    return noise.Candidates(keys, np.arange(m) * count, np.full(m, count), np.arange(m))
 
 
 def some_keys(m, seed=0):
@@ -381,7 +381,7 @@ def test_stratified_levels_vary_less_between_rows(many_in_row):
     rows = 400
     keys, row = some_keys(rows * many_in_row, 5), np.repeat(np.arange(rows), many_in_row)
     counts = np.full(len(keys), 2)
-    segments = noise.Segments(keys, np.arange(len(keys)) * 2, counts, row)
+    segments = noise.Candidates(keys, np.arange(len(keys)) * 2, counts, row)
     means = {}
     for stratified in (False, True):
         level = noise.levels(segments, 0.0, 1.0, stratified, 3, 0)
@@ -402,10 +402,10 @@ def test_stratified_levels_vary_less_between_rows(many_in_row):
 def test_stratified_levels_depend_on_their_row_alone():
     keys = some_keys(9, 6)
     row = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2])
-    segments = noise.Segments(keys, np.arange(9), np.ones(9, np.int64), row)
+    segments = noise.Candidates(keys, np.arange(9), np.ones(9, np.int64), row)
     whole = noise.levels(segments, 0.0, 1.0, True, 1, 7)
     for r in (0, 1, 2):
-        own = noise.Segments(*(column[row == r] for column in segments))
+        own = noise.Candidates(*(column[row == r] for column in segments))
         assert noise.levels(own._replace(row=np.full(len(own.key), 40)), 0.0, 1.0, True, 1, 7).tolist() == (
             whole[row == r].tolist()
         )
@@ -415,7 +415,7 @@ def test_stratified_levels_depend_on_their_row_alone():
 def test_levels_are_uncorrelated_with_length(stratified):
     m = 4000
     counts = 1 + (words(np.uint64(9), 0, np.arange(m)) % np.uint32(500)).astype(np.int64)
-    segments = noise.Segments(some_keys(m, 7), np.cumsum(counts) - counts, counts, np.arange(m) // 8)
+    segments = noise.Candidates(some_keys(m, 7), np.cumsum(counts) - counts, counts, np.arange(m) // 8)
     level = noise.levels(segments, 0.0, 1.0, stratified, 0, 0)
     assert abs(np.corrcoef(level, counts)[0, 1]) < 4 / math.sqrt(m)
 

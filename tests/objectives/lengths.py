@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.building.render import Table, render_rows
-from packprep.building.segments import Segments, cut, slots_of
+from packprep.building.segments import SegmentTable, cut, slots_of
 from packprep.corpus.reading import Documents
-from packprep.objectives.objective import Bodies, Columns, Task
+from packprep.objectives.objective import Bodies, BodySlots, Task
 from packprep.recipe import Recipe
 from packprep.twin import cutting, objectives
 from tests import made
@@ -18,7 +18,7 @@ GAP = 3  # slots between rendered segments: whatever is written there was writte
 
 class Rendered(NamedTuple):
     documents: Documents
-    segments: Segments
+    segments: SegmentTable
     slots: np.ndarray  # int64[m], by the length law
     at: np.ndarray  # int64[m], first slot in the one row
     tokens: np.ndarray
@@ -77,7 +77,7 @@ def check_restored(tasks: Sequence[Task], rendered: Rendered) -> None:
         own = np.flatnonzero(segments.task == t)
         body = rendered.at[own] + segments.bos[own] + task.mode
         bodies = Bodies(*(column[own] for column in segments.bodies()))
-        columns = Columns(begin[own], bodies, body)
+        columns = BodySlots(begin[own], bodies, body)
         assert task.objective.restore(task, columns, rendered.tokens, out).all()
     assert np.array_equal(out, rendered.documents.ids)
 

@@ -29,7 +29,7 @@ def test_each_block_has_one_level_and_the_clean_half_stays(candidates, before, b
     half = before + candidates
     tokens = np.tile(np.arange(10, 10 + half, dtype=np.uint16), 2)
     loss_mask = np.zeros(2 * half, np.uint8)
-    segments = noise.Segments(
+    segments = noise.Candidates(
         np.array([key], np.uint64), np.array([before]), np.array([candidates]), np.zeros(1, np.int64)
     )
     target = noise.Target(segments, np.array([before]), np.array([half]), None, tokens, loss_mask)
@@ -46,7 +46,7 @@ def test_each_block_has_one_level_and_the_clean_half_stays(candidates, before, b
 
 def test_a_level_of_one_masks_everything():
     tokens, loss_mask = np.full(20, 7, np.uint16), np.zeros(20, np.uint8)
-    segments = noise.Segments(np.array([5], np.uint64), np.array([1]), np.array([9]), np.zeros(1, np.int64))
+    segments = noise.Candidates(np.array([5], np.uint64), np.array([1]), np.array([9]), np.zeros(1, np.int64))
     target = noise.Target(segments, np.array([1]), np.array([10]), None, tokens, loss_mask)
     parameters = {**DEFAULTS, "noise_range": (1.0, 1.0), "block_length": 4}
     noised = noise.block_diffusion(0, parameters, {}, made.ids().for_noise, target, 0)

@@ -7,7 +7,7 @@ from packprep.building.inputs import ids_of
 from packprep.corpus.vocabulary import Needs, resolve_vocabulary
 from packprep.errors import RecipeError
 from packprep.objectives.fill_in_the_middle import ROLES
-from packprep.objectives.objective import Columns
+from packprep.objectives.objective import BodySlots
 from packprep.objectives.tasks import capacities, roles_used
 from packprep.recipe import Specials
 from packprep.twin import cutting, fill_in_the_middle
@@ -219,7 +219,7 @@ def test_concat_refuses_it():
 def test_restore_finds_a_role_token_that_is_not_there(spm_rate, role):
     recipe, tasks = made.mix(table(rate=1.0, spm_rate=spm_rate))
     rendered = lengths.render_all(recipe, tasks, made.documents([20]))
-    columns = Columns(np.zeros(1, np.int64), rendered.segments.bodies(), rendered.at)
+    columns = BodySlots(np.zeros(1, np.int64), rendered.segments.bodies(), rendered.at)
     out = np.zeros(20, np.uint16)
     assert tasks[0].objective.restore(tasks[0], columns, rendered.tokens, out).tolist() == [True]
     damaged = np.where(rendered.tokens == made.FIM[role], 5, rendered.tokens).astype(np.uint16)

@@ -13,7 +13,7 @@ DEFAULTS = {parameter.name: parameter.default for parameter in OBJECTIVE.paramet
 
 def one_segment(tokens, at=0, count=None):
     count = len(tokens) - at if count is None else count
-    return noise.Segments(np.array([12], np.uint64), np.array([at]), np.array([count]), np.array([0]))
+    return noise.Candidates(np.array([12], np.uint64), np.array([at]), np.array([count]), np.array([0]))
 
 
 def drawn(monkeypatch, level, uniforms):
@@ -50,7 +50,7 @@ def test_the_forward_process_is_lladas(monkeypatch, name, given, expected):
     drawn(monkeypatch, given["t"], given["uniforms"][prompt:])
     tokens, loss_mask = np.array(ids, np.int32), np.zeros(len(ids), np.uint8)
     target = noise.Target(one_segment(ids, prompt), np.array([prompt]), np.array([len(ids)]), None, tokens, loss_mask)
-    ordinary = noise.Ids(given["mask_id"], *noise.ordinary_ids(130_000, np.array([given["mask_id"]])))
+    ordinary = noise.NoiseIds(given["mask_id"], *noise.ordinary_ids(130_000, np.array([given["mask_id"]])))
     noised = noise.masked_diffusion(0, {**DEFAULTS, "epsilon": given["eps"]}, {}, ordinary, target, 0)
     assert tokens.tolist() == expected["noisy"]
     assert loss_mask.tolist() == expected["masked"]
@@ -78,7 +78,9 @@ def test_stratified_levels_are_as_evenly_spread_as_mdlms(name, given, expected):
     """MDLM shifts each sample's uniform into its own n-th of [0, 1); here one shift is shared by the row."""
     n = given["n"]
     assert np.diff(expected["t"]).tolist() == pytest.approx([(1 - given["sampling_eps"]) / n] * (n - 1))
-    segments = noise.Segments(np.arange(n, dtype=np.uint64), np.arange(n), np.ones(n, np.int64), np.zeros(n, np.int64))
+    segments = noise.Candidates(
+        np.arange(n, dtype=np.uint64), np.arange(n), np.ones(n, np.int64), np.zeros(n, np.int64)
+    )
     level = np.sort(noise.levels(segments, given["sampling_eps"], 1.0, True, 0, 0))
     assert np.diff(level).tolist() == pytest.approx([(1 - given["sampling_eps"]) / n] * (n - 1))
 
@@ -105,7 +107,7 @@ def test_the_forecast_is_the_share_that_is_masked():
     keys = np.arange(m, dtype=np.uint64)
     loss_mask = np.zeros(m * n, np.uint8)
     target = noise.Target(
-        noise.Segments(keys, np.arange(m) * n, np.full(m, n), np.arange(m)),
+        noise.Candidates(keys, np.arange(m) * n, np.full(m, n), np.arange(m)),
         np.zeros(m, np.int64), np.full(m, n), None, np.full(m * n, 5, np.uint16), loss_mask,
     )  # fmt: skip
     noise.masked_diffusion(0, tasks[0].parameters, {}, made.ids().for_noise, target, 0)

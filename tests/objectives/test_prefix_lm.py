@@ -73,7 +73,7 @@ def test_restore_finds_a_sentinel_that_is_not_at_the_pivot():
     )
     rendered = lengths.render_all(recipe, tasks, made.documents([20]))
     task = tasks[0]
-    columns = lengths.Columns(np.zeros(1, np.int64), rendered.segments.bodies(), rendered.at)
+    columns = lengths.BodySlots(np.zeros(1, np.int64), rendered.segments.bodies(), rendered.at)
     out = np.zeros(20, np.uint16)
     assert task.objective.restore(task, columns, rendered.tokens, out).tolist() == [True]
     damaged = np.where(rendered.tokens == 777, 5, rendered.tokens).astype(np.uint16)

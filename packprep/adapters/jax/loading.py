@@ -14,7 +14,7 @@ from packprep.adapters.jax.sharding import data_rank, global_arrays
 from packprep.adapters.opening import opened, tasks_of
 from packprep.dataset import order
 from packprep.dataset.loader import COLUMNS, Dataset
-from packprep.dataset.manifest import Task
+from packprep.dataset.manifest import StoredTask
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
@@ -157,7 +157,7 @@ def loader(
 
 
 def _named(
-    tasks: Sequence[Task], columns: Sequence[str] | None, names: str, attention: str, max_segments: int | None
+    tasks: Sequence[StoredTask], columns: Sequence[str] | None, names: str, attention: str, max_segments: int | None
 ) -> dict[str, str]:
     """Name in the batch → column."""
     if columns is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from packprep.adapters.jax.columns import TRAINED_SEGMENT_IDS
-from packprep.dataset.manifest import Task
+from packprep.dataset.manifest import StoredTask
 from packprep.errors import ArgumentError
 
 ATTENTION = {
@@ -34,7 +34,7 @@ NAMES = {
 """Trainer → its name → the column. Columns that it has no name for keep their own."""
 
 
-def check_attention(tasks: Sequence[Task], attention: str, prefix_bidirectional: bool) -> None:
+def check_attention(tasks: Sequence[StoredTask], attention: str, prefix_bidirectional: bool) -> None:
     """ArgumentError, by the task's name, if the path cannot do the attention rule of one of the tasks."""
     if attention not in ATTENTION:
         raise ArgumentError(f"attention is {attention!r} and should be one of {', '.join(map(repr, ATTENTION))}")
@@ -52,7 +52,7 @@ def check_attention(tasks: Sequence[Task], attention: str, prefix_bidirectional:
             )
 
 
-def check_names(tasks: Sequence[Task], names: str) -> None:
+def check_names(tasks: Sequence[StoredTask], names: str) -> None:
     """ArgumentError if there is no such trainer, or if it cannot train one of the tasks."""
     if names not in ("packprep", *NAMES):
         raise ArgumentError(f"names is {names!r} and should be 'packprep', {', '.join(map(repr, NAMES))}")

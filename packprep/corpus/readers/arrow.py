@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from packprep.corpus.conversations import MarkReader
 from packprep.corpus.readers.choice import Choice
-from packprep.corpus.readers.columnar import Columns, arrow_errors, check_block, find_columns, read_rows
+from packprep.corpus.readers.columnar import RecordColumns, arrow_errors, check_block, find_columns, read_rows
 from packprep.corpus.readers.documents import Batch, BatchBuilder, Keep, Part, open_source
 from packprep.corpus.readers.streams import Decoders
 from packprep.corpus.readers.token_lists import find_token_column, list_lengths, read_lists
@@ -26,7 +26,7 @@ _SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3  # Message.fbs, MessageHeade
 _MAX_HEADER_BYTES = 1 << 28
 
 
-class Index(NamedTuple):
+class BatchIndex(NamedTuple):
     """Where an Arrow file's record batches lie."""
 
     is_stream: bool
@@ -80,11 +80,13 @@ def stored_per_value(part: Part, text_key: str) -> float | None:
     return (end - begin) / int(lengths.sum()) if lengths.any() else None
 
 
-def _columns(part: Part, source: pa.NativeFile, index: Index, text_key: str, marks: MarkReader | None) -> Columns:
+def _columns(
+    part: Part, source: pa.NativeFile, index: BatchIndex, text_key: str, marks: MarkReader | None
+) -> RecordColumns:
     source.seek(0)  # of a URL it is one with the file that the index was read from
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
     if part.format == "arrow_tokens":
-        columns = Columns(find_token_column(part.path, schema, text_key))
+        columns = RecordColumns(find_token_column(part.path, schema, text_key))
     else:
         columns = find_columns(part.path, schema, text_key, marks)
     wanted = columns.there()
@@ -126,7 +128,7 @@ def _opened(path: str, size: int) -> Iterator[BinaryIO]:
             raise pa.ArrowInvalid("it ends too early, or its headers are damaged") from error
 
 
-def _index(file: BinaryIO, size: int) -> Index:
+def _index(file: BinaryIO, size: int) -> BatchIndex:
     if _read(file, 0, min(size, len(_MAGIC))) != _MAGIC:
         return _index_of_stream(file, size)
     (footer_bytes,) = struct.unpack("<i", _read(file, size - 10, 4))
@@ -139,10 +141,10 @@ def _index(file: BinaryIO, size: int) -> Index:
     dictionaries = _block_offsets(footer, _field(footer, root, 2))
     there = [header for header in headers if header]
     sizes = [min(header.end, size) - offset for header, offset in zip(there, offsets, strict=True)]
-    return Index(False, dictionaries, offsets, [header.rows for header in there], sizes)
+    return BatchIndex(False, dictionaries, offsets, [header.rows for header in there], sizes)
 
 
-def _index_of_stream(file: BinaryIO, size: int) -> Index:
+def _index_of_stream(file: BinaryIO, size: int) -> BatchIndex:
     offsets, rows, sizes, dictionaries = [], [], [], []
     at = 0
     while at < size and (header := _read_header(file, at)):
@@ -159,7 +161,7 @@ def _index_of_stream(file: BinaryIO, size: int) -> Index:
             raise pa.ArrowInvalid(f"a message ends at byte {at}, but the file has {size}; it is truncated")
     if at == 0:
         raise pa.ArrowInvalid("it is empty")
-    return Index(True, dictionaries, offsets, rows, sizes)
+    return BatchIndex(True, dictionaries, offsets, rows, sizes)
 
 
 class _Header(NamedTuple):

@@ -19,7 +19,7 @@ REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all 
 MAX_BLOCK_BYTES = 256 << 20  # what has to be decoded at once: a page, or a compressed record batch's largest buffer
 
 
-class Columns(NamedTuple):
+class RecordColumns(NamedTuple):
     """A value for each of a file's columns that are read; None: the file has none, or nobody asked for it."""
 
     text: Any
@@ -30,19 +30,19 @@ class Columns(NamedTuple):
         """The values that are there."""
         return [value for value in self if value is not None]
 
-    def of(self, values: Sequence[Any]) -> "Columns":
+    def of(self, values: Sequence[Any]) -> "RecordColumns":
         """The same columns with other values, in the order of `there`."""
         given = iter(values)
-        return Columns(*(None if value is None else next(given) for value in self))
+        return RecordColumns(*(None if value is None else next(given) for value in self))
 
 
-def find_columns(path: str, schema: pa.Schema, text_key: str, marks: MarkReader | None) -> Columns:
+def find_columns(path: str, schema: pa.Schema, text_key: str, marks: MarkReader | None) -> RecordColumns:
     """The indices of the columns that are read. SourceError unless each is there at most once, and the text or messages is.
 
     Without marks the text is all.
     """
     if marks is None:
-        return Columns(check_text_column(path, schema, text_key))
+        return RecordColumns(check_text_column(path, schema, text_key))
     found = []
     for name in (LOSS_SPANS, MESSAGES):
         indices = schema.get_all_field_indices(name) if name != text_key else []
@@ -53,8 +53,8 @@ def find_columns(path: str, schema: pa.Schema, text_key: str, marks: MarkReader 
             )
         found.append(indices[0] if indices else None)
     if found[1] is not None and text_key not in schema.names:
-        return Columns(None, *found)
-    return Columns(check_text_column(path, schema, text_key), *found)
+        return RecordColumns(None, *found)
+    return RecordColumns(check_text_column(path, schema, text_key), *found)
 
 
 def check_text_column(path: str, schema: pa.Schema, text_key: str) -> int:
@@ -112,7 +112,7 @@ def arrow_errors(path: str, what: str) -> Iterator[None]:
 
 def read_rows(
     batch: BatchBuilder,
-    columns: Columns,
+    columns: RecordColumns,
     first: int,
     keep: Keep | None,
     batch_bytes: int,

@@ -13,7 +13,7 @@ from packprep.corpus.readers.choice import Choice
 from packprep.corpus.readers.columnar import (
     REPEATED_BYTES,
     SLICE_ROWS,
-    Columns,
+    RecordColumns,
     arrow_errors,
     check_block,
     find_columns,
@@ -48,7 +48,7 @@ def read_row_group(
     with _opened(part.path, part.size) as (source, file):
         tokens = part.format == "parquet_tokens"
         if tokens:
-            columns = Columns(find_token_column(part.path, file.schema_arrow, text_key))
+            columns = RecordColumns(find_token_column(part.path, file.schema_arrow, text_key))
         else:
             columns = find_columns(part.path, file.schema_arrow, text_key, marks)
         names = [file.schema_arrow.names[i] for i in columns.there()]
