@@ -26,7 +26,7 @@ from packprep.randomness import bits64, integers, text_key
 from packprep.recipe import Recipe, read_recipe
 from packprep.twin import pieces
 from packprep.twin import texts as texts_twin
-from packprep.twin.texts import Reader
+from packprep.twin.texts import TextReader
 
 ROOT = Path(__file__).parents[1]
 _COMPRESS = {".gz": lambda data: gzip.compress(data, mtime=0), ".zst": zstandard.ZstdCompressor().compress}
@@ -125,7 +125,7 @@ def uses_of(source: PlannedSource) -> Counter:
     resolved = {key: getattr(source, key) for key in ("name", "seed", "prefix", "repeat", "step_bytes")}
     asked = {key: getattr(source.source, key) for key in ("sample", "format", "text_key")}
     plain = {**resolved, **asked, "files": [(file.name, file.size, file.pieces) for file in source.files]}
-    reader = Reader(False, lambda messages: ())
+    reader = TextReader(False, lambda messages: ())
 
     def listed(file: int, part: int) -> list[tuple[int, int]]:
         return texts_twin.sizes(plain, file, part, reader)

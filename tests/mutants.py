@@ -301,7 +301,16 @@ class Bench:
     def __init__(self, folder: Path):
         self.folder, self.copy, self.kernels = folder, folder / "copy", folder / "kernels"
         self.corpus, self.digests = folder / "random" / "corpus", {}
-        for name in ("packprep", "tests", "examples", "docs", "benchmarks", "pyproject.toml", "README.md", "CONTRIBUTING.md"):
+        for name in (
+            "packprep",
+            "tests",
+            "examples",
+            "docs",
+            "benchmarks",
+            "pyproject.toml",
+            "README.md",
+            "CONTRIBUTING.md",
+        ):
             source, target = ROOT / name, self.copy / name
             if source.is_dir():
                 shutil.rmtree(target, ignore_errors=True)

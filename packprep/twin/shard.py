@@ -18,7 +18,7 @@ from packprep.twin import (
     texts,
     tokens,
 )
-from packprep.twin.texts import Reader
+from packprep.twin.texts import TextReader
 from packprep.twin.tokens import Tokenizer, Trained
 
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
@@ -70,7 +70,7 @@ class Rendered(NamedTuple):
 class Twin:
     """A plan as the twin reads it.
 
-    conversation: messages → their text, as texts.Reader. PlanError for an objective that has no twin.
+    conversation: messages → their text, as texts.TextReader. PlanError for an objective that has no twin.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Twin:
         self.tokenizer = Tokenizer(
             tokenizer_json, vocabulary["special_ids"], documents["special_text"], plan["engine"]["name"]
         )
-        self.reader = Reader(documents["loss_spans"] == "use", conversation)
+        self.reader = TextReader(documents["loss_spans"] == "use", conversation)
         self.tasks = [self._task(task) for task in plan["tasks"][:-1]]
         self.in_place = any(task["objective"] in objectives.IN_PLACE for task in self.tasks)
         self.with_blocks = any(task["objective"] == "block_diffusion" for task in self.tasks)

@@ -27,7 +27,7 @@ class Text(NamedTuple):
     strings: Any = ()
 
 
-class Reader(NamedTuple):
+class TextReader(NamedTuple):
     """How documents are read.
 
     marks: whether loss_spans and messages are looked at
@@ -39,7 +39,7 @@ class Reader(NamedTuple):
 
 
 def documents(
-    source: dict[str, Any], extent: Extent, reader: Reader, wanted: Callable[[int], bool]
+    source: dict[str, Any], extent: Extent, reader: TextReader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Text]]:
     """(position, text) of the wanted documents of an extent that can be used, in order. SourceError for a file that cannot
     be read or has another size than planned."""
@@ -65,7 +65,7 @@ def documents(
         raise SourceError(f"{path}: {error}") from error
 
 
-def sizes(source: dict[str, Any], file: int, part: int, reader: Reader) -> list[tuple[int, int]]:
+def sizes(source: dict[str, Any], file: int, part: int, reader: TextReader) -> list[tuple[int, int]]:
     """(position, size) of all documents of a part of a file: bytes of a line, a text or a text file; of messages, how many."""
     name, size, _ = source["files"][file]
     path, whole = os.path.join(source["prefix"], name), Extent(file, part, 0, 0, 1, 1)
@@ -179,7 +179,7 @@ def _text_of_bytes(data: bytes) -> str | None:
         return None
 
 
-def _text_of_line(line: bytes | None, text_key: str, reader: Reader) -> Text | None:
+def _text_of_line(line: bytes | None, text_key: str, reader: TextReader) -> Text | None:
     source = None if line is None else _text_of_bytes(line)
     if source is None or _too_deep(source):
         return None
@@ -192,7 +192,7 @@ def _text_of_line(line: bytes | None, text_key: str, reader: Reader) -> Text | N
     return text_of(record, text_key, reader)
 
 
-def text_of(record: dict[str, Any], text_key: str, reader: Reader) -> Text | None:
+def text_of(record: dict[str, Any], text_key: str, reader: TextReader) -> Text | None:
     """A document of these fields; None where it cannot be used. A field that is the text_key is the text and nothing else."""
     text = record.get(text_key)
     spans, messages = (record.get(key) if reader.marks and key != text_key else None for key in (SPANS, MESSAGES))
@@ -269,7 +269,7 @@ def _too_deep(source: str) -> bool:
 
 
 def _rows(
-    path: str, format: str, extent: Extent, text_key: str, reader: Reader, wanted: Callable[[int], bool]
+    path: str, format: str, extent: Extent, text_key: str, reader: TextReader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Text]]:
     """(position, text) of the rows that can be used."""
     for position, record in _records(path, format, extent, text_key, reader, wanted):
@@ -280,7 +280,7 @@ def _rows(
 
 
 def _records(
-    path: str, format: str, extent: Extent, text_key: str, reader: Reader, wanted: Callable[[int], bool]
+    path: str, format: str, extent: Extent, text_key: str, reader: TextReader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a Parquet row group or an Arrow record batch. A position counts through the file's rows."""
     import pyarrow as pa
