@@ -1,5 +1,6 @@
 import copy
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from packprep.building import plan_form
 from packprep.building.forecast import forecast
 from packprep.building.inputs import look_up, token_dtype
 from packprep.building.job import Job, check_law, recipe_of
-from packprep.building.plan import _shard_text_bytes, differences, make_plan
+from packprep.building.plan import _error, _shard_text_bytes, differences, make_plan
 from packprep.building.plan_form import check_plan
 from packprep.dataset.json_files import decode, encode
 from packprep.digests import own_digest
@@ -262,3 +263,8 @@ def test_a_template_that_does_not_know_what_opens_a_turn_is_warned_of(tmp_path, 
     }
     make_plan(look_up(read_recipe(table, tmp_path), {}), said.append)
     assert any("add_generation_prompt" in note for note in said) is warned
+
+
+def test_the_error_of_a_source_is_that_of_the_part_that_is_sampled():
+    source = SimpleNamespace(source=SimpleNamespace(sample=(0.5, 0.75)), repeat=1.5, pieces=[0, 1, 2])
+    assert _error(source, SimpleNamespace(error_of=lambda *asked: asked)) == (0.25, 1.5, 3)

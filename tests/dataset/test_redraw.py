@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset import order
+from packprep.dataset import noise, order
+from packprep.dataset.laws import unusable_facts
 from packprep.dataset.redraw import redrawn
 from packprep.errors import ArgumentError, DatasetError, StateError
 from tests import made
@@ -359,3 +360,11 @@ print(int(batch["tokens"].sum()), float(batch["loss_weights"].sum()))
     tokens, weights = done.stdout.split()
     assert int(tokens) == int(expected["tokens"].sum())
     assert float(weights) == float(expected["loss_weights"].sum())
+
+
+@pytest.mark.parametrize("threshold", [-1, 0.5, "1", True, None, noise.ONE + 1])
+def test_a_threshold_that_is_none_is_said(threshold):
+    limits = [noise.ONE] * noise.FLIP_STEPS
+    assert not unusable_facts("uniform_diffusion", {"flip_thresholds": limits})
+    found = unusable_facts("uniform_diffusion", {"flip_thresholds": [*limits[1:], threshold]})
+    assert found.startswith("flip_thresholds are not 4096 thresholds")

@@ -196,6 +196,7 @@ PLANS = {
     "a vocabulary beyond int32": lambda p: p["vocabulary"].update(vocab_size=1 << 40),
     "a vocabulary smaller than its ids": lambda p: p["vocabulary"].update(vocab_size=3),
     "a role beyond the vocabulary": lambda p: p["vocabulary"]["roles"].update(mask=1 << 30),
+    "a role that is a text": lambda p: p["vocabulary"]["roles"].update(mask="x"),
     "no pad": lambda p: p["vocabulary"].update(roles={}),
     "a row of no slots": lambda p: p["recipe"].update(seq_length=0),
     "a row of all slots": lambda p: p["recipe"].update(seq_length=1 << 40),
