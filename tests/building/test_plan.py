@@ -206,6 +206,12 @@ def test_a_plan_s_key_of_a_newer_version_is_refused_with_it_and_a_later_one_may_
     with pytest.raises(PlanError, match=newer):
         recipe_of(plan)
     check_plan(plan, "plan.json")
+    ratios = plan["sources"][0]["ratios"]
+    for other in (-1, 2.5, "2", True, 1 << 31):
+        plan["sources"][0]["ratios"] = {**ratios, "jsonl": other}
+        with pytest.raises(PlanError, match="ratios"):
+            check_plan(plan, "plan.json")
+    plan["sources"][0]["ratios"] = ratios
     del plan["shards"]
     with pytest.raises(PlanError, match="key 'shards' is missing; put the file back"):
         check_plan(plan, "plan.json")

@@ -67,6 +67,14 @@ def test_loss_begins_with_the_prediction_of_what_follows_the_pivot(sentinel):
         assert tokens[0] == made.MODE_TOKENS["[S2S]"] and 2 <= prefix <= 20
 
 
+def test_what_is_trained_begins_behind_the_prefix_which_has_a_token_at_least():
+    _, tasks = made.mix({"tasks": [{"preset": "prefix_lm"}]})
+    keys = np.array([text_key("trained", i) for i in range(50)], np.uint64)
+    for first in range(4):
+        pivots = OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(50, 7), keys, np.full(50, first)))
+        assert pivots.tolist() == [max(first, 1)] * 50
+
+
 def test_restore_finds_a_sentinel_that_is_not_at_the_pivot():
     recipe, tasks = made.mix(
         {"seq_length": 64, "tasks": [{"objective": "prefix_lm", "sentinel": True}]}, made.ids([777])

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.corpus.readers import Decoders, documents, read
+from packprep.corpus.readers.columnar import MAX_BLOCK_BYTES, check_block
 from packprep.errors import SourceError
 from tests.corpus.readers.parts import part_of, pieces_of, read_all, read_cut, write
 
@@ -173,3 +174,9 @@ def test_an_empty_stream_has_no_pieces(tmp_path):
     for form in ("file", "stream", "parquet"):
         path = write_table(tmp_path, table_of([]), form, 5)
         assert read_cut(path, [0, 1]) == ([], [])
+
+
+def test_a_block_may_have_so_many_bytes_and_no_more():
+    check_block("a.parquet", "a page", MAX_BLOCK_BYTES, "")
+    with pytest.raises(SourceError, match=f"a.parquet: a page of it holds {MAX_BLOCK_BYTES + 1} bytes"):
+        check_block("a.parquet", "a page", MAX_BLOCK_BYTES + 1, "Write it anew")
