@@ -28,7 +28,7 @@ BECOMES = {
     "def f(a: int = 3, *, strict=False) -> int:",
     "if (not a and a >= LIMIT):", "if (a) or a >= LIMIT:", "if not a or (a > LIMIT):", "if (not (not a or a >= LIMIT)):",
     "pass", "a += (g(2, a))", "a += g(a, 3)", "a += g(a, 1)",
-    "return None", "return (max(1, a))", "return (min(a, 1))", "return max(a, 2)", "return max(a, 0)",
+    "return None", "return (min(a, 1))", "return max(a, 2)", "return max(a, 0)",
 }  # fmt: skip
 
 
