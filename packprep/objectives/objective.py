@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset.json_files import LAW_VERSION
-from packprep.dataset.noise import Noised, ordinary_ids
-from packprep.dataset.noise import NoiseIds as NoiseIds
+from packprep.dataset.noise import Noised, NoiseIds, ordinary_ids
 from packprep.errors import RecipeError
 
 

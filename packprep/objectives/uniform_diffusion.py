@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.polynomial.chebyshev import chebinterpolate, chebval
 
 from packprep.dataset import noise
 from packprep.errors import RecipeError
@@ -74,6 +73,8 @@ def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
     mu = np.minimum(mu_of(schedule, level), _FAR)
     if mu.size <= _NODES:
         return flip_probability(mu, drawable)
+    from numpy.polynomial.chebyshev import chebinterpolate, chebval  # 4 ms, which other tasks do without
+
     middle, half = (mu.max() + mu.min()) / 2, (mu.max() - mu.min()) / 2
 
     def at(x: np.ndarray) -> Any:

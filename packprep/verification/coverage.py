@@ -282,8 +282,8 @@ def _formats(source: PlannedSource) -> np.ndarray:
     return np.array([known.get(kind, _OTHER) for kind in source.files.kinds], np.int64)[source.files.kind]
 
 
-def _uses_of_files(file: np.ndarray, use: np.ndarray) -> np.ndarray:
-    """int64[k]: a number for each file and use, in the order of both."""
+def _uses_of_files(file: Any, use: Any) -> Any:
+    """A number for each file and use, in the order of both; of int64 arrays an int64 array."""
     return file * MOST_USES + use
 
 
@@ -292,7 +292,7 @@ def _inside(places: Places, extents: _Extents) -> np.ndarray:
     inside, keys = np.zeros(len(places.file), np.bool_), _uses_of_files(extents.file, extents.use)
     near = np.flatnonzero(np.isin(_uses_of_files(places.file, places.use), keys))
     for file, use, own in _groups(places.at(near)):
-        first, end = np.searchsorted(keys, file * MOST_USES + np.array([use, use + 1]))
+        first, end = np.searchsorted(keys, _uses_of_files(file, np.array([use, use + 1])))
         position = places.position[near[own]]
         last = np.searchsorted(extents.begin[first:end], position, "right") - 1  # that begins here or before
         inside[near[own]] = (last >= 0) & (position < extents.end[first:end][last])
@@ -353,7 +353,7 @@ def _runs(job: Job, shard: int, every: Places, parts: Mapping[int, int], faults:
         if format == "text" or (format == "jsonl" and not compression):
             continue
         position = every.position[own]
-        count = parts[file * MOST_USES + use]
+        count = parts[_uses_of_files(file, use)]
         gaps = np.flatnonzero(np.diff(position) > 1)
         if _is_table(job, file) and len(gaps) >= count and _keeps_all(job, file, use):
             lost = Places(*(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1)))

@@ -25,7 +25,7 @@ from packprep.digests import digest_of, own_digest
 from packprep.recipe import load_recipe, read_recipe
 from tests import made, tokens_made
 from tests.corpus import tokenizers_made
-from tests.golden.make_datasets import conversations, lines, recipe, source, spans, task, texts
+from tests.golden.make_datasets import CHAT, conversations, lines, recipe, source, spans, task, texts
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "sources"
@@ -98,10 +98,7 @@ def write_sources(folder: Path) -> None:
     made.write_texts(folder / "notes", ["", *texts("frozen notes", 6, 40)])
     made.write(folder / "spans.jsonl", lines(spans("frozen spans")))
     made.write(folder / "chats.jsonl", lines(conversations("frozen chats")))
-    (folder / "chat.jinja").write_text(
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
+    (folder / "chat.jinja").write_text(CHAT)
     tokens_made.write_megatron(folder / "pair.bin", tokens_made.ids_of(texts("frozen pair", 30, 20)))
     tokens_made.write_parquet(folder / "rows.parquet", tokens_made.ids_of(texts("frozen rows", 30, 20), False), 16)
     bpe = tokenizers_made.llama3_like()
