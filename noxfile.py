@@ -1,17 +1,24 @@
-"""Sessions: tests, trainers, lint, types, docs, minimums, numpy_only, campaign (not by default). `nox -s lint` runs one."""
+"""Sessions: tests, long, trainers, lint, types, docs, minimums, numpy_only; campaign, not by default. `nox -s lint`: one."""
 
 import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["tests", "trainers", "lint", "types", "docs", "minimums", "numpy_only"]
+nox.options.sessions = ["tests", "long", "trainers", "lint", "types", "docs", "minimums", "numpy_only"]
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The whole suite."""
+    """Every promise once, in minutes."""
     session.install(".[test]")
     session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
+
+
+@nox.session
+def long(session: nox.Session) -> None:
+    """The rest of the suite: crashes, Slurm, damage by the hundred, the docs' blocks, and cases of the same kind."""
+    session.install(".[test]")
+    session.run("python", "-m", "pytest", "-n", "auto", "-m", "long", *session.posargs)
 
 
 @nox.session

@@ -23,10 +23,11 @@ from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from packprep.building.plan import made_with
+from packprep.building.planning import made_with
 from packprep.building.processes import available_cpus
-from packprep.building.profile import describe_profile, print_profile
-from packprep.building.start import build
+from packprep.building.run import build
+from packprep.cli.printing import print_profile
+from packprep.clock import describe_profile
 from packprep.recipe import parse_size, read_recipe
 
 BPE_TOKENS = 16384

@@ -3,7 +3,7 @@
 python benchmarks/engine_exactness.py tokenizer.json other.json         100 000 nasty texts and all code points, each file
 python benchmarks/engine_exactness.py tokenizer.json --texts 1000000 --key 7 --special-text special
 
-The nasty texts are those of packprep/corpus/nasty_text.py, under another key than the proof's. Then every code point that
+The nasty texts are those of packprep/tokenizer/proof.py, under another key than the proof's. Then every code point that
 unicodedata lists, and their unassigned neighbours, between letters, digits, spaces and marks. A tokenizer that the engine
 refuses goes through the reference, and is no difference. Exit status 1 if there is a difference.
 """
@@ -18,13 +18,12 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from packprep.corpus.engines.engine import EngineRefusal
-from packprep.corpus.engines.fast import FastEngine
-from packprep.corpus.nasty_text import nasty_texts
-from packprep.corpus.proof import prove, texts_of_tokens
-from packprep.corpus.vocabulary import Needs, Vocabulary, resolve_vocabulary
 from packprep.errors import VocabularyError
 from packprep.recipe import Specials
+from packprep.tokenizer.engines.engine import EngineRefusal
+from packprep.tokenizer.engines.fastokens import FastEngine
+from packprep.tokenizer.proof import nasty_texts, prove, texts_of_tokens
+from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
 AT_ONCE = 5000
 CONTEXTS = ("{0}", "a{0}b {0}{0}", " {0}1 \n{0}", "'{0} e\u0301{0}\u0301")

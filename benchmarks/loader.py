@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from packprep import open_dataset
-from packprep.dataset import json_files, manifest, shard
+from packprep.dataset import manifest, shard
 from packprep.dataset.loader import Dataset
+from packprep.format import json_files
 
 ROWS = 8000  # of each dataset: more than a processor's cache holds
 PAD, VOCAB_SIZE, SEGMENT_TOKENS = 0, 50_000, 400  # mean tokens of a segment
@@ -293,15 +294,13 @@ def measure_batches(full: Path, compact: Path, batch_size: int = 8) -> dict[str,
 
 
 def measure_ways(full: Path, batch_size: int = 8) -> dict[str, float]:
-    """Seconds a random batch of tokens and loss_mask: mapped, read, hinted, and of a mixture."""
+    """Seconds a random batch of tokens and loss_mask: mapped, read, and of a mixture."""
     columns = ["tokens", "loss_mask"]
     mixed = open_dataset([full, full], shares=[0.5, 0.5], max_open=10_000)
     mapped, read = (open_dataset(full, io=io) for io in ("mmap", "pread"))
     iterators = {
         "mmap": mapped.batches(batch_size, columns=columns),
-        "mmap, read_ahead=4": mapped.batches(batch_size, columns=columns, read_ahead=4),
         "pread": read.batches(batch_size, columns=columns),
-        "pread, read_ahead=4": read.batches(batch_size, columns=columns, read_ahead=4),
         "mmap, half and half of two datasets": mixed.batches(batch_size, columns=columns),
         "mmap, with n_trained": mapped.batches(batch_size, columns=[*columns, "n_trained"]),
     }

@@ -5,7 +5,7 @@ python benchmarks/objectives.py --tokens 1000000
 
 spans     the bodies of span corruption, against the usual numpy collator, which works example by example
 noise     in-place noise with its levels, as rendering writes it, against the numpy law that redraw uses in a trainer
-render    lengths packed → arrays: `arrange` and `render` of documents of lognormal lengths (mean 500), by preset
+render    lengths packed → arrays: `placement` and `render` of documents of lognormal lengths (mean 500), by preset
 
 Ratios are to the copy bound, np.copyto of the tokens (of all arrays for `render`), in the same run. Medians of --repeats.
 Seconds are the processor's, on one core: what else runs does not count.
@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.layout import arrange
-from packprep.building.packing import pack
+from packprep.building.packing import pack, placement
 from packprep.building.render import render
-from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut, slots_of
-from packprep.corpus.reading import Documents
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
 from packprep.dataset import noise
+from packprep.documents.reading import Documents
 from packprep.objectives import REGISTRY
 from packprep.objectives.objective import Bodies, BodySlots, Ids, Task
 from packprep.objectives.tasks import complete, resolve
@@ -172,7 +171,7 @@ def in_place(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, An
     for objective, parameters in NOISE:
         task = task_of(objective, parameters)
         ids, speed = task.ids.for_noise, []
-        for law in (task.objective.noise, noise.LAWS[objective]):
+        for law in (task.objective.noise, noise.LAWS[objective].draw):
             assert law is not None
             write = law
             work = lambda: write(0, task.parameters, task.resolved, ids, target, 0)  # noqa: B023, E731
@@ -197,12 +196,12 @@ def shards(tokens: np.ndarray, seq_length: int, repeats: int) -> list[dict[str, 
         recipe = complete(read_recipe(given | {"tasks": [{"preset": preset}]}, Path()))
         tasks = resolve(recipe, IDS, MODE_TOKENS)
         segments, _ = cut(recipe, tasks, documents)
-        slots = slots_of(tasks, segments)
-        row, _ = pack(slots, seq_length, "best_fit", FORMAT_MAX_SEGMENTS)
+        row, _ = pack(segments.slots, seq_length, "best_fit", FORMAT_MAX_SEGMENTS)
 
         def work() -> dict[str, np.ndarray]:
-            layout = arrange(segments.key, slots, row, False)  # noqa: B023
-            return render(tasks, documents, segments, slots, layout, seq_length, 1)  # noqa: B023
+            order, placed, first_slot = placement(segments.key, segments.slots, row, False)  # noqa: B023
+            table = segments.of(order)._replace(row=placed, first_slot=first_slot)  # noqa: B023
+            return render(tasks, documents, table, seq_length, 1)  # noqa: B023
 
         seconds = median_s(work, repeats)
         arrays = list(work().values())

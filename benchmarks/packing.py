@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from packprep.building.packing import ALGORITHMS, assigned, pack
+from packprep.building.packing import assign, pack
 from packprep.building.segments import FORMAT_MAX_SEGMENTS
 
 
@@ -55,7 +55,9 @@ def measured(documents: int, capacity: int, algorithm: str, repeats: int) -> dic
         "assignment_per_s": None,
     }
     if algorithm == "best_fit":
-        assignment_s = median_s(lambda: assigned(lengths, capacity, FORMAT_MAX_SEGMENTS), repeats)
+        assignment_s = median_s(
+            lambda: assign(np.bincount(lengths, minlength=capacity + 1), capacity, FORMAT_MAX_SEGMENTS), repeats
+        )
         found["assignment_per_s"] = documents / assignment_s
     return found
 
@@ -64,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=10_000_000)
     parser.add_argument("--capacity", type=int, nargs="+", default=[2048, 4096, 32768])
-    parser.add_argument("--algorithm", nargs="+", default=["best_fit"], choices=ALGORITHMS[:3])
+    parser.add_argument("--algorithm", nargs="+", default=["best_fit"], choices=["best_fit", "first_fit", "next_fit"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from packprep.corpus.readers import Decoders, Part, count_pieces, detect_format, read
 from packprep.recipe import parse_size
+from packprep.sources.formats import Decoders, Slice, count_pieces, detect_format, read
 
 _BLOCK_BYTES = 1 << 20
 _Decoder = msgspec.json.Decoder(msgspec.defstruct("Record", [("text", str)], gc=False))
@@ -78,7 +78,7 @@ def _read(path: Path) -> Iterator[list[str]]:
     size = path.stat().st_size
     decoders = Decoders()
     for piece in range(count_pieces(str(path), format, compression, size)):
-        part = Part(str(path), 0, size, format, compression, piece, 0, 1, 1, step_bytes=1 << 20)
+        part = Slice(str(path), 0, size, format, compression, piece, 0, 1, 1, step_bytes=1 << 20)
         for batch in read(part, "text", decoders=decoders):
             yield batch.texts
 

@@ -23,18 +23,19 @@ from unittest import mock
 import numpy as np
 
 import packprep
-from packprep.building import commit, files, inputs, plan, publication, run, start, status
-from packprep.building.output import output_of
+from packprep.building import commit, distributed, plan, planning, run
 from packprep.building.plan_form import LATER
-from packprep.corpus import calibration, sampling
-from packprep.corpus.files import Files
-from packprep.corpus.sampling import Looked
-from packprep.dataset.json_files import as_stored, encode, receipt_name, shard_name
 from packprep.dataset.manifest import read_manifest
-from packprep.digests import own_digest
+from packprep.documents import calibration
+from packprep.documents import sample as sampling
+from packprep.documents.sample import Looked
+from packprep.format.digests import own_digest
+from packprep.format.json_files import as_stored, encode, receipt_name, shard_name
 from packprep.recipe import parse_size, read_recipe
-from packprep.verification.files import check_listing
-from packprep.verification.report import Faults
+from packprep.sources.files import Files
+from packprep.storage import folder_at
+from packprep.verification.faults import Faults
+from packprep.verification.on_disk import check_listing
 
 ENDINGS = (".jsonl", ".jsonl.zst", ".parquet")
 GROUP_BYTES = 100_000_000  # of a Parquet file's row groups
@@ -82,22 +83,22 @@ class Laps:
         self._last = time.perf_counter()
 
 
-def inputs_of() -> inputs.Inputs:
+def inputs_of() -> planning.Inputs:
     """What a recipe of one source finds."""
     table = {"seq_length": 4096, "tokenizer": "bytes", "sources": [{"paths": ["/corpus/**/*"]}]}
-    return inputs.look_up(read_recipe({**table, "tasks": [{"preset": "ul2r"}]}, Path("/corpus")), {})
+    return planning.look_up(read_recipe({**table, "tasks": [{"preset": "ul2r"}]}, Path("/corpus")), {})
 
 
-def planning(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps) -> None:
+def planned(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps) -> None:
     """The plan as the first process makes it."""
     with (
-        mock.patch.object(inputs, "find_files", listing(count, file_bytes, ending)),
-        mock.patch.object(plan, "first_look", lambda *arguments: None),
+        mock.patch.object(planning, "find_files", listing(count, file_bytes, ending)),
+        mock.patch.object(planning, "first_look", lambda *arguments: None),
         simulated(),
     ):
         found = inputs_of()
         laps.lap("look up files and tokenizer", "listing simulated")
-        values = plan.make_plan(found)
+        values = planning.make_plan(found)
     laps.lap("make the plan", f"{values['shards']:,} shards of {values['shard_text_bytes'] >> 20} MiB of text")
     data = encode(values)
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,21 +106,21 @@ def planning(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps)
     (folder / "tokenizer.json").write_bytes(found.vocabulary.tokenizer_json)
     laps.lap("write it", f"{len(data) / 1e6:.1f} MB")
     del values, data
-    written = run.plan_and_digest(folder)
-    assert written is not None and plan.differences(found, written[0]) == []
+    written = plan.plan_and_digest(folder)
+    assert written is not None and planning.differences(found, written[0]) == []
     laps.lap("read and compare it")
 
 
 def starting(folder: Path, laps: Laps) -> None:
     """A process that joins the build: its job, and what its first shards read."""
-    job = run.open_job(folder)
+    job = plan.open_job(folder)
     laps.lap("open the job", f"{sum(len(source.files) for source in job.sources):,} files")
-    list(job.sources[0].extents(0, job.shards))
-    laps.lap("extents of its first shard", f"{len(job.sources[0].pieces):,} pieces")
+    list(job.sources[0].taken(0, job.shards, job.sources[0].places(0, job.shards)))
+    laps.lap("pieces of its first shard", f"{len(job.sources[0].pieces):,} pieces")
     parts = 0
     for shard in range(job.shards // 2, min(job.shards // 2 + 100, job.shards)):
-        parts += sum(1 for extent in job.sources[0].extents(shard, job.shards) for _ in job.sources[0].parts(extent))
-    laps.lap("parts of 100 shards", f"{parts:,} parts")
+        parts += sum(1 for _ in job.sources[0].slices(shard, job.shards))
+    laps.lap("slices of 100 shards", f"{parts:,} slices")
 
 
 def publishing(folder: Path, shards: int, laps: Laps) -> None:
@@ -134,14 +135,14 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
         "tasks": [{"preset": "ul2r"}],
     }
     recipe, out = read_recipe({**table, "output": {"shard_text_bytes": 1 << 20}}, source), folder / "out"
-    start.build(recipe, out, Silent())
-    values = run.read_plan(out)
-    receipt = commit.read_receipt(output_of(out), 0)
+    run.build(recipe, out, Silent())
+    values = plan.read_plan(out)
+    receipt = commit.read_receipt(folder_at(out), 0)
     assert values is not None and receipt is not None
     (out / "dataset.json").unlink()
     values = as_stored({**values, "shards": shards}, LATER)
     (out / "plan.json").write_bytes(encode({**values, "digest": own_digest(values)}))
-    job = run.open_job(out)
+    job = plan.open_job(out)
     laps.lap("build one shard")
     for b in range(shards):
         own = {**receipt[0], "shard": b, "file": shard_name(b), "plan_digest": job.digest, "bytes": 0}
@@ -155,11 +156,11 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
     laps.lap("write receipts, unflushed", f"{shards:,} shards, at most {most:,} entries in a folder")
     few = min(200, shards)
     for b in range(few):
-        files.write_whole(out / receipt_name(b), [(out / receipt_name(b)).read_bytes()], out)
+        folder_at(out).write(receipt_name(b), [(out / receipt_name(b)).read_bytes()])
     laps.lap(f"flush {few} of them, one by one")
-    assert not status.status_of(out, 500)["missing"]
+    assert not distributed.status_of(out, 500)["missing"]
     laps.lap("status")
-    manifest = publication.publish(output_of(out), job)
+    manifest = commit.publish(folder_at(out), job)
     assert manifest is not None and len(manifest["shards"]) == shards
     laps.lap("publish", f"dataset.json of {(out / 'dataset.json').stat().st_size / 1e6:.1f} MB")
     assert len(packprep.open_dataset(out)) == manifest["ledger"]["rows"]
@@ -202,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
         laps, (kind, _, ending) = Laps(), given.part.partition(":")
         folder = given.folder / (ending or "published")
         if kind == "planning":
-            planning(folder, given.files, given.file_bytes, ending, laps)
+            planned(folder, given.files, given.file_bytes, ending, laps)
         elif kind == "starting":
             starting(folder, laps)
         else:

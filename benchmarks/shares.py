@@ -28,12 +28,11 @@ import pyarrow.parquet as pq
 import zstandard
 
 from packprep.building.forecast import forecast
-from packprep.building.inputs import look_up
-from packprep.building.job import Job
-from packprep.building.plan import make_plan
+from packprep.building.plan import Job
+from packprep.building.planning import look_up, make_plan
 from packprep.building.work import read_shard
-from packprep.corpus.readers import Decoders
 from packprep.recipe import read_recipe
+from packprep.sources.formats import Decoders
 
 SHARES = {"web": 0.6, "code": 0.25, "books": 0.15}
 FORMATS = ("jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow", "txt", "tokens", "megatron")

@@ -23,7 +23,7 @@ import results
 from measuring import HERE, Line, available, environment, in_turn, machine
 from peers.contender import Config, Contender
 
-from packprep.building.plan import made_with
+from packprep.building.planning import made_with
 from packprep.recipe import parse_size
 
 PAGE = HERE.parent / "docs" / "benchmarks.md"

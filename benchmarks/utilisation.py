@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.forecast import documents_of
-from packprep.building.work import lay_out
-from packprep.clock import Clock
+from packprep.building.packing import pack
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
+from packprep.documents.reading import Documents
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import complete, inner_capacity, pieces_of_a_row, resolve
 from packprep.randomness import integers, text_key
@@ -56,15 +56,19 @@ def filled(recipe: Recipe, tasks: list[Task]) -> tuple[float, int]:
     """(what is filled of the rows that count, all rows)."""
     few, most = (rows * recipe.seq_length for rows in ROWS)
     lengths = few + integers(text_key("utilisation"), 0, np.arange(DOCUMENTS), most - few).astype(np.int64)
-    laid = lay_out(recipe, tasks, documents_of(lengths, np.zeros(DOCUMENTS, np.int64), text_key("documents")), Clock())
-    segments, rows = laid.segments, int(laid.row.max()) + 1
+    zeros, offsets = np.zeros(DOCUMENTS, np.int64), np.concatenate(([0], np.cumsum(lengths)))
+    keys = np.full(DOCUMENTS, text_key("documents"))
+    documents = Documents(np.zeros(0, np.uint16), offsets, np.arange(DOCUMENTS), zeros, zeros, zeros, keys)
+    segments, _ = cut(recipe, tasks, documents)
+    row, _ = pack(segments.slots, recipe.seq_length, recipe.packing.algorithm, FORMAT_MAX_SEGMENTS)
+    rows = int(row.max()) + 1
     last = np.append(segments.document[1:] != segments.document[:-1], True)
     counts = np.ones(rows, np.bool_)
-    counts[laid.row[last]] = False
+    counts[row[last]] = False
     counts[rows - 1] = False
-    slots = np.bincount(laid.row, laid.slots, rows)
+    slots = np.bincount(row, segments.slots, rows)
     room = np.zeros(rows, np.int64)
-    np.maximum.at(room, laid.row, np.array([longest_slots(recipe, task) for task in tasks])[segments.task])
+    np.maximum.at(room, row, np.array([longest_slots(recipe, task) for task in tasks])[segments.task])
     return float(slots[counts].sum() / room[counts].sum()), rows
 
 

@@ -53,7 +53,7 @@ class _Silent:
 @contextlib.contextmanager
 def _built(table: dict[str, Any], files: dict[str, Sequence[str]]) -> Iterator[tuple[Path, list[str]]]:
     """(output of a build of some files, names in the order in which they appeared in it)."""
-    from packprep.building.start import build
+    from packprep.building.run import build
     from packprep.recipe import read_recipe
 
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def _built(table: dict[str, Any], files: dict[str, Sequence[str]]) -> Iterator[t
             return call
 
         with mock.patch("os.rename", noting(os.rename)), mock.patch("os.link", noting(os.link)):
-            build(read_recipe(table, base), out, _Silent(), 1)
+            build(read_recipe(table, base), out, _Silent())
         yield out, appeared
 
 
@@ -264,8 +264,8 @@ def attention() -> str:
 
 def shards() -> str:
     """Two sources, their pieces in keyed order, and what each shard and each array task takes of them."""
-    from packprep.building.array import share_of
-    from packprep.building.run import open_job
+    from packprep.building.array_tasks import share_of
+    from packprep.building.plan import open_job
 
     sizes = {"web": (9, 4, 6, 2, 7), "code": (3, 5, 2)}
     files = {
@@ -280,21 +280,24 @@ def shards() -> str:
     with _built(table, files) as (out, _):
         job = open_job(out)
         count, tasks = job.shards, 3
-        extents = {source.name: [list(source.extents(b, count)) for b in range(count)] for source in job.sources}
+        taken = {
+            source.name: [list(source.taken(b, count, source.places(b, count))) for b in range(count)]
+            for source in job.sources
+        }
     task_of = {b: task for task in range(tasks) for b in share_of(task, tasks, count)}
     width, left, marks = 620, 60, []
-    for n, (name, by_shard) in enumerate(extents.items()):
+    for n, (name, by_shard) in enumerate(taken.items()):
         top, x = 8 + n * 62, 0.0
-        total = sum(extent.hi - extent.lo for shard in by_shard for extent in shard)
+        total = sum(hi - lo for shard in by_shard for _, _, lo, hi, _ in shard)
         marks.append(_text(left - 8, top + 19, name, "end"))
         for b, shard in enumerate(by_shard):
-            for extent in shard:
-                w = (extent.hi - extent.lo) / total * width
+            for piece, _, lo, hi, _ in shard:
+                w = (hi - lo) / total * width
                 box = f'x="{left + x:g}" y="{top}" width="{w:g}" height="28"'
                 marks.append(f'<rect {box} fill="{COLOURS[task_of[b]]}" fill-opacity=".32"/>')
-                if extent.lo == 0:
+                if lo == 0:
                     marks.append(_line(left + x, top, left + x, top + 28, more='stroke-width="2"'))
-                    marks.append(_text(left + x + 5, top + 19, str(extent.piece), size=11))
+                    marks.append(_text(left + x + 5, top + 19, str(piece), size=11))
                 x += w
         marks.append(_cell(left, top, width, 28))
         for b in range(1, count):

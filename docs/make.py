@@ -1,4 +1,5 @@
-"""Writes the parts of the docs that follow from the code, between `<!-- made: NAME -->` and `<!-- /made -->`, and drawings.
+"""Writes the parts of the docs that follow from the code, between `<!-- made: NAME -->` and `<!-- /made -->`, and whole
+files: drawings, the JSON schema of the recipe.
 
 python docs/make.py            rewrites what is out of date
 python docs/make.py --check    changes nothing; exit status 1 and a line for each part that is out of date
@@ -6,6 +7,7 @@ python docs/make.py --check    changes nothing; exit status 1 and a line for eac
 Run by `nox -s docs`; tests/docs/test_made_parts.py holds that nothing is out of date.
 """
 
+import json
 import os
 import re
 import shlex
@@ -27,7 +29,7 @@ def help_of(*command: str) -> str:
     """What `packprep COMMAND --help` prints, 80 columns wide."""
     from typer.testing import CliRunner
 
-    from packprep.cli.commands import app
+    from packprep.cli.application import app
 
     environment = {"COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
     result = CliRunner().invoke(app, [*command, "--help"], prog_name="packprep", env=environment)
@@ -63,16 +65,16 @@ def slurm_script() -> str:
 
 
 def keys(section: str) -> str:
-    """The table of a section's keys, from recipe/records.py."""
-    from packprep.recipe import SECTIONS, default_of, keys_of
+    """The table of a section's keys, from recipe/schema.py."""
+    from packprep.recipe import KEYS
 
     rows = []
-    for name, key in keys_of(SECTIONS[section]).items():
+    for name, key in KEYS[section].items():
         if section == "specials" and name == "mode_tokens":
             name, default = '"[NLU]", …', "none"
         else:
-            default = _toml(default_of(key))
-        rows.append((f"`{name}`", key.metadata["kind"].name, default, key.metadata["meaning"]))
+            default = _toml(key.default)
+        rows.append((f"`{name}`", key.kind, default, key.meaning))
     return _table(("key", "type and range", "default", "meaning"), rows)
 
 
@@ -144,8 +146,9 @@ def example(
 
     spans: the trained tokens of a supervised document; none: all are.
     """
-    from packprep.building.render import Table, render_rows
-    from packprep.corpus.training import Trained, training_columns
+    from packprep.building.render import render_rows
+    from packprep.building.segments import SegmentTable
+    from packprep.documents.supervision import Trained, training_columns
     from packprep.objectives import REGISTRY
     from packprep.objectives.objective import Bodies, BodySlots, Ids, Task
 
@@ -164,11 +167,13 @@ def example(
         training = training_columns({0: marked}, 1)
     bodies = Bodies(one * n, np.array([key], np.uint64), one * (spans[0][0] if spans else -1))
     slots = task.slots(bodies, none, one)
-    table = Table(none, bodies, none, none, one, slots, none, none, one, none, none, none)
+    table = SegmentTable(
+        none, none, bodies.n, none, none, one, bodies.key, none, bodies.first_trained, slots, none, none
+    )
     width = int(slots[0])
-    made = render_rows([task], table, tokens, training, 1, width, np.dtype(np.uint16))
-    row, loss = made.rows["tokens"][0], made.rows["loss_mask"][0]
-    targets = made.rows["labels"][0] if task.in_place else np.append(row[1:], 0)
+    made = render_rows([task], table, none, tokens, training, width, np.dtype(np.uint16))
+    row, loss = made["tokens"][0], made["loss_mask"][0]
+    targets = made["labels"][0] if task.in_place else np.append(row[1:], 0)
     restored = np.zeros(n, np.uint16)
     if task.in_place:
         restored[:] = targets[task.mode : task.mode + n]
@@ -180,7 +185,7 @@ def example(
     def line(name: str, cells: Sequence[Any]) -> str:
         return f"{name:<11}" + "".join(f"{cell:>4}" for cell in cells)
 
-    prefix = int(made.prefix[0])
+    prefix = int(made["segment_prefix"][0])
     noise = set(row[prefix:].tolist())  # span corruption's: the tokens that are among the targets
     trained = [f"{label}" if on else "." for label, on in zip(targets, loss, strict=True)]
     named = ", ".join(f"{name} = {_toml(value, '')}" for name, value in settings.items() if name in given)
@@ -193,15 +198,18 @@ def example(
     lines.append(line("slots", row))
     if prefix >= 0:
         lines.append(line("prefix", ["P" if i < prefix else "." for i in range(width)]))
-    if made.blocks is not None:
+    if "block_noise" in made:
         half = [i // settings["block_length"] for i in range(width // 2)]
         lines += [line("half", ["t"] * len(half) + ["0"] * len(half)), line("block", half * 2)]
     lines += [line("trained on", trained), line("loss_mask", loss), ""]
-    if made.blocks is not None:
-        levels = ", ".join(f"{level:.3f} (weight {weight:.3f})" for level, weight in zip(*made.blocks[1:], strict=True))
+    if "block_noise" in made:
+        levels = ", ".join(
+            f"{level:.3f} (weight {weight:.3f})"
+            for level, weight in zip(made["block_noise"], made["block_loss_weight"], strict=True)
+        )
         lines.append(f"levels of the blocks {levels}")
     elif task.in_place:
-        lines.append(f"level {made.noise[0]:.3f}, loss weight {made.loss_weight[0]:.3f}")
+        lines.append(f"level {made['segment_noise'][0]:.3f}, loss weight {made['segment_loss_weight'][0]:.3f}")
     lines.append(f"{width} slots, prefix {prefix}, restored: {' '.join(map(str, restored))}")
     return _fenced("\n".join(line.rstrip() for line in lines))
 
@@ -225,15 +233,15 @@ def lengths(objective: str, sizes: Sequence[int], settings: Sequence[Mapping[str
 
 
 def promise(number: str) -> str:
-    """One promise in the words of verification/promises.py."""
-    from packprep.verification.promises import PROMISES
+    """One promise in the words of verification/verify.py."""
+    from packprep.verification.verify import PROMISES
 
     return f"> **{number.upper()}** {PROMISES[number.upper()]}.\n"
 
 
 def promises() -> str:
     """The table of all promises, with a link to what format.md says of each."""
-    from packprep.verification.promises import PROMISES
+    from packprep.verification.verify import PROMISES
 
     return _table(
         ("promise", "in one sentence"),
@@ -323,7 +331,7 @@ RECEIPT_BYTES, ENTRY_BYTES = 1010, 190
 def scale(part: str) -> str:
     """What corpora of some sizes take: ul2r, seq_length 4096, ids of four bytes, measured constants (docs/benchmarks.md)."""
     from packprep.building.forecast import PROCESS_BYTES
-    from packprep.building.plan import _shard_text_bytes
+    from packprep.building.planning import _shard_text_bytes
     from packprep.recipe import read_recipe
 
     recipe = read_recipe({"tokenizer": "bytes", "seq_length": 4096, "sources": [{"paths": ["x.jsonl"]}]}, DOCS)
@@ -402,7 +410,7 @@ PARTS: dict[str, Callable[[], str]] = {
     },
     **{
         f"cli {name}": (lambda name=name: help_of(name))
-        for name in ("build", "plan", "status", "verify", "inspect", "export", "slurm")
+        for name in ("build", "plan", "status", "verify", "inspect", "export", "slurm", "schema")
     },
     "slurm script": slurm_script,
     **{
@@ -475,9 +483,14 @@ def main(arguments: Sequence[str]) -> int:
     """Rewrite, or with --check only tell."""
     from drawings import DRAWINGS
 
+    from packprep.objectives.tasks import recipe_schema
+    from packprep.sources.formats import formats_asked
+
     status = 0
-    for name, draw in DRAWINGS.items():
-        path, text = DOCS / "drawings" / f"{name}.svg", draw()
+    files = {f"drawings/{name}.svg": draw for name, draw in DRAWINGS.items()}
+    files["recipe.schema.json"] = lambda: json.dumps(recipe_schema(formats_asked()), indent=2) + "\n"
+    for name, content in files.items():
+        path, text = DOCS / name, content()
         if not path.exists() or path.read_text("utf-8") != text:
             print(f"{path.relative_to(DOCS.parent)} is {'out of date' if '--check' in arguments else 'made anew'}")
             if "--check" in arguments:

@@ -1,9 +1,10 @@
-"""Where the time of a build goes: seconds by stage."""
+"""Where the time of a build goes: seconds by stage, and what a person who asks for a profile is told of them."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Clock:
             self._inner[-1] += whole
 
     def steps(self, name: str, iterable: Iterable[T]) -> Iterator[T]:
-        """The same items; the time that it takes to get each is the stage's."""
+        """The items of an iterable; the time that it takes to get each is the stage's."""
         iterator = iter(iterable)
         while True:
             with self.stage(name):
@@ -55,3 +56,49 @@ class Clock:
         """The seconds since the last call."""
         seconds, self.seconds = self.seconds, {}
         return seconds
+
+
+WAITING = "waiting"
+"""What no stage accounts for: processes that start, and workers that have nothing to do."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One call of `build`. seconds: stage → seconds, of all processes together; wall_s: as a clock on the wall has it."""
+
+    wall_s: float
+    workers: int
+    seconds: Mapping[str, float]
+    documents: int
+    text_bytes: int
+    tokens: int
+
+
+def describe_profile(profile: Profile) -> dict[str, Any]:
+    """The profile as plain values: rates over the wall's time, and each stage's share and rate of one worker alone."""
+    whole = profile.wall_s * profile.workers
+    seconds = {**profile.seconds, WAITING: max(0.0, whole - sum(profile.seconds.values()))}
+    return {
+        "workers": profile.workers,
+        "wall_s": profile.wall_s,
+        "documents": profile.documents,
+        "text_bytes": profile.text_bytes,
+        "tokens": profile.tokens,
+        "text_bytes_per_s": _rate(profile.text_bytes, profile.wall_s),
+        "tokens_per_s": _rate(profile.tokens, profile.wall_s),
+        "stages": [
+            {
+                "stage": name,
+                "seconds": spent,
+                "share": spent / whole if whole else 0.0,
+                "text_bytes_per_s": _rate(profile.text_bytes, spent),
+                "tokens_per_s": _rate(profile.tokens, spent),
+            }
+            for name, spent in seconds.items()
+        ],
+    }
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    """None where there is nothing to have a rate of, or no time that was measured."""
+    return count / seconds if count and seconds > 0 else None

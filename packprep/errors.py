@@ -8,7 +8,6 @@ PackprepError                 2   could not run, or the build stopped
 ├── StorageError                  a URL that cannot be reached, read or written
 ├── PlanError                     a plan that does not fit the recipe, the inputs or this installation
 ├── BuildError                    a build that had to stop: full disk, differing digests, too many rejects
-│   └── EngineRevoked             a fast engine gave other ids than the reference
 ├── DatasetError                  a dataset whose files are missing, damaged or of an unknown kind
 ├── StateError                    a loader state of another dataset, seed, order or redraw
 ├── ArgumentError                 a Python call's argument that cannot be used (a ValueError too)
@@ -53,17 +52,6 @@ class PlanError(PackprepError):
 
 class BuildError(PackprepError):
     """A build had to stop; what was committed stays, and the same command goes on."""
-
-
-class EngineRevoked(BuildError):
-    """A fast engine gave other ids than the reference; the same command goes on, with the reference.
-
-    found: where and what, as it is noted in the output folder; None where another process has noted it.
-    """
-
-    def __init__(self, message: str, found: dict | None = None):
-        super().__init__(message)
-        self.found = found
 
 
 class DatasetError(PackprepError):

@@ -39,7 +39,6 @@ STRATUM = 19  # a row's shift and order of levels
 CUT_POINTS = 20  # fill-in-the-middle's
 NOISE_LOW = 21  # the low words of NOISE
 PROOF = 22  # which documents an engine is compared with the reference on
-NASTY_TEXT = 23  # the choices that make a nasty text
 MIXTURE_CYCLE = 24  # which dataset each sample of a mixture's cycle is of
 MIXTURE_SEED = 25  # the seed of each dataset of a mixture but the first
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from packprep.building import processes
 from packprep.cli import main
 from tests.made import environment
 
@@ -44,13 +45,18 @@ def packprep(*arguments: object, at: Path | None = None, **changes: str) -> Said
 
 
 def inside(*arguments: object, **changes: str) -> Said:
-    """The same in this process, without its start."""
+    """The same in this process, without its start, and without that of its worker where there is one alone. Several are forked,
+    whatever threads pytest-xdist has: they only wait."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     out, err = io.StringIO(), io.StringIO()
     try:
         with (
             mock.patch.dict(os.environ, _environment(changes), clear=True),
             mock.patch.object(sys, "argv", ["packprep", *map(str, arguments)]),
+            mock.patch.object(processes, "_may_be_forked", lambda: True),
+            mock.patch("packprep.building.run.in_processes", _one_of_them_here),
+            mock.patch("packprep.verification.verify.in_processes", _one_of_them_here),
+            mock.patch("packprep.exporting.export.in_processes", _one_of_them_here),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
@@ -62,6 +68,10 @@ def inside(*arguments: object, **changes: str) -> Said:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return Said(status, out.getvalue(), err.getvalue())
+
+
+def _one_of_them_here(setup: Any, arguments: Any, items: Any, workers: int, *rest: Any, **named: Any) -> Any:
+    return processes.in_processes(setup, arguments, items, 0 if workers == 1 else workers, *rest, **named)
 
 
 def refused(*arguments: object, **changes: str) -> str:

@@ -43,6 +43,19 @@ def copied(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items) -> None:
+    """Of a test marked `long(beyond=N)` the first N cases are not long."""
+    seen: dict[str, int] = {}
+    for item in items:
+        mark = item.get_closest_marker("long")
+        if mark and "beyond" in mark.kwargs:
+            case = item.nodeid.partition("[")[0]
+            seen[case] = seen.get(case, 0) + 1
+            if seen[case] <= mark.kwargs["beyond"]:
+                item.own_markers = [own for own in item.own_markers if own.name != "long"]
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     """What tests counted with `record_property("kill points", n)`, summed over all processes of the run."""
     counts: dict[str, int] = {}

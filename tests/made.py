@@ -15,18 +15,16 @@ from unittest import mock
 import numpy as np
 import zstandard
 
-from packprep.building import publication
+from packprep.building import commit
 from packprep.building.run import Outcome
-from packprep.building.start import build as run_build
-from packprep.corpus.planning import PlannedSource
-from packprep.corpus.reading import Documents
+from packprep.building.run import build as run_build
+from packprep.documents.reading import Documents
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import complete, resolve
 from packprep.randomness import bits64, integers, text_key
 from packprep.recipe import Recipe, read_recipe
-from packprep.twin import pieces
-from packprep.twin import texts as texts_twin
-from packprep.twin.texts import TextReader
+from packprep.sources.slices import PlannedSource
+from packprep.twin import reading
 
 ROOT = Path(__file__).parents[1]
 _COMPRESS = {".gz": lambda data: gzip.compress(data, mtime=0), ".zst": zstandard.ZstdCompressor().compress}
@@ -125,19 +123,19 @@ def uses_of(source: PlannedSource) -> Counter:
     resolved = {key: getattr(source, key) for key in ("name", "seed", "prefix", "repeat", "step_bytes")}
     asked = {key: getattr(source.source, key) for key in ("sample", "format", "text_key")}
     plain = {**resolved, **asked, "files": [(file.name, file.size, file.pieces) for file in source.files]}
-    reader = TextReader(False, lambda messages: ())
+    reader = reading.TextReader(False, lambda messages: ())
 
     def listed(file: int, part: int) -> list[tuple[int, int]]:
-        return texts_twin.sizes(plain, file, part, reader)
+        return reading.sizes(plain, file, part, reader)
 
     found: Counter = Counter()
-    for piece in pieces.pieces(plain):
-        for use in range(pieces.uses(plain)):
-            if pieces.kept_of_use(plain, use) < 1:
-                taken = pieces.chosen_of_piece(plain, piece, use, listed)
+    for piece in reading.pieces(plain):
+        for use in range(reading.uses(plain)):
+            if reading.kept_of_use(plain, use) < 1:
+                taken = reading.chosen_of_piece(plain, piece, use, listed)
             else:
                 every = ((file, position) for file in piece.files for position, _ in listed(file, piece.part))
-                taken = {place for place in every if pieces.is_sampled(plain, *place)}
+                taken = {place for place in every if reading.is_sampled(plain, *place)}
             found.update((plain["files"][file][0], position, use) for file, position in taken)
     return found
 
@@ -182,8 +180,8 @@ class Silent:
         self.ended += 1
 
 
-def build(recipe: dict[str, Any], base: Path, out: Path, workers: int = 1, **options: Any) -> Outcome:
-    """Build a recipe's table into `out`; options as of `building.start.build`."""
+def build(recipe: dict[str, Any], base: Path, out: Path, workers: int = 0, **options: Any) -> Outcome:
+    """Build a recipe's table into `out`; options as of `building.run.build`."""
     progress = options.pop("progress", None) or Silent()
     return run_build(read_recipe(recipe, base), out, progress, workers, **options)
 
@@ -192,7 +190,7 @@ def build_without_rows(folder: Path) -> Path:
     """A dataset whose documents are empty, as older versions published it."""
     write_lines(folder / "a.jsonl", ["", ""])
     checks = ("_refuse_unused_sources", "_refuse_without_rows")
-    with mock.patch.multiple(publication, **dict.fromkeys(checks, lambda *arguments: None)):
+    with mock.patch.multiple(commit, **dict.fromkeys(checks, lambda *arguments: None)):
         build(table("a.jsonl"), folder, folder / "out")
     return folder / "out"
 
@@ -287,7 +285,7 @@ def documents(lengths: Sequence[int] | np.ndarray, seed: int = 0) -> Documents:
     n = np.asarray(lengths, np.int64)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(n)))
     key = text_key("made", seed)
-    position = np.cumsum(integers(key, 1, np.arange(len(n)), 1000)) * 7919
+    position = np.cumsum(1 + integers(key, 1, np.arange(len(n)), 1000)) * 7919
     repeat = integers(key, 2, np.arange(len(n)), 3)
     tokens = (bits64(key, 3, np.arange(-(-int(offsets[-1]) // 8)))).view(np.uint8)[: int(offsets[-1])].astype(np.uint16)
     zeros = np.zeros(len(n), np.int64)

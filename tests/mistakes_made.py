@@ -16,7 +16,7 @@ from typing import Any
 
 from tests import made
 from tests.command_line import Said, inside
-from tests.corpus import tokenizers_made
+from tests.tokenizer import tokenizers_made
 
 RECIPE = """\
 seq_length = 512

@@ -378,6 +378,13 @@ RECIPES = [
         {"paths =": 'tasks = ["z"]\npaths ='},
     ),
     Mistake(
+        "a format misspelt",
+        "sources[0].format = 'jsonnl': expected auto | jsonl | parquet",
+        "recipe.toml, line 5",
+        "did you mean 'jsonl'?",
+        {"paths =": 'format = "jsonnl"\npaths ='},
+    ),
+    Mistake(
         "repeat with share",
         "both repeat and share",
         "recipe.toml, line 5",

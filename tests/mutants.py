@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("corpus", "building", "objectives", "dataset")
+ROOMS = ("sources", "tokenizer", "documents", "building", "objectives", "dataset")
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.toml")
 LIBRARIES = (
     "numba", "pyarrow.parquet", "tokenizers", "fastokens", "msgspec", "zstandard", "xxhash", "jinja2", "rich.console", "typer",
@@ -45,7 +45,7 @@ READING = ("test_attention", "test_reading", "test_loader", "test_mixture", "tes
 WIDER = {
     "dataset": [*(f"tests/dataset/{name}.py" for name in READING), "tests/golden/test_datasets.py"],
     **dict.fromkeys(
-        ROOMS[:3], ["tests/golden/test_datasets.py", "tests/test_bad_input.py", "tests/building/test_run.py"]
+        ROOMS[:5], ["tests/golden/test_datasets.py", "tests/test_bad_input.py", "tests/building/test_run.py"]
     ),
 }
 """Room → tests of what is made of it."""
@@ -215,7 +215,7 @@ def drawn(seed: int) -> Iterator[Mutant]:
 
 def _judge(corpus: Path, recipes: Sequence[dict[str, Any]], out: Path) -> tuple[str, str, list[str]]:
     """(what finds a fault in builds of these recipes: "replay", "twin" or nothing, digest of what was built, modules)."""
-    from packprep.digests import digest_of
+    from packprep.format.digests import digest_of
     from packprep.verification import verify_dataset
     from tests import made
 
@@ -223,7 +223,7 @@ def _judge(corpus: Path, recipes: Sequence[dict[str, Any]], out: Path) -> tuple[
     for recipe in recipes:
         shutil.rmtree(out, ignore_errors=True)
         made.build(recipe, corpus, out)
-        found = verify_dataset(out, -1, {}, (0, 1), 1, made.Silent(), True)
+        found = verify_dataset(out, -1, {}, (0, 1), 0, made.Silent(), True)
         if found["faults"]:
             by_twin = all(fault["message"].startswith("twin: ") for fault in found["listed"])
             return "twin" if by_twin else "replay", "", []
@@ -319,7 +319,7 @@ class Bench:
                 shutil.copy2(source, target)
         # Kernels of the copy stay what they are until `cache_of` removes those that a mutant changes.
         with open(self.copy / "packprep" / "cache.py", "a") as file:
-            file.write('\n\n_sources_digest = lambda: "mutants"\n')
+            file.write('\n\ncode_digest = lambda path: "mutants"\n')
         self.sources = {
             path.relative_to(self.copy).as_posix(): path.read_text("utf-8") for path in self.copy.rglob("*.py")
         }
@@ -427,8 +427,8 @@ class Bench:
         while more := {name for name, names in kernels.items() if name not in changed and names & changed}:
             changed |= more
         shutil.copytree(self.kernels, cache, copy_function=os.link)
-        facts = mutant.file.split("/")[1] in ("corpus", "dataset")  # what is kept of tokenizers follows from them
-        for path in cache.glob("packprep/*/*"):
+        facts = mutant.file.split("/")[1] in ("tokenizer", "dataset")  # what is kept of tokenizers follows from them
+        for path in cache.glob("packprep/*"):
             what = path.name.rpartition("-")[0]
             if what.rpartition(".")[2] in changed if what.startswith("packprep.") else facts:
                 path.unlink()

@@ -9,10 +9,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from packprep.corpus.engines.fast import FastEngine
 from packprep.objectives import tasks
 from packprep.objectives.span_corruption import render_with_mask, span_counts
-from tests.corpus import tokenizers_made
+from packprep.tokenizer.engines.fastokens import FastEngine
+from tests.tokenizer import tokenizers_made
 
 
 def script(name: str) -> ModuleType:
@@ -28,6 +28,7 @@ end_to_end, packing, objectives, readers = map(script, ("end_to_end", "packing",
 engine_exactness, verify, utilisation = map(script, ("engine_exactness", "verify", "utilisation"))
 
 
+@pytest.mark.long
 def test_it_builds_all_of_the_text_and_leaves_nothing(tmp_path, capsys):
     end_to_end.main(["--size", "200KB", "--workers", "1", "--folder", str(tmp_path), "--json"])
     result = json.loads(capsys.readouterr().out)
@@ -94,6 +95,7 @@ def test_objectives_are_measured_beside_what_others_do(capsys):
     assert "of copy bound" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_scale_measures_planning_starting_and_publishing(tmp_path, capsys):
     script("scale").main(
         ["--files", "50", "--file-bytes", "30MB", "--shards", "12", "--folder", str(tmp_path), "--json"]

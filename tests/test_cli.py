@@ -12,8 +12,8 @@ import time
 import pytest
 
 from packprep import cli
-from packprep.building.array import share_of
-from packprep.building.signals import STOP_SIGNALS
+from packprep.building.array_tasks import share_of
+from packprep.building.processes import STOP_SIGNALS
 from packprep.errors import Stopped
 from tests.command_line import inside, packprep, refused
 from tests.made import environment, texts, write_lines, write_texts
@@ -122,6 +122,7 @@ def test_build_from_inputs(corpus, tmp_path):
     assert [source["name"] for source in manifest["sources"]] == ["source0"]
 
 
+@pytest.mark.long
 def test_a_build_in_the_folder_of_its_inputs_and_from_elsewhere_are_the_same(corpus, tmp_path):
     packprep("build", "recipe.toml", "--out", tmp_path / "a", "--workers", 2, at=corpus)
     packprep("build", corpus / "recipe.toml", "--out", "b", "--workers", 1, at=tmp_path)
@@ -149,6 +150,7 @@ def test_a_build_goes_on_where_it_stopped(corpus, dataset, tmp_path):
     assert contents(out) == contents(dataset)
 
 
+@pytest.mark.long
 def test_a_build_without_a_manifest_is_published_by_the_same_command(corpus, dataset, tmp_path):
     out = shutil.copytree(dataset, tmp_path / "out")
     (out / "dataset.json").unlink()
@@ -173,6 +175,7 @@ def test_a_build_goes_on_with_its_own_recipe_only(corpus, dataset, arguments, wo
     assert words in message and f"{dataset} was begun with something else" in message and "another folder" in message
 
 
+@pytest.mark.long
 def test_a_build_does_not_go_on_with_other_inputs(own, tmp_path):
     out = tmp_path / "out"
     assert packprep("build", own / "recipe.toml", "--out", out).status == 0
@@ -184,6 +187,7 @@ def test_a_build_does_not_go_on_with_other_inputs(own, tmp_path):
     assert "input 'd0001.txt' of source 'notes':" in refused("build", own / "recipe.toml", "--out", out)
 
 
+@pytest.mark.long
 def test_a_profile_is_printed_and_never_written(corpus, dataset, tmp_path):
     out = tmp_path / "out"
     described = packprep("build", corpus / "recipe.toml", "--out", out, "--profile", "--json").json
@@ -196,6 +200,7 @@ def test_a_profile_is_printed_and_never_written(corpus, dataset, tmp_path):
     assert any(line.startswith("stage ") for line in lines) and any(line.startswith("plan ") for line in lines)
 
 
+@pytest.mark.long
 def test_json_is_all_that_stdout_holds(corpus, dataset, tmp_path):
     built = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json")
     assert built.json["shards"] == SHARDS and built.json["published"] is True
@@ -206,6 +211,7 @@ def test_json_is_all_that_stdout_holds(corpus, dataset, tmp_path):
     assert packprep("inspect", dataset, "--json").json["shards"] == SHARDS
 
 
+@pytest.mark.long
 def test_no_bar_off_a_terminal(corpus, tmp_path):
     said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--workers", 2)
     assert "\r" not in said.err and "it/s" not in said.err and "B/s" not in said.err
@@ -252,6 +258,7 @@ def test_an_unknown_preset_names_the_nearest(corpus):
     assert "known: bd3" in refused("plan", corpus / "web/*.jsonl", "--tasks", "zzzz")
 
 
+@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize(
     "assignment, words",
     [
@@ -358,6 +365,7 @@ def test_what_was_typed_wrongly_is_an_error(arguments):
     assert said.status == 2 and (said.err or not arguments)
 
 
+@pytest.mark.long
 def test_source_says_where_the_files_lie_now(own, tmp_path):
     out = tmp_path / "out"
     assert packprep("build", own / "recipe.toml", "--out", out).status == 0
@@ -398,6 +406,7 @@ def test_plan_says_what_a_build_would_make_and_writes_nothing(corpus):
         assert figures[key] > 0
 
 
+@pytest.mark.long
 def test_plan_estimates_what_the_build_makes(corpus, dataset):
     figures = packprep("plan", corpus / "recipe.toml", "--json").json
     built = packprep("inspect", dataset, "--json").json
@@ -405,6 +414,7 @@ def test_plan_estimates_what_the_build_makes(corpus, dataset):
     assert figures["rows"] == pytest.approx(built["rows"], rel=0.3)
 
 
+@pytest.mark.long
 def test_status_of_a_build_that_is_not_finished(dataset, tmp_path):
     out = shutil.copytree(dataset, tmp_path / "out")
     for shard in (1, 2, 4):
@@ -415,7 +425,7 @@ def test_status_of_a_build_that_is_not_finished(dataset, tmp_path):
     assert said.out.splitlines() == [f"{out}: 2 of 5 shards done", "missing: 1-2,4", "--array=1-2,4"]
     result = packprep("status", out, "--json", "--array-count", 2).json
     assert result == {
-        "out": str(out), "shards": 5, "done": 2, "missing": [1, 2, 4], "published": False, "revoked": False,
+        "out": str(out), "shards": 5, "done": 2, "missing": [1, 2, 4], "published": False,
         "array": "0-1",
     }  # fmt: skip
 
@@ -480,6 +490,7 @@ def test_replay_takes_a_number_or_all(dataset, replay):
 SLURM = {"SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_MAX": "4", "SLURM_ARRAY_TASK_COUNT": "2"}
 
 
+@pytest.mark.long
 def test_array_tasks_make_the_dataset_together(corpus, dataset, tmp_path):
     out = tmp_path / "out"
     first = packprep("build", corpus / "recipe.toml", "--out", out, "--array-index", 1, "--array-count", 2)
@@ -490,6 +501,7 @@ def test_array_tasks_make_the_dataset_together(corpus, dataset, tmp_path):
     assert second.status == 0 and contents(out) == contents(dataset)
 
 
+@pytest.mark.long
 def test_an_array_task_that_waits_for_others_says_so_in_json(corpus, tmp_path):
     arguments = ["--array-index", 0, "--array-count", 3, "--json"]
     said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", *arguments)
@@ -541,6 +553,7 @@ def test_array_flags_that_cannot_be(dataset, flags, words):
     assert words in refused("verify", dataset, *flags)
 
 
+@pytest.mark.long
 def test_more_array_tasks_than_shards(corpus, tmp_path):
     shares = {i: share_of(i, 7, SHARDS) for i in range(7)}
     i = next(i for i, share in shares.items() if not share)
@@ -593,6 +606,7 @@ def started(*arguments):
     )  # fmt: skip
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(tmp_path, number):
     chance = random.Random(number)
@@ -636,6 +650,7 @@ def test_a_signal_before_the_work_begins_is_75_too(number):
     assert process.returncode == 75 and out == "" and err.startswith("packprep: stopped: "), err
 
 
+@pytest.mark.long
 def test_a_reader_that_goes_changes_no_exit_status(dataset, tmp_path):
     out = shutil.copytree(dataset, tmp_path / "out")
     (out / "extra").write_text("")
@@ -659,6 +674,7 @@ def test_a_full_disk_behind_stdout_is_an_error(dataset):
     assert done.returncode == 2 and "No space left on device" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_terminal_that_knows_ascii_alone(corpus, dataset):
     said = packprep("verify", dataset.parent / "söme", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert said.status == 2
@@ -689,9 +705,10 @@ HOW = {
     "in a destructor": "Dropped()",
     "made another error": "try: strike()\n        except BaseException: raise RuntimeError('of a library')",
 }
-MODULES = ("packprep.cli.commands", "typer", "packprep.building.start", "packprep.building.run")
+MODULES = ("packprep.cli.application", "typer", "packprep.building.run")
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize(
     "number, module, how",
     [

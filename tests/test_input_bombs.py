@@ -19,16 +19,16 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from packprep.building import plan, work
-from packprep.building.inputs import look_up
-from packprep.building.plan import make_plan
-from packprep.corpus import reading, sampling
-from packprep.corpus.reading import Rejected
+from packprep.building import planning, work
+from packprep.building.planning import look_up, make_plan
+from packprep.documents import reading
+from packprep.documents import sample as sampling
+from packprep.documents.reading import Rejected
 from packprep.recipe import read_recipe
 from tests.command_line import inside
-from tests.corpus.tokenizers_made import gpt2_like
 from tests.made import run_python, table, texts, write, write_lines
 from tests.test_bad_input import assert_good, build, command, rejects_of, stopped
+from tests.tokenizer.tokenizers_made import gpt2_like
 
 GOOD = b'{"text": "one good line"}\n'
 MIB = 1 << 20
@@ -37,7 +37,7 @@ ROOM = 200 * MIB
 
 READ = """
 import json, os
-from packprep.corpus import readers
+from packprep.sources import formats as readers
 from packprep.errors import SourceError
 path = {path!r}
 format, compression = readers.detect_format(path)
@@ -45,7 +45,7 @@ size = os.path.getsize(path)
 found = dict(documents=0, text=0, rejects={{}})
 try:
     for piece in range(readers.count_pieces(path, format, compression, size)):
-        part = readers.Part(path, 0, size, format, compression, piece, 0, 1, 1, 1 << 20)
+        part = readers.Slice(path, 0, size, format, compression, piece, 0, 1, 1, 1 << 20)
         for batch in readers.read(part, "text"):
             found["documents"] += len(batch.texts)
             found["text"] += sum(map(len, batch.texts))
@@ -91,6 +91,7 @@ def compress(path, parts, **parameters):
 # Compressed files
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 @pytest.mark.parametrize("byte", [b"0", b"\0", b'{"text": "'])
 def test_one_line_without_end(tmp_path, ordinary, ending, byte):
@@ -176,6 +177,7 @@ def test_a_number_of_a_million_digits(tmp_path, digits):
     assert_good(tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_line_of_a_gibibyte(tmp_path, ordinary):
     """Uncompressed: with a hole for its middle."""
     with open(tmp_path / "in.jsonl", "wb") as file:
@@ -187,6 +189,7 @@ def test_a_line_of_a_gibibyte(tmp_path, ordinary):
     assert found["peak"] < ordinary["jsonl"] + ROOM
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "record, rejected",
     [
@@ -223,6 +226,7 @@ def test_a_dictionary_that_repeats_a_long_text(tmp_path, ordinary):
     assert found["peak"] < ordinary["parquet"] + 4 * 256 * MIB  # the rows read at once, and copies of them
 
 
+@pytest.mark.long
 def test_an_arrow_file_whose_dictionary_repeats_a_long_text(tmp_path, ordinary):
     column = pyarrow.table({"text": repeated("z" * (4 * MIB), 300)})
     with pyarrow.ipc.new_file(tmp_path / "in.arrow", column.schema) as file:
@@ -232,6 +236,7 @@ def test_an_arrow_file_whose_dictionary_repeats_a_long_text(tmp_path, ordinary):
     assert found["peak"] < ordinary["parquet"] + 4 * 256 * MIB
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("text", ["ab", ""])
 def test_a_row_group_of_millions_of_rows(tmp_path, ordinary, text):
     pyarrow.parquet.write_table(
@@ -248,7 +253,7 @@ def test_more_documents_than_a_shard_may_have_are_refused(tmp_path, monkeypatch)
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "in.parquet")
     message = stopped(tmp_path, "in.parquet")
     assert "in.parquet" in message and "more than 1000 documents" in message
-    monkeypatch.setattr(plan, "MOST_DOCUMENTS", 1000)
+    monkeypatch.setattr(planning, "MOST_DOCUMENTS", 1000)
     short = tmp_path / "short"
     short.mkdir()
     write_lines(short / "in.jsonl", ["a few"] * 5000)
@@ -260,6 +265,7 @@ def test_more_documents_than_a_shard_may_have_are_refused(tmp_path, monkeypatch)
     assert said.status == 0 and said.json["documents"]["used"] == 5000, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["parquet", "arrow", "stream"])
 @pytest.mark.parametrize("kind", ["plain", "dictionary"])
 def test_a_gibibyte_in_forty_texts(tmp_path, ordinary, form, kind):
@@ -275,6 +281,7 @@ def test_a_gibibyte_in_forty_texts(tmp_path, ordinary, form, kind):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["parquet", "arrow", "stream"])
 def test_one_text_of_a_gibibyte(tmp_path, ordinary, form):
     column = pyarrow.array(["good", "z" * (1 << 30), "good, too"], pyarrow.large_string())
@@ -380,6 +387,7 @@ def replacing(kind, *pairs):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "normalizer",
     [
@@ -417,6 +425,7 @@ def test_a_decoder_that_fails_proves_no_engine(tmp_path):
     assert said.status == 0 and "engine fastokens is not used: there is nothing to prove it on" in said.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bomb",
     [
@@ -490,7 +499,7 @@ def test_a_sample_of_what_expands_is_counted_and_not_held(tmp_path, monkeypatch)
 
 def test_a_reject_costs_the_bytes_of_its_line_and_few_more():
     class Named:
-        files = [type("F", (), {"name": "a"})]
+        files = type("F", (), {"names": ["a"]})
         first_file, name = 0, "s"
 
     rejected = Rejected()

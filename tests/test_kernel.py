@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,6 +179,7 @@ print(pack(np.array([3, 5, 2, 4]), 8, "best_fit")[0].tolist(), "numba.np.linalg"
 """
 
 
+@pytest.mark.long
 def test_what_is_kept_is_loaded_without_what_compiles_and_others_can_be_compiled_then(copied):
     first = made.run_copied(copied, ROWS)
     rows, compiles = first.rsplit(" ", 1)
@@ -223,6 +225,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_kernel_elsewhere_is_kept_by_its_file_and_not_at_all_where_that_does_not_say_all(copied):
     run = "import runpy; runpy.run_path('held.py', run_name='__main__')"
     path = made.write(copied / "held.py", HELD.encode())

@@ -18,6 +18,7 @@ from tests.mistakes_made import RECIPE, project, typed
 from tests.mistakes_table import MISTAKES
 
 ALL = {mistake.name: mistake for group in MISTAKES.values() for mistake in group}
+LONG = ("a Hub name without network",)
 INTERNAL = re.compile(
     r"Traceback|\.py\b|packprep\.[a-z_]+|NoneType|object at 0x|Errno|PackprepError|RecipeError|\b_[a-z]+\("
 )
@@ -27,7 +28,8 @@ def test_there_are_many_and_no_two_are_one():
     assert len(ALL) == sum(map(len, MISTAKES.values())) >= 40
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.long(beyond=20)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in ALL])
 def test_a_mistake_is_named_placed_and_can_be_put_right(tmp_path, name):
     mistake, folder = ALL[name], project(tmp_path / "project")
     there = []
@@ -156,6 +158,7 @@ def test_a_mistake_in_a_trainer_is_named_and_can_be_put_right(dataset, do, words
 # Ctrl-C
 
 
+@pytest.mark.long
 def test_ctrl_c_is_one_line_and_exit_status_75(tmp_path):
     folder = project(tmp_path)
     made.write_lines(folder / "data/c.jsonl", made.texts(20_000))

@@ -13,8 +13,7 @@ import pytest
 
 from packprep import open_dataset
 from packprep.building.forecast import forecast
-from packprep.building.inputs import look_up
-from packprep.building.plan import make_plan
+from packprep.building.planning import look_up, make_plan
 from packprep.errors import RecipeError
 from packprep.recipe import read_recipe
 from packprep.verification import verify_dataset
@@ -199,9 +198,10 @@ def segments_of(mixed):
             )  # fmt: skip
 
 
+@pytest.mark.long(beyond=2)
 def test_nothing_is_wrong_with_it(mixed):
     for replay in (-1, 50):
-        report = verify_dataset(mixed.out, replay, {}, (0, 1), 1, made.Silent())
+        report = verify_dataset(mixed.out, replay, {}, (0, 1), 0, made.Silent())
         assert report["listed"] == [] and report["replayed"] == (report["segments"] if replay < 0 else 50)
 
 
@@ -380,6 +380,7 @@ def test_no_trained_token_is_lost_and_none_is_there_twice(mixed):
         assert all(c == 1 or (c == 0 and document.trained and not document.trained[i]) for i, c in enumerate(covered))
 
 
+@pytest.mark.long
 def test_workers_do_not_show(mixed, tmp_path):
     if mixed.recipe["documents"].get("prepend_bos") or not mixed.recipe["packing"]:  # one variant is enough
         return
@@ -394,7 +395,7 @@ def test_a_genuine_mask_in_the_text_is_not_trained_on(tmp_path, preset):
     table = {"tokenizer": "bytes", "seq_length": 512, "sources": [{"paths": ["a.jsonl"]}]}
     table |= {"tasks": [{"preset": preset}], "documents": {"special_text": "special"}}
     made.build(table, tmp_path, tmp_path / "out")
-    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 1, made.Silent())["listed"] == []
+    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent())["listed"] == []
     genuine = trained = 0
     for row in rows_of(open_dataset(tmp_path / "out")):
         of_text = row.labels == MASK
@@ -413,7 +414,7 @@ def test_spans_without_a_task_for_them_are_refused_before_work_starts(tmp_path):
     table["documents"]["loss_spans"] = "ignore"
     table["sources"].pop()  # whose messages would have no text
     made.build(table, tmp_path, tmp_path / "out")
-    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 1, made.Silent())["listed"] == []
+    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent())["listed"] == []
 
 
 @pytest.mark.parametrize("weighting, warned", [("view_scale", True), ("none", False)])

@@ -66,7 +66,7 @@ def test_mutants_of_some_lines_are_found_each_by_what_is_nearest_to_it():
     """A kernel, and what only tests can see."""
     lines = {
         "packprep/objectives/prefix_lm.py": "out[i] = 1 + integer(key[i], PIVOT, 0, n[i] - 1, 0)",
-        "packprep/corpus/readers/json_lines.py": "MAX_NESTING = 256",
+        "packprep/sources/formats/jsonl.py": "MAX_NESTING = 256",
     }
     places = []
     for file, text in lines.items():
@@ -75,7 +75,7 @@ def test_mutants_of_some_lines_are_found_each_by_what_is_nearest_to_it():
     done = run("--lines", *places)
     print(done.stdout)
     assert done.returncode == 0 and "SURVIVED" not in done.stdout
-    for place, by in zip(places, ("builds twin", "nearest tests/corpus"), strict=True):
+    for place, by in zip(places, ("builds twin", "tests/sources"), strict=True):
         assert any(by in line and place in line for line in done.stdout.splitlines())
 
 

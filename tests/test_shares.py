@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.building.run import open_job, read_plan
-from packprep.dataset.json_files import shard_name
+from packprep.building.plan import open_job, read_plan
 from packprep.dataset.shard import shard_of
+from packprep.format.json_files import shard_name
 from packprep.inspection.summary import describe_build, describe_dataset
 from tests import made
 from tests.command_line import inside
@@ -97,6 +97,7 @@ def grain_of(plan, ending):
     return 2 * longest + max(steps, 256 << 10 if ending == ".jsonl.zst" else 0)  # blocks of zstd
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("total_tokens", [None, 2_000_000, 12_000_000])
 @pytest.mark.parametrize("ending", list(WRITE))
 def test_every_source_has_its_share_of_the_whole_and_of_every_shard(corpora, tmp_path, ending, total_tokens):
@@ -124,6 +125,7 @@ def test_every_source_has_its_share_of_the_whole_and_of_every_shard(corpora, tmp
     assert (tokens[-1][:2] > 0).all() and (tokens[0][:2] > 0).all()
 
 
+@pytest.mark.long
 def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
     base = corpora[".jsonl"]
     out = tmp_path / "out"
@@ -152,6 +154,7 @@ def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
         assert abs(source["share"] - share) < 0.002 and source["repeat"] <= 1
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("ending", list(WRITE))
 @pytest.mark.parametrize("repeat", [1.0, 2.0, 0.25, 2.5])
 def test_repeat_is_exact_for_every_document(corpora, tmp_path, ending, repeat):

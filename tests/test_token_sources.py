@@ -8,8 +8,7 @@ import pytest
 
 import packprep
 from packprep.errors import PackprepError, SourceError
-from packprep.inspection.document import describe_document
-from packprep.inspection.first_document import first_document
+from packprep.inspection.document import describe_document, first_document
 from packprep.verification import verify_dataset
 from tests import made, tokens_made
 from tests.command_line import packprep as run_packprep
@@ -41,7 +40,7 @@ def corpus(tmp_path_factory):
 
 
 def holds(directory, **moved):
-    found = verify_dataset(directory, -1, moved, (0, 1), 1, made.Silent(), True)
+    found = verify_dataset(directory, -1, moved, (0, 1), 0, made.Silent(), True)
     assert [fault["message"] for fault in found["listed"]] == [] and found["faults"] == 0
     assert found["twin"] == found["replayed"] == found["segments"] > 0
     return found
@@ -104,6 +103,7 @@ def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form)
     assert described["tokens"] == len(of_text[0][0]) and described["uses"][0]["outcome"] == "used"
 
 
+@pytest.mark.long
 def test_a_mix_of_objectives_is_the_same_with_any_number_of_workers_and_verifies(corpus):
     """All forms at once, each in parts, with a fraction of a second use."""
     sources = [form | {"name": name, "repeat": 1.4, "sample": [0.0, 0.8]} for name, form in FORMS.items()]
@@ -139,6 +139,7 @@ EVERY_KIND = [
 ]
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 def test_special_ids_in_documents_disturb_no_promise(tmp_path, special_text):
     """Sentinels, masks, mode tokens, bos, eos and pad inside of documents, at their begins and ends."""
@@ -211,6 +212,7 @@ def test_an_id_that_is_none_rejects_its_document_with_place_and_id(tmp_path, for
         made.build(made.table("b.bin"), tmp_path, tmp_path / "many")
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "documents", [{"long": "truncate", "min_tokens": 30}, {"long": "drop", "max_tokens": 90}, {"append_eos": False}]
 )
@@ -227,7 +229,7 @@ def test_a_changed_source_is_found_by_replay(tmp_path):
     data = bytearray((tmp_path / "a.bin").read_bytes())
     data[100] ^= 1
     (tmp_path / "a.bin").write_bytes(data)
-    found = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 1, made.Silent(), False)
+    found = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), False)
     assert any("changed since the build" in fault["message"] for fault in found["listed"])
 
 
@@ -240,6 +242,7 @@ def test_sources_that_moved_are_found_by_their_prefix(corpus, tmp_path):
     holds(tmp_path / "out", s=str(tmp_path / "there"))
 
 
+@pytest.mark.long
 def test_urls_give_the_bytes_of_the_files(corpus, tmp_path):
     places = {"pairs": "m/*.bin", "tables": "p/a.parquet", "saved": "saved/*.arrow"}
     for where, out in ((str(corpus), "local"), (f"file://{corpus}", "remote")):
@@ -248,10 +251,11 @@ def test_urls_give_the_bytes_of_the_files(corpus, tmp_path):
         made.build(made.table(sources, **SMALL), tmp_path, tmp_path / out)
     for under in ("shards", "rejects"):
         assert made.contents(tmp_path / "local", under) == made.contents(tmp_path / "remote", under)
-    found = verify_dataset(tmp_path / "remote", -1, {}, (0, 1), 1, made.Silent(), False)
+    found = verify_dataset(tmp_path / "remote", -1, {}, (0, 1), 0, made.Silent(), False)
     assert found["faults"] == 0 and found["replayed"] > 0
 
 
+@pytest.mark.long
 def test_the_command_line_plans_builds_verifies_and_inspects(corpus, tmp_path):
     for inputs, more in ((["m/a.bin", "m/several.idx"], []), (["saved"], ["--set", "sources.0.format=tokens"])):
         out = tmp_path / inputs[0].replace("/", "_")

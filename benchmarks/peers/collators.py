@@ -22,7 +22,7 @@ def packprep(preset: str) -> Any:
         from pathlib import Path
 
         from packprep.building import work
-        from packprep.building.run import open_job
+        from packprep.building.plan import open_job
         from peers.builds import recipe
 
         path = recipe(config, preset, config["jsonl"])
@@ -33,15 +33,12 @@ def packprep(preset: str) -> Any:
         plan = [sys.executable, "-m", "packprep", "build", path, "--out", str(out)]
         subprocess.run([*plan, "--array-index", "1", "--array-count", "2"], check=True, stdout=subprocess.DEVNULL)
         job = open_job(out, [os.path.dirname(config["jsonl"])])
-        documents = work.read_shard(job, 0).documents
+        documents = work.read_shard(job, 0)
         width = job.recipe.seq_length
 
         def corrupt() -> Any:
-            segments, _ = work.cut(job.recipe, job.tasks, documents)
-            slots = work.slots_of(job.tasks, segments)
-            row, _ = work.pack(slots, width, job.recipe.packing.algorithm, work.FORMAT_MAX_SEGMENTS)
-            layout = work.arrange(segments.key, slots, row, False)
-            return slots, layout.rows, work.render(job.tasks, documents, segments, slots, layout, width, 1)
+            table, _ = work.place(work.cut(job.recipe, job.tasks, documents)[0], job.recipe)
+            return table.slots, int(table.row[-1]) + 1, work.render(job.tasks, documents, table, width, 1)
 
         seconds, (slots, rows, _) = second_of_two(corrupt)
         return Work(

@@ -2,7 +2,6 @@
 
 ```
 torch.py ──────────── loader, iterable, Rows, BatchSampler        batches as tensors, with and without worker processes
-torch_batch.py ────── Form                                        how rows become a batch: columns, types, layout
 torch_attention.py ── SDPA, FlexAttention, varlen                 masks and keyword arguments from a batch
 torch_loss.py ─────── masked_loss                                 the loss that packprep's labels are made for
 huggingface.py ────── Collator, model_inputs                      Transformers models and their Trainer
@@ -10,6 +9,47 @@ megatron.py ───────── GPTRows, packed_seq_params, torchtitan  
 remote.py ─────────── open_remote                                 datasets at a URL, through a local cache
 jax/ ──── loader, splash_attention, dense_mask, masked_loss       JAX, MaxText, Levanter, TransformerEngine, Grain
 ```
-Nothing here is imported by the rest of packprep, and only `packprep.dataset` is imported from it; by remote.py, storage
-and digests too.
+Nothing here is imported by the rest of packprep, and only `packprep.dataset` and `packprep.format` are imported from it; by
+remote.py, storage too. What they share stands here: what a trainer's adapter is given to read.
 """
+
+import os
+
+from packprep.dataset.loader import Dataset, open_dataset
+from packprep.dataset.manifest import StoredTask
+from packprep.dataset.mixture import Mixture
+from packprep.errors import ArgumentError
+
+
+def opened(directory: str | os.PathLike | Dataset | Mixture) -> Dataset | Mixture:
+    """The dataset in the directory, or the dataset or mixture itself; ArgumentError for a list of directories."""
+    if isinstance(directory, list | tuple):
+        raise ArgumentError(
+            f"a list of {len(directory)} directories says no shares: open the mixture first, with "
+            "packprep.open_dataset([…], shares=[…]), and give that"
+        )
+    return open_dataset(directory) if isinstance(directory, str | os.PathLike) else directory
+
+
+def opened_alone(directory: str | os.PathLike | Dataset | Mixture, instead: str) -> Dataset:
+    """The dataset at a folder, or the one that is given, for rows drawn by number. ArgumentError for a mixture, whose shares
+    that would lose.
+
+    instead: what to do, for the message.
+    """
+    dataset = opened(directory)
+    if isinstance(dataset, Mixture):
+        raise ArgumentError(
+            f"{dataset!r} is a mixture, and rows that are drawn by number would pass its shares over; {instead}"
+        )
+    return dataset
+
+
+def datasets_of(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
+    """The datasets of a mixture; a dataset alone."""
+    return dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+
+
+def tasks_of(dataset: Dataset | Mixture) -> list[StoredTask]:
+    """The tasks of all of its datasets, one dataset after the other."""
+    return [task for each in datasets_of(dataset) for task in each.tasks]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from packprep.adapters.opening import opened, tasks_of
+from packprep.adapters import opened, tasks_of
 from packprep.adapters.torch_attention import flex_block_mask, sdpa_mask, transformers_kwargs
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture

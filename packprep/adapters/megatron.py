@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from packprep.adapters.opening import opened, opened_alone
-from packprep.adapters.torch import loader
+from packprep.adapters import opened, opened_alone
+from packprep.adapters.torch import DTYPES, loader
 from packprep.adapters.torch_attention import varlen_causal
-from packprep.adapters.torch_batch import DTYPES
 from packprep.dataset import attention
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.mixture import Mixture

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import overload
 
 from packprep.dataset.batches import integer
-from packprep.dataset.json_files import MANIFEST_NAME
 from packprep.dataset.loader import Dataset, default_max_open
-from packprep.dataset.manifest import Manifest, ShardEntry, open_manifest
+from packprep.dataset.manifest import Manifest, ShardEntry, read_manifest
 from packprep.dataset.mixture import Mixture, split_bound
+from packprep.dataset.order import counts_of
 from packprep.dataset.shard import IO
-from packprep.dataset.shares import counts_of
-from packprep.digests import digest_of, digest_of_buffers
 from packprep.errors import ArgumentError, DatasetError
+from packprep.format.digests import digest_of, digest_of_buffers
+from packprep.format.json_files import MANIFEST_NAME
 from packprep.storage import Remote
 
 try:
@@ -79,7 +79,7 @@ class ShardCache:
         part = folder / f"{MANIFEST_NAME}.{os.getpid()}"
         part.write_bytes(data)
         os.replace(part, folder / MANIFEST_NAME)
-        return open_manifest(folder)
+        return read_manifest(folder)
 
     @contextmanager
     def held(self, entry: ShardEntry) -> Iterator[Path]:

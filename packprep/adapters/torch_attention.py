@@ -1,6 +1,7 @@
 """Attention arguments from a batch of packprep.adapters.torch: dense masks, FlexAttention, varlen kernels.
 
-Every rule says for each query which slots it sees: one range of keys, or two under block diffusion.
+A rule (`packprep.dataset.attention.RULES`) says for each query which slots it sees: one range of keys, or two under block
+diffusion.
 
     rule             keys of query q, which lies in a segment [begin, end)
     causal           [begin, q + 1)
@@ -20,7 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from packprep.adapters.opening import datasets_of
+from packprep.adapters import datasets_of
+from packprep.dataset import boundaries
+from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
@@ -42,14 +45,12 @@ def _column(batch: Mapping[str, Any], name: str) -> torch.Tensor:
 
 def _runs(segment_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(begin, end) int64[B, T] of the run of equal ids in which each slot lies."""
-    length = segment_ids.shape[-1]
-    slots = torch.arange(length, device=segment_ids.device).expand(segment_ids.shape)
-    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
-    edge = torch.ones_like(segment_ids[:, :1], dtype=torch.bool)
-    starts, ends = torch.cat((edge, changes), 1), torch.cat((changes, edge), 1)
-    begin = torch.where(starts, slots, 0).cummax(1).values
-    end = torch.where(ends, slots + 1, length).flip(1).cummin(1).values.flip(1)
-    return begin, end
+    return boundaries.runs(segment_ids, _slots(segment_ids), torch, lambda values: values.cummax(-1).values)
+
+
+def _slots(segment_ids: torch.Tensor) -> torch.Tensor:
+    """int64[B, T]: 0 … T − 1 in every row."""
+    return torch.arange(segment_ids.shape[-1], device=segment_ids.device).expand(segment_ids.shape)
 
 
 def key_ranges(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> KeyRanges:
@@ -58,32 +59,28 @@ def key_ranges(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> K
     prefix_bidirectional False: prefixes and in-place segments are read causally; block diffusion keeps its rule.
     """
     segment_ids = _column(batch, "segment_ids")
-    begin, end = _runs(segment_ids)
-    slots = torch.arange(segment_ids.shape[-1], device=segment_ids.device).expand(segment_ids.shape)
-    last = slots + 1
+    columns = {name: _column(batch, name) for name in RULES["block_diffusion"].columns if name in batch}
+    of_query = (_slots(segment_ids), *_runs(segment_ids), columns, torch.where)
+    rule = RULES["causal"]
     if prefix_bidirectional:
         if "prefix_ends" not in batch:
             raise ArgumentError(
                 "the batch has no prefix_ends, so which slots see ahead is not known; ask the loader for that column, "
                 "or read every segment causally with prefix_bidirectional=False"
             )
-        last = torch.where(segment_ids > 0, torch.maximum(last, _column(batch, "prefix_ends")), last)
+        rule = RULES["prefix"]
+    ((begin, end),) = rule.keys(*of_query)
     if "block_lengths" not in batch:
-        if "prefix_ends" in batch and (_column(batch, "prefix_ends") < 0).any():
+        if "prefix_ends" in batch and (columns["prefix_ends"] < 0).any():
             raise ArgumentError("prefix_ends is -1, which is block diffusion, but the batch has no block_lengths")
-        return KeyRanges(begin, last)
-    block_lengths = _column(batch, "block_lengths")
-    in_blocks = block_lengths > 0
-    length = block_lengths.clamp(min=1)
-    position, middle = _column(batch, "position_ids"), (begin + end) // 2
-    block_begin = position // length * length
-    block_end = torch.minimum(block_begin + length, middle - begin)
-    noised = slots < middle  # q lies in x_t
+        return KeyRanges(begin, end)
+    in_blocks = columns["block_lengths"] > 0
+    own, clean = RULES["block_diffusion"].keys(*of_query)
     return KeyRanges(
-        torch.where(in_blocks, torch.where(noised, begin + block_begin, middle), begin),
-        torch.where(in_blocks, torch.where(noised, begin + block_end, middle + block_end), last),
-        torch.where(in_blocks & noised, middle, 0),
-        torch.where(in_blocks & noised, middle + block_begin, 0),
+        torch.where(in_blocks, own[0], begin),
+        torch.where(in_blocks, own[1], end),
+        torch.where(in_blocks, clean[0], 0),
+        torch.where(in_blocks, clean[1], 0),
     )
 
 
@@ -174,16 +171,17 @@ def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True)
         for task in each.tasks:
             if drawn.get(task["name"], {}).get("segments", 1):
                 rules.setdefault(task["attention"], {})[task["name"]] = None
-    if "block_diffusion" in rules:
+    ahead = {RULES[rule].ahead for rule in rules}
+    if "blocks" in ahead:
         raise ArgumentError(
             f"task {', '.join(rules['block_diffusion'])} has block diffusion's rule, which no varlen kernel has; use "
             "flex_block_mask or sdpa_mask"
         )
-    if not prefix_bidirectional or set(rules) <= {"causal"}:
+    if not prefix_bidirectional or ahead <= {"never"}:
         return True
-    if set(rules) == {"bidirectional"}:
+    if ahead == {"segment"}:
         return False
-    names = dict.fromkeys(name for rule, tasks in rules.items() if rule != "causal" for name in tasks)
+    names = dict.fromkeys(name for rule, tasks in rules.items() if RULES[rule].ahead != "never" for name in tasks)
     raise ArgumentError(
         f"task {', '.join(names)} sees ahead in part of a row, and a varlen kernel is causal in all of it or in none; "
         "use flex_block_mask or sdpa_mask, or prefix_bidirectional=False for the causal reading"
@@ -229,9 +227,8 @@ def _varlen(batch: Mapping[str, Any], prefix_bidirectional: bool) -> tuple[torch
     causal = _causal(batch, segment_ids, prefix_bidirectional)
     if "cu_seqlens" in batch:
         return torch.as_tensor(batch["cu_seqlens"]), int(batch["max_seqlen"]), causal
-    length = segment_ids.shape[1]
     begin, _ = _runs(segment_ids)
-    starts = (begin == torch.arange(length, device=begin.device)).flatten().nonzero()[:, 0]
+    starts = (begin == _slots(segment_ids)).flatten().nonzero()[:, 0]
     cu_seqlens = torch.cat((starts, starts.new_tensor([segment_ids.numel()]))).int()
     if segment_ids.numel() == 0:
         cu_seqlens = cu_seqlens[:1]

@@ -1,18 +1,28 @@
 """Shards that are committed, and the receipts that say which are done.
 
 A shard is done iff its receipt parses, carries the plan's digest, and the shard and rejects files have its sizes; the receipt
-is written last. A second commit of a shard compares digests and changes nothing.
+is written last. A second commit of a shard compares digests and changes nothing. Whoever finds all receipts publishes: until
+then there is no manifest, and so no dataset.
 """
 
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from packprep.building.files import write_error
-from packprep.building.job import Job
-from packprep.building.output import Output
+from packprep.building.ledger import add_ledgers, check, is_ledger
+from packprep.building.plan import Job
 from packprep.building.work import Made
 from packprep.dataset import shard as shard_format
-from packprep.dataset.json_files import (
+from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
+from packprep.documents.reading import is_bad
+from packprep.errors import BuildError, DatasetError, PackprepError, PlanError
+from packprep.format.digests import digest_of, digest_of_buffers, own_digest
+from packprep.format.json_files import (
+    FIRST_SEEN_NAME,
     FORMAT,
+    MANIFEST_NAME,
     VERSION,
     Later,
     as_stored,
@@ -24,8 +34,9 @@ from packprep.dataset.json_files import (
     shard_name,
     with_defaults,
 )
-from packprep.digests import digest_of, digest_of_buffers
-from packprep.errors import BuildError, DatasetError, PackprepError, PlanError
+from packprep.sources.first_look import advice_on, begin_of
+from packprep.storage import Folder
+from packprep.storage.local import write_error
 
 _RECEIPT_KEYS = {
     "format", "version", "plan_digest", "shard", "file", "rows", "segments", "tokens", "bytes", "digest",
@@ -34,22 +45,24 @@ _RECEIPT_KEYS = {
 LATER: Later = {"": {}, "rejects": {}}
 """The keys that joined later."""
 
+MIN_BAD, GOOD_FOR_BAD = 100, 10
+"""Bad documents that are let pass whatever their part is, and how many times as many have to be used for that."""
 REJECTS_KEYS = {"file", "bytes", "digest", "documents"}
 
 
-def read_receipt(out: Output, shard: int) -> tuple[dict[str, Any], bytes] | None:
+def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None:
     """(receipt, its bytes) as it stands; None if there is none or it does not parse. PlanError for one that a newer version
     wrote."""
     name = receipt_name(shard)
     try:
         data = out.read(name)
-        receipt = decode(data, out.place(name))
+        receipt = decode(data, out.path_of(name))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except DatasetError:
         return None
     except OSError as error:
-        raise BuildError(f"{out.place(name)}: {error.strerror}; see to it and run the same command again") from None
+        raise BuildError(f"{out.path_of(name)}: {error.strerror}; see to it and run the same command again") from None
     if not isinstance(receipt, dict) or not receipt.keys() >= _RECEIPT_KEYS:
         return None
     if receipt["format"] != FORMAT or receipt["version"] != VERSION or receipt["shard"] != shard:
@@ -57,7 +70,7 @@ def read_receipt(out: Output, shard: int) -> tuple[dict[str, Any], bytes] | None
     rejects = receipt["rejects"] if isinstance(receipt["rejects"], dict) else {}
     for found, known, later in ((receipt, _RECEIPT_KEYS, LATER[""]), (rejects, REJECTS_KEYS, LATER["rejects"])):
         if known <= found.keys() and (unknown := found.keys() - known - later.keys()):
-            raise PlanError(f"{out.place(name)}: {newer_version(min(unknown))}")
+            raise PlanError(f"{out.path_of(name)}: {newer_version(min(unknown))}")
     return with_defaults(receipt, LATER), data
 
 
@@ -71,7 +84,7 @@ def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
     )
 
 
-def done_receipt(out: Output, shard: int, plan_digest: str) -> tuple[dict[str, Any], bytes] | None:
+def done_receipt(out: Folder, shard: int, plan_digest: str) -> tuple[dict[str, Any], bytes] | None:
     """(receipt, its bytes) of a shard that is done; None if it is not."""
     found = read_receipt(out, shard)
     if found is None or found[0]["plan_digest"] != plan_digest:
@@ -87,15 +100,12 @@ def done_receipt(out: Output, shard: int, plan_digest: str) -> tuple[dict[str, A
     return found
 
 
-def encode_rejects(made: Made) -> bytearray:
+def encode_rejects(made: Made) -> bytes:
     """The rejects file of a shard: one JSON record a line; empty if all documents were used."""
-    data = bytearray()
-    for record in made.reading.rejected.in_order():
-        data += encode(record)
-    return data
+    return b"".join(map(encode, made.documents.rejected.in_order()))
 
 
-def commit_shard(out: Output, job: Job, shard: int, made: Made) -> dict[str, Any]:
+def commit_shard(out: Folder, job: Job, shard: int, made: Made) -> dict[str, Any]:
     """Write a shard, its rejects, then its receipt; gives the receipt.
 
     If the shard is done already, nothing is written: BuildError with both digests where they differ.
@@ -115,7 +125,7 @@ def commit_shard(out: Output, job: Job, shard: int, made: Made) -> dict[str, Any
             "bytes": sum(memoryview(buffer).nbytes for buffer in buffers),
             "digest": digest_of_buffers(buffers),
             "rejects": None,
-            "text_digests": made.reading.text_digests,
+            "text_digests": made.documents.text_digests,
             "ledger": made.ledger,
         }
         if rejects:
@@ -123,32 +133,207 @@ def commit_shard(out: Output, job: Job, shard: int, made: Made) -> dict[str, Any
                 "file": rejects_name(shard),
                 "bytes": len(rejects),
                 "digest": digest_of(rejects),
-                "documents": len(made.reading.rejected),
+                "documents": len(made.documents.rejected),
             }
         if _stands(out, job, receipt):
             return receipt
-        out.write_whole(shard_name(shard), buffers)
+        out.write(shard_name(shard), buffers)
         if rejects:
-            out.write_whole(rejects_name(shard), [rejects])
+            out.write(rejects_name(shard), [rejects])
         else:
             out.remove(rejects_name(shard))
-        if not _stands(out, job, receipt):  # an upload takes its time: another build may have been faster
-            out.write_whole(receipt_name(shard), [encode(as_stored(receipt, LATER))])
+        _commit_receipt(out, job, receipt)
         return receipt
     except PackprepError:
         raise
     except OSError as error:
-        raise write_error(out.place(shard_name(shard)), error) from error
+        raise write_error(out.path_of(shard_name(shard)), error) from error
 
 
-def _stands(out: Output, job: Job, receipt: dict[str, Any]) -> bool:
+class _Differs(BuildError):
+    """A shard is done with another receipt."""
+
+
+def _commit_receipt(out: Folder, job: Job, receipt: dict[str, Any]) -> None:
+    """Write the receipt of a shard that was written, unless another build was faster: an upload takes its time.
+
+    BuildError where that build's differs; what was written here over its shard is removed then, and made again by it.
+    """
+    name, data = receipt_name(receipt["shard"]), encode(as_stored(receipt, LATER))
+    try:
+        if not _stands(out, job, receipt) and not out.create(name, data) and not _stands(out, job, receipt):
+            out.write(name, [data])  # over one that is no receipt of this plan
+    except _Differs:
+        with contextlib.suppress(OSError, PackprepError):
+            if digest_of(out.read(receipt["file"])) == receipt["digest"]:
+                out.remove(receipt["file"])
+        raise
+
+
+def _stands(out: Folder, job: Job, receipt: dict[str, Any]) -> bool:
     """Whether a shard is done, and with this receipt; BuildError where it is done with another."""
     shard = receipt["shard"]
     standing = done_receipt(out, shard, job.digest)
     if standing is not None and standing[0] != receipt:
-        raise BuildError(
+        raise _Differs(
             f"{shard_name(shard)}: made again with digest {receipt['digest']} and it stands with "
             f"{standing[0]['digest']}: the input files changed under the build, or two builds differ; "
             "begin anew in another folder and compare"
         )
     return standing is not None
+
+
+def missing_shards(out: Folder, plan_digest: str, shards: Sequence[int]) -> list[int]:
+    """Those of `shards` that are not done."""
+    found = out.each(partial(done_receipt, plan_digest=plan_digest), shards)
+    return [b for b, receipt in zip(shards, found, strict=True) if receipt is None]
+
+
+def publish(out: Folder, job: Job) -> dict[str, Any] | None:
+    """Write dataset.json if all shards are done; gives the manifest, or None while a shard is missing.
+
+    BuildError if a source's documents are all left out, too many are bad, there are no rows, or another manifest stands there.
+    """
+    entries, ledgers = [], []
+    sources, tasks = [s.name for s in job.sources], [t.name for t in job.tasks]
+    for b, found in enumerate(out.each(partial(done_receipt, plan_digest=job.digest), range(job.shards))):
+        if found is None:
+            return None
+        receipt, data = found
+        if not is_ledger(receipt["ledger"], sources, tasks):
+            raise BuildError(
+                f"{out.path_of(receipt_name(b))}: it has no ledger of this build: remove it, and run the command again"
+            )
+        entry = {key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")}
+        entries.append({"file": shard_name(b), **entry, "receipt_digest": digest_of(data)})
+        ledgers.append(receipt["ledger"])
+    total = add_ledgers(ledgers)
+    check(total, str(out))
+    _refuse_unused_sources(out, job, total)
+    _refuse_too_many_bad(out, job, total)
+    _refuse_without_rows(out, total)
+    manifest = make_manifest(job, entries, total)
+    data = encode(as_stored(manifest, LATER_IN_MANIFEST))
+    out.remove_temporaries()
+    out.flush()  # those who wrote the shards may have been killed before they had
+    if not out.create(MANIFEST_NAME, data) and out.read(MANIFEST_NAME) != data:
+        raise BuildError(
+            f"{out.path_of(MANIFEST_NAME)} stands there and differs from this build's: begin anew in another folder"
+        )
+    if out.exists(FIRST_SEEN_NAME):  # else nothing is asked of a folder that can only be read
+        out.remove(FIRST_SEEN_NAME)
+        out.flush()
+    return manifest
+
+
+def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest as values, with its digest."""
+    plan, recipe = job.plan, job.recipe
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "law_version": job.law,
+        "seq_length": recipe.seq_length,
+        "token_dtype": plan["token_dtype"],
+        "vocab_size": job.vocabulary.vocab_size,
+        "pad_id": job.vocabulary.roles["pad"],
+        "specials": {**job.vocabulary.specials(), "special_ids": list(job.vocabulary.special_ids)},
+        "added_tokens": list(job.vocabulary.added_tokens),
+        "tokenizer": plan["tokenizer"],
+        "plan": {"file": "plan.json", "digest": job.digest},
+        "tasks": plan["tasks"],
+        "sources": [
+            {"name": source.name, "repeat": source.repeat, "sample": list(source.source.sample)}
+            for source in job.sources
+        ],
+        "recipe": plan["recipe"],
+        "fingerprint": plan["fingerprint"],
+        "engine": plan["engine"],
+        "made_with": plan["made_with"],
+        "shards": list(entries),
+        "ledger": total,
+    }
+    return {**manifest, "digest": own_digest(as_stored(manifest, LATER_IN_MANIFEST))}
+
+
+def _refuse_without_rows(out: Folder, total: Mapping[str, Any]) -> None:
+    if total["rows"]:
+        return
+    read = sum(source["documents"]["read"] for source in total["sources"].values())
+    why = (
+        "none has a token that is trained" if read else "sample and repeat keep none of so few, or the files hold none"
+    )
+    raise BuildError(
+        f"{out}: the dataset would have no rows: {read} documents were read; {why}. Mend the recipe or the inputs, and "
+        "build into another folder"
+    )
+
+
+def _refuse_unused_sources(out: Folder, job: Job, total: Mapping[str, Any]) -> None:
+    """BuildError for a source of which documents were read and none is used."""
+    for source in job.sources:
+        documents = total["sources"][source.name]["documents"]
+        if not documents["read"] or documents["used"]:
+            continue
+        reasons = documents["rejected"]
+        most = max(sorted(reasons), key=reasons.__getitem__)
+        record = _first_reject(out, job, source.name, most)
+        path, begin = "", b""
+        if record is not None:
+            i = source.files.names.index(record["file"])
+            path = source.path(i)
+            with contextlib.suppress(PackprepError):
+                begin, _ = begin_of(path, int(source.files.sizes[i]), source.formats[i][1])
+        advice = advice_on(most, path or "FILE", begin)
+        seen = f"; {path}: document at {record['position']}: {record['detail']}" if record else ""
+        raise BuildError(
+            f"source {source.name!r}: {documents['read']} documents were read and none can be used ({_listed(reasons)})"
+            f"{seen}. {advice[0].upper()}{advice[1:]}; or take the source out of the recipe. Then build into another folder"
+        )
+
+
+def _first_reject(out: Folder, job: Job, source: str, reason: str) -> dict[str, Any] | None:
+    """The first reject of a source with this reason; None where the file cannot be read."""
+    for b in range(job.shards):
+        with contextlib.suppress(OSError, ValueError, DatasetError):
+            for line in out.read(rejects_name(b)).splitlines() if out.exists(rejects_name(b)) else ():
+                record = json.loads(line)
+                if (record["source"], record["reason"]) == (source, reason):
+                    return record
+    return None
+
+
+def _listed(reasons: Mapping[str, int]) -> str:
+    """Reasons with their counts: "malformed_json 12, empty 1"."""
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
+
+
+def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
+    """(documents read, those used, reason → how many are bad) of a ledger."""
+    documents = [source["documents"] for source in total["sources"].values()]
+    read, used = (sum(source[key] for source in documents) for key in ("read", "used"))
+    reasons: dict[str, int] = {}
+    for source in documents:
+        for reason, count in source["rejected"].items():
+            if is_bad(reason):
+                reasons[reason] = reasons.get(reason, 0) + count
+    return read, used, reasons
+
+
+def too_many_bad(bad: int, read: int, used: int, fraction: float, law: int) -> bool:
+    """Whether so many documents are bad that nothing is published. Under law 1 few passed whatever was used beside them."""
+    few = bad <= MIN_BAD and (law == 1 or used >= GOOD_FOR_BAD * bad)
+    return bad > fraction * read and not few
+
+
+def _refuse_too_many_bad(out: Folder, job: Job, total: Mapping[str, Any]) -> None:
+    read, used, reasons = bad_documents(total)
+    bad, fraction = sum(reasons.values()), job.recipe.documents.max_bad_fraction
+    if too_many_bad(bad, read, used, fraction, job.law):
+        limit = f"documents.max_bad_fraction = {fraction:g} of them"
+        few = f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used" if bad <= MIN_BAD else ""
+        raise BuildError(
+            f"{bad} of {read} documents are bad ({_listed(reasons)}), more than {limit}{few}; "
+            f"see {out.path_of('rejects')} for each one's place; mend the inputs, or, if that many may be left out, set a higher "
+            "documents.max_bad_fraction. The limit is part of the recipe: build into another folder"
+        )

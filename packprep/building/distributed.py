@@ -10,27 +10,20 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from packprep.building.commit import done_receipt
-from packprep.building.inputs import look_up
-from packprep.building.job import Job, check_law
-from packprep.building.output import output_of
+from packprep.building.array_tasks import ranges, tasks_of
+from packprep.building.commit import done_receipt, missing_shards, publish
+from packprep.building.plan import Job, check_law, moved_prefixes, open_job, plan_and_digest
+from packprep.building.planning import look_up
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
-from packprep.building.publication import missing_shards, publish
-from packprep.building.run import (
-    ShardToMake,
-    compare_sources,
-    moved_prefixes,
-    note_revocation,
-    open_job,
-    planned,
-    shard_maker,
-)
-from packprep.corpus.finding import absolute_prefix
-from packprep.dataset.json_files import PLAN_NAME
-from packprep.digests import digest_of
-from packprep.errors import ArgumentError, BuildError, EngineRevoked
+from packprep.building.run import ShardToMake, compare_sources, planned, shard_maker
+from packprep.building.slurm import redo_command
+from packprep.errors import ArgumentError, BuildError, PlanError
+from packprep.format.digests import digest_of
+from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
 from packprep.recipe import Recipe
+from packprep.sources.files import absolute_prefix
+from packprep.storage import Folder, folder_at
 
 
 def begin(
@@ -44,7 +37,7 @@ def begin(
     moved: source name → prefix where its files lie now. say: is told what a user should know.
     Raises what is wrong with recipe and inputs; PlanError if the plan that stands there is another recipe's.
     """
-    inputs, output = look_up(recipe, moved or {}), output_of(out)
+    inputs, output = look_up(recipe, moved or {}), folder_at(out)
     job = planned(inputs, output, say)
     compare_sources(output, job, inputs, say)
     return job
@@ -56,10 +49,10 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
     The process keeps plan, engine and memory for the next call, so few long-lived processes are better than many short ones.
     It may run twice, at the same time too: the second commit compares and changes nothing. One thread of a process at a time.
     moved: source name → prefix where its files lie on this machine.
-    Raises ArgumentError for another number, PlanError without a plan, SourceError for an input that cannot be read,
-    EngineRevoked (a BuildError) where a fast engine was caught in a difference: then `begin` again, and make all shards.
+    Raises ArgumentError for another number, PlanError without a plan, SourceError for an input that cannot be read, BuildError
+    where a fast engine differs from the reference.
     """
-    output = output_of(out)
+    output = folder_at(out)
     try:
         plan_digest = digest_of(output.read(PLAN_NAME))
     except FileNotFoundError:
@@ -69,11 +62,7 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
         raise ArgumentError(f"shard {number}: {out} has the shards 0 … {job.shards - 1}")
     found = done_receipt(output, number, job.digest)
     if found is None:
-        try:
-            list(make([ShardToMake(number)], lambda *counts: None))
-        except EngineRevoked as error:
-            note_revocation(output, job, error)
-            raise
+        list(make([ShardToMake(number)], lambda *counts: None))
         found = done_receipt(output, number, job.digest)
     if found is None:
         raise BuildError(
@@ -84,9 +73,9 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
 
 def finish(out: str | os.PathLike) -> dict[str, Any]:
     """Publish the dataset; gives its manifest. BuildError while a shard is missing, or where too many documents are bad."""
-    output = output_of(out)
+    output = folder_at(out)
     job = open_job(output)
-    check_law(job.plan, output.place(PLAN_NAME))
+    check_law(job.plan, output.path_of(PLAN_NAME))
     manifest = publish(output, job)
     if manifest is None:
         missing = missing_shards(output, job.digest, range(job.shards))
@@ -95,10 +84,36 @@ def finish(out: str | os.PathLike) -> dict[str, Any]:
     return manifest
 
 
+def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -> dict[str, Any]:
+    """{shards, done, missing, published, array, redo}.
+
+    missing: the shards that are not done. array: the array indices that would make what is missing, of `array_count`.
+    redo: the shell command that submits what is missing and the publication, if `packprep slurm` wrote scripts for this output.
+    """
+    out = folder_at(out)
+    found = plan_and_digest(out)
+    if found is None:
+        raise PlanError(f"{out}: no plan.json: nothing was begun here; `packprep build … --out {out}` begins a build")
+    plan, digest = found
+    missing = missing_shards(out, digest, range(plan["shards"]))
+    result: dict[str, Any] = {
+        "out": str(out),
+        "shards": plan["shards"],
+        "done": plan["shards"] - len(missing),
+        "missing": missing,
+        "published": not missing and out.exists(MANIFEST_NAME),
+    }
+    if array_count is not None:
+        result["array"] = ranges(tasks_of(missing, array_count, plan["shards"]))
+    if not result["published"] and (redo := redo_command(str(out), missing, plan["shards"])):
+        result["redo"] = redo
+    return result
+
+
 @functools.lru_cache(maxsize=1)
 def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Job, Do]:
-    """(the job, what makes its shards). plan_digest: the plan may be replaced, once its engine is revoked."""
-    out = output_of(place)
+    """(the job, what makes its shards). plan_digest: another plan may stand there since."""
+    out = folder_at(place)
     job = open_job(out)
     prefixes = moved_prefixes(job.plan, dict(moved))
     return job, shard_maker(out, prefixes)

@@ -6,30 +6,28 @@ shard at a time, under other keys than the build's.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.inputs import Inputs
-from packprep.building.packing import pack
-from packprep.building.progress import put_line
-from packprep.building.render import rounded_up
-from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut, cut_at_row_ends, slots_of
-from packprep.corpus.calibration import Estimates
-from packprep.corpus.finding import named_twice
-from packprep.corpus.reading import Documents
-from packprep.corpus.training import Training
+from packprep.building.packing import pack, rounded_up
+from packprep.building.planning import Inputs
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
+from packprep.documents.calibration import Estimates
+from packprep.documents.reading import Documents
+from packprep.documents.supervision import Training
 from packprep.objectives.objective import Task
 from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
 from packprep.randomness import permute, text_key
 from packprep.recipe import Recipe
+from packprep.sources.files import named_twice
 
 FAR = 0.1
 """A realised figure this far from the wanted one, relatively, is worth a warning."""
 FULL = 0.98
 """Rows that are less full than this are worth a warning."""
-SUMS = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "tokens"}
 PROCESS_BYTES = 220 << 20
 """What a worker holds before it reads anything: the interpreter, numpy, numba, pyarrow, tokenizers."""
 FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
@@ -160,11 +158,13 @@ def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) 
     source = np.tile(np.arange(len(samples)), runs).repeat([len(own) for own, _ in drawn])
     kept = np.flatnonzero(lengths >= max(1, recipe.documents.min_tokens))
     kept = kept[np.argsort(shard[kept], kind="stable")]
-    documents = documents_of(lengths[kept], source[kept], text_key(recipe.seed, "forecast"))
+    zeros, offsets = np.zeros(len(kept), np.int64), np.concatenate(([0], np.cumsum(lengths[kept])))
+    keys = np.full(len(kept), text_key(recipe.seed, "forecast"))
+    made_up = Documents(np.zeros(0, np.uint16), offsets, np.arange(len(kept)), zeros, source[kept], zeros, keys)
     supervised = np.array([estimate.supervised for estimate in samples], np.uint8)[source[kept]]
     if supervised.any():
-        documents = documents._replace(training=_all_trained(supervised, lengths[kept]))
-    sums = sum(_shards(plan, inputs, documents, shard[kept]), np.zeros(7)) / (runs * part)
+        made_up = replace(made_up, training=_all_trained(supervised, lengths[kept]))
+    sums = sum(_shards(plan, inputs, made_up, shard[kept]), np.zeros(7)) / (runs * part)
     made, rows, slots, content, in_others, others, size = sums.tolist()
     return Packed(made, rows, slots, content, in_others / others if others else None, size)
 
@@ -238,11 +238,11 @@ def _cut_and_packed(
                 for name in ("position", "file", "source", "repeat", "file_key")
             }
             own["offsets"] = documents.offsets[begin : end + 1]
-            segments, row, _ = cut_at_row_ends(recipe, tasks, documents._replace(**own))
-            yield segments.task, slots_of(tasks, segments), row
+            segments, _ = cut(recipe, tasks, replace(documents, **own))
+            yield segments.task, segments.slots, segments.row
         return
-    segments = cut(recipe, tasks, documents).segments
-    slots, of_segments = slots_of(tasks, segments), shard[segments.document]
+    segments, _ = cut(recipe, tasks, documents)
+    slots, of_segments = segments.slots, shard[segments.document]
     physical = rounded_up(slots, recipe.packing.pad_seq_to_mult)
     most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
     for begin, end in zip(*(np.searchsorted(of_segments, numbers, side) for side in ("left", "right")), strict=True):
@@ -266,43 +266,3 @@ def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
     else:
         why = "segments are of lengths that do not fill them: choose another seq_length, or documents.max_tokens"
     return [f"rows are only {packed.without_last:.1%} full: {why}"]
-
-
-def documents_of(lengths: np.ndarray, source: np.ndarray, key: np.uint64) -> Documents:
-    """Made-up token documents of these lengths and sources, int64[D] each, without tokens: what `cut` looks at.
-
-    key: of their chance.
-    """
-    count, zeros = len(lengths), np.zeros(len(lengths), np.int64)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-    return Documents(np.zeros(0, np.uint16), offsets, np.arange(count), zeros, source, zeros, np.full(count, key))
-
-
-def print_forecast(f: dict[str, Any]) -> None:
-    """The figures as text."""
-    shards, files = (f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files"))
-    put_line(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
-    sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]  # a sample may have seen no document
-    put_line(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
-    put_line(
-        f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, "
-        f"{f['worker_bytes'] / 2**20:.0f} MiB a worker"
-    )
-    fill = f["utilisation"]
-    if fill["all_rows"] is not None:
-        without = fill["without_last_rows"]
-        last = "" if without is None else f"; {without:.2%} without each shard's last row"
-        put_line(f"about {fill['all_rows']:.2%} of their slots filled{last}")
-    put_line()
-    put_line(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
-    for s in f["sources"]:
-        put_line(f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%} {s['share_error']:>7.2%}")
-    put_line()
-    longest = f"{'longest inner':>14} {'last piece':>11} {'in a row':>9}"
-    put_line(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  an inner piece's")
-    for t in f["tasks"]:
-        figures = ", ".join(f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})" for name, v in t["figures"].items())
-        longest = f"{t['longest_inner']:>14,} {t['longest_last']:>11,} {t['pieces_of_a_row']:>9}"
-        put_line(f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip())
-    for warning in f["warnings"]:
-        put_line(f"warning: {warning}")

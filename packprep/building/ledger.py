@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from packprep.corpus.reading import Reading
-from packprep.dataset.json_files import newer_version
+from packprep.building.packing import rounded_up
+from packprep.building.segments import SegmentTable
 from packprep.dataset.manifest import is_count
+from packprep.documents.reading import Documents
 from packprep.errors import BuildError, PlanError
+from packprep.format.json_files import newer_version
 from packprep.objectives.objective import Task
+from packprep.recipe import Recipe
 
 AFTER_TOKENIZATION = ("too_long", "untrained_segment")
 """Reasons of tokens that are among the shard's documents and in no segment."""
@@ -25,68 +28,70 @@ ADDED_LATER: tuple[str, ...] = ()
 
 
 def shard_ledger(
-    reading: Reading,
+    documents: Documents,
     names: Sequence[str],
     tasks: Sequence[Task],
-    arrays: Mapping[str, np.ndarray],
-    bos: np.ndarray,
-    eos: np.ndarray,
-    copy: np.ndarray,
-    slots: np.ndarray,
-    physical: np.ndarray,
-    truncated: np.ndarray,
+    table: SegmentTable,
+    untrained: np.ndarray,
     last_row_padding: int,
-    seq_length: int,
+    recipe: Recipe,
 ) -> dict[str, Any]:
-    """The ledger of one shard. bos, eos, copy, slots, physical: int64[m] by segment in the shard's order;
-    truncated: int64[sources] tokens cut off by long = "truncate"; last_row_padding: of the row that was packed
-    last, at its end and inside its segments."""
-    documents = reading.documents
-    source, task, n = arrays["segment_source"], arrays["segment_task"], arrays["segment_tokens"].astype(np.int64)
+    """The ledger of one shard. untrained: int64[documents], tokens that `cut` left out, for none of their segment is trained;
+    last_row_padding: of the row that was packed last, at its end and inside its segments."""
+    seq_length = recipe.seq_length
+    source, task, n, slots = documents.source[table.document], table.task, table.n, table.slots
+    bos, eos, copy, physical = table.bos, table.eos, table.copy, rounded_up(slots, recipe.packing.pad_seq_to_mult)
     mode = np.array([t.mode for t in tasks])[task]
-    halves = np.array([t.objective.copies for t in tasks])[task]
-    body_added = slots // halves - n - copy - bos - eos - mode
+    copies = np.array([t.objective.copies for t in tasks])[task]
+    body_added = slots // copies - n - copy - bos - eos - mode
     kinds = np.array([t.objective.added for t in tasks])[task]
-    lengths = np.diff(documents.offsets)
+    lengths, truncated = np.diff(documents.offsets), np.zeros(len(names), np.int64)
+    if recipe.documents.long == "truncate":
+        used = np.bincount(table.document, n, len(lengths)).astype(np.int64)
+        np.add.at(truncated, documents.source, lengths - used - untrained)
     sources = {}
     for s, name in enumerate(names):
-        own, held = source == s, documents.source == s
-        reasons = reading.rejected.counts(name)
-        dropped = dict(reading.dropped_tokens[name])
-        added = {kind: int(body_added[own & (kinds == kind)].sum()) for kind in ("sentinel", "fim")}
-        added["copy"] = int(copy[own].sum() + (slots - slots // halves)[own].sum())
-        added |= {"bos": int(bos[own].sum()), "mode": int(mode[own].sum()), "eos": int(eos[own].sum())}
+        of_source, read = source == s, documents.source == s
+        reasons = documents.rejected.counts(name)
+        dropped = dict(documents.dropped_tokens[name])
+        added = {kind: int(body_added[of_source & (kinds == kind)].sum()) for kind in ("sentinel", "fim")}
+        added["copy"] = int(copy[of_source].sum() + (slots - slots // copies)[of_source].sum())
+        added |= {
+            "bos": int(bos[of_source].sum()),
+            "mode": int(mode[of_source].sum()),
+            "eos": int(eos[of_source].sum()),
+        }
         sources[name] = {
             "documents": {
-                "read": reading.read[name],
-                "used": reading.read[name] - sum(reasons.values()),
+                "read": documents.read[name],
+                "used": documents.read[name] - sum(reasons.values()),
                 "rejected": reasons,
             },
             "tokens": {
-                "read": int(lengths[held].sum())
-                + sum(reading.dropped_tokens[name].values())
+                "read": int(lengths[read].sum())
+                + sum(documents.dropped_tokens[name].values())
                 - sum(dropped.get(reason, 0) for reason in AFTER_TOKENIZATION),
-                "used": int(n[own].sum()),
+                "used": int(n[of_source].sum()),
                 "truncated": int(truncated[s]),
                 "dropped": dropped,
             },
             "slots": {
-                "total": int(physical[own].sum()),
-                "used": int(n[own].sum()),
+                "total": int(physical[of_source].sum()),
+                "used": int(n[of_source].sum()),
                 "added": {kind: count for kind, count in added.items() if count or kind in ADDED},
-                "padding": int((physical - slots)[own].sum()),
+                "padding": int((physical - slots)[of_source].sum()),
             },
-            "segments": int(own.sum()),
+            "segments": int(of_source.sum()),
         }
     by_task = {}
     for t, entry in enumerate(tasks):
-        own = task == t
+        of_task = task == t
         by_task[entry.name] = {
-            "segments": int(own.sum()),
-            "tokens": int(n[own].sum()),
-            "slots": int(slots[own].sum()),
+            "segments": int(of_task.sum()),
+            "tokens": int(n[of_task].sum()),
+            "slots": int(slots[of_task].sum()),
         }
-    rows = len(arrays["row_offsets"]) - 1
+    rows = int(table.row[-1]) + 1 if len(table.row) else 0
     return {
         "sources": sources,
         "tasks": by_task,
@@ -116,27 +121,21 @@ def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:
 
 def imbalances(ledger: Mapping[str, Any]) -> list[str]:
     """The identities that do not hold, in words; empty if the ledger balances."""
-    wrong = []
-
-    def equal(what: str, left: int, right: int) -> None:
-        if left != right:
-            wrong.append(f"{what}: {left} ≠ {right}")
-
+    pairs = []
     for name, source in ledger["sources"].items():
         documents, tokens, slots = source["documents"], source["tokens"], source["slots"]
-        equal(
-            f"{name}: documents read = used + rejected",
-            documents["read"],
-            documents["used"] + sum(documents["rejected"].values()),
-        )
+        of_documents = documents["used"] + sum(documents["rejected"].values())
         spent = tokens["used"] + tokens["truncated"] + sum(tokens["dropped"].values())
-        equal(f"{name}: tokens read = used + truncated + dropped", tokens["read"], spent)
         filled = slots["used"] + sum(slots["added"].values()) + slots["padding"]
-        equal(f"{name}: slots = used + added + padding", slots["total"], filled)
-        equal(f"{name}: tokens used = tokens in slots", tokens["used"], slots["used"])
+        pairs += [
+            (f"{name}: documents read = used + rejected", documents["read"], of_documents),
+            (f"{name}: tokens read = used + truncated + dropped", tokens["read"], spent),
+            (f"{name}: slots = used + added + padding", slots["total"], filled),
+            (f"{name}: tokens used = tokens in slots", tokens["used"], slots["used"]),
+        ]
     total = sum(source["slots"]["total"] for source in ledger["sources"].values())
-    equal("rows · seq_length = Σ slots + row padding", ledger["row_slots"], total + ledger["row_padding"])
-    return wrong
+    pairs.append(("rows · seq_length = Σ slots + row padding", ledger["row_slots"], total + ledger["row_padding"]))
+    return [f"{what}: {left} ≠ {right}" for what, left, right in pairs if left != right]
 
 
 def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
@@ -153,18 +152,18 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
     counts = ("rows", "row_slots", "row_padding", "last_rows", "last_row_padding")
     form = {"sources": dict.fromkeys(sources, source), "tasks": dict.fromkeys(tasks, task), **dict.fromkeys(counts, 0)}
 
-    def fits(part: Any, form: Any, place: tuple[str, ...]) -> bool:
+    def fits(part: Any, form: Any, path: tuple[str, ...]) -> bool:
         if not isinstance(form, dict):
             return is_count(part)
-        if not isinstance(part, dict) or (place[-2:] not in reasons and not form.keys() <= part.keys()):
+        if not isinstance(part, dict) or (path[-2:] not in reasons and not form.keys() <= part.keys()):
             return False
-        later = ADDED_LATER if place[-1:] == ("added",) else ()
-        unknown = set() if place[-2:] in reasons else part.keys() - form.keys() - set(later)
-        if unknown and place not in (("sources",), ("tasks",)):
-            raise PlanError(f"ledger: {newer_version('.'.join((*place, min(unknown))))}")
+        later = ADDED_LATER if path[-1:] == ("added",) else ()
+        unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
+        if unknown and path not in (("sources",), ("tasks",)):
+            raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")
         if unknown:
             return False
-        return all(fits(part[key], form.get(key, 0), (*place, key)) for key in part)
+        return all(fits(part[key], form.get(key, 0), (*path, key)) for key in part)
 
     return fits(value, form, ())
 

@@ -1,4 +1,4 @@
-"""Lengths → (row, offset).
+"""Lengths → (row, offset), and then rows, and the segments inside a row, in keyed order.
 
 best_fit    best-fit decreasing: the longest first, each into the fullest row that holds it. Least padding.
 first_fit   in the given order, each into the first row that holds it.
@@ -7,22 +7,11 @@ next_fit    in the given order, never back to an earlier row. Keeps the order; m
 
 import numpy as np
 
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, SegmentTable
 from packprep.errors import RecipeError
-from packprep.kernel import kernel, leading_zeros
-
-ALGORITHMS = ("best_fit", "first_fit", "next_fit", "concat")
-
-
-@kernel
-def _count(lengths, capacity, counts):
-    """How many documents each length has, into counts (int64[capacity + 1], 0). Gives the first document whose length is
-    not in 1 … capacity; −1: none."""
-    for i in range(lengths.shape[0]):
-        length = lengths[i]
-        if length < 1 or length > capacity:
-            return i
-        counts[length] += 1
-    return -1
+from packprep.kernel import bits64_of_keys, kernel, leading_zeros
+from packprep.randomness import ROW_ORDER, SEGMENT_ORDER
+from packprep.recipe import Recipe
 
 
 @kernel(inline=True)
@@ -39,7 +28,7 @@ def _highest(bits, most):
 
 
 @kernel
-def _assign(counts, capacity, max_segments):
+def assign(counts, capacity, max_segments):
     """Best fit of all documents of one length in bulk, from how many there are of each length.
 
     Gives placements, int64[k, 5]. A placement takes the next documents, the longest first, to consecutive rows:
@@ -152,7 +141,7 @@ def _grow(array):
 
 @kernel(inline=True)
 def _grow_rows(array):
-    """As `_grow`, for int64[n, k]."""
+    """The array, int64[n, k], in one of twice its length."""
     grown = np.empty((2 * array.shape[0], array.shape[1]), np.int64)
     for i in range(array.shape[0]):
         for j in range(array.shape[1]):
@@ -161,7 +150,7 @@ def _grow_rows(array):
 
 
 @kernel
-def _spread(placements, counts, lengths, places, row, offset):
+def _fill_rows(placements, counts, lengths, places, row, offset):
     """Give every document its place: documents of one length take the places of that length in the given order.
 
     places: uint64[n], overwritten: (row, offset) as high and low half, the longest documents' first. It is written and
@@ -239,11 +228,14 @@ def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int =
     RecipeError for an unknown algorithm or a length that no row holds.
     """
     lengths = np.ascontiguousarray(lengths, np.int64)
-    counts = _counted(lengths, capacity)
+    if len(lengths) and (lengths.min() < 1 or lengths.max() > capacity):
+        worst = int(np.argmax((lengths < 1) | (lengths > capacity)))
+        raise RecipeError(f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}")
     row, offset = np.empty(lengths.shape, np.int64), np.empty(lengths.shape, np.int64)
     if algorithm == "best_fit":
-        placements = _assign(counts, capacity, max_segments)
-        _spread(placements, counts, lengths, np.empty(lengths.shape, np.uint64), row, offset)
+        counts = np.bincount(lengths, minlength=capacity + 1)
+        placements = assign(counts, capacity, max_segments)
+        _fill_rows(placements, counts, lengths, np.empty(lengths.shape, np.uint64), row, offset)
     elif algorithm == "first_fit":
         _first_fit(lengths, capacity, max_segments, row, offset)
     elif algorithm == "next_fit":
@@ -253,15 +245,47 @@ def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int =
     return row, offset
 
 
-def assigned(lengths: np.ndarray, capacity: int, max_segments: int = 0) -> np.ndarray:
-    """int64[k, 5], what best_fit decides before any document is looked at: see `_assign`. Arguments as of `pack`."""
-    return _assign(_counted(np.ascontiguousarray(lengths, np.int64), capacity), capacity, max_segments)
+def place(table: SegmentTable, recipe: Recipe) -> tuple[SegmentTable, int]:
+    """(the table in row order, with the row and first slot of each segment; the slots that the row packed last leaves free)."""
+    packing, physical = recipe.packing, rounded_up(table.slots, recipe.packing.pad_seq_to_mult)
+    row = table.row
+    if packing.algorithm != "concat":
+        most = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
+        row, _ = pack(physical, recipe.seq_length, packing.algorithm, most)
+    free = recipe.seq_length - int(table.slots[row == row.max()].sum()) if len(row) else 0
+    order, row, first_slot = placement(table.key, physical, row, packing.algorithm == "next_fit")
+    return table.of(order)._replace(row=row, first_slot=first_slot), free
 
 
-def _counted(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """int64[capacity + 1]: how many there are of each length; RecipeError for a length that no row holds."""
-    counts = np.zeros(capacity + 1, np.int64)
-    worst = int(_count(lengths, capacity, counts))
-    if worst >= 0:
-        raise RecipeError(f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}")
-    return counts
+def rounded_up(slots: np.ndarray, multiple: int) -> np.ndarray:
+    """The physical lengths: slots rounded up to a multiple."""
+    return -(-slots // multiple) * multiple
+
+
+def placement(
+    key: np.ndarray, physical: np.ndarray, row: np.ndarray, keep_order: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Put rows, and the segments inside a row, in keyed order. `keep_order` (next_fit) leaves both as packed.
+
+    key: uint64[m]; physical: int64[m], slots with the padding inside; row: int64[m], as packed. Gives int64[m] each, in row
+    order: which segment stands there, its row, ascending, and its first slot in the row.
+    """
+    m, rows = len(row), int(row.max()) + 1 if len(row) else 0
+    if keep_order:
+        order = np.argsort(row, kind="stable")
+    else:
+        draws = np.empty(m, np.uint64)
+        bits64_of_keys(key, SEGMENT_ORDER, draws)
+        order = np.lexsort((draws, row))  # stable: of equal draws the first comes first
+    begin = np.searchsorted(row[order], np.arange(rows + 1))
+    shuffled = np.arange(rows)
+    if not keep_order:
+        row_draws = np.empty(rows, np.uint64)
+        bits64_of_keys(key[order[begin[:-1]]], ROW_ORDER, row_draws)
+        shuffled = np.argsort(row_draws, kind="stable")
+    counts = np.diff(begin)[shuffled]
+    final_begin = np.cumsum(counts) - counts
+    final_row = np.repeat(np.arange(rows), counts)
+    final = order[np.arange(m) + np.repeat(begin[shuffled] - final_begin, counts)]
+    before = np.cumsum(physical[final]) - physical[final]
+    return final, final_row, before - before[final_begin][final_row]

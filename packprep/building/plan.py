@@ -1,340 +1,243 @@
-"""The plan: everything that is resolved once, before work starts, by whoever comes first.
+"""A plan, read and made ready to work: what every process makes of plan.json and the dataset's tokenizer, once."""
 
-It lists the input files and the rule by which pieces and shards follow from them, and stores what must not be worked out
-twice: ids, ratios, repeats, the engine and its version. A plan, its tokenizer and the input files make every shard.
-"""
-
-import contextlib
-import importlib.metadata
-import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from packprep.building.inputs import Inputs, token_dtype
-from packprep.building.plan_form import LATER, MOST_SHARDS
-from packprep.corpus.calibration import Estimates, calibrate, first_texts
-from packprep.corpus.chat_templates import compile_template
-from packprep.corpus.conversations import MarkReader
-from packprep.corpus.engines.engine import Engine, EngineFault, EngineRefusal, check_special_text
-from packprep.corpus.engines.registry import candidates, engine_facts, is_proven, loaded, reference_of_begun, refused
-from packprep.corpus.finding import below_one_folder
-from packprep.corpus.first_look import first_look
-from packprep.corpus.planning import MOST_PIECES, PlannedSource, pieces_of_all_uses, step_bytes
-from packprep.corpus.proof import prove, prove_on_nasty_text
-from packprep.corpus.reading import MOST_DOCUMENTS
-from packprep.corpus.tokenization import tokenize
-from packprep.corpus.vocabulary import Vocabulary
-from packprep.dataset.json_files import FORMAT, LAW_VERSION, VERSION, as_stored
-from packprep.digests import own_digest
-from packprep.errors import RecipeError
-from packprep.objectives.objective import Task
-from packprep.objectives.tasks import check_supervised, task_table, whole_recipe
-from packprep.recipe import Recipe, normalised, without_places
-
-MIB = 1 << 20
-MOST_REPEAT = 100_000
-"""Of what a share comes to: each use is an order of its own."""
-EVEN_SHARDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of shards that 2, 4, … workers end with at the same time: of five, one worker makes three and another two."""
-UNKNOWN_TURNS = (
-    "warning: the chat template does not look at add_generation_prompt and has no {% generation %} blocks: what opens an "
-    "assistant's turn cannot be told from the turn, and is trained too. Let a copy of the template answer "
-    "add_generation_prompt, and give it in documents.chat_template"
+from packprep.building.plan_form import LATER, check_plan
+from packprep.building.segments import CutLimits, cut_limits
+from packprep.dataset.noise import LAWS
+from packprep.errors import DatasetError, PlanError, RecipeError
+from packprep.format.digests import digest_of, own_digest
+from packprep.format.json_files import (
+    FORMAT,
+    LAW_VERSION,
+    PLAN_NAME,
+    VERSION,
+    as_stored,
+    decode,
+    encode,
+    json_value,
+    other_law,
+    with_defaults,
 )
-LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
+from packprep.objectives.objective import Ids, Task
+from packprep.objectives.tasks import complete, resolve, task_table
+from packprep.recipe import Recipe, from_normalised
+from packprep.sources.files import Files, absolute_prefix
+from packprep.sources.formats import check_format
+from packprep.sources.slices import MOST_PIECES, PlannedSource, format_name, pieces_of_all_uses
+from packprep.storage import Folder, folder_at
+from packprep.tokenizer.engines import load_engine
+from packprep.tokenizer.engines.engine import Engine
+from packprep.tokenizer.file import continuing_tokens
+from packprep.tokenizer.roles import Vocabulary
 
 
-def mark_reader(recipe: Recipe, chat_template: str | None) -> MarkReader | None:
-    """What reads loss_spans and messages; None where the recipe ignores them."""
-    return MarkReader(chat_template) if recipe.documents.loss_spans == "use" else None
-
-
-def make_plan(
-    inputs: Inputs, say: Callable[[str], None] = lambda message: None, samples: list[Estimates] | None = None
-) -> dict[str, Any]:
-    """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no more.
-
-    say: is told of a fast engine that failed its proof, where engine = "auto" takes another one. samples: gets what the
-    sample of each source tells, of which the plan holds only what work needs.
-    """
-    recipe, vocabulary = inputs.recipe, inputs.vocabulary
-    tasks = inputs.tasks
-    for source, files in zip(recipe.sources, inputs.files, strict=True):
-        first_look(source, files, recipe.documents.loss_spans == "use")
-    engine, sources, estimates = _proven_and_calibrated(inputs, say)
-    if samples is not None:
-        samples += estimates
-    template, has_chat = inputs.chat_template, any(estimate.chat for estimate in estimates)
-    if template is not None and has_chat and not compile_template(template).knows_turns:
-        say(UNKNOWN_TURNS)
-    for planned, estimate in zip(sources, estimates, strict=True):
-        planned.ratios = estimate.ratios
-    derived = follows(recipe, vocabulary, tasks, sources, [estimate.tokens_per_byte for estimate in estimates])
-    plan = {
-        "format": FORMAT,
-        "version": VERSION,
-        "law_version": LAW_VERSION,
-        "fingerprint": inputs.fingerprint,
-        "recipe": normalised(recipe),
-        "engine": engine_facts(engine),
-        "made_with": made_with(),
-        "tokenizer": {"file": "tokenizer.json", "digest": vocabulary.digest},
-        "beside_tokenizer": [dict(file) for file in vocabulary.beside],
-        "chat_template": inputs.chat_template,
-        **derived,
-        "sources": [
-            {
-                **resolved,
-                "prefix": planned.prefix,
-                "patterns": below_one_folder(planned.source, recipe.base)[1],
-                "ratios": estimate.ratios,
-                "tokens_per_byte": estimate.tokens_per_byte,
-                "documents": (
-                    round(resolved["text_bytes"] / estimate.document_bytes) if estimate.document_bytes else 0
-                ),
-                "relative_error": _error(planned, estimate),
-            }
-            for planned, estimate, resolved in zip(sources, estimates, derived["sources"], strict=True)
-        ],
-        "files": [file for files in inputs.files for file in files.as_planned()],
-    }
-    _check_documents(plan)
-    return {**plan, "digest": own_digest(as_stored(plan, LATER))}
-
-
-def _check_documents(plan: Mapping[str, Any]) -> None:
-    """Raises RecipeError where a shard would have more documents than one may have, before any is made."""
-    documents, text_bytes = (sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes"))
-    of_one = documents / plan["shards"]
-    if of_one > MOST_DOCUMENTS:
-        raise RecipeError(
-            f"each of {plan['shards']} shards would have some {of_one:.0f} documents; at most {MOST_DOCUMENTS}. Set "
-            f"output.shard_text_bytes to {int(text_bytes * MOST_DOCUMENTS / documents * 0.8)} or less",
-            ("output", "shard_text_bytes"),
-        )
-
-
-def follows(
-    recipe: Recipe,
-    vocabulary: Vocabulary,
-    tasks: Sequence[Task],
-    sources: Sequence[PlannedSource],
-    tokens_per_byte: Sequence[float],
-) -> dict[str, Any]:
-    """What of a plan follows from its recipe, vocabulary and files, and from what samples told; verification asks it, too.
-
-    sources: with their ratios; their repeats are set here. tokens_per_byte: of each.
-    """
-    once = [int(source.weights().sum()) for source in sources]  # text bytes of one use of all documents
-    for source, repeat in zip(sources, repeats(recipe, once, tokens_per_byte), strict=True):
-        source.repeat = repeat
-    if (pieces := pieces_of_all_uses(sources)) > MOST_PIECES:
-        raise RecipeError(
-            f"the sources come to {pieces:,} pieces, once for each use, and a dataset has at most {MOST_PIECES:,}: compress "
-            "line files (a compressed file is one piece), write larger row groups, lower repeat, or make several datasets"
-        )
-    weights = [source.weight for source in sources]
-    rate = sum(w * t for w, t in zip(weights, tokens_per_byte, strict=True)) / max(1, sum(weights))
-    shard_text_bytes = _shard_text_bytes(recipe, sum(weights), rate)
-    shards = max(1, -(-sum(weights) // shard_text_bytes))
-    if shards > MOST_SHARDS:
-        raise RecipeError(
-            f"output.shard_text_bytes = {shard_text_bytes} makes {shards:,} shards, and a dataset has at most "
-            f"{MOST_SHARDS:,}: give at least {-(-sum(weights) // MOST_SHARDS)}",
-            ("output", "shard_text_bytes"),
-        )
-    return {
-        "vocabulary": vocabulary.as_planned(),
-        "token_dtype": token_dtype(recipe, vocabulary.vocab_size).name,
-        "tasks": task_table(tasks),
-        "shards": shards,
-        "shard_text_bytes": shard_text_bytes,
-        "sources": [
-            {
-                "name": source.name,
-                "repeat": source.repeat,
-                "step_bytes": step_bytes(_stored_compressed(source) * source.uses, shards),
-                "text_bytes": weight,
-                "tokens": round(weight * tokens),
-            }
-            for source, weight, tokens in zip(sources, weights, tokens_per_byte, strict=True)
-        ],
-    }
-
-
-def _proven_and_calibrated(
-    inputs: Inputs, say: Callable[[str], None]
-) -> tuple[str, list[PlannedSource], list[Estimates]]:
-    """(the name of the engine, the sources, what a sample of each tells), the engine proven on nasty text and that sample.
-
-    RecipeError if an engine that is asked for by name fails its proof.
-    """
-    recipe, vocabulary, special_text = inputs.recipe, inputs.vocabulary, inputs.recipe.documents.special_text
-    check_special_text(special_text)
-    names, sources = candidates(recipe.engine, vocabulary), _sources(inputs)
-    marks = mark_reader(recipe, inputs.chat_template)
-    texts: list[str] = []
-    for source in sources if any(is_proven(name) for name in names) else ():
-        with _named(source):
-            texts += first_texts(source, marks)
-    reference = reference_of_begun(names[0], vocabulary, special_text)
-    expected = tokenize(reference, texts, special_text, vocabulary) if reference else None  # while the engine is loaded
-    for name in names:
-        try:
-            engine = loaded(name, vocabulary, special_text)
-            prove_on_nasty_text(engine, special_text, vocabulary)
-            estimates = [_calibrated(inputs, source, engine, marks) for source in sources]
-            prove(engine, texts, special_text, vocabulary, expected)
-            return name, sources, estimates
-        except (EngineRefusal, EngineFault) as error:
-            if recipe.engine != "auto":
-                raise refused(name, str(error)) from error
-            say(f"engine {name} is not used: {error}")
-    raise AssertionError("the reference engine takes every tokenizer and needs no proof")
-
-
-def _sources(inputs: Inputs) -> list[PlannedSource]:
-    """The sources, what a sample tells left open."""
-    first = np.cumsum([0, *map(len, inputs.files)]).tolist()
-    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
-    return [
-        PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first[i], dict(unresolved), inputs.recipe.seed)
-        for i, source in enumerate(inputs.recipe.sources)
-    ]
-
-
-def _calibrated(inputs: Inputs, source: PlannedSource, engine: Engine, marks: MarkReader | None) -> Estimates:
-    """What a sample of a source tells."""
-    with _named(source):
-        precise = source.source.share is not None
-        estimates = calibrate(source, engine, inputs.vocabulary, inputs.recipe.documents, marks, precise)
-    if estimates.supervised:
-        check_supervised(inputs.recipe, source.index)
-    return estimates
-
-
-@contextlib.contextmanager
-def _named(source: PlannedSource) -> Iterator[None]:
-    """What is wrong with a source names it."""
+def recipe_of(plan: Mapping[str, Any]) -> Recipe:
+    """The recipe of a plan, and its sources and tasks as many as the plan's; PlanError if it is none."""
     try:
-        yield
+        stored = from_normalised(plan["recipe"], plan["engine"]["name"], plan["made_with"])
+        for i, source in enumerate(stored.sources):
+            check_format(source.format, i)
+        recipe = complete(stored, plan["made_with"])
     except RecipeError as error:
-        raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
+        raise PlanError(f"plan.json: recipe: {error}") from error
+    if [source.name for source in recipe.sources] != [source["name"] for source in plan["sources"]]:
+        raise PlanError("plan.json: its sources are not those of its recipe")
+    wanted = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
+    if not wanted <= plan["vocabulary"]["mode_tokens"].keys():
+        raise PlanError("plan.json: its vocabulary has not the mode tokens of its tasks")
+    return recipe
 
 
-def _error(source: PlannedSource, estimate: Estimates) -> float:
-    """The standard error of a source's tokens, as a part of them."""
-    low, high = source.source.sample
-    return estimate.error_of(high - low, source.repeat, len(source.pieces))
-
-
-def made_with() -> dict[str, str]:
-    """The versions of Python, packprep and the libraries that a build uses."""
-    versions = {name: importlib.metadata.version(name) for name in (*LIBRARIES, "packprep")}
-    return {"python": platform.python_version(), **versions}
-
-
-def _stored_compressed(source: PlannedSource) -> int:
-    compressed = np.array([bool(compression) for _, compression in source.files.kinds])
-    return int(source.files.sizes[compressed[source.files.kind]].sum())
-
-
-def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float]) -> list[float]:
-    """Each source's repeat: the recipe's, or what its share comes to, to six digits."""
-    shares = [source.share for source in recipe.sources]
-    if shares[0] is None:
-        return [source.repeat for source in recipe.sources]
-    whole = sum(share for share in shares if share is not None)
-    tokens = []
-    for source, size, of_byte in zip(recipe.sources, once, tokens_per_byte, strict=True):
-        low, high = source.sample
-        tokens.append(size * (high - low) * of_byte)
-        if not tokens[-1]:
-            raise RecipeError(
-                f"source {source.name!r} has a share of {source.share} and no tokens: give it files with text"
+def _resolved(plan: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]]:
+    """What the plan stored for each task; PlanError if it cannot be that."""
+    if len(plan["tasks"]) != len(recipe.tasks) + 1:
+        raise PlanError(f"plan.json: it has {len(plan['tasks'])} tasks and its recipe needs {len(recipe.tasks) + 1}")
+    resolved: list[Mapping[str, Any]] = []
+    for task, entry in zip(plan["tasks"], recipe.tasks, strict=False):
+        facts = task.get("resolved") if isinstance(task, dict) else None
+        law, why = LAWS.get(entry.objective), ""
+        if isinstance(facts, dict) and law is not None:
+            why = law.unusable(facts)
+        if not isinstance(facts, dict) or why:
+            raise PlanError(
+                f"plan.json: task {entry.name!r}: resolved: {why if isinstance(facts, dict) else 'no object'}"
             )
-    parts = [share / whole for share in shares if share is not None]
-    total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
-    found = [max(1e-6, float(f"{total * part / t:.6g}")) for t, part in zip(tokens, parts, strict=True)]
-    for source, repeat in zip(recipe.sources, found, strict=True):
-        if repeat > MOST_REPEAT:
-            raise RecipeError(
-                f"source {source.name!r}: its share of total_tokens = {recipe.total_tokens} would use each of its documents "
-                f"{repeat:g} times, and {MOST_REPEAT} is the most: ask for fewer tokens, or give it more text"
-            )
-    return found
+        resolved.append(facts)
+    return resolved
 
 
-def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -> int:
-    """The recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most 512 MiB.
-
-    Then less, where that makes a few shards one of EVEN_SHARDS and leaves enough rows.
-    """
-    if recipe.output.shard_text_bytes != "auto":
-        return int(recipe.output.shard_text_bytes)
-    long_rows = int(2000 * recipe.seq_length / max(tokens_per_byte, 1e-6))
-    most = min(max(64 * MIB, long_rows, -(-text_bytes // 50_000)), 512 * MIB)
-    even = next((n for n in EVEN_SHARDS if n * most >= text_bytes), 1)
-    less = -(-text_bytes // even)
-    return less if even > 1 and less >= long_rows else most
-
-
-def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty if nothing does."""
-    if inputs.fingerprint == plan["fingerprint"]:
-        return []
-    found = []
-    if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:
-        found.append(
-            f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan {plan['tokenizer']['digest']})"
+def check_law(plan: Mapping[str, Any], where: str) -> None:
+    """PlanError unless shards, or segments, of a plan can be made here: those of an older law are read only."""
+    if plan["law_version"] != LAW_VERSION:
+        raise PlanError(
+            f"{where} has {other_law(plan['law_version'], plan['made_with'])}, or build into another folder"
         )
-    if plan["chat_template"] != inputs.chat_template:
-        found.append("the chat template changed")
-    now, planned = (plain(without_places(whole_recipe(r))) for r in (normalised(inputs.recipe), plan["recipe"]))
-    found += changed_keys(now, planned, "{} is {} here and {} in the plan")
-    listed: dict[tuple[int, str], int] = {(f["source"], f["name"]): f["size"] for f in plan["files"]}
-    here = {
-        (files.source, name): size
-        for files in inputs.files
-        for name, size in zip(files.names, files.sizes.tolist(), strict=True)
-    }
-    names = dict(enumerate([source["name"] for source in plan["recipe"]["sources"]]))
-    names |= {i: source.name for i, source in enumerate(inputs.recipe.sources)}
-    for key in sorted(set(listed) | set(here)):
-        if listed.get(key) != here.get(key):
-            before, after = ("no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, here))
-            found.append(f"input {key[1]!r} of source {names[key[0]]!r}: {before} in the plan, {after} now")
-    return found[:10] + (["…"] if len(found) > 10 else []) or ["the fingerprint differs"]
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON gives it back."""
-    if isinstance(value, Mapping):
-        return {k: plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+def ids_of(vocabulary: Vocabulary, law: int = LAW_VERSION) -> Ids:
+    """The ids that tasks write, and the law by which."""
+    roles = vocabulary.roles
+    return Ids(
+        vocab_size=vocabulary.vocab_size,
+        pad=roles["pad"],
+        bos=roles.get("bos", -1),
+        eos=roles.get("eos", -1),
+        mask=roles.get("mask", -1),
+        sentinels=np.array(vocabulary.sentinels, np.int32),
+        fim=(roles.get("fim_prefix", -1), roles.get("fim_middle", -1), roles.get("fim_suffix", -1)),
+        special=vocabulary.special_ids,
+        continues=np.frombuffer(continuing_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size), np.uint8),
+        law=law,
+    )
 
 
-def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[str]:
-    """What differs between two plain values, in words: a format of the place and both values."""
-    if isinstance(now, dict) and isinstance(planned, dict):
-        keys = sorted(set(now) | set(planned))
-        places = [(k, f"{where}.{k}" if where else k) for k in keys]
-        return [c for k, place in places for c in changed_keys(now.get(k), planned.get(k), words, place)]
-    if (
-        isinstance(now, list)
-        and isinstance(planned, list)
-        and len(now) == len(planned)
-        and any(isinstance(v, dict) for v in now)
+class Job:
+    """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone.
+
+    plan: the plan's values but for its files, which are in `sources`. digest: the plan's. law: its law_version; of an older
+    one than LAW_VERSION only what is stored can be read: there is no engine.
+    """
+
+    def __init__(
+        self,
+        plan: Mapping[str, Any],
+        tokenizer_json: bytes,
+        prefixes: Sequence[str] | None = None,
+        plan_digest: str | None = None,
     ):
-        pairs = enumerate(zip(now, planned, strict=True))
-        return [c for i, (a, b) in pairs for c in changed_keys(a, b, words, f"{where}[{i}]")]
-    return [] if now == planned else [words.format(where, _short(now), _short(planned))]
+        """prefixes: where the sources' files lie now. plan_digest: of the plan's canonical JSON, where that is known."""
+        digest = digest_of(tokenizer_json)
+        if digest != plan["tokenizer"]["digest"]:
+            raise PlanError(
+                f"tokenizer.json has digest {digest} and the plan names {plan['tokenizer']['digest']}: put the right file back"
+            )
+        self.plan = {key: value for key, value in plan.items() if key != "files"}
+        self.digest = plan_digest or digest_of(encode(as_stored(plan, LATER)))
+        self.law: int = plan["law_version"]
+        self.recipe = recipe_of(plan)
+        stored = plan["vocabulary"]
+        self.vocabulary = Vocabulary(
+            tokenizer_json=tokenizer_json,
+            digest=digest,
+            vocab_size=stored["vocab_size"],
+            roles=stored["roles"],
+            sentinels=tuple(stored["sentinels"]),
+            mode_tokens=stored["mode_tokens"],
+            added_tokens=tuple(stored["added_tokens"]),
+            special_ids=tuple(stored["special_ids"]),
+            notes=(),
+        )
+        self.token_dtype = np.dtype(plan["token_dtype"])
+        self.tasks: list[Task] = resolve(
+            self.recipe,
+            ids_of(self.vocabulary, self.law),
+            self.vocabulary.mode_tokens,
+            _resolved(plan, self.recipe),
+        )
+        if json_value(task_table(self.tasks)) != json_value(plan["tasks"]):
+            raise PlanError("plan.json: its tasks are not those of its recipe and vocabulary; put the right file back")
+        self.shards: int = plan["shards"]
+        self.seen: Sequence[np.ndarray | None] | None = None  # by source, `Files.seen` of files that must stay so
+        self.sources: list[PlannedSource] = []
+        files = plan["files"]  # by source
+        of_source = np.fromiter((file["source"] for file in files), np.int64, len(files))
+        for i, (source, resolved) in enumerate(zip(self.recipe.sources, plan["sources"], strict=True)):
+            first, end = map(int, np.searchsorted(of_source, [i, i + 1]))
+            own = files[first:end]
+            sizes, pieces = (np.fromiter((file[key] for file in own), np.int64, len(own)) for key in ("size", "pieces"))
+            prefix = prefixes[i] if prefixes else resolved["prefix"]
+            known = {k: held for k, file in enumerate(own) if (held := file.get("piece_bytes")) is not None}
+            names, seed = [file["name"] for file in own], self.recipe.seed
+            listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, known)
+            self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, seed, law=self.law))
+            for kind in listed.kinds:
+                if format_name(*kind) not in self.sources[-1].ratios:
+                    raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")
+        if (count := pieces_of_all_uses(self.sources)) > MOST_PIECES:
+            raise PlanError(
+                f"plan.json: its sources come to {count:,} pieces, once for each use, and no plan has more than "
+                f"{MOST_PIECES:,}; put the right file back"
+            )
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The plan's engine, loaded at first use; refused if this installation has another version of it, or makes another law:
+        without it nothing is made, nor made again."""
+        check_law(self.plan, PLAN_NAME)
+        return load_engine(self.plan["engine"], self.vocabulary, self.recipe.documents.special_text)
+
+    @cached_property
+    def cut_limits(self) -> CutLimits:
+        """By which `cut` cuts."""
+        return cut_limits(self.recipe, self.tasks)
 
 
-def _short(value: Any) -> str:
-    """A value of a recipe in a message; tables by their names."""
-    if isinstance(value, list) and value and all(isinstance(v, dict) and "name" in v for v in value):
-        return f"[{', '.join(v['name'] for v in value)}]"
-    return f"{value!r:.200}"
+def read_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
+    """The plan of an output folder; None if there is none. PlanError if one byte of it is not as it was written."""
+    found = plan_and_digest(out)
+    return found[0] if found else None
+
+
+def plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:
+    """(the plan of an output folder, the digest of its file); None if there is none. PlanError as in `read_plan`."""
+    out = folder_at(out)
+    path = out.path_of(PLAN_NAME)
+    restore = "put the file back as it was, or begin anew in another folder"
+    try:
+        data = out.read(PLAN_NAME)
+        plan = decode(data, path)
+    except FileNotFoundError:
+        out.reach()
+        return None
+    except DatasetError as error:
+        raise PlanError(f"{error}; {restore}") from None
+    except OSError as error:
+        if isinstance(error, NotADirectoryError):
+            raise PlanError(f"{out} is a file, or lies below one, and an output is a folder: name another") from None
+        raise PlanError(f"{path}: {error.strerror}; see to it, or begin anew in another folder") from None
+    if not isinstance(plan, dict) or plan.get("format") != FORMAT or plan.get("version") != VERSION:
+        raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
+    digest = own_digest(plan)
+    if plan.get("digest") != digest:
+        raise PlanError(
+            f"{path}: it carries the digest {plan.get('digest')!r} and its own is {digest}: it was changed or damaged "
+            f"after it was written; {restore}"
+        )
+    check_plan(plan, path)
+    return with_defaults(plan, LATER), digest_of(data)
+
+
+def open_job(
+    out: str | os.PathLike | Folder,
+    prefixes: Sequence[str] | None = None,
+    found: tuple[Mapping[str, Any], str] | None = None,
+) -> Job:
+    """The job of an output folder that has a plan and a tokenizer. found: its `plan_and_digest`, where that was asked for."""
+    out = folder_at(out)
+    found = found or plan_and_digest(out)
+    if found is None:
+        raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
+    plan, digest = found
+    name = plan["tokenizer"]["file"]
+    try:
+        tokenizer_json = out.read(name)
+    except OSError as error:
+        raise PlanError(
+            f"{out.path_of(name)}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
+        ) from None
+    return Job(plan, tokenizer_json, prefixes, digest)
+
+
+def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
+    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
+    names = [source["name"] for source in plan["sources"]]
+    for name in moved:
+        if name not in names:
+            raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
+    return [absolute_prefix(moved.get(source["name"], source["prefix"])) for source in plan["sources"]]

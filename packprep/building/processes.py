@@ -2,6 +2,7 @@
 
 A worker is handed an item when it asks for one. Whoever is killed leaves temporaries at most; the parent notices and says so.
 Workers are forked from this process, with all that it has loaded, as long as it has one thread; else by a server without any.
+The parent does no work of its own, so that it hears a signal at once, whatever library a worker is in.
 """
 
 import gc
@@ -14,12 +15,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
-from packprep.building.signals import STOP_SIGNALS, STOPPED, ended_by_signals
 from packprep.errors import BuildError, PackprepError, Stopped
 
 Report = Callable[[int, int, int, int], None]
@@ -27,12 +29,15 @@ Report = Callable[[int, int, int, int], None]
 Do = Callable[[Iterable[Any], Report], Iterator[Any]]
 """The result of each item, in their order. It may take the next item before it gives the result of the last one."""
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOPPED = "by a signal; what is committed stays, and the same command goes on"
 STOP_S = 5.0
 SILENT_S = 30.0
 """After so long without a word from a worker, it is said whom the work waits for."""
 _SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 _STOPPED_CODES = {-number for number in STOP_SIGNALS}
+_THREADS, _ENDING_MS = "/proc/self/task", 20
 
 
 def one_by_one(do: Callable[[Any, Report], Any]) -> Do:
@@ -79,129 +84,160 @@ def _keep_sockets_near() -> None:
 
 def _may_be_forked() -> bool:
     """Whether this process has no threads but such as are prepared for a fork: pyarrow's allocator stops its own."""
-    try:
-        names = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
-    except OSError:  # no Linux, or a thread that ended meanwhile
-        return False
-    return len(names) - names.count("jemalloc_bg_thd") == 1
+    for _ in range(_ENDING_MS):  # a thread that was waited for is gone a moment later
+        try:
+            names = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir(_THREADS)]
+        except FileNotFoundError:
+            names = []
+        if len(names) - names.count("jemalloc_bg_thd") == 1:
+            return True
+        time.sleep(0.001)
+    return False
 
 
-def spread(
+def in_processes(
     setup: Callable[..., Do],
     arguments: Sequence[Any],
     items: Sequence[Any],
     workers: int,
     report: Report,
-    stop_asked: Callable[[], bool],
     clean: Callable[[int], None] = lambda pid: None,
-    started: Callable[[], None] = lambda: None,
+    on_start: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Generator[tuple[Any, Any], None, None]:
     """(item, result) of each item, as they come; `setup(*arguments)` gives a process its function.
 
-    With one worker, or one item, all is done here. clean(pid) removes what an ended worker may have left behind.
-    started: called once the workers are at work, or before this process is. say: told of a worker that reports nothing for
-    SILENT_S, and that it goes on.
-    Raises what a worker raised, BuildError for one that was killed, Stopped once `stop_asked()`.
+    workers: how many processes, one for each item at most; 0: all is done here, and signals are the caller's.
+    clean(pid) removes what an ended worker may have left behind. on_start: called once the workers are at work, or before
+    this process is. say: told of a worker that reports nothing for SILENT_S, and that it goes on.
+    Raises what a worker raised, BuildError for one that was killed, Stopped after SIGTERM, SIGINT or SIGUSR1.
     """
-    if workers == 1 or len(items) <= 1:
-        started()
-        yield from _here(setup, arguments, items, report, stop_asked, clean)
+    if not workers or not items:
+        on_start()
+        if items:
+            yield from zip(items, setup(*arguments)(iter(items), report), strict=True)
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    context = _context()
-    waiting = deque(items)
-    processes: dict[Connection, Any] = {}
-    at_work: dict[Connection, deque[Any]] = {}  # what it was handed and has given no result of
-    told_last: set[Connection] = set()  # who was told that there is no more
-    heard: dict[Connection, float] = {}  # when each reported last, or was said to be silent: then it is infinite
-    try:
+    context, waiting = _context(), deque(items)
+    everyone: dict[Connection, _Worker] = {}
+    with _signals_noted() as signals, _ended(everyone, clean):
         for _ in range(min(workers, len(items))):
             here, there = context.Pipe()
             is_forked = context.get_start_method() == "fork"
-            ours, environment = ([here, *processes], None) if is_forked else ([], dict(os.environ))
-            process = context.Process(target=_worker, args=(there, ours, environment, setup, arguments), daemon=True)
+            ours, environment = ([here, *everyone], None) if is_forked else ([], dict(os.environ))
+            process = context.Process(target=_work, args=(there, ours, environment, setup, arguments), daemon=True)
             process.start()
             there.close()
-            processes[here] = process
-            at_work[here] = deque([waiting.popleft()])
-            _tell(here, at_work[here][0])
-            heard[here] = time.monotonic()
-        started()
-        while at_work:
-            if stop_asked():
+            everyone[here] = _Worker(process, deque([waiting.popleft()]))
+            _tell(here, everyone[here].handed[0])
+        on_start()
+        while at_work := {here: worker for here, worker in everyone.items() if not worker.is_done}:
+            if signals:
                 raise Stopped(STOPPED)
-            for ready in wait(list(at_work), timeout=0.2):
-                assert isinstance(ready, Connection)
-                handed = at_work[ready]
-                if heard[ready] == math.inf:
-                    say(f"{_with(handed)}worker process {processes[ready].pid} goes on")
-                heard[ready] = time.monotonic()
+            for here in wait(list(at_work), timeout=0.2):
+                assert isinstance(here, Connection)
+                worker = at_work[here]
+                if worker.heard == math.inf:
+                    say(f"{worker}worker process {worker.process.pid} goes on")
+                worker.heard = time.monotonic()
                 try:
-                    kind, value = ready.recv()
+                    kind, value = here.recv()
                 except (EOFError, ConnectionResetError):
-                    processes[ready].join(STOP_S)
-                    if (
-                        processes[ready].exitcode in _STOPPED_CODES
-                    ):  # a signal to the whole group, which this process is yet to hear
-                        raise Stopped(STOPPED) from None
-                    raise _lost(processes[ready].exitcode, handed) from None
+                    raise worker.lost() from None
                 if kind == "report":
                     report(*value)
                 elif kind == "next":
                     item = waiting.popleft() if waiting else None
-                    _tell(ready, item)
+                    _tell(here, item)
                     if item is None:
-                        told_last.add(ready)
+                        worker.is_last = True
                     else:
-                        handed.append(item)
+                        worker.handed.append(item)
                 elif kind == "done":
-                    yield handed.popleft(), value
+                    yield worker.handed.popleft(), value
                 elif kind == "error":
                     raise value
                 else:
-                    raise BuildError(
-                        f"{_with(handed)}a worker failed; this is a fault of packprep, report it:\n{value}"
-                    )
-                if ready in told_last and not handed:
-                    del at_work[ready]
-            for silent, handed in at_work.items():
-                if time.monotonic() - heard[silent] >= SILENT_S:
-                    heard[silent] = math.inf
+                    raise BuildError(f"{worker}a worker failed; this is a fault of packprep, report it:\n{value}")
+            for worker in at_work.values():
+                if time.monotonic() - worker.heard >= SILENT_S:
+                    worker.heard = math.inf
                     say(
-                        f"{_with(handed)}worker process {processes[silent].pid} has reported nothing for {SILENT_S:g} s; "
+                        f"{worker}worker process {worker.process.pid} has reported nothing for {SILENT_S:g} s; "
                         "waiting for it"
                     )
+
+
+@dataclass
+class _Worker:
+    """A worker process as its parent knows it; as text, what an error begins with.
+
+    handed: the items of which it has given no result. is_last: it was told that there are no more. heard: when it reported
+    last; infinite once its silence was noticed.
+    """
+
+    process: Any
+    handed: deque[Any]
+    is_last: bool = False
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_last and not self.handed
+
+    def __str__(self) -> str:
+        return f"{' and '.join(map(str, self.handed))}: " if self.handed else ""
+
+    def lost(self) -> PackprepError:
+        """The error for one that ended without a word: Stopped where a signal to the whole group reached it first."""
+        self.process.join(STOP_S)
+        code = self.process.exitcode
+        if code in _STOPPED_CODES:
+            return Stopped(STOPPED)
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+        hint = ""
+        if code == -signal.SIGKILL:
+            hint = " (the kernel kills what uses too much memory: try fewer --workers or a smaller output.shard_text_bytes)"
+        whose = "its" if self.handed else "a"
+        return BuildError(
+            f"{self}{whose} worker process was {how}{hint}; run the same command again: what is committed stays"
+        )
+
+
+@contextmanager
+def _signals_noted() -> Iterator[list[int]]:
+    """While this lasts, STOP_SIGNALS are put into the list that it gives, instead of obeyed."""
+    noted: list[int] = []
+    try:
+        before = {s: signal.signal(s, lambda number, _: noted.append(number)) for s in STOP_SIGNALS}
+    except ValueError:  # not in the main thread: the caller handles signals
+        before = {}
+    try:
+        yield noted
     finally:
-        _end(processes, clean)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _here(
-    setup: Callable[..., Do],
-    arguments: Sequence[Any],
-    items: Sequence[Any],
-    report: Report,
-    stop_asked: Callable[[], bool],
-    clean: Callable[[int], None],
-) -> Iterator[tuple[Any, Any]]:
-    def report_or_stop(*counts: int) -> None:
-        report(*counts)
-        if stop_asked():
-            raise Stopped(STOPPED)
-
-    def until_stopped() -> Iterator[Any]:
-        for item in items:
-            if stop_asked():
-                raise Stopped(STOPPED)
-            yield item
-
-    if not items:
-        return
-    with ended_by_signals(clean):
-        yield from zip(items, setup(*arguments)(until_stopped(), report_or_stop), strict=True)
+@contextmanager
+def _ended(everyone: Mapping[Connection, _Worker], clean: Callable[[int], None]) -> Iterator[None]:
+    """In the end no worker is left, and `clean` has removed what each may have left behind."""
+    try:
+        yield
+    finally:
+        for connection, worker in everyone.items():
+            connection.close()
+            worker.process.terminate()
+        for worker in everyone.values():
+            worker.process.join(STOP_S)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            clean(worker.process.pid)
+            worker.process.close()
 
 
-def _worker(
+def _work(
     connection: Connection,
     inherited: Sequence[Connection],
     environment: Mapping[str, str] | None,
@@ -242,31 +278,3 @@ def _tell(connection: Connection, message: Any) -> None:
         connection.send(message)
     except (BrokenPipeError, ConnectionResetError):
         return  # nobody is left to be told; who reads the connection next finds that out
-
-
-def _with(items: Sequence[Any]) -> str:
-    """What an error begins with: the items that a worker had; nothing where it had none."""
-    return f"{' and '.join(map(str, items))}: " if items else ""
-
-
-def _lost(code: int | None, items: Sequence[Any]) -> BuildError:
-    how = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
-    hint = ""
-    if code == -signal.SIGKILL:
-        hint = " (the kernel kills what uses too much memory: try fewer --workers or a smaller output.shard_text_bytes)"
-    whose = "its" if items else "a"
-    return BuildError(
-        f"{_with(items)}{whose} worker process was {how}{hint}; run the same command again: what is committed stays"
-    )
-
-
-def _end(processes: Mapping[Connection, Any], clean: Callable[[int], None]) -> None:
-    for connection, process in processes.items():
-        connection.close()
-        process.terminate()
-    for process in processes.values():
-        process.join(STOP_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        clean(process.pid)

@@ -1,17 +1,16 @@
 """Segment table + tokens → the shard's arrays."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.buffers import Buffers
-from packprep.building.layout import Layout
+from packprep.building.packing import rounded_up
 from packprep.building.segments import SegmentTable
-from packprep.corpus.reading import Documents
-from packprep.corpus.training import Training
 from packprep.dataset import noise
+from packprep.dataset.attention import RULES
 from packprep.dataset.noise import Noised, Target
+from packprep.documents.reading import Documents
+from packprep.documents.supervision import Training
 from packprep.kernel import copy_items, copy_ranges, kernel
 from packprep.objectives.objective import Bodies, BodySlots, Task
 
@@ -19,28 +18,28 @@ _1 = np.uint64(1)
 
 
 @kernel
-def _frame(at, slots, bos, mode, eos, number, bos_id, mode_id, eos_id, tokens, segment_ids):
+def _frame(first_slot, slots, bos, mode, eos, number, bos_id, mode_id, eos_id, tokens, segment_ids):
     """Write what is the same for every objective: bos, mode token, eos and segment ids."""
-    for i in range(at.shape[0]):
-        begin, end = np.uint64(at[i]), np.uint64(at[i] + slots[i])
+    for i in range(first_slot.shape[0]):
+        begin, end = np.uint64(first_slot[i]), np.uint64(first_slot[i] + slots[i])
         if bos[i]:
             tokens[begin] = bos_id
         if mode:
-            tokens[at[i] + bos[i]] = mode_id
+            tokens[first_slot[i] + bos[i]] = mode_id
         if eos[i]:
             tokens[end - _1] = eos_id
-        own = np.uint16(number[i])
+        segment_id = np.uint16(number[i])
         for t in range(begin, end):
-            segment_ids[t] = own
+            segment_ids[t] = segment_id
 
 
 @kernel
-def _next_token(at, slots, prefix, pad, tokens, labels, loss_mask, may):
-    """Labels and loss of next-token kinds: trained is the prediction of what follows the prefix, and may be trained."""
-    for i in range(at.shape[0]):
-        begin, n, seen = at[i], slots[i], max(prefix[i] - 1, 0)
-        if may.shape[0] > 0:
-            copy_items(loss_mask, begin + seen, may, begin + seen + 1, max(n - 1 - seen, 0))
+def _next_token(first_slot, slots, prefix, pad, tokens, labels, loss_mask, trainable):
+    """Labels and loss of next-token kinds: trained is the prediction of what follows the prefix, where it is trainable."""
+    for i in range(first_slot.shape[0]):
+        begin, n, seen = first_slot[i], slots[i], max(prefix[i] - 1, 0)
+        if trainable.shape[0] > 0:
+            copy_items(loss_mask, begin + seen, trainable, begin + seen + 1, max(n - 1 - seen, 0))
         else:
             for t in range(np.uint64(begin + seen), np.uint64(begin + max(n - 1, seen))):
                 loss_mask[t] = 1
@@ -50,20 +49,10 @@ def _next_token(at, slots, prefix, pad, tokens, labels, loss_mask, may):
 
 
 @kernel
-def _pad(at, slots, pad, column):
-    """Write pad between the segments, which lie in row order, and behind the last."""
-    free = np.int64(0)
-    for i in range(at.shape[0]):
-        for t in range(np.uint64(free), np.uint64(at[i])):
-            column[t] = pad
-        free = at[i] + slots[i]
-    for t in range(np.uint64(free), np.uint64(column.shape[0])):
-        column[t] = pad
-
-
-@kernel
-def _mark(supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, eos_trained, pivot, shift, may):
-    """Set the slots that may be trained: all of the body and eos, and the mode token of next-token kinds, as in a shard
+def _mark(
+    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, eos_trained, pivot, shift, trainable
+):
+    """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as in a shard
     without supervised documents; of a supervised segment its trained tokens, the sentinel at its pivot, and eos where the
     last span reaches the end. mode: how many slots before the body hold such a mode token. Of a document's spans only those
     that reach into the segment are walked: it may have a million, and be cut into many."""
@@ -71,7 +60,7 @@ def _mark(supervised, body, mode, n, eos, start, copy, span_begin, span_end, spa
         end = body[i] + n[i] + shift[i]
         if not supervised[i]:
             for t in range(body[i] - mode, end + eos[i]):
-                may[t] = 1
+                trainable[t] = 1
             continue
         k, above = span_begin[i], span_end[i]
         while k < above:  # the first that ends behind the segment's begin
@@ -82,28 +71,28 @@ def _mark(supervised, body, mode, n, eos, start, copy, span_begin, span_end, spa
                 above = middle
         while k < span_end[i] and spans[k, 0] < start[i] + n[i] - copy[i]:
             for token in range(max(spans[k, 0] - start[i], 0) + copy[i], min(spans[k, 1] - start[i] + copy[i], n[i])):
-                may[body[i] + token + (shift[i] if token >= pivot[i] else 0)] = 1
+                trainable[body[i] + token + (shift[i] if token >= pivot[i] else 0)] = 1
             k += 1
         if shift[i]:
-            may[body[i] + pivot[i]] = 1
+            trainable[body[i] + pivot[i]] = 1
         if eos[i] and eos_trained[i]:
-            may[end] = 1
+            trainable[end] = 1
 
 
 @kernel
-def _runs(at, slots, may, offsets, ranges):
-    """The runs of `may` in each segment, relative to its begin; only counts them if `ranges` is empty."""
+def _runs(first_slot, slots, trainable, offsets, ranges):
+    """The runs of `trainable` in each segment, relative to its begin; only counts them if `ranges` is empty."""
     count = np.int64(0)
-    for i in range(at.shape[0]):
+    for i in range(first_slot.shape[0]):
         inside = False
-        for t in range(at[i], at[i] + slots[i]):
-            if may[t] != 0 and not inside:
+        for t in range(first_slot[i], first_slot[i] + slots[i]):
+            if trainable[t] != 0 and not inside:
                 if ranges.shape[0] > 0:
-                    ranges[count, 0] = t - at[i]
+                    ranges[count, 0] = t - first_slot[i]
                 inside = True
-            elif may[t] == 0 and inside:
+            elif trainable[t] == 0 and inside:
                 if ranges.shape[0] > 0:
-                    ranges[count, 1] = t - at[i]
+                    ranges[count, 1] = t - first_slot[i]
                 inside = False
                 count += 1
         if inside:
@@ -114,88 +103,63 @@ def _runs(at, slots, may, offsets, ranges):
     return count
 
 
-class Table(NamedTuple):
-    """The final segment table: everything that render needs, one array a column, [m] each, in row order."""
-
-    begin: np.ndarray  # int64: index of the body's first token in the flat ids
-    bodies: Bodies
-    task: np.ndarray  # int64
-    bos: np.ndarray  # int64
-    eos: np.ndarray  # int64
-    slots: np.ndarray  # int64: real slots
-    at: np.ndarray  # int64: first slot in the flat rows
-    row: np.ndarray  # int64
-    number: np.ndarray  # int64: 1, 2, … in its row
-    start: np.ndarray  # int64: first content token used
-    copy: np.ndarray  # int64: body tokens before the content
-    document: np.ndarray  # int64: into the documents of `training`
-
-    def some(self, which: np.ndarray) -> "Table":
-        """The table of some of its segments."""
-        columns: dict[str, Any] = dict(zip(self._fields, self, strict=True))
-        bodies: Bodies = columns.pop("bodies")
-        return Table(
-            bodies=Bodies(*(column[which] for column in bodies)),
-            **{name: column[which] for name, column in columns.items()},
-        )
-
-
-class Rendered(NamedTuple):
-    """The rows, [rows, seq_length] each, and what rendering adds to the segments' headers."""
-
-    rows: dict[str, np.ndarray]  # tokens, labels (if a task predicts in place), segment_ids, loss_mask
-    prefix: np.ndarray  # int64[m]
-    noise: np.ndarray  # float32[m]
-    loss_weight: np.ndarray  # float32[m]
-    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None  # offsets int64[m + 1], levels and weights float32[blocks]
-    trained: tuple[np.ndarray, np.ndarray] | None  # offsets int64[m + 1], ranges int32[k, 2]
-
-
 def render_rows(
     tasks: Sequence[Task],
-    table: Table,
+    table: SegmentTable,
+    begin: np.ndarray,
     ids: np.ndarray,
     training: Training | None,
-    rows: int,
     seq_length: int,
     token_dtype: np.dtype,
-    buffers: Buffers | None = None,
-) -> Rendered:
-    """Write every segment of the table to its slots. ids: the flat tokens that `table.begin` points into.
+) -> dict[str, np.ndarray]:
+    """Write every segment of a table in row order to its slots; gives the shard's arrays of slots, and the columns of segments
+    that follow from rendering.
 
-    buffers: hold the rows; None: memory of their own.
+    begin: int64[m], index of each body's first token in the flat tokens `ids`. training: of the documents that the table
+    names.
     """
-    buffers = buffers or Buffers()
     with_labels, with_blocks = (
         any(task.in_place for task in tasks),
-        any(task.objective.attention == "block_diffusion" for task in tasks),
+        any(RULES[task.objective.attention].in_blocks for task in tasks),
     )
-    size, m, pad = rows * seq_length, len(table.task), tasks[0].ids.pad
-    tokens = buffers.array("tokens", token_dtype, size)
-    labels = buffers.array("labels", token_dtype, size if with_labels else 0)
-    segment_ids, loss_mask = buffers.array("segment_ids", np.uint16, size), buffers.zeros("loss_mask", np.uint8, size)
-    for column, value in ((tokens, pad), (segment_ids, 0), (labels, pad))[: 2 + with_labels]:
-        _pad(table.at, table.slots, value, column)
-    may = buffers.zeros("may", np.uint8, 0 if training is None else size)
+    m, pad, rows = len(table.task), tasks[0].ids.pad, int(table.row[-1]) + 1 if len(table.row) else 0
+    size, first_slot = rows * seq_length, table.row * seq_length + table.first_slot
+    number = np.arange(m) - np.searchsorted(table.row, table.row) + 1
+    tokens, labels = (np.full(n, pad, token_dtype) for n in (size, size if with_labels else 0))
+    segment_ids, loss_mask = np.zeros(size, np.uint16), np.zeros(size, np.uint8)
+    trainable = np.zeros(0 if training is None else size, np.uint8)
     prefixes, level, weight = np.zeros(m, np.int64), np.zeros(m, np.float32), np.ones(m, np.float32)
     block_counts, block_parts = np.zeros(m, np.int64), []
     for t, task in enumerate(tasks):
         chosen = np.flatnonzero(table.task == t)
         if not len(chosen):
             continue
-        own = table.some(chosen)
-        prefixes[chosen] = prefix = expected_prefix(task, own.bodies, own.bos, own.slots)
+        segments, first_slots, begins, numbers = table.of(chosen), first_slot[chosen], begin[chosen], number[chosen]
+        bodies = segments.bodies()
+        prefixes[chosen] = prefix = expected_prefix(task, bodies, segments.bos, segments.slots)
         if training is not None:
-            _mark_trained(task, own, training, may)
-        body = own.at + own.bos + task.mode
-        half = own.slots // task.objective.copies
+            _mark_trained(task, segments, first_slots, training, trainable)
+        body = first_slots + segments.bos + task.mode
+        half = segments.slots // task.objective.copies
         facts = (task.ids.bos, task.mode_token, task.ids.eos)
         if task.in_place:
             for copy in range(task.objective.copies):
-                copy_ranges(ids, own.begin, own.bodies.n, tokens, body + copy * half)
-                _frame(own.at + copy * half, half, own.bos, task.mode, own.eos, own.number, *facts, tokens, segment_ids)
-            copy_ranges(tokens, own.at, own.slots, labels, own.at)
-            target = target_of(task, own, tokens, loss_mask, may if training is not None else None)
+                copy_ranges(ids, begins, bodies.n, tokens, body + copy * half)
+                _frame(
+                    first_slots + copy * half,
+                    half,
+                    segments.bos,
+                    task.mode,
+                    segments.eos,
+                    numbers,
+                    *facts,
+                    tokens,
+                    segment_ids,
+                )
+            copy_ranges(tokens, first_slots, segments.slots, labels, first_slots)
+            target = target_of(
+                task, segments, first_slots, tokens, loss_mask, trainable if training is not None else None
+            )
             noised = draw_noise(t, task, target)
             level[chosen], weight[chosen] = noised.level, noised.weight
             if noised.blocks is not None:
@@ -203,25 +167,42 @@ def render_rows(
                 block_parts.append((np.repeat(chosen, noised.blocks[0]), *noised.blocks[1:]))
         else:
             assert task.objective.render is not None
-            task.objective.render(task, BodySlots(own.begin, own.bodies, body), ids, tokens)
-            _frame(own.at, own.slots, own.bos, task.mode, own.eos, own.number, *facts, tokens, segment_ids)
-            _next_token(own.at, own.slots, prefix, pad, tokens, labels, loss_mask, may)
+            task.objective.render(task, BodySlots(begins, bodies, body), ids, tokens)
+            _frame(
+                first_slots, segments.slots, segments.bos, task.mode, segments.eos, numbers, *facts, tokens, segment_ids
+            )
+            _next_token(first_slots, segments.slots, prefix, pad, tokens, labels, loss_mask, trainable)
     shape = (rows, seq_length)
-    arrays = {"tokens": tokens.reshape(shape)}
+    arrays: dict[str, np.ndarray] = {"tokens": tokens.reshape(shape)}
     if with_labels:
         arrays["labels"] = labels.reshape(shape)
     arrays["segment_ids"], arrays["loss_mask"] = segment_ids.reshape(shape), loss_mask.reshape(shape)
-    blocks = _joined_blocks(block_counts, block_parts) if with_blocks else None
-    trained = None if training is None else _trained_ranges(table, may)
-    return Rendered(arrays, prefixes, level, weight, blocks, trained)
+    arrays["segment_prefix"] = prefixes.astype(np.int32)
+    arrays["segment_noise"], arrays["segment_loss_weight"] = level, weight
+    if with_blocks:
+        blocks = _joined_blocks(block_counts, block_parts)
+        arrays["block_offsets"], arrays["block_noise"], arrays["block_loss_weight"] = blocks
+    if training is not None:
+        arrays["trained_offsets"], arrays["trained_ranges"] = _trained_ranges(first_slot, table.slots, trainable)
+    return arrays
 
 
-def target_of(task: Task, own: Table, tokens: np.ndarray, loss_mask: np.ndarray, may: np.ndarray | None) -> Target:
-    """Where a task's in-place noise goes: its candidates are the body and, unless noise_eos is off, eos."""
-    before = own.bos + task.mode
-    count = own.bodies.n + (own.eos if task.parameters.get("noise_eos", True) else 0)
-    segments = noise.Candidates(own.bodies.key, own.at + before, count, own.row)
-    return Target(segments, before, own.slots // task.objective.copies, may, tokens, loss_mask)
+def target_of(
+    task: Task,
+    segments: SegmentTable,
+    first_slot: np.ndarray,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+    trainable: np.ndarray | None,
+) -> Target:
+    """Where a task's in-place noise goes: its candidates are the body and, unless noise_eos is off, eos.
+
+    segments: the task's; first_slot: int64[m], of each in the flat rows.
+    """
+    before = segments.bos + task.mode
+    count = segments.n + segments.copy + (segments.eos if task.parameters.get("noise_eos", True) else 0)
+    candidates = noise.Candidates(segments.key, first_slot + before, count, segments.row)
+    return Target(candidates, before, segments.slots // task.objective.copies, trainable, tokens, loss_mask)
 
 
 def draw_noise(index: int, task: Task, target: Target) -> Noised:
@@ -230,28 +211,31 @@ def draw_noise(index: int, task: Task, target: Target) -> Noised:
     return task.objective.noise(index, task.parameters, task.resolved, task.ids.for_noise, target, 0)
 
 
-def _mark_trained(task: Task, own: Table, training: Training, may: np.ndarray) -> None:
-    pivot = np.zeros(len(own.task), np.int64)
-    shift = np.zeros(len(own.task), np.int64)
+def _mark_trained(
+    task: Task, segments: SegmentTable, first_slot: np.ndarray, training: Training, trainable: np.ndarray
+) -> None:
+    bodies = segments.bodies()
+    pivot = np.zeros(len(segments.task), np.int64)
+    shift = np.zeros(len(segments.task), np.int64)
     if task.objective.token_slots is not None:
-        pivot, shift = task.objective.token_slots(task, own.bodies).T
+        pivot, shift = task.objective.token_slots(task, bodies).T
     elif not task.in_place:  # what the body has beyond its tokens may be trained with them
-        shift = task.body_slots(own.bodies) - own.bodies.n
-    d = own.document
-    eos = own.eos if task.parameters.get("noise_eos", True) else np.zeros_like(own.eos)
+        shift = task.body_slots(bodies) - bodies.n
+    d = segments.document
+    eos = segments.eos if task.parameters.get("noise_eos", True) else np.zeros_like(segments.eos)
     _mark(
-        training.supervised[d], own.at + own.bos + task.mode, 0 if task.in_place else task.mode,
-        own.bodies.n, eos, own.start, own.copy,
+        training.supervised[d], first_slot + segments.bos + task.mode, 0 if task.in_place else task.mode,
+        bodies.n, eos, segments.start, segments.copy,
         training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.eos_trained[d],
-        np.ascontiguousarray(pivot), np.ascontiguousarray(shift), may,
+        np.ascontiguousarray(pivot), np.ascontiguousarray(shift), trainable,
     )  # fmt: skip
 
 
-def _trained_ranges(table: Table, may: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    offsets = np.zeros(len(table.task) + 1, np.int64)
-    count = _runs(table.at, table.slots, may, offsets, np.zeros((0, 2), np.int32))
+def _trained_ranges(first_slot: np.ndarray, slots: np.ndarray, trainable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    offsets = np.zeros(len(first_slot) + 1, np.int64)
+    count = _runs(first_slot, slots, trainable, offsets, np.zeros((0, 2), np.int32))
     ranges = np.zeros((count, 2), np.int32)
-    _runs(table.at, table.slots, may, offsets, ranges)
+    _runs(first_slot, slots, trainable, offsets, ranges)
     return offsets, ranges
 
 
@@ -267,63 +251,33 @@ def _joined_blocks(counts: np.ndarray, parts: list) -> tuple[np.ndarray, np.ndar
 
 def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """int64[m]: the leading slots that see each other both ways, by the objective's rule of attention."""
-    if task.objective.attention == "prefix":
+    ahead = RULES[task.objective.attention].ahead
+    if ahead == "prefix":
         assert task.objective.body_prefix is not None
         return bos + task.mode + task.objective.body_prefix(task, bodies)
-    if task.objective.attention == "bidirectional":
+    if ahead == "segment":
         return slots
-    return np.full(len(slots), 0 if task.objective.attention == "causal" else -1, np.int64)
+    return np.full(len(slots), 0 if ahead == "never" else -1, np.int64)
 
 
 def render(
-    tasks: Sequence[Task],
-    documents: Documents,
-    segments: SegmentTable,
-    slots: np.ndarray,
-    layout: Layout,
-    seq_length: int,
-    pad_seq_to_mult: int,
-    buffers: Buffers | None = None,
+    tasks: Sequence[Task], documents: Documents, table: SegmentTable, seq_length: int, pad_seq_to_mult: int
 ) -> dict[str, np.ndarray]:
-    """All arrays of a shard, by name, as `dataset/shard.py` lists them. buffers: hold the rows."""
-    order, row = layout.order, layout.row
-    own, real = SegmentTable(*(column[order] for column in segments)), slots[order]
-    document = own.document
-    row_offsets = np.searchsorted(row, np.arange(layout.rows + 1)).astype(np.int64)
-    begin, ids = body_tokens(documents, own)
-    table = Table(
-        begin=begin,
-        bodies=own.bodies(),
-        task=own.task,
-        bos=own.bos,
-        eos=own.eos,
-        slots=real,
-        at=row * seq_length + layout.begin,
-        row=row,
-        number=np.arange(len(row)) - row_offsets[row] + 1,
-        start=own.start,
-        copy=own.copy,
-        document=document,
-    )
-    made = render_rows(tasks, table, ids, documents.training, layout.rows, seq_length, documents.ids.dtype, buffers)
-    arrays = made.rows
+    """All arrays of a shard, by name, as `dataset/shard.py` lists them. table: in row order."""
+    row, document = table.row, table.document
+    row_offsets = np.searchsorted(row, np.arange(int(row[-1]) + 2 if len(row) else 1)).astype(np.int64)
+    begin, ids = body_tokens(documents, table)
+    arrays = render_rows(tasks, table, begin, ids, documents.training, seq_length, documents.ids.dtype)
     arrays["row_offsets"] = row_offsets
     arrays["segment_doc"] = documents.position[document]
-    arrays["segment_start"] = own.start
-    arrays["segment_key"] = own.key
-    arrays["cu_seqlens"] = _cumulative(real, row, row_offsets)
+    arrays["segment_start"] = table.start
+    arrays["segment_key"] = table.key
+    arrays["cu_seqlens"] = _cumulative(table.slots, row, row_offsets)
     if pad_seq_to_mult > 1:
-        arrays["cu_seqlens_padded"] = _cumulative(rounded_up(real, pad_seq_to_mult), row, row_offsets)
-    arrays["segment_tokens"] = own.n.astype(np.int32)
-    arrays["segment_prefix"] = made.prefix.astype(np.int32)
-    arrays["segment_noise"] = made.noise
-    arrays["segment_loss_weight"] = made.loss_weight
+        arrays["cu_seqlens_padded"] = _cumulative(rounded_up(table.slots, pad_seq_to_mult), row, row_offsets)
+    arrays["segment_tokens"] = table.n.astype(np.int32)
     arrays["segment_file"] = documents.file[document].astype(np.uint32)
-    if made.blocks is not None:
-        arrays["block_offsets"], arrays["block_noise"], arrays["block_loss_weight"] = made.blocks
-    if made.trained is not None:
-        arrays["trained_offsets"], arrays["trained_ranges"] = made.trained
-    arrays["segment_task"] = own.task.astype(np.uint16)
+    arrays["segment_task"] = table.task.astype(np.uint16)
     arrays["segment_source"] = documents.source[document].astype(np.uint16)
     arrays["segment_repeat"] = documents.repeat[document].astype(np.uint16)
     return arrays
@@ -343,11 +297,6 @@ def body_tokens(documents: Documents, segments: SegmentTable) -> tuple[np.ndarra
         begin[g] = at
         at += int(segments.copy[g] + segments.n[g])
     return begin, np.concatenate(parts)
-
-
-def rounded_up(slots: np.ndarray, multiple: int) -> np.ndarray:
-    """The physical lengths: slots rounded up to a multiple."""
-    return -(-slots // multiple) * multiple
 
 
 def _cumulative(lengths: np.ndarray, row: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:

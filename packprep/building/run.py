@@ -2,6 +2,12 @@
 
 Every process makes whole shards and commits them; the parent hands out shard numbers and shows progress. A process that is
 killed leaves nothing but temporaries, and the same command makes what is missing.
+
+No source file may change meanwhile. The times of their last changes are noted beside the plan as the build first saw them:
+
+    another time ─► what done shards read of the file is read again ─► the same: noted anew  ·  another: SourceError
+
+Within a process `work.unchanged_slices` looks before and after a piece is read. Publication removes the note.
 """
 
 import contextlib
@@ -17,45 +23,37 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from packprep.buffers import Buffers
-from packprep.building.array import share_of
-from packprep.building.commit import commit_shard
-from packprep.building.first_seen import changed_files, differing, done_shards_of, note_of, refuse
+from packprep.building.array_tasks import share_of
+from packprep.building.commit import commit_shard, done_receipt, missing_shards, publish
 from packprep.building.forecast import forecast
-from packprep.building.garbage import without_collection
-from packprep.building.inputs import Inputs
-from packprep.building.job import Job, check_law, recipe_of
-from packprep.building.output import Output, output_of
-from packprep.building.plan import differences, make_plan
-from packprep.building.plan_form import LATER, check_plan
-from packprep.building.processes import Do, Report, available_cpus, one_by_one, spread
-from packprep.building.profile import Profile
-from packprep.building.publication import missing_shards, publish
-from packprep.building.revocation import NOTE, is_revoked, leave_note, read_note, stop_if_revoked, with_reference
-from packprep.building.signals import ended_by_signals, stoppable
-from packprep.building.work import begin_shard, finish_shard, rehearse
-from packprep.clock import Clock
-from packprep.corpus.calibration import Estimates
-from packprep.corpus.finding import absolute_prefix, match_below
-from packprep.corpus.missing_roles import listed
-from packprep.corpus.readers import Decoders
-from packprep.dataset.json_files import (
+from packprep.building.plan import Job, check_law, open_job, plan_and_digest, read_plan, recipe_of
+from packprep.building.plan_form import LATER
+from packprep.building.planning import Inputs, differences, look_up, make_plan
+from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
+from packprep.building.work import make_shard
+from packprep.clock import Clock, Profile
+from packprep.documents.calibration import Estimates
+from packprep.documents.reading import text_digest
+from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
+from packprep.format.digests import digest_of
+from packprep.format.json_files import (
     FIRST_SEEN_NAME,
-    FORMAT,
     MANIFEST_NAME,
     PLAN_NAME,
     TOKENIZER_NAME,
-    VERSION,
     as_stored,
     decode,
     encode,
     receipt_name,
     rejects_name,
     shard_name,
-    with_defaults,
 )
-from packprep.digests import digest_of, own_digest
-from packprep.errors import DatasetError, EngineRevoked, PlanError, RecipeError
+from packprep.recipe import Recipe
+from packprep.sources.files import Files, match_below
+from packprep.sources.formats import Decoders
+from packprep.storage import Folder, folder_at
+from packprep.tokenizer.engines import begin_loading
+from packprep.tokenizer.missing_roles import listed
 
 LIST_AGAIN_S = 3.0
 WORKER_TEXT_BYTES = 8 << 20
@@ -83,124 +81,65 @@ class Outcome:
     profile: Profile
 
 
-def read_plan(out: str | os.PathLike | Output) -> dict[str, Any] | None:
-    """The plan of an output folder; None if there is none. PlanError if one byte of it is not as it was written."""
-    found = plan_and_digest(out)
-    return found[0] if found else None
-
-
-def plan_and_digest(out: str | os.PathLike | Output) -> tuple[dict[str, Any], str] | None:
-    """(the plan of an output folder, the digest of its file); None if there is none. PlanError as in `read_plan`."""
-    out = output_of(out)
-    path = out.place(PLAN_NAME)
-    restore = "put the file back as it was, or begin anew in another folder"
-    try:
-        data = out.read(PLAN_NAME)
-        plan = decode(data, path)
-    except FileNotFoundError:
-        out.reach()
-        return None
-    except DatasetError as error:
-        raise PlanError(f"{error}; {restore}") from None
-    except OSError as error:
-        if isinstance(error, NotADirectoryError):
-            raise PlanError(f"{out} is a file, or lies below one, and an output is a folder: name another") from None
-        raise PlanError(f"{path}: {error.strerror}; see to it, or begin anew in another folder") from None
-    if not isinstance(plan, dict) or plan.get("format") != FORMAT or plan.get("version") != VERSION:
-        raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
-    digest = own_digest(plan)
-    if plan.get("digest") != digest:
-        raise PlanError(
-            f"{path}: it carries the digest {plan.get('digest')!r} and its own is {digest}: it was changed or damaged "
-            f"after it was written; {restore}"
-        )
-    check_plan(plan, path)
-    return with_defaults(plan, LATER), digest_of(data)
-
-
-def open_job(out: str | os.PathLike | Output, prefixes: Sequence[str] | None = None) -> Job:
-    """The job of an output folder that has a plan and a tokenizer."""
-    out = output_of(out)
-    found = plan_and_digest(out)
-    if found is None:
-        raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
-    return _job(out, *found, prefixes)
-
-
-def _job(out: Output, plan: Mapping[str, Any], digest: str, prefixes: Sequence[str] | None) -> Job:
-    name = plan["tokenizer"]["file"]
-    try:
-        tokenizer_json = out.read(name)
-    except OSError as error:
-        raise PlanError(
-            f"{out.place(name)}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
-        ) from None
-    return Job(plan, tokenizer_json, prefixes, digest)
-
-
-def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
-    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
-    names = [source["name"] for source in plan["sources"]]
-    for name in moved:
-        if name not in names:
-            raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    return [absolute_prefix(moved.get(source["name"], source["prefix"])) for source in plan["sources"]]
-
-
-def run(
-    inputs: Inputs,
-    out: Output,
+def build(
+    recipe: Recipe,
+    out: str | os.PathLike | Folder,
     progress: Progress,
-    workers: int | None,
-    array: tuple[int, int],
-    begun: Callable[[Job], None],
-    clock: Clock,
+    workers: int | None = 0,
+    moved: Mapping[str, str] | None = None,
+    array: tuple[int, int] = (0, 1),
+    on_start: Callable[[Job], None] = lambda job: None,
 ) -> Outcome:
-    """`start.build` of what a recipe names. clock: has run since the build began."""
+    """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
+
+    workers: processes; 0: this one, which handles no signal; None: one for each CPU that this process may use, and fewer for
+    little text. moved: source name → prefix where its files lie now. array: (index, count) of this array task.
+    on_start: called once with the job: while the workers make the first shards, or before this process does.
+    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while processes
+    make shards.
+    """
+    clock, out = Clock(), folder_at(out)
     clean = out.remove_temporaries
-    with ended_by_signals(clean):
-        with clock.stage("plan"), without_collection():
-            if not out.exists(MANIFEST_NAME):
-                rehearse(inputs)  # while the engine is being loaded
-            job = planned(inputs, out, progress.say)
-            compare_sources(out, job, inputs, progress.say, workers or available_cpus())
-        share = share_of(*array, job.shards)
-        missing = missing_shards(out, job.digest, share)
-        to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
-        workers = min(workers or _workers_for(to_do), max(1, len(missing)))
-        if workers > 1:
-            with clock.stage("start-up"):
-                job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
-    with stoppable() as stop_asked:
-        if len(missing) < job.shards:
-            progress.say(_to_do(len(share), len(missing), job.shards))
-        progress.begin(to_do, job.shards, len(missing))
-        counts = np.zeros(4, np.int64)
+    with clock.stage("plan"):
+        inputs = look_up(recipe, moved or {})
+        if not out.exists(MANIFEST_NAME):
+            begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
+        job = planned(inputs, out, progress.say)
+        compare_sources(out, job, inputs, progress.say, available_cpus() if workers is None else workers)
+    share = share_of(*array, job.shards)
+    missing = missing_shards(out, job.digest, share)
+    to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
+    workers = min(_workers_for(to_do) if workers is None else workers, len(missing))
+    if missing:
+        with clock.stage("start-up"):
+            job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
+    if len(missing) < job.shards:
+        progress.say(_to_do(len(share), len(missing), job.shards))
+    progress.begin(to_do, job.shards, len(missing))
+    counts = np.zeros(4, np.int64)
 
-        def report(*of_batch: int) -> None:
-            counts[:] += of_batch
-            progress.add(*of_batch)
+    def report(*of_batch: int) -> None:
+        counts[:] += of_batch
+        progress.add(*of_batch)
 
-        try:
-            items, started = [ShardToMake(b) for b in missing], partial(begun, job)
-            arguments = (out, inputs.prefixes, job.seen)
-            made = spread(shard_maker, arguments, items, workers, report, stop_asked, clean, started, progress.say)
-            with _at_hand(out, job), contextlib.closing(made):
-                for _, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
-                    clock.add(seconds)
-                with clock.stage("publish"):  # while workers end, who have much memory to give back
-                    manifest = publish(out, job)
-            if manifest is None and array[1] > 1:
-                time.sleep(LIST_AGAIN_S)  # listings may be cached
+    try:
+        items = [ShardToMake(b) for b in missing]
+        arguments = (out, inputs.prefixes, job.seen)
+        started = partial(on_start, job)
+        made = in_processes(shard_maker, arguments, items, workers, report, clean, started, progress.say)
+        with _at_hand(out, job), contextlib.closing(made):
+            for _, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
+                clock.add(seconds)
+            with clock.stage("publish"):  # while workers end, who have much memory to give back
                 manifest = publish(out, job)
-        except EngineRevoked as error:
-            note_revocation(out, job, error)
-            raise
-        finally:
-            progress.end()
+        if manifest is None and array[1] > 1:
+            time.sleep(LIST_AGAIN_S)  # listings may be cached
+            manifest = publish(out, job)
+    finally:
+        progress.end()
     others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
-    profile = Profile(clock.elapsed(), workers, clock.take(), documents, text_bytes, tokens)
+    profile = Profile(clock.elapsed(), max(workers, 1), clock.take(), documents, text_bytes, tokens)
     return Outcome(out.location, job, manifest, len(missing), others, profile)
 
 
@@ -217,7 +156,7 @@ def _to_do(share: int, missing: int, shards: int) -> str:
     return f"{missing} of {whose} shards to make" if missing else f"nothing to make: {whose} shards are done"
 
 
-def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
+def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Job:
     """The job of the plan that stands in `out`, written first if there is none; PlanError if it is another recipe's.
 
     say: is told what a user should know.
@@ -226,7 +165,7 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
         say(message)
     _refuse_own_inputs(inputs, out)
     found = plan_and_digest(out)
-    if found is None and (out.exists(MANIFEST_NAME) or out.has_folder("receipts")):
+    if found is None and (out.exists(MANIFEST_NAME) or out.exists("receipts")):
         found = plan_and_digest(out)  # another process may have written it in the meantime
         if found is None:
             raise PlanError(
@@ -243,18 +182,18 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
         fresh = make_plan(inputs, say, samples)
         for warning in forecast(fresh, inputs, samples)["warnings"]:
             say(f"warning: {warning}")
-        first = out.write_first(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
+        first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
         if not first and read_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:
             raise PlanError(
-                f"{out.place(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
+                f"{out.path_of(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
                 "another folder"
             )
-        if out.write_first(PLAN_NAME, encode(as_stored(fresh, LATER))):
-            out.write_first(FIRST_SEEN_NAME, note_of(inputs.files))
+        if out.create(PLAN_NAME, encode(as_stored(fresh, LATER))):
+            out.create(FIRST_SEEN_NAME, note_of(inputs.files))
         found = plan_and_digest(out)
         assert found is not None
     plan, digest = found
-    check_law(plan, out.place(PLAN_NAME))
+    check_law(plan, out.path_of(PLAN_NAME))
     changed = differences(inputs, plan)
     if changed:
         recipe_of(plan)  # which says so where a newer version wrote it
@@ -262,24 +201,14 @@ def planned(inputs: Inputs, out: Output, say: Callable[[str], None]) -> Job:
             f"{out} was begun with something else: {'; '.join(changed)}. "
             "Go on with what it was begun with, or build into another folder"
         )
-    note = read_note(out)
-    if is_revoked(plan, note):
-        say(
-            f"warning: {out.place(NOTE)} stands there: engine {plan['engine']['name']} was caught in a difference. The plan is "
-            "replaced by the same with the reference engine, and all shards are made anew"
-        )
-        plan = with_reference(plan)
-        data = encode(as_stored(plan, LATER))
-        out.write_whole(PLAN_NAME, [data])
-        digest = digest_of(data)
-    elif inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
+    if inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
-    return _job(out, plan, digest, inputs.prefixes)
+    return open_job(out, inputs.prefixes, found)
 
 
-def _refuse_own_inputs(inputs: Inputs, out: Output) -> None:
+def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
     """RecipeError where a source would find what the build writes."""
-    written = [PLAN_NAME, TOKENIZER_NAME, MANIFEST_NAME, NOTE, rejects_name(0), receipt_name(0), shard_name(0)]
+    written = [PLAN_NAME, TOKENIZER_NAME, MANIFEST_NAME, rejects_name(0), receipt_name(0), shard_name(0)]
     for source, files in zip(inputs.recipe.sources, inputs.files, strict=True):
         name = match_below(source, inputs.recipe.base, files, str(out), written)
         if name is not None:
@@ -290,7 +219,7 @@ def _refuse_own_inputs(inputs: Inputs, out: Output) -> None:
             )
 
 
-def compare_sources(out: Output, job: Job, inputs: Inputs, say: Callable[[str], None], workers: int = 1) -> None:
+def compare_sources(out: Folder, job: Job, inputs: Inputs, say: Callable[[str], None], workers: int = 0) -> None:
     """Let `job` hold its sources to what they are now, after what done shards read of changed files was compared.
 
     SourceError for a file whose text is not what a done shard read of it. say: is told what is read again.
@@ -308,35 +237,28 @@ def compare_sources(out: Output, job: Job, inputs: Inputs, say: Callable[[str], 
             f"{count} source {'files were' if count > 1 else 'file was'} written to since the build began: what "
             f"{len(items)} done {'shards' if len(items) > 1 else 'shard'} read of {'them' if count > 1 else 'it'} is compared"
         )
-    workers, arguments = min(workers, max(1, len(items))), (out, inputs.prefixes)
-    with _at_hand(out, job), stoppable() as stop_asked:
-        compared = spread(shard_comparer, arguments, items, workers, lambda *counts: None, stop_asked)
+    arguments = out, inputs.prefixes
+    with _at_hand(out, job):
+        compared = in_processes(shard_comparer, arguments, items, workers, lambda *counts: None)
         with contextlib.closing(compared):
             for item, sources in compared:
                 for s in sources:
                     refuse(job, item, s, changed[s])
     out.remove(FIRST_SEEN_NAME)
-    out.write_first(FIRST_SEEN_NAME, note_of(inputs.files))  # which goes on where another build removes its temporary
+    out.create(FIRST_SEEN_NAME, note_of(inputs.files))  # which goes on where another build removes its temporary
 
 
-def shard_comparer(out: Output, prefixes: Sequence[str]) -> Do:
+def shard_comparer(out: Folder, prefixes: Sequence[str]) -> Do:
     """What a process needs to compare what done shards read with what stands there now."""
     job, decoders = _jobs.get(str(out)) or open_job(out, prefixes), Decoders()
     return one_by_one(lambda item, report: differing(job, item, decoders))
-
-
-def note_revocation(out: Output, job: Job, error: EngineRevoked) -> None:
-    """Leave the note of what was found of a job's engine, unless its plan has been replaced in the meantime."""
-    standing = plan_and_digest(out)
-    if standing and standing[1] == job.digest:
-        leave_note(out, error)
 
 
 _jobs: dict[str, Job] = {}  # by output folder
 
 
 @contextlib.contextmanager
-def _at_hand(out: Output, job: Job) -> Iterator[None]:
+def _at_hand(out: Folder, job: Job) -> Iterator[None]:
     """The job that this process, and those that are forked from it, need not read again."""
     _jobs[str(out)] = job
     try:
@@ -345,8 +267,8 @@ def _at_hand(out: Output, job: Job) -> Iterator[None]:
         del _jobs[str(out)]
 
 
-def shard_maker(out: Output, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None) -> Do:
-    """What a process needs to make shards: the plan, read once, and decoders and memory that go on from one shard to the next.
+def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None) -> Do:
+    """What a process needs to make shards: the plan, read once, and decoders that go on from one shard to the next.
 
     seen: by source, `Files.seen` of files that must stay so; None: nothing is known of them.
     """
@@ -354,21 +276,18 @@ def shard_maker(out: Output, prefixes: Sequence[str], seen: Sequence[np.ndarray 
     with clock.stage("start-up"):
         job = _jobs.get(str(out)) or open_job(out, prefixes)
         job.seen = seen
-        decoders, buffers = Decoders(), Buffers()
-        job.engine  # noqa: B018  (loads it)
+        decoders = Decoders()
+        job.engine, job.cut_limits  # noqa: B018  (loaded)
 
     def make(items: Iterable[ShardToMake], report: Report) -> Iterator[dict[str, float]]:
-        # A shard is written beside the reading of the next one, for which the disk, or a store, need not be waited for.
+        # A shard is written beside the making of the next one, for which the disk, or a store, need not be waited for.
         with ThreadPoolExecutor(1) as writer:
             written: Future[Any] | None = None
             for item in items:
                 with clock.stage("other"):
-                    begun = begin_shard(job, item.number, decoders, report, clock, buffers)
+                    made = make_shard(job, item.number, decoders, report, clock)
                 if written is not None:
                     yield result(written)
-                with clock.stage("other"):
-                    made = finish_shard(job, begun, clock, buffers)
-                    stop_if_revoked(out, job)
                 written = writer.submit(commit_shard, out, job, item.number, made)
             if written is not None:
                 yield result(written)
@@ -388,3 +307,93 @@ class ShardToMake(NamedTuple):
 
     def __str__(self) -> str:
         return f"shard {self.number}"
+
+
+_SHOWN = 3
+
+
+class DoneShard(NamedTuple):
+    """A done shard whose sources are read again: digests of their text, as its receipt has them, by source's index."""
+
+    number: int
+    digests: Mapping[int, str]
+
+    def __str__(self) -> str:
+        return f"shard {self.number}"
+
+
+def note_of(files: Sequence[Files]) -> bytes:
+    """The note: for each source the times of its files in ns, in the plan's order; null for files at URLs."""
+    return encode({"modified": [None if own.seen is None else own.seen[:, 1].tolist() for own in files]})
+
+
+def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
+    """By source, int64: the files that are not known to be as they were first seen. Without a note that are all local ones."""
+    try:
+        note = decode(out.read(FIRST_SEEN_NAME), out.path_of(FIRST_SEEN_NAME))
+    except (OSError, DatasetError):
+        note = None
+    times = note.get("modified") if isinstance(note, dict) else None
+    if not isinstance(times, list) or len(times) != len(files):
+        times = [None] * len(files)
+    changed = []
+    for of_source, before in zip(files, times, strict=True):
+        known = np.zeros(0, np.int64)
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            known = np.array(before, np.int64)
+        if of_source.seen is None:
+            changed.append(np.zeros(0, np.int64))
+        elif known.shape == (len(of_source),):
+            changed.append(np.flatnonzero(known != of_source.seen[:, 1]))
+        else:
+            changed.append(np.arange(len(of_source)))
+    return changed
+
+
+def done_shards_of(out: Folder, job: Job, changed: Sequence[np.ndarray]) -> list[DoneShard]:
+    """The done shards that read something of these files, by source."""
+    sources: dict[int, list[int]] = {}
+    for source, files in zip(job.sources, changed, strict=True):
+        own: Iterable[int] = range(job.shards)
+        if len(files) < len(source.files):
+            pieces = [np.asarray(source.pieces.of_file(i), np.int64) for i in files.tolist()]
+            own = source.shards_of(np.unique(np.concatenate([*pieces, np.zeros(0, np.int64)])), job.shards).tolist()
+        for b in own:
+            sources.setdefault(b, []).append(source.index)
+    shards = sorted(sources)
+    found = out.each(lambda near, b: done_receipt(near, b, job.digest), shards)
+    receipts = {b: receipt[0] for b, receipt in zip(shards, found, strict=True) if receipt is not None}
+    return [
+        DoneShard(b, {s: str(receipt["text_digests"].get(job.sources[s].name)) for s in sources[b]})
+        for b, receipt in receipts.items()
+    ]
+
+
+def differing(job: Job, item: DoneShard, decoders: Decoders) -> list[int]:
+    """The sources of a done shard whose text is another than it read, by index."""
+    return [
+        s
+        for s, digest in item.digests.items()
+        if digest
+        != text_digest(
+            job.recipe,
+            job.sources[s],
+            job.sources[s].slices(item.number, job.shards),
+            job.vocabulary,
+            decoders,
+            job.plan["chat_template"],
+        )
+    ]
+
+
+def refuse(job: Job, item: DoneShard, source: int, changed: np.ndarray) -> None:
+    """SourceError that names the files of a done shard whose text is another than it read."""
+    own = job.sources[source]
+    parts = own.slices(item.number, job.shards)
+    paths = {part.path: None for part in parts if part.file - own.first_file in set(changed.tolist())}
+    more = f" or {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    raise SourceError(
+        f"{' or '.join(list(paths)[:_SHOWN])}{more}: its bytes changed since {item} read it, though not its size: some of its "
+        "documents would be in the dataset as they were, others as they are. Put the file back as it was, or build into "
+        "another folder"
+    )

@@ -1,15 +1,15 @@
-"""Documents → segment table: where each document is cut, which task each segment draws, how many slots it will take."""
+"""Documents → segment table: where each document is cut, which task each segment draws, how many slots it takes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from packprep.corpus.reading import Documents
+from packprep.documents.reading import Documents
 from packprep.errors import RecipeError
 from packprep.kernel import bits64, draw_task, integer, kernel, segment_key
 from packprep.objectives.objective import Bodies, Task
-from packprep.objectives.tasks import SHORTEST, capacities, check_supervised, inner_capacities, thresholds
+from packprep.objectives.tasks import SHORTEST, capacities, check_supervised, thresholds
 from packprep.randomness import SEGMENT_LENGTH
 from packprep.recipe import Recipe
 
@@ -19,7 +19,7 @@ FORMAT_MAX_SEGMENTS = 65535
 
 
 class SegmentTable(NamedTuple):
-    """Segments in document order, one array a column, [m] each."""
+    """Segments, one array a column, [m] each: in document order as `cut` makes it, in row order as `packing.place` gives it."""
 
     document: np.ndarray  # int64: index into the shard's documents
     start: np.ndarray  # int64: first content token used
@@ -30,21 +30,55 @@ class SegmentTable(NamedTuple):
     key: np.ndarray  # uint64
     copy: np.ndarray  # int64: tokens of the document's system message that are repeated before the content
     first_trained: np.ndarray  # int64: first body token that may be trained; −1 where all may
+    slots: np.ndarray  # int64: by the length law
+    row: np.ndarray  # int64: of `concat`, which cuts where rows end; else packing gives it
+    first_slot: np.ndarray  # int64: in the row
+
+    def of(self, which: np.ndarray) -> "SegmentTable":
+        """Some of its segments, or all in another order."""
+        return SegmentTable(*(column[which] for column in self))
 
     def bodies(self) -> Bodies:
         """What decides the form of their bodies."""
         return Bodies(self.n + self.copy, self.key, self.first_trained)
 
 
-class Cut(NamedTuple):
-    """What cutting gives: segments, and the tokens left out, by document."""
+class CutLimits(NamedTuple):
+    """What cutting takes from a recipe and its tasks alone: the same for every shard."""
 
-    segments: SegmentTable
-    untrained: np.ndarray  # int64[D]: tokens of segments without a trained token, in supervised documents
+    drawn: np.ndarray  # int64[sources, tasks]: thresholds of the tasks that segments draw
+    drawn_supervised: np.ndarray  # … that segments of supervised documents draw
+    capacity: np.ndarray  # int64[tasks, 2], by bos: the most tokens of a document's last piece
+    inner: np.ndarray  # int64[tasks, 2], by bos: of those before it
+    random_length: np.ndarray  # int64[tasks]: how probably a segment is cut to a random length, · 2⁵³
 
 
-def _empty(count: int) -> SegmentTable:
-    return SegmentTable(*(np.empty(count, np.uint64 if name == "key" else np.int64) for name in SegmentTable._fields))
+def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
+    """The limits by which `cut` cuts for these tasks of a recipe."""
+    last, inner = capacities(recipe, tasks)
+    capacity = np.ascontiguousarray(last[:, :, int(recipe.documents.append_eos)])
+    random_length = np.array([int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64)
+    drawn, drawn_supervised = thresholds(recipe), thresholds(recipe, supervised=True)
+    return CutLimits(drawn, drawn_supervised, capacity, inner, random_length)
+
+
+_CUT = SegmentTable._fields[: SegmentTable._fields.index("slots")]  # the columns that kernels write
+
+
+def _empty(count: int) -> list[np.ndarray]:
+    return [np.empty(count, np.uint64 if name == "key" else np.int64) for name in _CUT]
+
+
+def table_of(tasks: Sequence[Task], columns: Sequence[np.ndarray], row: np.ndarray | None = None) -> SegmentTable:
+    """The table of the columns that cutting gives, `document` … `first_trained`, and of their rows where it gives these."""
+    nowhere = np.zeros(len(columns[0]), np.int64)
+    table = SegmentTable(*[*columns, nowhere.copy(), nowhere if row is None else row, nowhere])
+    for t, task in enumerate(tasks):
+        chosen = np.flatnonzero(table.task == t)
+        if len(chosen):
+            segments = table.of(chosen)
+            table.slots[chosen] = task.slots(segments.bodies(), segments.bos, segments.eos)
+    return table
 
 
 @kernel(inline=True)
@@ -157,7 +191,7 @@ def _cut_supervised(
 @kernel
 def _cut_at_row_ends(
     offsets, position, repeat, source, file_key, limits, overhead, most, length, most_segments, bos_on, eos_on, write,
-    document, start, n, task, bos, eos, key, copy, first_trained, row, offset,
+    document, start, n, task, bos, eos, key, copy, first_trained, row,
 ):  # fmt: skip
     """`concat`: lay the documents end to end and cut where rows end; gives the number of segments.
 
@@ -194,7 +228,7 @@ def _cut_at_row_ends(
                 document[count], start[count], n[count], task[count] = d, at, take, t
                 bos[count], eos[count], key[count] = b, e, k
                 copy[count], first_trained[count] = 0, -1
-                row[count], offset[count] = r, fill
+                row[count] = r
             count += 1
             in_row += 1
             fill += take + overhead[t] + b + e
@@ -202,47 +236,49 @@ def _cut_at_row_ends(
     return count
 
 
-def cut(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> Cut:
-    """The segments of documents, all of at least one token, in document order.
+def cut(
+    recipe: Recipe, tasks: Sequence[Task], documents: Documents, limits: CutLimits | None = None
+) -> tuple[SegmentTable, np.ndarray]:
+    """The segments of documents, all of at least one token, in document order; and int64[D], the tokens of supervised
+    documents' segments that are left out, for none of them is trained.
 
     A document is taken whole if it fits with eos; else as much as `inner_capacity` says, leaving a tail of at least
     max(3, min_tokens). Every segment draws its own task; fewer than 3 tokens go to `too_short`.
-    A supervised document draws among the tasks that allow it; RecipeError if its source has none.
+    A supervised document draws among the tasks that allow it; RecipeError if its source has none. `concat` cuts where rows
+    end, and gives each segment its row. limits: those of recipe and tasks, where they are known.
     """
     training = documents.training
+    untrained = np.zeros(len(documents.position), np.int64)
+    if recipe.packing.algorithm == "concat":
+        return table_of(tasks, *_columns_of_concat(recipe, tasks, documents)), untrained
     skip = np.zeros(len(documents.position), np.uint8) if training is None else training.supervised
-    places = (documents.offsets, documents.position, documents.repeat, documents.source, documents.file_key, skip)
-    capacity = np.ascontiguousarray(capacities(recipe, tasks)[:, :, int(recipe.documents.append_eos)])
-    inner = inner_capacities(recipe, tasks)
+    columns = (documents.offsets, documents.position, documents.repeat, documents.source, documents.file_key, skip)
+    limits = limits or cut_limits(recipe, tasks)
     policy = (
         recipe.min_tail,
         LONG[recipe.documents.long],
         int(recipe.documents.prepend_bos),
         int(recipe.documents.append_eos),
     )
-    lengths = np.array([int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64)
-    arguments = (*places, thresholds(recipe), capacity, inner, lengths, *policy)
+    arguments = (*columns, limits.drawn, limits.capacity, limits.inner, limits.random_length, *policy)
     plain = _empty(_cut(*arguments, False, *_empty(0)))
     _cut(*arguments, True, *plain)
-    untrained = np.zeros(len(documents.position), np.int64)
     if training is None:
-        return Cut(plain, untrained)
-    limits = thresholds(recipe, supervised=True)
+        return table_of(tasks, plain), untrained
     for s in np.unique(documents.source[training.supervised != 0]):
         check_supervised(recipe, int(s))
-    marks = (training.span_offsets, training.spans, training.cut_offsets, training.cuts, training.system)
-    of_marked = (*places, limits, capacity, inner, *policy, *marks)
-    marked = _empty(_cut_supervised(*of_marked, False, *_empty(0), untrained))
-    _cut_supervised(*of_marked, True, *marked, untrained)
-    together = SegmentTable(*(np.concatenate(columns) for columns in zip(plain, marked, strict=True)))
-    order = np.argsort(together.document, kind="stable")
-    return Cut(SegmentTable(*(column[order] for column in together)), untrained)
+    supervision = (training.span_offsets, training.spans, training.cut_offsets, training.cuts, training.system)
+    of_supervised = (*columns, limits.drawn_supervised, limits.capacity, limits.inner, *policy, *supervision)
+    supervised = _empty(_cut_supervised(*of_supervised, False, *_empty(0), untrained))
+    _cut_supervised(*of_supervised, True, *supervised, untrained)
+    together = table_of(tasks, [np.concatenate(column) for column in zip(plain, supervised, strict=True)])
+    return together.of(np.argsort(together.document, kind="stable")), untrained
 
 
-def cut_at_row_ends(
+def _columns_of_concat(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents
-) -> tuple[SegmentTable, np.ndarray, np.ndarray]:
-    """(segments, row int64[m], offset int64[m]) of `concat`."""
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """(columns of the table, row int64[m]) of `concat`."""
     if documents.training is not None:
         raise RecipeError('concat cuts where rows end, and so through messages; use packing.algorithm = "best_fit"')
     if recipe.documents.long != "split":
@@ -264,19 +300,7 @@ def cut_at_row_ends(
         int(recipe.documents.prepend_bos),
         int(recipe.documents.append_eos),
     )
-    nothing = np.empty(0, np.int64)
-    count = _cut_at_row_ends(*arguments, False, *_empty(0), nothing, nothing)
-    segments, row, offset = _empty(count), np.empty(count, np.int64), np.empty(count, np.int64)
-    _cut_at_row_ends(*arguments, True, *segments, row, offset)
-    return segments, row, offset
-
-
-def slots_of(tasks: Sequence[Task], segments: SegmentTable) -> np.ndarray:
-    """int64[m]: the length law of each segment's task."""
-    slots = np.empty(len(segments.n), np.int64)
-    for t, task in enumerate(tasks):
-        own = np.flatnonzero(segments.task == t)
-        if len(own):
-            some = SegmentTable(*(column[own] for column in segments))
-            slots[own] = task.slots(some.bodies(), some.bos, some.eos)
-    return slots
+    count = _cut_at_row_ends(*arguments, False, *_empty(0), np.empty(0, np.int64))
+    columns, row = _empty(count), np.empty(count, np.int64)
+    _cut_at_row_ends(*arguments, True, *columns, row)
+    return columns, row

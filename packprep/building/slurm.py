@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packprep.building.array import ranges, tasks_of
-from packprep.building.files import write_error, write_whole
+from packprep.building.array_tasks import ranges, tasks_of
 from packprep.building.progress import put_line
-from packprep.corpus.finding import absolute_prefix
 from packprep.errors import BuildError, RecipeError
+from packprep.sources.files import absolute_prefix
 from packprep.storage import is_url
+from packprep.storage.local import LocalFolder, write_error
 
 COMMON_MAX_ARRAY_SIZE = 1001
 """Slurm's own default of MaxArraySize, which many sites keep."""
@@ -193,7 +193,7 @@ def write_scripts(job: ArrayJob) -> list[str]:
             if path.exists() and path.read_bytes() != data:
                 path.rename(folder / f"{name}.old")
                 replaced.append(name)
-            write_whole(path, [data], folder)
+            LocalFolder(folder).write(name, [data])
     except OSError as error:
         raise write_error(error.filename or folder, error) from None
     return replaced

@@ -26,8 +26,7 @@ def main() -> None:
     import io
 
     from packprep.building.progress import say
-    from packprep.cli.application import UsageError, say_usage
-    from packprep.cli.commands import app
+    from packprep.cli.application import UsageError, app, say_usage
     from packprep.errors import PackprepError
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
@@ -51,15 +50,11 @@ def entry() -> None:
     """`main`, as the command of a process, which from here on stops with a message and its status when a signal asks it to.
 
     While its modules are imported there is nothing to leave in order, and a signal ends it. Then a signal is raised, so that
-    what is half written is removed; the next one ends it once _STAY_S are over, for the first may have been passed over. In
-    the end it does not take its data apart: that takes longer than a small build.
+    what is half written is removed; the next one ends it once _STAY_S are over, for the first may have been passed over.
     """
     _on_signals(_end)
-    import gc
+    import packprep.cli.application  # noqa: F401
 
-    import packprep.cli.commands  # noqa: F401
-
-    gc.set_threshold(100_000, 20, 50)  # what is imported stays: to look through it again and again gains nothing
     asked: list[float] = []  # when
 
     def stop(*_: object) -> None:
@@ -72,26 +67,18 @@ def entry() -> None:
     # Python prints what is raised in a callback, as in a destructor or where an import ends, and goes on.
     sys.unraisablehook = lambda what: _end() if asked else sys.__unraisablehook__(what)
     _on_signals(stop)
-    status: object = 0
     try:
         try:
             main()
         finally:
             _on_signals(signal.SIG_IGN)
-    except SystemExit as error:
-        status = error.code
+    except SystemExit:
+        raise
     except BaseException:  # what was raised may have become another error on its way
         if not asked:
             raise
         os.write(2, _STOPPED)
-        status = _STOPPED_STATUS
-    if not isinstance(status, int | None) or "multiprocessing.forkserver" in sys.modules:
-        raise SystemExit(status)  # a server of processes has a folder to remove
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(status or 0)
+        raise SystemExit(_STOPPED_STATUS) from None
 
 
 def _on_signals(handler: object) -> None:

@@ -1,14 +1,13 @@
-"""The application that the commands belong to, and how each begins and prints."""
+"""The application with its commands, in the order in which its help lists them, and what is said of a wrong command line."""
 
-import json
-import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from packprep.building.progress import say
+from packprep.cli.building import build, plan, schema, slurm, status
+from packprep.cli.datasets import export, inspect, verify
 
 app = typer.Typer(
     name="packprep",
@@ -64,24 +63,5 @@ def _packprep(
     pass
 
 
-def one_thread() -> None:
-    """No threads of libraries, before they are imported: processes scale, and only a process of one thread may be forked."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-def _escaped(text: str) -> str:
-    """JSON that says the same, with escapes for all that does not show: names and texts may hold what a terminal obeys."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-
-
-def put(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:
-    """Print a result: as one JSON object, or by its printer."""
-    try:
-        if as_json:
-            print(_escaped(json.dumps(result, ensure_ascii=False, sort_keys=True)))
-        else:
-            printer(result)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of stdout has read enough; the exit status stays that of the command
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+for command in (build, plan, status, verify, inspect, export, slurm, schema):
+    app.command()(command)

@@ -1,6 +1,5 @@
 """What the commands are given: each option's declaration, once, and what it is read as."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,12 +62,8 @@ def recipe_of(
     text_key: str | None,
     seed: int | None,
     assignments: list[str] | None,
-    read: Callable[[Any], None] = lambda recipe: None,
 ) -> Any:
-    """The recipe that the arguments of a command give. RecipeError that names the file and line, or the option.
-
-    read: is called with it before its tasks are looked at, which takes ten times as long.
-    """
+    """The recipe that the arguments of a command give. RecipeError that names the file and line, or the option."""
     from packprep.errors import RecipeError
     from packprep.recipe import load_recipe, read_recipe, refuse_other_formats, set_value, split_assignment
     from packprep.storage import expanded
@@ -117,9 +112,11 @@ def recipe_of(
     try:
         recipe = read_recipe(table, base)
         _refuse_secrets(recipe)
-        read(recipe)
         from packprep.objectives.tasks import complete
+        from packprep.sources.formats import check_format
 
+        for i, source in enumerate(recipe.sources):
+            check_format(source.format, i)
         return complete(recipe)
     except RecipeError as error:
         raise RecipeError(f"{_place(error.key, typed, recipes)}{error}", error.key) from None

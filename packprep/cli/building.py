@@ -1,13 +1,11 @@
-"""The commands that make a dataset: build, plan, status, slurm."""
+"""The commands that make a dataset: build, plan, status, slurm; and schema, of what they are given."""
 
 import os
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
 
 from packprep.building.progress import Bar, put_line, say
-from packprep.cli.application import one_thread, put
 from packprep.cli.arguments import (
     ArrayCount,
     ArrayIndex,
@@ -27,6 +25,7 @@ from packprep.cli.arguments import (
     moved_of,
     recipe_of,
 )
+from packprep.cli.printing import one_thread, put
 
 
 def build(
@@ -47,34 +46,31 @@ def build(
 ) -> None:
     """Build a dataset, or go on with a build that stopped: run the same command again."""
     one_thread()
-    from packprep.building.array import array_position
-    from packprep.building.output import output_of
-    from packprep.building.start import begin_as_before
-    from packprep.building.start import build as build_dataset
+    from packprep.building.array_tasks import array_position
+    from packprep.building.run import build as build_dataset
+    from packprep.storage import folder_at
 
-    read = partial(begin_as_before, out=out)
-    recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_, read)
+    recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
-    output = output_of(out)
+    output = folder_at(out)
     fresh = not output.exists("plan.json")
 
-    def begun(job: Any) -> None:
-        from packprep.inspection import printed_summary, summary  # noqa: F401  (to have them at the end)
-        from packprep.inspection.first_document import first_document
+    def on_start(job: Any) -> None:
+        from packprep.inspection.document import first_document
 
         if fresh:
             bar.say(first_document(job))
 
-    outcome = build_dataset(recipe, output, bar, workers, moved_of(source), position, begun)
-    from packprep.inspection.printed_summary import print_summary
-    from packprep.inspection.summary import describe_build
+    outcome = build_dataset(recipe, output, bar, workers, moved_of(source), position, on_start)
+    from packprep.inspection.summary import describe_build, print_summary
 
     summary = describe_build(outcome)
     if not profile:
         put(summary, as_json, print_summary)
         return
-    from packprep.building.profile import describe_profile, print_profile
+    from packprep.cli.printing import print_profile
+    from packprep.clock import describe_profile
 
     with_profile = {**summary, "profile": describe_profile(outcome.profile)}
 
@@ -99,9 +95,9 @@ def plan(
 ) -> None:
     """Say what a build would make: shards, tokens, bytes, memory, shares, spans. Reads almost nothing."""
     one_thread()
-    from packprep.building.forecast import forecast, print_forecast
-    from packprep.building.inputs import look_up
-    from packprep.building.plan import make_plan
+    from packprep.building.forecast import forecast
+    from packprep.building.planning import look_up, make_plan
+    from packprep.cli.printing import print_forecast
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     found = look_up(recipe, moved_of(source))
@@ -114,7 +110,8 @@ def plan(
 
 def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:
     """Say which shards are done and which are missing, and the --array= list that would make them."""
-    from packprep.building.status import print_status, status_of
+    from packprep.building.distributed import status_of
+    from packprep.cli.printing import print_status
 
     result = status_of(directory, array_count)
     put(result, as_json, print_status)
@@ -163,3 +160,13 @@ def slurm(
     }  # fmt: skip
     job = ArrayJob(command, arguments_of(command, given, flags), out, array, at_once, workers, tuple(words))
     print_prepared(prepare(job, submit, say))
+
+
+def schema() -> None:
+    """Print the JSON schema of recipes, which editors check and complete them by."""
+    import json
+
+    from packprep.objectives.tasks import recipe_schema
+    from packprep.sources.formats import formats_asked
+
+    put(recipe_schema(formats_asked()), False, lambda made: print(json.dumps(made, indent=2)))

@@ -1,13 +1,14 @@
-"""The commands that go through a dataset: verify, export."""
+"""The commands that read a dataset: verify, export, inspect."""
 
 import os
 import time
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, Literal
 
 import typer
 
-from packprep.building.progress import Bar
-from packprep.cli.application import one_thread, put
+from packprep.building.progress import Bar, put_line
 from packprep.cli.arguments import (
     ArrayCount,
     ArrayIndex,
@@ -21,6 +22,8 @@ from packprep.cli.arguments import (
     recipe_of,
     replay_of,
 )
+from packprep.cli.printing import one_thread, put
+from packprep.exporting import EXPORTS
 
 
 def verify(
@@ -46,7 +49,7 @@ def verify(
 ) -> None:
     """Recompute every promise of a dataset; exit status 1 and a line for each fault if one does not hold."""
     one_thread()
-    from packprep.building.array import array_position
+    from packprep.building.array_tasks import array_position
     from packprep.building.processes import available_cpus
     from packprep.errors import RecipeError
     from packprep.verification import print_report, verify_dataset
@@ -66,31 +69,199 @@ def verify(
         raise typer.Exit(1)
 
 
+def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `--to` and the option of each export, as EXPORTS declares them."""
+    own = dict(signature(command).parameters)
+    del own["options"]
+    says = f"The format: {', or '.join(export.files for export in EXPORTS.values())}."
+    kind = Annotated[Literal[*EXPORTS], typer.Option("--to", help=says, show_default=False)]  # type: ignore[valid-type]
+    own["to"] = own["to"].replace(annotation=kind)
+    chosen = []
+    for name, export in EXPORTS.items():
+        if export.option:
+            first, *others = export.choices.values()
+            help = f"Of {name.capitalize()}: {', or '.join([f'{first} (default)', *others])}."
+            option = Annotated[Literal[*export.choices] | None, typer.Option(help=help, show_default=False)]  # type: ignore
+            chosen.append(Parameter(export.option, Parameter.KEYWORD_ONLY, default=None, annotation=option))
+    ordered = [own.pop(name) for name in ("directory", "to", "out")]
+    parameters = [*ordered, *chosen, *own.values()]
+    kinds = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
+    command.__signature__ = Signature(kinds)  # type: ignore[attr-defined]
+    return command
+
+
+@_with_exports
 def export(
-    directory: Directory,
-    to: Annotated[
-        Literal["megatron", "parquet"],
-        typer.Option("--to", help="The format: .bin and .idx, or Parquet.", show_default=False),
-    ],
-    out: Out,
-    what: Annotated[
-        Literal["documents", "rows"] | None,
-        typer.Option(help="Of Megatron: documents as they were (default), or packed rows.", show_default=False),
-    ] = None,
-    columns: Annotated[
-        Literal["nemo", "full"] | None,
-        typer.Option(
-            help="Of Parquet: NeMo's packed sequences (default), or the loader's columns.", show_default=False
-        ),
-    ] = None,
-    workers: Workers = None,
-    as_json: Json = False,
+    directory: Directory, to: str, out: Out, workers: Workers = None, as_json: Json = False, **options: str | None
 ) -> None:
-    """Export a dataset for Megatron or as Parquet, or go on with an export that stopped: run the same command again."""
+    """Export a dataset for another tool, or go on with an export that stopped: run the same command again."""
     one_thread()
     from packprep.building.processes import available_cpus
     from packprep.exporting.export import export_dataset, print_export
 
-    bar = Bar()
-    result = export_dataset(directory, to, out, bar, what, columns, workers or available_cpus())
+    result = export_dataset(directory, to, out, Bar(), workers or available_cpus(), **options)
     put(result, as_json, print_export)
+
+
+MovedOrNamed = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="NAME[=PREFIX]",
+        help="Where a source's files lie now; NAME alone: the source of --doc.",
+        show_default=False,
+    ),
+]
+
+VIEWS = {
+    "--row": ("--segment", "--source NAME=PREFIX", "--from-plan"),
+    "--doc": ("--source NAME", "--source NAME=PREFIX", "--from-plan"),
+    "--grep": ("--limit",),
+    "--diff": (),
+    "--html": ("--source NAME=PREFIX", "--from-plan"),
+}
+"""What `inspect` shows beside the summary, one at a time → the options that go with it."""
+
+
+def inspect(
+    directory: Directory,
+    row: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Show this row. −1: the first with a segment of each task.", show_default=False),
+    ] = None,
+    segment: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Show the K-th segment of --row whole, from 1.", show_default=False),
+    ] = None,
+    doc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FILE:]POSITION", help="Say where this document of --source NAME went.", show_default=False
+        ),
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="List the rows that hold this text.", show_default=False)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Matches to list. Default: 100.", show_default=False)
+    ] = None,
+    diff: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Say what differs in another dataset.", show_default=False)
+    ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write a report of it all, with rows to page through.", show_default=False),
+    ] = None,
+    source: MovedOrNamed = None,
+    from_plan: Annotated[
+        bool, typer.Option("--from-plan", help="Read the sources where the dataset says that they lie.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a dataset: totals, utilisation, task and source mix, lengths; or what one of the options asks for."""
+    one_thread()
+    name, moved = named_and_moved(source)
+    check_view(
+        {
+            "--row": row is not None, "--segment": segment is not None, "--doc": doc is not None,
+            "--grep": grep is not None, "--limit": limit is not None, "--diff": diff is not None, "--html": html is not None,
+            "--source NAME": name is not None, "--source NAME=PREFIX": bool(moved),
+            "--from-plan": from_plan,
+        }
+    )  # fmt: skip
+    if segment is not None:
+        from packprep.inspection.row import describe_segment, print_segment
+
+        assert row is not None
+        put(describe_segment(directory, row, segment, moved, from_plan), as_json, print_segment)
+    elif row is not None:
+        from packprep.inspection.row import describe_row, print_row
+
+        put(describe_row(directory, row, moved, from_plan), as_json, print_row)
+    elif doc is not None:
+        from packprep.inspection.document import describe_document, print_document
+
+        put(describe_document(directory, name, doc, moved, from_plan), as_json, print_document)
+    elif grep is not None:
+        from packprep.inspection.search import describe_matches, print_matches
+
+        put(describe_matches(directory, grep, 100 if limit is None else limit), as_json, print_matches)
+    elif diff is not None:
+        from packprep.inspection.difference import describe_difference, print_difference
+
+        put(describe_difference(directory, diff), as_json, print_difference)
+    elif html is not None:
+        put(_report(directory, html, moved, from_plan), as_json, _print_written)
+    else:
+        from packprep.inspection.summary import describe_dataset, print_summary
+
+        put(describe_dataset(directory), as_json, print_summary)
+
+
+def check_view(given: dict[str, bool]) -> None:
+    """Whether what `inspect` is given goes together. given: option of VIEWS → whether it is there.
+
+    Raises RecipeError for two views, and for an option that does not go with the one.
+    """
+    from packprep.errors import RecipeError
+
+    views = [option for option in VIEWS if given[option]]
+    if len(views) > 1:
+        raise RecipeError(f"{' and '.join(views)}: inspect shows one thing at a time; give one of them")
+    view = views[0] if views else None
+    for option in (option for option, there in given.items() if there and option not in VIEWS):
+        if view is None or option not in VIEWS[view]:
+            goes_with = [name for name, options in VIEWS.items() if option in options]
+            raise RecipeError(f"{option} goes with {' or '.join(goes_with)}; {_instead(view, option, goes_with)}")
+
+
+def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
+    if option == "--segment" and view is None:
+        return "give --row R too: segments are numbered 1, 2, … in each row, as segment_ids are"
+    if view is None:
+        return f"give {' or '.join(goes_with)} too, or leave it out"
+    return f"leave it or {view} out"
+
+
+def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str]]:
+    """(the NAME that stands alone, or None; source → prefix) of the values of --source."""
+    from packprep.errors import RecipeError
+
+    names = [value for value in values or () if "=" not in value]
+    if len(names) > 1:
+        raise RecipeError(f"--source {names[1]}: {names[0]} is named already, and a document is of one source")
+    if names == [""]:
+        raise RecipeError("--source: expected NAME, or NAME=PREFIX as in --source web=/data/web")
+    return names[0] if names else None, moved_of([value for value in values or () if "=" in value])
+
+
+def _report(directory: str, html: str, moved: dict[str, str], from_plan: bool) -> dict[str, Any]:
+    """Verify what the report looks at, and write it."""
+    from packprep.building.processes import available_cpus
+    from packprep.errors import DatasetError, PackprepError, PlanError, VocabularyError
+    from packprep.inspection.report import check_file, shards_shown, write_report
+    from packprep.storage import expanded
+    from packprep.verification import PROMISES, verify_dataset
+
+    html = expanded(html)
+    check_file(html)
+    only = shards_shown(directory)
+    verification: dict[str, Any] | PackprepError
+    try:
+        verification = verify_dataset(directory, None, moved, (0, 1), available_cpus(), Bar(), only=only)
+    except (
+        DatasetError,
+        PlanError,
+        VocabularyError,
+    ) as error:  # the page says so, and shows what can be read all the same
+        verification = error
+    return write_report(directory, html, moved, verification, PROMISES, from_plan)
+
+
+def _print_written(written: Mapping[str, Any]) -> None:
+    from packprep.inspection.text import counted
+
+    faults = written["faults"]
+    found = "not verified" if faults is None else "every promise holds" if not faults else counted(faults, "fault")
+    rows = f"{written['shown_rows']:,} of {counted(written['rows'], 'row')}"
+    put_line(f"{written['html']}: {written['bytes']:,} bytes, {rows}; {found}")

@@ -1,12 +1,14 @@
 """ON DISK ↔ TRAINER: the files of a dataset and what reads them; numpy and the standard library only.
 
 ```
-json_files.py  shard.py ─────► loader.py ─┬─► row.py                     a row as a view
-encoding ─►    arrays, mapped  opens,     └─► gathering.py ─► batches.py ─► a trainer
-manifest.py ─► or read by      locates        [B, T] arrays   order.py: order, state
-dataset.json   reading.py                     segments.py     what boundaries imply, slot by slot
-                                              redraw.py       noise anew in later epochs
-mixture.py, shares.py      several datasets as one, by share
-attention.py, thd.py       layouts for attention kernels
+manifest.py                     dataset.json
+shard.py                        a shard's arrays, mapped or read
+rows.py                         segments of some rows; their columns, stored or derived; a Row is a batch of one
+batches.py ─► loader.py         what a trainer reads: rows, batches, an iteration with a state; which shards are open
+order.py, redraw.py             which row of which dataset comes when; noise anew in later epochs, by the laws of noise.py
+candidates.py                   the slots that a law may noise, and the numbers that they draw
+mixture.py                      several datasets as one, by share
+boundaries.py                   where segments lie, by cu_seqlens or by ids
+attention.py                    attention rules, layouts for attention kernels
 ```
 """

@@ -11,15 +11,18 @@ Where segments are physically padded (pad_seq_to_mult), cu_seqlens counts real s
 where segments lie: starts are physical, lengths real, and the gaps between are padding.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.thd import thd, thd_pair
+from packprep.dataset.boundaries import boundaries, fill_slots, thd, thd_pair
 from packprep.errors import ArgumentError
 
 __all__ = [
+    "RULES",
     "MicroSequence",
+    "Rule",
     "block_mask",
     "context_parallel",
     "cut_points",
@@ -38,6 +41,66 @@ __all__ = [
 ]
 
 
+Keys = list[tuple[Any, Any]]
+"""Ranges of keys that queries see: (begin, end) of each, shaped as the queries; a query may have an empty one."""
+
+
+class Rule(NamedTuple):
+    """Which keys of its segment a query sees, and what says so. `RULES` has all that a task may have.
+
+    ahead        the keys behind a query that it sees: "never" any, and segment_prefix is 0; "prefix": the slots of the prefix
+                 (bos, mode and the objective's) see each other, and segment_prefix counts them; "segment": all do, and
+                 segment_prefix is all slots; "blocks": its own rule, and segment_prefix is −1.
+    copies       how often bos, mode, body and eos are written: 2 for [x_t ; x_0].
+    columns      what `keys` reads of a batch.
+    keys         (query, begin, end, columns, where) → Keys, exact and in slots of the row. query: slots; begin, end: of the
+                 run of its segment's id, as `boundaries.runs` gives; where: numpy's, torch's or jax.numpy's, whose arrays all
+                 of these are.
+    """
+
+    ahead: str
+    columns: tuple[str, ...]
+    keys: Callable[[Any, Any, Any, Mapping[str, Any], Callable], Keys]
+    copies: int = 1
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it holds where block_lengths are above 0, and prefix_ends −1."""
+        return self.ahead == "blocks"
+
+
+def _keys_so_far(query, begin, end, columns, where) -> Keys:
+    return [(begin, query + 1)]
+
+
+def _keys_of_prefix(query, begin, end, columns, where) -> Keys:
+    """All up to the query, and the whole prefix."""
+    ends = columns["prefix_ends"]
+    return [(begin, where(ends > query, ends, query + 1))]
+
+
+def _keys_of_blocks(query, begin, end, columns, where) -> Keys:
+    """Of a query in x_t its own block, and x_0 before that block; of one in x_0 x_0 up to the end of its block."""
+    middle, length = (begin + end) // 2, columns["block_lengths"]
+    length = where(length > 0, length, 1)
+    block_begin = columns["position_ids"] // length * length
+    block_end = where(block_begin + length < middle - begin, block_begin + length, middle - begin)
+    noised = query < middle  # it lies in x_t
+    return [
+        (where(noised, begin + block_begin, middle), where(noised, begin, middle) + block_end),
+        (where(noised, middle, 0), where(noised, middle + block_begin, 0)),
+    ]
+
+
+RULES = {
+    "causal": Rule("never", (), _keys_so_far),
+    "prefix": Rule("prefix", ("prefix_ends",), _keys_of_prefix),
+    "bidirectional": Rule("segment", ("prefix_ends",), _keys_of_prefix),
+    "block_diffusion": Rule("blocks", ("prefix_ends", "position_ids", "block_lengths"), _keys_of_blocks, copies=2),
+}
+"""A task's attention → its rule."""
+
+
 def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray, np.ndarray]:
     """(begin, end) int64[segments]: the physical slots of each segment, end without its gap."""
     cu = np.asarray(cu_seqlens, np.int64)
@@ -51,10 +114,10 @@ def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray,
                 f"cu_seqlens_padded {_some(physical)} should start at 0 and give each segment of "
                 f"cu_seqlens {_some(cu)} at least its length"
             )
-    begin = physical[:-1]
     if length is not None and physical[-1] > length:
         raise ArgumentError(f"the segments end at slot {physical[-1]}, beyond the length {length}")
-    return begin, begin + np.diff(cu)
+    _, begin, slots = boundaries(np.array([len(cu) - 1]), cu, physical)
+    return begin, begin + slots
 
 
 def _some(values) -> str:
@@ -63,12 +126,7 @@ def _some(values) -> str:
 
 def _segment_of_slot(begin: np.ndarray, end: np.ndarray, length: int) -> np.ndarray:
     """int64[length]: the index of each slot's segment, −1 on padding."""
-    counts = np.empty(2 * len(begin) + 1, np.int64)  # gap, segment, gap, segment, …, gap
-    counts[1::2] = end - begin
-    counts[0::2] = np.append(begin, length) - np.insert(end, 0, 0)
-    values = np.full(len(counts), -1, np.int64)
-    values[1::2] = np.arange(len(begin))
-    return np.repeat(values, counts)
+    return fill_slots(begin, end - begin, np.arange(len(begin)), -1, length)
 
 
 def _of_slots(per_segment: np.ndarray, segment: np.ndarray, padding) -> np.ndarray:

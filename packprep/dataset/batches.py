@@ -1,17 +1,19 @@
-"""Iteration over batches that can be stopped and taken up exactly, at any number of ranks."""
+"""What a trainer reads: rows, batches, and an iteration over batches that is taken up exactly, at any number of ranks."""
 
+import operator
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from packprep.dataset import order
-from packprep.dataset.gathering import checked_columns, dtypes_chosen
+from packprep.dataset.rows import COLUMNS, MORE_COLUMNS, SLOTS, SUMS, own_dtype, refuse_columns
 from packprep.errors import ArgumentError, StateError
 
 _AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
+KNOWN = frozenset(COLUMNS + MORE_COLUMNS)
 _MOST_ROWS = 1 << 62  # what a state may count
 _COUNTS = ("rows", "steps")  # of a state, which differ
 _JOINED = {  # keys that joined later, and what nobody knows without them
@@ -25,127 +27,232 @@ _INSTEAD = {
 }
 
 
-class Reader(Protocol):
-    """What is iterated over: a Dataset or a Mixture."""
+class Reader:
+    """The face of a Dataset and of a Mixture. They have seq_length, token_dtype, a fingerprint, a digest, a length, `row`, and
+
+    _find(rows), _fill(found, batch, epochs)      where rows lie; write them into arrays, column → [B, T]
+    rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw()
+    """
+
+    seq_length: int
+    token_dtype: np.dtype
+    what = "dataset"
+    _columns: tuple[str, ...] = COLUMNS
+    _dtype: Any = None
 
     @property
     def fingerprint(self) -> str:
-        """What determines its rows and their order, but for seed and shuffle."""
+        raise NotImplementedError
 
     @property
     def digest(self) -> str:
-        """Of its manifest, and so of its files."""
-
-    @property
-    def token_dtype(self) -> np.dtype:
-        """Of its tokens."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
-        """Its rows."""
+        raise NotImplementedError
+
+    def _find(self, rows: np.ndarray) -> Any:
+        raise NotImplementedError
+
+    def _fill(self, found: Any, batch: dict[str, np.ndarray], epochs: Sequence[int] | None) -> None:
+        raise NotImplementedError
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, epoch of each), int64, shaped as `samples`: global samples g ≥ 0."""
+        raise NotImplementedError
 
     def samples_of_epochs(self, epochs: int) -> int:
-        """The samples of so many epochs; ArgumentError where it has no epochs."""
+        raise NotImplementedError
 
     def check_redraw(self) -> None:
-        """ArgumentError if a task cannot be noised anew."""
+        raise NotImplementedError
 
-    def batch(self, indices, out=None, columns=None, dtype=None, epochs=None) -> dict[str, np.ndarray]:
-        """Rows `indices` as arrays."""
+    def _with(self, **changes: Any) -> Any:
+        """A copy with these attributes changed."""
+        again = object.__new__(type(self))
+        vars(again).update(vars(self), **changes)
+        return again
 
-    def will_need(self, indices: np.ndarray, columns: Sequence[str] | None) -> None:
-        """Ask the system to begin reading what `batch` will need of these rows."""
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """tokens, labels, segment_ids, position_ids, loss_mask of one row, or the columns of `with_columns`: [T] each,
+        writable copies."""
+        return {name: values[0] for name, values in self.batch([self._place(index)]).items()}
 
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        """A list of what ds[i] gives, views of one gathered batch; torch's DataLoader calls it."""
+        batch = self.batch(indices)
+        return [{name: values[i] for name, values in batch.items()} for i in range(len(indices))]
 
-class Batches:
-    """Batches of one rank, without end or until `epochs` or `samples`; its state goes on at any world size and batch
-    size.
+    def _place(self, index: Any) -> int:
+        index, n = operator.index(index), len(self)
+        if not -n <= index < n:
+            raise IndexError(f"row {index} of a {self.what} of {n} rows")
+        return index % n
 
-    end: the first global sample that is not delivered; None: it never ends.
-    """
+    def _places(self, indices: Any) -> np.ndarray:
+        given, n = np.asarray(indices, None if len(indices) else np.int64), len(self)
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise ArgumentError(f"row indices should be a list of integers, not {given.dtype}{list(given.shape)}")
+        outside = (given < -n) | (given >= n)
+        if outside.any():
+            raise IndexError(f"row {given[outside][0]} of a {self.what} of {n} rows")
+        rows = given.astype(np.int64)
+        rows[rows < 0] += n
+        return rows
 
-    def __init__(
+    def batch(
         self,
-        dataset: Reader,
+        indices: Sequence[int] | np.ndarray,
+        out: Mapping[str, np.ndarray] | None = None,
+        columns: Sequence[str] | None = None,
+        dtype: Any = None,
+        epochs: Sequence[int] | np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss) and loss_weight_sum are [B].
+
+        columns: names of COLUMNS (all, the default) and of MORE_COLUMNS. dtype: of tokens, labels, segment_ids,
+        position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to write into, whose dtypes
+        then decide; its arrays are returned. epochs: one for each row; above 0, its in-place segments are noised anew.
+        """
+        names = self._columns  # known to be columns
+        if columns is not None:
+            names = checked_columns(columns)
+        elif out is not None:
+            names = checked_columns(out)
+        rows = self._places(indices)
+        if epochs is not None:
+            if len(epochs) != len(rows):
+                raise ArgumentError(f"{len(epochs)} epochs are given for {len(rows)} rows")
+            epochs = [integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
+        dtypes = self._dtypes(self._dtype if dtype is None else dtype, names)
+        found, batch = self._find(rows), {}  # first: a manifest may claim more than there is
+        for name in names:
+            shape = (len(rows),) if name in SUMS else (len(rows), self.seq_length)
+            if out is None:
+                batch[name] = np.empty(shape, dtypes[name])
+            elif name not in out:
+                raise ArgumentError(f"out has no array for column {name!r}")
+            elif out[name].shape != shape:
+                raise ArgumentError(f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}")
+            else:
+                batch[name] = out[name]
+        self._fill(found, batch, epochs)
+        return batch
+
+    def _dtypes(self, dtype: Any, names: Sequence[str] = COLUMNS + MORE_COLUMNS) -> dict[str, np.dtype]:
+        """Column → dtype, where `dtype` is asked for: one for all ids, or a mapping column → dtype."""
+        by_name = isinstance(dtype, Mapping)
+        if by_name and not dtype.keys() <= KNOWN:
+            refuse_columns([*dtype])
+        dtypes = {}
+        for name in names:
+            asked = dtype.get(name) if by_name else dtype if name in SLOTS and SLOTS[name].cast else None
+            try:
+                dtypes[name] = own_dtype(name, self.token_dtype) if asked is None else np.dtype(asked)
+            except TypeError as error:
+                what = f"the dtype of {name!r} is {asked!r} and should be one of numpy's: {error}"
+                raise ArgumentError(what) from error
+        return dtypes
+
+    def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> Any:
+        """A dataset of which ds[i], ds.__getitems__, batch and batches give these columns in this dtype, unless they are asked
+        for others; both as in `batch`. A torch DataLoader over it reads no more than it needs:
+
+            DataLoader(ds.with_columns(["tokens", "loss_mask"], dtype=np.int64), batch_size=8)
+        """
+        return self._with(_columns=checked_columns(columns), _dtype=self._dtypes(dtype))
+
+    def batches(
+        self,
         batch_size: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        shuffle: bool,
-        epochs: int | None,
-        samples: int | None,
-        columns: Sequence[str] | None,
-        dtype: Any,
-        redraw: bool,
-        read_ahead: int,
-    ):
-        self._batch_size = integer("batch_size", batch_size, 1, 1 << 31)
-        self._world_size = integer("world_size", world_size, 1, 1 << 31)
-        self._rank = integer("rank", rank, 0, world_size)
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+        epochs: int | None = None,
+        columns: Sequence[str] | None = None,
+        dtype: Any = None,
+        redraw: bool = False,
+        samples: int | None = None,
+    ) -> "Batches":
+        """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
+
+        samples: an end in place of `epochs`, after so many rows over all ranks; a mixture has no `epochs`, since its
+        datasets do not end together. redraw: epoch 0 is the stored rows, in later ones the in-place segments are noised
+        anew, by the same law.
+        """
+        batches = Batches()
+        batches._batch_size = integer("batch_size", batch_size, 1, 1 << 31)
+        batches._world_size = integer("world_size", world_size, 1, 1 << 31)
+        batches._rank = integer("rank", rank, 0, world_size)
         if epochs is not None and samples is not None:
             raise ArgumentError(
                 f"epochs = {epochs!r} and samples = {samples!r} both say where to end: give one of them"
             )
-        self.end: int | None = None
         if epochs is not None:
-            self.end = dataset.samples_of_epochs(integer("epochs", epochs, 0, 1 << 31))
+            batches.end = self.samples_of_epochs(integer("epochs", epochs, 0, 1 << 31))
         elif samples is not None:
-            self.end = integer("samples", samples, 0, _MOST_ROWS)
-        if len(dataset) == 0 and self.end != 0:
-            raise ArgumentError(f"{dataset!r} has no rows: no batch would ever come")
-        if columns is not None:
-            columns = checked_columns(columns)
-        self.dataset = dataset
-        self._seed = integer("seed", seed, 0, 1 << 64)
-        self._shuffle = bool(shuffle)
-        self._columns = columns
-        self._dtype = None if dtype is None else dtypes_chosen(dtype, dataset.token_dtype)  # now, not at a batch
-        self._redraw = bool(redraw)
-        if self._redraw:
-            dataset.check_redraw()  # now, not after an epoch
-        self._read_ahead = integer("read_ahead", read_ahead, 0, 1 << 31)
-        self._restart(0)
+            batches.end = integer("samples", samples, 0, _MOST_ROWS)
+        if len(self) == 0 and batches.end != 0:
+            raise ArgumentError(f"{self!r} has no rows: no batch would ever come")
+        # What cannot be used is refused now, not at a batch or after an epoch.
+        batches.dataset, batches._columns = self, None if columns is None else checked_columns(columns)
+        batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), bool(shuffle)
+        batches._dtype = None if dtype is None else self._dtypes(dtype)
+        batches._redraw = bool(redraw)
+        if redraw:
+            self.check_redraw()
+        batches._restart(0)
+        return batches
+
+
+class Batches:
+    """Batches of one rank, made by `batches`; its state goes on at any world size and batch size.
+
+    end: the first global sample that is not delivered; None: it never ends.
+    """
+
+    dataset: Reader
+    end: int | None = None
+    _batch_size: int
+    _world_size: int
+    _rank: int
+    _seed: int
+    _shuffle: bool
+    _columns: tuple[str, ...] | None
+    _dtype: Any
+    _redraw: bool
 
     def _restart(self, rows: int) -> None:
         self._rows = rows  # delivered over all ranks before `_step` 0
         self._step = 0
         self._ahead: deque[tuple[np.ndarray, np.ndarray]] = deque()  # rows and epochs of the next steps
-        self._hinted = 0  # of them, from the next one on
         self._draws = 0
 
     def __iter__(self) -> "Batches":
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        if len(self._ahead) <= self._read_ahead:
-            self._draw(self._read_ahead + 1)
+        if not self._ahead:
+            self._draw()
         if not self._ahead:
             raise StopIteration
         rows, epochs = self._ahead[0]
-        while self._hinted < min(len(self._ahead), self._read_ahead + 1):
-            if self._hinted:  # the batch that is read at once needs no hint
-                self.dataset.will_need(self._ahead[self._hinted][0], self._columns)
-            self._hinted += 1
         anew = epochs if self._redraw else None
         batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, epochs=anew)
         self._ahead.popleft()  # only now: a batch that could not be read is not delivered
-        self._hinted -= self._hinted > 0
         self._step += 1
         return batch
 
-    def _draw(self, least: int) -> None:
-        """Rows and epochs of further steps, until there are at least so many ahead, or the end is."""
+    def _draw(self) -> None:
+        """Rows and epochs of the next steps; of none at the end."""
         size, world = self._batch_size, self._world_size
-        first = self._step + len(self._ahead)
-        steps = max(1, least - len(self._ahead), _AHEAD[min(self._draws, len(_AHEAD) - 1)] // size)
+        steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // size)
         self._draws += 1
         if self.end is not None:
-            steps = min(steps, order.n_steps(self._rows, self.end, size, world) - first)
+            steps = min(steps, order.n_steps(self._rows, self.end, size, world) - self._step)
         if steps <= 0:
             return
-        at = [order.samples_of_step(self._rows, first + k, size, self._rank, world) for k in range(steps)]
+        at = [order.samples_of_step(self._rows, self._step + k, size, self._rank, world) for k in range(steps)]
         samples = np.array(at, np.int64)
         rows, epochs = self.dataset.rows_of_samples(samples, self._seed, self._shuffle)
         kept = samples < (np.iinfo(np.int64).max if self.end is None else self.end)
@@ -191,6 +298,13 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
             f"{unknown}; the next state has {'it' if len(absent) == 1 else 'both'}",
             stacklevel=3,
         )
+
+
+def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
+    """The names as a tuple; ArgumentError if one is no column."""
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    refuse_columns(names)
+    return names
 
 
 def integer(name: str, value: Any, least: int, below: int) -> int:

@@ -31,15 +31,15 @@ def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
     return np.repeat(np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1))
 
 
-def lanes(key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int) -> np.ndarray:
+def words_of(key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int) -> np.ndarray:
     """dtype[Σ count]: count[i] numbers of each key, consecutive bytes ("u1") or words ("<u4") of its blocks."""
-    lanes = 16 // np.dtype(dtype).itemsize
-    blocks = -(-count // lanes)
+    a_block = 16 // np.dtype(dtype).itemsize
+    blocks = -(-count // a_block)
     total = int(blocks.sum())
     first = np.repeat(np.cumsum(blocks) - blocks, blocks)
     words = randomness.philox(np.repeat(key, blocks), np.arange(total) - first, 0, purpose, epoch)
     data = np.stack(words, axis=1).astype("<u4", copy=False).view(dtype).reshape(-1)
-    unused = blocks * lanes - count
+    unused = blocks * a_block - count
     return data[runs(count, unused)] if unused.any() else data
 
 
@@ -48,7 +48,7 @@ def below(key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.
 
     threshold: uint64[k], that of the next length[k] candidates each; Σ length = Σ count.
     """
-    high = lanes(key, count, NOISE, "u1", epoch)
+    high = words_of(key, count, NOISE, "u1", epoch)
     top = np.repeat((threshold >> np.uint64(32)).astype(np.uint16), length)
     below = high < top
     undecided = np.flatnonzero(high == top)
@@ -78,7 +78,7 @@ def in_chunks(segments: Candidates, width: int = 1) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
-class Stretch(NamedTuple):
+class Window(NamedTuple):
     """The slots from the first candidate of some segments to their last, and which of them are candidates."""
 
     here: slice
@@ -97,14 +97,14 @@ class Stretch(NamedTuple):
         return slots[self.here] if self.inside is None else slots[self.here][self.inside]
 
     def holds(self, slots: np.ndarray, value: int) -> bool:
-        """Whether a flat column has `value` (−1: no token) anywhere in the stretch."""
+        """Whether a flat column has `value` (−1: no token) anywhere in the window."""
         return value >= 0 and bool((slots[self.here] == value).any())
 
 
-def stretch_of(segments: Candidates) -> Stretch:
+def window_of(segments: Candidates) -> Window:
     begin, end = int(segments.at[0]), int(segments.at[-1] + segments.count[-1])
     gap = np.append(segments.at[1:], end) - (segments.at + segments.count)
-    return Stretch(slice(begin, end), runs(segments.count, gap) if gap.any() else None)
+    return Window(slice(begin, end), runs(segments.count, gap) if gap.any() else None)
 
 
 def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:

@@ -1,17 +1,16 @@
-"""The manifest, a dataset's table of contents: what it holds, checked, and its list of shards, an entry at a time."""
+"""The manifest, a dataset's table of contents: what it holds, checked."""
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast, overload
+from typing import Any, NotRequired, TypedDict, cast
 
-import numpy as np
-
-from packprep.dataset.json_files import (
+from packprep.dataset.attention import RULES
+from packprep.errors import DatasetError, RecipeError
+from packprep.format.json_files import (
     FORMAT,
     LAW_VERSION,
     MANIFEST_NAME,
@@ -25,10 +24,8 @@ from packprep.dataset.json_files import (
     unknown_key,
     with_defaults,
 )
-from packprep.dataset.opening import read_file
-from packprep.errors import DatasetError
+from packprep.format.opening import read_file
 
-ATTENTION_RULES = ("causal", "prefix", "bidirectional", "block_diffusion")
 LABEL_ALIGNMENTS = ("next_token", "same_slot")
 
 
@@ -38,11 +35,79 @@ class StoredTask(TypedDict):
     name: str
     objective: str
     weight: float
-    attention: str  # one of ATTENTION_RULES
+    attention: str  # one of RULES
     label_alignment: str  # one of LABEL_ALIGNMENTS
     mode_token: int | None
     parameters: dict[str, Any]
     resolved: NotRequired[dict[str, Any]]  # what the plan worked out once
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One key of `[[tasks]]` that an objective reads: its name, default (which gives the type), range and meaning.
+
+    later: it joined after datasets had been written, which are without it: stored only where it differs.
+    """
+
+    name: str
+    default: Any
+    meaning: str
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False
+    high_open: bool = False
+    choices: tuple[str, ...] = ()
+    shares: bool = False
+    later: bool = False
+
+    def range_text(self) -> str:
+        """The feasible values in words, for messages and the docs."""
+        if self.choices:
+            return " | ".join(self.choices)
+        if self.shares:
+            return f"{len(self.default)} numbers, 0 … 1, that sum to 1"
+        if isinstance(self.default, bool):
+            return "true | false"
+        if self.low is None and self.high is None:
+            return ""
+        name = "two numbers low ≤ high in " if isinstance(self.default, tuple) else ""
+        left = "(" if self.low_open or self.low is None else "["
+        right = ")" if self.high_open or self.high is None else "]"
+        low = "−∞" if self.low is None else f"{self.low:g}"
+        high = "∞" if self.high is None else f"{self.high:g}"
+        return f"{name}{left}{low}, {high}{right}"
+
+    def accept(self, value: Any, where: str) -> Any:
+        """`value` in the parameter's type; RecipeError with the feasible range if it cannot be used."""
+        kind = type(self.default)
+        if kind is tuple:
+            return self._accept_numbers(value, where)
+        if kind is float and type(value) is int and abs(value) < 2**63:
+            value = float(value)
+        if type(value) is not kind:
+            raise RecipeError(f"{where}.{self.name} = {value!r}: expected {_kind_names[kind]} ({self.range_text()})")
+        if not (value in self.choices if self.choices else kind not in (int, float) or self._holds(value)):
+            raise RecipeError(f"{where}.{self.name} = {value!r}: must be in {self.range_text()}")
+        return value
+
+    def _holds(self, value: float) -> bool:
+        above = self.low is None or value > self.low or (value == self.low and not self.low_open)
+        below = self.high is None or value < self.high or (value == self.high and not self.high_open)
+        return above and below and abs(value) < 2**63  # neither NaN nor more than arrays hold
+
+    def _accept_numbers(self, value: Any, where: str) -> tuple[float, ...]:
+        good = isinstance(value, (list, tuple)) and len(value) == len(self.default)
+        good = good and all(type(v) in (int, float) and self._holds(v) for v in value)
+        if good and self.shares:
+            good = abs(sum(value) - 1.0) < 1e-9
+        elif good:
+            good = value[0] <= value[1]
+        if not good:
+            raise RecipeError(f"{where}.{self.name} = {value!r}: must be {self.range_text()}")
+        return tuple(float(v) for v in value)
+
+
+_kind_names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 class ShardEntry(TypedDict):
@@ -163,7 +228,7 @@ _TASK_KEYS = {
     "name": ("a string", _instance_of(str)),
     "objective": ("a string", _instance_of(str)),
     "weight": ("a number", _is_number),
-    "attention": (f"one of {', '.join(ATTENTION_RULES)}", _one_of(*ATTENTION_RULES)),
+    "attention": (f"one of {', '.join(RULES)}", _one_of(*RULES)),
     "label_alignment": (f"one of {', '.join(LABEL_ALIGNMENTS)}", _one_of(*LABEL_ALIGNMENTS)),
     "mode_token": ("an id or null", lambda v: v is None or is_id(v)),
     "parameters": ("an object of values of at most 64 bits", _are_parameters),
@@ -226,7 +291,7 @@ def check_manifest(value: Any, name: str) -> Manifest:
         ("sources", _SOURCE_KEYS, _SOURCE_MORE),
         ("shards", _SHARD_KEYS, ()),
     ):
-        for i, entry in enumerate(value[key]):
+        for i, entry in enumerate(() if key == "shards" and _are_shards(value[key]) else value[key]):
             _check(f"{name}: {key}[{i}]", entry, keys, made_with, more, LATER.get(key, {}))
     for i, entry in enumerate(value["shards"]):
         if entry["file"] != shard_name(i):  # so nothing outside the directory can be named
@@ -237,55 +302,28 @@ def check_manifest(value: Any, name: str) -> Manifest:
     return cast(Manifest, with_defaults(value, LATER))
 
 
-class Shards(Sequence[ShardEntry]):
-    """The list of shards of a manifest, which was checked as a whole; an entry is parsed when it is asked for."""
-
-    def __init__(self, text: bytes, rows: list[int]):
-        """text: its canonical JSON, of one entry or more. rows: of each shard."""
-        self._text, self.rows = text, rows
-
-    @cached_property
-    def _begins(self) -> np.ndarray:
-        """int64: where each entry begins, and where one more would: entries hold no objects, and their strings no brackets."""
-        begins = np.flatnonzero(np.frombuffer(self._text, np.uint8) == ord("{"))
-        return np.append(begins, len(self._text))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[ShardEntry]:
-        return iter(json.loads(self._text))
-
-    @overload
-    def __getitem__(self, number: int) -> ShardEntry: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[ShardEntry]: ...
-    def __getitem__(self, number):
-        if isinstance(number, slice):
-            return [self[i] for i in range(len(self))[number]]
-        begin, end = self._begins[range(len(self))[number] :][:2].tolist()
-        return json.loads(self._text[begin : end - 1])
+def _are_shards(entries: Sequence[Any]) -> bool:
+    """Whether each entry has the keys of a shard, in their types and ranges: a column at a time, as there may be many."""
+    if set(map(type, entries)) != {dict} or set(map(frozenset, entries)) != {frozenset(_SHARD_KEYS)}:
+        return False
+    columns = {key: [entry[key] for entry in entries] for key in _SHARD_KEYS}
+    counts = [columns[key] for key in ("rows", "segments", "tokens", "bytes")]
+    digests = "".join(map(str, columns["digest"] + columns["receipt_digest"]))
+    return (
+        all(set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 1 << 62 for values in counts)
+        and all(set(map(type, columns[key])) == {str} for key in ("file", "digest", "receipt_digest"))
+        and all(set(map(len, columns[key])) == {32} for key in ("digest", "receipt_digest"))
+        and set(digests) <= set("0123456789abcdef")
+    )
 
 
 def first_rows(manifest: Manifest) -> list[int]:
     """The rows before each shard, and at last all of them."""
-    shards = manifest["shards"]
-    return [0, *accumulate(shards.rows if isinstance(shards, Shards) else (entry["rows"] for entry in shards))]
+    return [0, *accumulate(entry["rows"] for entry in manifest["shards"])]
 
 
 def read_manifest(directory: str | os.PathLike) -> Manifest:
     """The manifest of the dataset in `directory`, checked; its digests are `packprep verify`'s to recompute."""
-    return plain(open_manifest(directory))
-
-
-def plain(manifest: Manifest) -> Manifest:
-    """The manifest as JSON gives it, with a list of shards."""
-    shards = manifest["shards"]
-    return manifest if isinstance(shards, list) else {**manifest, "shards": list(shards)}
-
-
-def open_manifest(directory: str | os.PathLike) -> Manifest:
-    """As `read_manifest`, but its shards may be `Shards`: of thousands, few are asked for at once."""
     path = Path(directory) / MANIFEST_NAME
     try:
         data = read_file(path)
@@ -306,43 +344,4 @@ def open_manifest(directory: str | os.PathLike) -> Manifest:
         ) from error
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from error
-    listed = _listed_shards(data)
-    if listed is None:
-        return check_manifest(decode(data, str(path)), str(path))
-    shards, rest = listed
-    manifest = check_manifest(decode(rest, str(path)), str(path))
-    manifest["shards"] = shards
-    return manifest
-
-
-_COUNT, _DIGEST = b"(?:0|[1-9][0-9]{0,11})", b'"[0-9a-f]{32}"'
-_ENTRY = (
-    rb'"bytes":%b,"digest":%b,"file":"shards/([0-9]{3})/\%%d[0-9]{3}\.safetensors","receipt_digest":%b,"rows":%b,"segments":%b,'
-    rb'"tokens":%b'
-) % (_COUNT, _DIGEST, _DIGEST, _COUNT, _COUNT, _COUNT)
-_ENTRIES = re.compile(rb"\[\{%b(?:\},\{%b)*+\}\]" % (_ENTRY % 1, _ENTRY % 2))
-_ROWS = re.compile(rb'"rows":([0-9]+)')
-_TENS = 10 ** np.arange(5, -1, -1)
-_LIST = b',"shards":'
-
-
-def _listed_shards(data: bytes) -> tuple[Shards, bytes] | None:
-    """(the shards, the manifest with an empty list in their place) where every entry is canonical and good.
-
-    The list is nearly all of a large manifest, and one expression checks it several times as fast as it can be parsed,
-    encoded again and looked at entry by entry. None: anything else, which `decode` and `check_manifest` are to judge and
-    to name.
-    """
-    begin = data.find(_LIST) + len(_LIST)
-    end = data.find(b"]", begin) + 1
-    if begin < len(_LIST) or not end or data.find(_LIST[1:], begin) >= 0:
-        return None  # so the one key "shards" that is left is the manifest's own, or `check_manifest` misses it
-    text = data[begin:end]
-    if not _ENTRIES.fullmatch(text):
-        return None
-    rows, characters = list(map(int, _ROWS.findall(text))), np.frombuffer(text, np.uint8)
-    slashes = np.flatnonzero(characters == ord("/"))[1::2]  # two in every name: six digits follow the second
-    numbers = (characters[slashes[:, None] + np.arange(1, 7)] - ord("0")) @ _TENS
-    if not np.array_equal(numbers, np.arange(len(rows))):
-        return None
-    return Shards(text, rows), data[:begin] + b"[]" + data[end:]
+    return check_manifest(decode(data, str(path)), str(path))

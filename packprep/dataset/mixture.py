@@ -1,40 +1,25 @@
 """Several datasets as one: their rows one dataset after the other, and batches that take from each by its share.
 
-open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…) ── shares.py: sample → (dataset, its number)
-                                                                    order.py: its number → (row, epoch)
+open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…) ── order.py: sample → (dataset, its number)
+                                                                    its number → (row, epoch)
 """
 
 import hashlib
 import json
-import operator
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from packprep.dataset import order
-from packprep.dataset import shares as sharing
-from packprep.dataset.batches import Batches, integer
-from packprep.dataset.gathering import (
-    COLUMNS,
-    allocated,
-    check_epochs,
-    checked_row,
-    checked_rows,
-    columns_chosen,
-    columns_wanted,
-    items_of,
-)
-from packprep.dataset.row import Row
+from packprep.dataset.batches import Reader, integer
+from packprep.dataset.rows import Row
 from packprep.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from packprep.dataset.loader import Dataset
 
-
-class Mixture:
+class Mixture(Reader):
     """Rows of several datasets, in the order in which they were given; made by open_dataset.
 
     datasets: each as a Dataset of its own, with its tasks, sources and manifest. counts: int64[D], samples of each in a
@@ -42,7 +27,9 @@ class Mixture:
     widest. It may be pickled, forked, and read by several threads, as a Dataset.
     """
 
-    def __init__(self, datasets: Sequence["Dataset"], counts: np.ndarray):
+    what = "mixture"
+
+    def __init__(self, datasets: Sequence[Any], counts: np.ndarray):
         _check_alike(datasets)
         self.datasets = tuple(datasets)
         self.counts = np.asarray(counts, np.int64)
@@ -51,11 +38,6 @@ class Mixture:
         self.seq_length, self.vocab_size, self.pad_id = first.seq_length, first.vocab_size, first.pad_id
         self.token_dtype = np.result_type(*(dataset.token_dtype for dataset in datasets))
         self._first_row = [0, *accumulate(map(len, datasets))]  # of each dataset, and the end
-        self._columns: tuple[str, ...] = COLUMNS
-        self._dtype: Any = None
-
-    def __reduce__(self):
-        return _remade, (self.datasets, self.counts, self._columns, self._dtype)
 
     def __repr__(self) -> str:
         return f"Mixture({', '.join(map(repr, self.datasets))}: shares {self.shares.tolist()})"
@@ -78,43 +60,11 @@ class Mixture:
 
     def row(self, index: int) -> Row:
         """Row `index` of all rows, dataset after dataset; the Row's own index and dataset are those of its dataset."""
-        index = checked_row(index, len(self), "mixture")
+        index = self._place(index)
         number = bisect_right(self._first_row, index) - 1
         return self.datasets[number].row(index - self._first_row[number])
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """As Dataset's, of all rows dataset after dataset."""
-        return {name: values[0] for name, values in self.batch([operator.index(index)]).items()}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        """A list of what mixture[i] gives, views of one gathered batch; torch's DataLoader calls it."""
-        return items_of(self.batch(indices))
-
-    def batch(
-        self,
-        indices: Sequence[int] | np.ndarray,
-        out: Mapping[str, np.ndarray] | None = None,
-        columns: Sequence[str] | None = None,
-        dtype: Any = None,
-        epochs: Sequence[int] | np.ndarray | None = None,
-    ) -> dict[str, np.ndarray]:
-        """Rows `indices` as a dict of arrays, as Dataset.batch."""
-        names = columns_wanted(columns, out, self._columns)
-        rows = checked_rows(indices, len(self))
-        if epochs is not None:
-            check_epochs(epochs, len(rows))
-        dtype = self._dtype if dtype is None else dtype
-        batch = allocated(names, len(rows), self.seq_length, self.token_dtype, dtype, out)
-        for dataset, where, own in self._split(rows):
-            anew = None if epochs is None else [epochs[i] for i in where.tolist()]
-            if len(where) == len(rows):
-                dataset.batch(own, out=batch, epochs=anew)
-                continue
-            for name, values in dataset.batch(own, columns=names, epochs=anew).items():
-                batch[name][where] = values
-        return batch
-
-    def _split(self, rows: np.ndarray) -> Iterator[tuple["Dataset", np.ndarray, np.ndarray]]:
+    def _split(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """(dataset, places in `rows`, rows of it) of each dataset that has some of the rows."""
         numbers = np.searchsorted(self._first_row, rows, side="right") - 1
         for number, dataset in enumerate(self.datasets):
@@ -122,37 +72,26 @@ class Mixture:
             if len(where):
                 yield dataset, where, rows[where] - self._first_row[number]
 
-    def batches(
-        self,
-        batch_size: int,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        shuffle: bool = True,
-        epochs: int | None = None,
-        columns: Sequence[str] | None = None,
-        dtype: Any = None,
-        redraw: bool = False,
-        samples: int | None = None,
-        read_ahead: int = 0,
-    ) -> Batches:
-        """An iterator over `batch`es, each dataset's rows by its share, in the order of packprep.dataset.shares.
+    def _find(self, rows: np.ndarray) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+        return list(self._split(rows))
 
-        All as Dataset.batches, but that a mixture has no `epochs`, since its datasets do not end together: `samples` is
-        where it ends. Each dataset goes through its own epochs, which are what `redraw` counts.
-        """
-        return Batches(
-            self, batch_size, seed, rank, world_size, shuffle, epochs, samples, columns, dtype, redraw, read_ahead
-        )
+    def _fill(self, found: list[Any], batch: dict[str, np.ndarray], epochs: Sequence[int] | None) -> None:
+        for dataset, where, own in found:
+            anew = None if epochs is None else [epochs[i] for i in where.tolist()]
+            if len(found) == 1:
+                dataset.batch(own, out=batch, epochs=anew)
+                continue
+            for name, values in dataset.batch(own, columns=[*batch], epochs=anew).items():
+                batch[name][where] = values
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epoch of each in its dataset), int64, shaped as `samples`: global samples g ≥ 0."""
-        which, numbers = sharing.of_samples(samples, self.counts, seed, shuffle)
+        which, numbers = order.of_samples(samples, self.counts, seed, shuffle)
         rows, epochs = np.empty_like(numbers), np.empty_like(numbers)
         for d, dataset in enumerate(self.datasets):
             here = which == d
             if here.any():
-                own = order.rows_of_samples(numbers[here], len(dataset), sharing.seed_of(seed, d), shuffle)
+                own = order.rows_of_samples(numbers[here], len(dataset), order.seed_of(seed, d), shuffle)
                 rows[here] = self._first_row[d] + own
                 epochs[here] = numbers[here] // len(dataset)
         return rows, epochs
@@ -169,15 +108,9 @@ class Mixture:
         for dataset in self.datasets:
             dataset.check_redraw()
 
-    def will_need(self, indices: np.ndarray, columns: Sequence[str] | None = None) -> None:
-        """As Dataset.will_need."""
-        for dataset, _, own in self._split(checked_rows(indices, len(self))):
-            dataset.will_need(own, self._columns if columns is None else columns)
-
     def delivered(self, state: Mapping[str, Any]) -> list[int]:
         """How many rows of each dataset the batches with this state have delivered, over all ranks: a closed form."""
-        counts = sharing.among_first(state["rows"], self.counts, state["seed"], state["shuffle"])
-        return counts.tolist()
+        return order.among_first(state["rows"], self.counts, state["seed"], state["shuffle"]).tolist()
 
     def with_loss_on(
         self,
@@ -185,40 +118,38 @@ class Mixture:
         task: str | Iterable[str] | None = None,
         dataset: int | Iterable[int] | None = None,
     ) -> "Mixture":
-        """The same rows, with loss_mask 0 outside these sources, tasks and datasets (a name or place, or several).
+        """A mixture of these rows, with loss_mask 0 outside these sources, tasks and datasets (a name or place, or several).
 
         A name has to exist in some dataset; those that have none of the names keep no loss.
         """
-        wanted = {"source": _listed(source), "task": _listed(task)}
-        for what, names in wanted.items():
-            known = [name for each in self.datasets for name in _names_of(each, what)]
-            for name in names or ():
+        names = {
+            "source": [[entry["name"] for entry in each.manifest["sources"]] for each in self.datasets],
+            "task": [[entry["name"] for entry in each.tasks] for each in self.datasets],
+        }
+        wanted = {}
+        for what, given in (("source", source), ("task", task)):
+            wanted[what] = given if given is None else [given] if isinstance(given, str) else list(given)
+            known = list(dict.fromkeys(name for own in names[what] for name in own))
+            for name in wanted[what] or ():
                 if name not in known:
-                    there = ", ".join(map(repr, dict.fromkeys(known)))
+                    there = ", ".join(map(repr, known))
                     raise ArgumentError(f"no {what} of any dataset is called {name!r}; there are {there}")
-        places = (
-            range(len(self.datasets)) if dataset is None else [dataset] if isinstance(dataset, int) else list(dataset)
-        )
-        places = [integer("dataset", place, 0, len(self.datasets)) for place in places]
+        every = range(len(self.datasets))
+        places = every if dataset is None else [dataset] if isinstance(dataset, int) else list(dataset)
+        places = [integer("dataset", place, 0, len(every)) for place in places]
         kept = []
         for d, each in enumerate(self.datasets):
-            own = {
-                what: None if names is None else [name for name in names if name in _names_of(each, what)]
-                for what, names in wanted.items()
-            }
+            own = {w: g if g is None else [name for name in g if name in names[w][d]] for w, g in wanted.items()}
             kept.append(each.with_loss_on(**own) if d in places else each.with_loss_on(source=[]))
-        return _remade(kept, self.counts, self._columns, self._dtype)
-
-    def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> "Mixture":
-        """As Dataset.with_columns."""
-        names, chosen = columns_chosen(columns, dtype, self.token_dtype)
-        return _remade(self.datasets, self.counts, names, chosen)
+        return self._with(datasets=tuple(kept))
 
 
-def _remade(datasets: Sequence["Dataset"], counts: np.ndarray, columns: tuple[str, ...], dtype: Any) -> Mixture:
-    mixture = Mixture(datasets, counts)
-    mixture._columns, mixture._dtype = columns, dtype
-    return mixture
+def mixed_opened(
+    counts: np.ndarray, manifests: Sequence[Any], limit: int, opened: Callable[[int, int], Any]
+) -> Mixture:
+    """The mixture of the datasets that `opened` gives by place and bound on open shards, together at most `limit`."""
+    bounds = split_bound(limit, [len(manifest["shards"]) for manifest in manifests])
+    return Mixture([opened(i, bound) for i, bound in enumerate(bounds)], counts)
 
 
 def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
@@ -233,17 +164,7 @@ def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
     return bounds
 
 
-def _listed(names: str | Iterable[str] | None) -> list[str] | None:
-    if names is None:
-        return None
-    return [names] if isinstance(names, str) else list(names)
-
-
-def _names_of(dataset: "Dataset", what: str) -> list[str]:
-    return [entry["name"] for entry in (dataset.tasks if what == "task" else dataset._head["sources"])]
-
-
-def _check_alike(datasets: Sequence["Dataset"]) -> None:
+def _check_alike(datasets: Sequence[Any]) -> None:
     """Refuse, by name, what one model cannot read together, and a dataset without rows."""
     first = datasets[0]
     for dataset in datasets:
@@ -257,9 +178,9 @@ def _check_alike(datasets: Sequence["Dataset"]) -> None:
             raise ArgumentError(f"{dataset.directory} has no rows: leave it out of the mixture")
 
 
-_ALIKE = {
+_ALIKE: dict[str, Callable[[Any], Any]] = {
     "seq_length": lambda dataset: dataset.seq_length,
-    "the tokenizer's digest": lambda dataset: dataset._head["tokenizer"]["digest"],
+    "the tokenizer's digest": lambda dataset: dataset.manifest["tokenizer"]["digest"],
     "vocab_size": lambda dataset: dataset.vocab_size,
     "pad_id": lambda dataset: dataset.pad_id,
 }

@@ -1,7 +1,7 @@
 """The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it;
 render with compiled writers that equal `mask`, `flip` and `mask_blocks` (`objectives/noising.py`).
 
-Candidates and the uniforms that they draw are in `candidates`. An exact count takes the least words of NOISE_LOW.
+An exact count takes the least words of NOISE_LOW.
 
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
     noised      iff the 40-bit uniform < ⌊p · 2⁴⁰⌋, p = (1 − ε) t + ε
@@ -11,13 +11,15 @@ Where masks are put, a mask that the text itself has is no candidate: nothing co
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from packprep import randomness
-from packprep.dataset.candidates import Candidates, below, in_chunks, lanes, put, stretch_of, within
-from packprep.dataset.json_files import LAW_VERSION
+from packprep.dataset.candidates import Candidates, below, in_chunks, put, window_of, within, words_of
+from packprep.dataset.manifest import Parameter
+from packprep.format.json_files import LAW_VERSION
 from packprep.randomness import NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
 
 ONE = 1 << 40
@@ -95,10 +97,10 @@ def mask(
     share = None if ratio is None else np.ones(len(limit))
     for part in in_chunks(segments):
         own = Candidates(*(column[part] for column in segments))
-        stretch = stretch_of(own)
-        allowed = None if may is None else stretch.candidates(may) != 0
-        if stretch.holds(tokens, mask_id):
-            unmasked = stretch.candidates(tokens) != mask_id
+        window = window_of(own)
+        allowed = None if may is None else window.candidates(may) != 0
+        if window.holds(tokens, mask_id):
+            unmasked = window.candidates(tokens) != mask_id
             allowed = unmasked if allowed is None else allowed & unmasked
         if ratio is not None and share is not None:
             noised, share[part] = _fewest(own, ratio[part], allowed, epoch)
@@ -106,12 +108,12 @@ def mask(
             noised = below(own.key, own.count, limit[part], own.count, epoch)
             if allowed is not None:
                 noised &= allowed
-        wide = stretch.laid_out(noised)
-        loss_mask[stretch.here] |= wide.view(np.uint8)
+        wide = window.laid_out(noised)
+        loss_mask[window.here] |= wide.view(np.uint8)
         if shares[0] >= 1.0:
-            put(tokens[stretch.here], wide, mask_id)
+            put(tokens[window.here], wide, mask_id)
         else:
-            hit = stretch.here.start + np.flatnonzero(wide)
+            hit = window.here.start + np.flatnonzero(wide)
             _replace(own, np.flatnonzero(noised), hit, shares, mask_id, ordinary, tokens, epoch)
     return share
 
@@ -123,7 +125,7 @@ def _fewest(
 
     And float64[m]: what share of its candidates they are, 1 where it has none.
     """
-    words = lanes(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
+    words = words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
     noised, share = np.zeros(len(words), np.bool_), np.ones(len(ratio))
     begin = 0
     for i, (count, wished) in enumerate(zip(segments.count.tolist(), ratio.tolist(), strict=True)):
@@ -186,14 +188,14 @@ def flip(
     """
     for part in in_chunks(segments, 4):  # words and ids are wider than bytes
         own = Candidates(*(column[part] for column in segments))
-        stretch = stretch_of(own)
+        window = window_of(own)
         flipped = below(own.key, own.count, threshold[part], own.count, epoch)
-        allowed = np.ones(len(flipped), np.bool_) if may is None else stretch.candidates(may) != 0
+        allowed = np.ones(len(flipped), np.bool_) if may is None else window.candidates(may) != 0
         flipped &= allowed
-        wide = stretch.laid_out(flipped)
-        trained = stretch.laid_out(allowed) if loss_on_all else wide
-        loss_mask[stretch.here] |= trained.view(np.uint8)
-        hit = stretch.here.start + np.flatnonzero(wide)
+        wide = window.laid_out(flipped)
+        trained = window.laid_out(allowed) if loss_on_all else wide
+        loss_mask[window.here] |= trained.view(np.uint8)
+        hit = window.here.start + np.flatnonzero(wide)
         now = rank[tokens[hit]]
         number = _others(own, np.flatnonzero(flipped), len(ordinary) - (now >= 0), epoch)
         tokens[hit] = ordinary[number + ((now >= 0) & (number >= now))]
@@ -204,7 +206,7 @@ def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: i
 
     First draws are taken from all of a segment's words at once, which are a quarter of a Philox block each.
     """
-    words = lanes(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
+    words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
     product = words * bound
     chosen = (product >> np.uint64(32)).astype(np.int64)
@@ -249,14 +251,14 @@ def mask_blocks(
     candidates = np.maximum(candidates_end - candidates_begin, 0)
     for part in in_chunks(segments):
         own = Candidates(*(column[part] for column in segments))
-        stretch = stretch_of(own)
+        window = window_of(own)
         of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
         noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
-        if stretch.holds(tokens, mask_id):
-            noised &= stretch.candidates(tokens) != mask_id
-        wide = stretch.laid_out(noised)
-        loss_mask[stretch.here] |= wide.view(np.uint8)
-        put(tokens[stretch.here], wide, mask_id)
+        if window.holds(tokens, mask_id):
+            noised &= window.candidates(tokens) != mask_id
+        wide = window.laid_out(noised)
+        loss_mask[window.here] |= wide.view(np.uint8)
+        put(tokens[window.here], wide, mask_id)
     return blocks, level.astype(np.float32), (1.0 / level).astype(np.float32)
 
 
@@ -364,8 +366,97 @@ def block_diffusion(
     return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), blocks)
 
 
-LAWS = {
-    "masked_diffusion": masked_diffusion,
-    "uniform_diffusion": uniform_diffusion,
-    "block_diffusion": block_diffusion,
-}
+# What there is
+
+
+@dataclass(frozen=True)
+class NoiseLaw:
+    """How the segments of one objective, which predict in place, are noised, and what their tasks say of it.
+
+    name         the objective's.
+    attention    the rule of its segments.
+    parameters   the keys of its tasks in `[[tasks]]`, those of cutting and planning too.
+    draw         (task number, parameters, resolved, ids, target, epoch, write) → Noised; write: of one of the writers above.
+    needs        (parameters) → of "mask", that id; "ordinary", two ordinary ids at least.
+    least        the least level that it can weigh.
+    flips        whether candidates become other ordinary tokens, by the task's flip_thresholds, a mask in the text too. Else
+                 a mask in the text is no candidate, and the trained slots are those that are corrupted.
+    """
+
+    name: str
+    attention: str
+    parameters: tuple[Parameter, ...]
+    draw: Callable[..., Noised]
+    needs: Callable[[Mapping[str, Any]], frozenset[str]]
+    least: float = 0.0
+    flips: bool = False
+
+    def unusable(self, resolved: Mapping[str, Any]) -> str:
+        """Why it cannot use what the plan worked out for a task, in words; "" if it can."""
+        if not self.flips:
+            return ""
+        limits: Any = resolved.get("flip_thresholds")
+        good = isinstance(limits, list) and len(limits) == FLIP_STEPS
+        if good and all(type(limit) is int and 0 <= limit <= ONE for limit in limits):
+            return ""
+        return f"flip_thresholds are not {FLIP_STEPS} thresholds up to {ONE}"
+
+
+def _ids_of_shares(parameters: Mapping[str, Any]) -> frozenset[str]:
+    mask_share, ordinary_share, _ = parameters["replace"]
+    return frozenset({"mask"} if mask_share > 0 else ()) | frozenset({"ordinary"} if ordinary_share > 0 else ())
+
+
+MASKED_DIFFUSION = NoiseLaw(
+    name="masked_diffusion",
+    attention="bidirectional",
+    parameters=(
+        Parameter("noise_range", (0.0, 1.0), "the level t of a segment is uniform over this", 0.0, 1.0),
+        Parameter("epsilon", 1e-3, "p = (1 − ε) t + ε", 0.0, 1.0, high_open=True),
+        Parameter("exact_count", False, "mask k = max(⌊t · candidates⌋, 1), p = k / candidates"),
+        Parameter(
+            "replace", (1.0, 0.0, 0.0), "shares of the chosen: mask, a random token, as it is", 0.0, 1.0, shares=True
+        ),
+        Parameter("stratified", False, "spread the levels of a row's segments evenly over the range"),
+        Parameter("random_length", 0.0, "probability that a segment is cut to a uniform length", 0.0, 1.0),
+        Parameter("weighting", "1/p", "the segment's loss weight: 1/p, or 1", choices=("1/p", "none")),
+        Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
+    ),
+    draw=masked_diffusion,
+    needs=_ids_of_shares,
+)
+UNIFORM_DIFFUSION = NoiseLaw(
+    name="uniform_diffusion",
+    attention="bidirectional",
+    parameters=(
+        Parameter(
+            "schedule",
+            "vp",
+            "what a level is: Gaussian noise, or the flip rate itself",
+            choices=("vp", "linear", "flip"),
+        ),
+        Parameter("noise_range", (0.03, 0.15), "the level of a segment is uniform over this", 0.0, 1.0),
+        Parameter("loss_on", "all", "train all candidates, or the corrupted ones", choices=("all", "corrupted")),
+        Parameter(
+            "weighting", "none", "the segment's loss weight: 1, or n / (V (1 − n) + n)", choices=("none", "view_scale")
+        ),
+        Parameter("noise_eos", True, "eos may flip: a model has to learn to end"),
+    ),
+    draw=uniform_diffusion,
+    needs=lambda parameters: frozenset({"ordinary"}),
+    flips=True,
+)
+BLOCK_DIFFUSION = NoiseLaw(
+    name="block_diffusion",
+    attention="block_diffusion",
+    parameters=(
+        Parameter("block_length", 32, "slots of a block", 1),
+        Parameter("noise_range", (0.3, 0.8), "the level of a block is uniform over this", 0.0, 1.0),
+        Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
+    ),
+    draw=block_diffusion,
+    needs=lambda parameters: frozenset({"mask"}),
+    least=2.0**-24,
+)
+LAWS = {law.name: law for law in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)}
+"""objective → the law of its noise; a law that joins stands here, above, and in its objective's file."""

@@ -6,11 +6,28 @@
 
 `rows` are the rows delivered over all ranks before the state was loaded: nothing else is remembered, so a state goes on
 at any world size and batch size, and no row is dropped or repeated within an epoch.
+
+Which dataset each sample of a mixture is of: a keyed pattern for each cycle, so that counts have a closed form.
+
+    counts        c_d of each dataset in a cycle of C = Σ c_d samples
+    cycle, place  k, p = divmod(g, C)                                        of global sample g
+    shuffled      dataset d  where  Σ c_i (i < d)  ≤  permute(p, C, key(seed, k))  <  Σ c_i (i ≤ d)
+    in order      each cycle the same: the i-th of dataset d at (2 i + 1) / (2 c_d) of it, ties to the first dataset
+    its number    s = k · c_d + the places before p of cycle k that are d's
+
+Among the first g samples, k · c_d and what the places before p hold are of dataset d.
 """
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from packprep import randomness
+from packprep.errors import ArgumentError
+
+LONGEST_CYCLE = 1000
+_PLACES_AT_ONCE = 1 << 16
 
 
 def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarray) -> np.ndarray:
@@ -40,3 +57,82 @@ def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size
 def n_steps(rows: int, end: int, batch_size: int, world_size: int) -> int:
     """ceil((end − rows) / (B·W)): the steps that every rank makes until sample `end`, E·n; the last may be short."""
     return max(0, -(-(end - rows) // (batch_size * world_size)))
+
+
+# Several datasets
+
+
+def counts_of(shares: Sequence[float]) -> np.ndarray:
+    """int64[D]: samples of each dataset in a cycle, for shares that are normalised to sum to 1.
+
+    The cycle is the shortest in which every share is a whole number, 3:1 → 3 and 1. Where none of up to 1000 samples
+    is, it has 1000, and what rounding down leaves goes to the largest remainders, ties to the first.
+    """
+    given = list(shares)
+    for i, share in enumerate(given):
+        number = isinstance(share, int | float | np.integer | np.floating) and not isinstance(share, bool)
+        if not number or not math.isfinite(share) or share <= 0:
+            raise ArgumentError(f"shares[{i}] is {share!r} and should be a number above 0")
+    exact = np.array(given, np.float64) / max(given)  # first: a sum of large numbers may be infinite
+    exact /= exact.sum()
+    lengths = np.arange(1, LONGEST_CYCLE + 1)[:, None]
+    whole = (np.abs(exact * lengths - np.rint(exact * lengths)) <= 1e-9 * lengths).all(axis=1)
+    if whole.any():
+        counts = np.rint(exact * (1 + int(whole.argmax()))).astype(np.int64)
+    else:
+        counts = np.floor(exact * LONGEST_CYCLE).astype(np.int64)
+        by_remainder = np.argsort(counts - exact * LONGEST_CYCLE, kind="stable")
+        counts[by_remainder[: LONGEST_CYCLE - int(counts.sum())]] += 1
+    for i, count in enumerate(counts.tolist()):
+        if count == 0:
+            raise ArgumentError(
+                f"shares[{i}] is {given[i]!r}, which is no sample in {LONGEST_CYCLE}: leave the dataset out, or give it more"
+            )
+    return counts
+
+
+def seed_of(seed: int, dataset: int) -> int:
+    """The seed of the order of one dataset's rows: the first has the mixture's own, the others one derived from it."""
+    return int(randomness.bits64(np.uint64(seed), randomness.MIXTURE_SEED, dataset)) if dataset else seed
+
+
+def pattern(cycles: np.ndarray, counts: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
+    """int64[K, C]: the dataset of each place of the cycles, int64[K]."""
+    length, dataset = int(counts.sum()), np.repeat(np.arange(len(counts)), counts)
+    if not shuffle:
+        number = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
+        spread = dataset[np.argsort((2 * number + 1) / counts[dataset], kind="stable")]
+        return np.broadcast_to(spread, (len(cycles), length))
+    low, high = cycles & 0xFFFFFFFF, cycles >> 32
+    keys = randomness.bits64(np.uint64(seed), randomness.MIXTURE_CYCLE, low, high)
+    places = np.broadcast_to(np.arange(length), (len(cycles), length))
+    return dataset[randomness.permute(places, length, keys[:, None])]
+
+
+def of_samples(samples: np.ndarray, counts: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(dataset, number of the sample among that dataset's), int64, shaped as `samples`: global samples g ≥ 0."""
+    length = int(counts.sum())
+    cycles, places = np.divmod(np.asarray(samples, np.int64).ravel(), length)
+    by_cycle = np.argsort(cycles, kind="stable")
+    datasets, numbers = np.empty_like(cycles), np.empty_like(cycles)
+    in_cycle = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)  # of the places sorted by dataset
+    first = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))  # the first sample of each cycle
+    at_once = max(1, _PLACES_AT_ONCE // length)
+    for begin in range(0, len(first), at_once):
+        end = first[begin + at_once] if begin + at_once < len(first) else len(cycles)
+        some, own = by_cycle[first[begin] : end], cycles[by_cycle[first[begin : begin + at_once]]]
+        which = pattern(own, counts, seed, shuffle)
+        number = np.empty_like(which)
+        np.put_along_axis(number, np.argsort(which, axis=1, kind="stable"), in_cycle[None], axis=1)
+        at = np.searchsorted(own, cycles[some]), places[some]
+        datasets[some] = which[at]
+        numbers[some] = cycles[some] * counts[which[at]] + number[at]
+    shape = np.shape(samples)
+    return datasets.reshape(shape), numbers.reshape(shape)
+
+
+def among_first(samples: int, counts: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
+    """int64[D]: how many of the first `samples` of a mixture are of each dataset."""
+    cycle, place = divmod(samples, int(counts.sum()))
+    begun = pattern(np.array([cycle]), counts, seed, shuffle)[0, :place]
+    return cycle * counts + np.bincount(begun, minlength=len(counts))

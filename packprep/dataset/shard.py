@@ -9,6 +9,12 @@ A shard is a standard safetensors file:
 
 The header is canonical JSON; arrays follow one another without holes, in the order of `layout`, to the file's end.
 Because seq_length is a multiple of 8, that order aligns every array to its item size.
+
+With io "pread" a file's arrays are read, not mapped: a file server that is lost is an error there, and under a map a SIGBUS.
+
+    FileArray ── [row], part(…), read_row(…) ─► ShardBytes.read ─► preadv into the caller's array
+
+preadv has no file position, so threads and forked processes may share a ShardBytes.
 """
 
 import json
@@ -23,15 +29,110 @@ from typing import Literal
 
 import numpy as np
 
-from packprep.dataset.json_files import FORMAT, VERSION, no_duplicates, shard_name
 from packprep.dataset.manifest import Manifest, is_compact
-from packprep.dataset.opening import open_file
-from packprep.dataset.reading import FileArray, ShardBytes
 from packprep.errors import DatasetError
+from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
+from packprep.format.opening import open_descriptor, open_file
+
+CAN_PREAD = hasattr(os, "preadv")  # not on Windows
+
+
+class _Descriptor:
+    """An open file's descriptor, closed when nobody reads from it any more."""
+
+    def __init__(self, path: Path):
+        self.number = open_descriptor(path)
+
+    def __del__(self):
+        number = self.__dict__.pop("number", None)  # None: it could not be opened
+        if number is not None:
+            os.close(number)
+
+
+class ShardBytes:
+    """A file of `size` bytes, held open from the first read on; opened anew by the read after one that failed."""
+
+    def __init__(self, path: Path, size: int):
+        self.path = path
+        self.size = size
+        self._open: _Descriptor | None = None
+
+    def _opened(self) -> _Descriptor:
+        descriptor = _Descriptor(self.path)
+        size = os.fstat(descriptor.number).st_size
+        if size != self.size:
+            raise DatasetError(
+                f"{self.path}: its size changed since it was opened ({self.size} bytes then, {size} now)"
+            )
+        self._open = descriptor
+        return descriptor
+
+    def open(self) -> None:
+        """Open it now; DatasetError if that fails or its size is another."""
+        try:
+            self._opened()
+        except OSError as error:
+            raise DatasetError(f"{self.path}: cannot be opened: {error}") from error
+
+    def read(self, at: int, target: np.ndarray, name: str, row: int) -> None:
+        """Fill `target` (C-contiguous) with the bytes from `at` on, which are of array `name` and of `row`."""
+        done, size = 0, target.nbytes
+        if not size:
+            return
+        view = target.view(np.uint8).data
+        try:
+            descriptor = self._open or self._opened()  # held here: another thread may drop it
+            while done < size:
+                got = os.preadv(descriptor.number, [view[done:]], at + done)
+                if not got:
+                    self._open = None
+                    raise DatasetError(
+                        f"{self.path}: row {row}: array {name!r}: the file ends {size - done} bytes before the row does; "
+                        "it was truncated since it was opened: put it back, or build it again"
+                    )
+                done += got
+        except OSError as error:
+            self._open = None
+            raise DatasetError(
+                f"{self.path}: row {row}: array {name!r}: cannot be read: {error}; once the file can be read "
+                "again, ask again: a batch that failed does not count as delivered"
+            ) from error
+
+
+class FileArray:
+    """An array that lies in a file from byte `at` on; whatever is asked of it is read into fresh memory, read-only."""
+
+    def __init__(self, file: ShardBytes, name: str, dtype: np.dtype, shape: tuple[int, ...], at: int):
+        self.file, self.name, self.dtype, self.shape, self.at = file, name, dtype, shape, at
+        self._entry_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """Row `row` of an array that has one entry for each row; IndexError where it has none."""
+        if not 0 <= row < self.shape[0]:
+            raise IndexError(f"row {row} of array {self.name!r} of {self.shape[0]} rows")
+        values = np.empty(self.shape[1:], self.dtype)
+        self.read_row(row, values)
+        values.flags.writeable = False
+        return values
+
+    def read_row(self, row: int, target: np.ndarray) -> None:
+        """Read a row of the array into `target`, of any dtype: without a copy where it is contiguous and of this dtype."""
+        if target.dtype == self.dtype and target.flags.c_contiguous:
+            self.file.read(self.at + row * self._entry_bytes, target, self.name, row)
+        else:
+            target[...] = self[row]
+
+    def part(self, row: int, begin: int, end: int) -> np.ndarray:
+        """Entries begin … end − 1, cut at the array's end; `row` is what they are read for."""
+        end = min(end, self.shape[0])
+        values = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
+        self.file.read(self.at + begin * self._entry_bytes, values, self.name, row)
+        values.flags.writeable = False
+        return values
+
 
 METADATA = {"format": FORMAT, "version": str(VERSION), "loss_alignment": "predicting_slot", "segment_id_base": "1"}
 DATA_ALIGNMENT = 4096
-_CAN_ADVISE = hasattr(mmap.mmap, "madvise")  # not on Windows
 MAX_HEADER_BYTES = 1 << 20
 
 # safetensors' names of the dtypes that a shard may have; all little-endian.
@@ -263,17 +364,6 @@ class Shard:
     def part(self, name: str, row: int, begin: int, end: int) -> np.ndarray:
         """Entries begin … end − 1 of an array, read-only; `row` is what they are read for, which an error names."""
         return self.arrays[name][begin:end] if self.io == "mmap" else self.read_arrays[name].part(row, begin, end)
-
-    def will_need(self, name: str, row: int) -> None:
-        """Ask the system to begin reading the row of an array of slots; nothing waits for it, and it may as well not."""
-        dtype, (_, length) = self.layout[name]
-        size = dtype.itemsize * length
-        begin = self.begins[name] + row * size
-        if self.io == "pread":
-            self.read_arrays[name].file.will_need(begin, size)
-        elif _CAN_ADVISE:
-            page = begin // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_WILLNEED, page, begin + size - page)
 
     def segment_range(self, row: int) -> tuple[int, int]:
         """The half-open range of `row`'s segments (0 ≤ row < rows); DatasetError if it is not inside the columns."""

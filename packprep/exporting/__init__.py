@@ -1,10 +1,63 @@
-"""A dataset in the formats of other tools: Megatron-core's .bin and .idx, Parquet.
+"""A dataset in the formats of other tools. One is a line in EXPORTS and `packprep/exporting/NAME.py`.
 
 ```
-export ─► folder      what may stand in --out; the note of an export that began, the receipt of one that is whole
-   │ ├──► megatron ─► documents    segments → the documents that they were made of
-   │ │        └─────► indexed      documents → .bin and .idx
-   │ └──► parquet  ─► columns      rows → Arrow tables
-   └────► shards      a dataset's shards, each compared with its digest before anything is read from it
+check ─► write ─► located ─► said        what cannot be exported so; the files; where they lie, and how to use them
 ```
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from packprep.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class Export:
+    """A format that datasets are exported to.
+
+    files    what is written, in a word or two, for `--help`.
+    option   the option that chooses a form of it, choices: its values → what each is; the first is the default.
+
+    Its file, imported when it is asked for, has
+    check    (Exporting): RecipeError for what cannot be exported so; what is lost is said.
+    write    (Exporting) → what the receipt says: files, [{file, bytes, digest}], and more.
+    located  (receipt, out) → the receipt as `--json` gives it: with places where it has names of files.
+    said     (that) → lines for people: what was made, and how a trainer is told of it.
+    """
+
+    files: str
+    option: str = ""
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+
+EXPORTS = {
+    "megatron": Export(
+        ".bin and .idx", "what", {"documents": "documents as they were", "rows": "packed rows"}
+    ),
+    "parquet": Export(
+        "Parquet", "columns", {"nemo": "NeMo's packed sequences", "full": "the loader's columns"}
+    ),
+}  # fmt: skip
+
+
+def export_module(name: str) -> Any:
+    """The file of an export, with `check`, `write`, `located` and `said`."""
+    return import_module(f"{__name__}.{name}")
+
+
+def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
+    """{"to": name, its option: the choice}. given: option → value or None. RecipeError for what this export has not."""
+    if name not in EXPORTS:
+        raise RecipeError(f"--to {name}: expected {' or '.join(EXPORTS)}")
+    option, choices = EXPORTS[name].option, list(EXPORTS[name].choices)
+    for other, value in given.items():
+        if value is not None and other != option:
+            whose = next((whose for whose, export in EXPORTS.items() if export.option == other), "no export")
+            instead = " or ".join(f"--{option} {choice}" for choice in choices) or "no such option"
+            raise RecipeError(f"--{other} is {whose.capitalize()}'s: with --to {name} give {instead}")
+    value = given.get(option)
+    if value is not None and value not in choices:
+        raise RecipeError(f"--{option} {value}: expected {' or '.join(choices)}")
+    return {"to": name, **({option: value or choices[0]} if option else {})}

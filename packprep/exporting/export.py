@@ -1,103 +1,237 @@
-"""A published dataset in, a folder in another tool's format out: the order of it."""
+"""A published dataset in, a folder in another tool's format out.
+
+    empty ─► export-begun.json ─► files, each whole or not at all ─► export.json, and the note goes
+
+Both notes name the dataset and the form, so that a folder is only ever filled by one export; the same command goes on. A
+shard is compared with its digest before anything is read from it.
+"""
 
 import os
-import shlex
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from packprep.building.output import Output, nearby, output_of
+from packprep.building.ledger import is_ledger
+from packprep.building.processes import Do, in_processes
 from packprep.building.progress import put_line
 from packprep.building.run import Progress
-from packprep.errors import RecipeError
-from packprep.exporting.folder import FORMAT, RECEIPT, VERSION, finish, refuse_nested, standing_export
-from packprep.exporting.megatron import check_out, check_rows, data_path, export_megatron, say_what_documents_lack
-from packprep.exporting.shards import sound_manifest
+from packprep.dataset.manifest import LATER, Manifest, read_manifest
+from packprep.dataset.shard import Shard, shard_of
+from packprep.errors import DatasetError, RecipeError
+from packprep.exporting import chosen_form, export_module
+from packprep.format.digests import digest_of_file, own_digest
+from packprep.format.json_files import MANIFEST_NAME, as_stored, decode, encode, shard_name
+from packprep.storage import Folder, LocalFolder, Remote, folder_at
+from packprep.storage.copies import Nearby, nearby
 
-WHAT = ("documents", "rows")
-COLUMNS = ("nemo", "full")
+RECEIPT = "export.json"
+BEGUN = "export-begun.json"
+FORMAT, VERSION = "packprep export", 1
+
+
+class Exporting(NamedTuple):
+    """One export in the making, as its file's `check` and `write` are given it."""
+
+    dataset: Nearby
+    manifest: Manifest
+    form: str  # of the export's choices; "" where it has none
+    out: Folder
+    workers: int  # processes that may make files; 0: this one
+    progress: Progress
+
+
+class ShardToExport(NamedTuple):
+    """One shard to export."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"export of shard {self.number}"
 
 
 def export_dataset(
-    directory: str | os.PathLike | Output,
+    directory: str | os.PathLike | Folder,
     to: str,
-    out: str | os.PathLike | Output,
+    out: str | os.PathLike | Folder,
     progress: Progress,
-    what: str | None = None,
-    columns: str | None = None,
-    workers: int = 1,
+    workers: int = 0,
+    **options: str | None,
 ) -> dict[str, Any]:
-    """Export a dataset, or find that it stands in `out` already; gives the receipt, with `out` and, for Megatron, data_path.
+    """Export a dataset, or find that it stands in `out` already; gives the receipt, with `out` and what the export adds.
 
-    to: "megatron", of which `what` is "documents" (the default) or "rows"; or "parquet", of which `columns` is "nemo" (the
-    default) or "full". workers: processes that write Parquet; Megatron's files are written by one.
+    to: a name of EXPORTS; options: its own, as `what="rows"`. workers: processes that may write; 0: this one.
     Raises RecipeError for what cannot be exported so, and for an `out` that holds something else; DatasetError for a damaged
     dataset; BuildError for what cannot be written; Stopped after a signal.
     """
-    source, target = output_of(directory), output_of(out)
-    form = _form(to, what, columns)
+    source, target = folder_at(directory), folder_at(out)
+    form = chosen_form(to, options)
+    module = export_module(to)
     refuse_nested(source, target)
     with nearby(source) as near:
         manifest = sound_manifest(near)
-        identity = {
-            "format": FORMAT,
-            "version": VERSION,
-            **form,
-            "dataset": {"fingerprint": manifest["fingerprint"], "digest": manifest["digest"]},
-        }
-        shared = {key: manifest[key] for key in ("seq_length", "vocab_size", "pad_id")}
-        if to == "megatron":
-            folder = check_out(target)
-            if form["what"] == "rows":
-                check_rows(manifest, progress)
-        else:
-            from packprep.exporting.parquet import check_columns, export_parquet
-
-            check_columns(manifest, form["columns"], progress)
+        dataset = {"fingerprint": manifest["fingerprint"], "digest": manifest["digest"]}
+        identity = {"format": FORMAT, "version": VERSION, **form, "dataset": dataset}
+        exporting = Exporting(near, manifest, "".join([*form.values()][1:]), target, workers, progress)
+        module.check(exporting)
         receipt = standing_export(target, identity)
         if receipt is not None:
             progress.say(f"nothing to make: {target} holds this export")
-            return _result(receipt, target)
-        target.remove_temporaries()
-        if to == "megatron":
-            if form["what"] == "documents":
-                say_what_documents_lack(manifest, progress)
-            made = export_megatron(near, manifest, folder, form["what"], progress)
         else:
-            made = export_parquet(near, manifest, target, form["columns"], workers, progress)
-        receipt = {**identity, **shared, **made}
-        finish(target, receipt)
-        return _result(receipt, target)
-
-
-def _form(to: str, what: str | None, columns: str | None) -> dict[str, str]:
-    """{to, and its choice}; RecipeError for an option that is the other target's."""
-    if to == "megatron" and columns is not None:
-        raise RecipeError("--columns is Parquet's: with --to megatron give --what documents or --what rows")
-    if to == "parquet" and what is not None:
-        raise RecipeError("--what is Megatron's: with --to parquet give --columns nemo or --columns full")
-    choices = {"megatron": ("what", WHAT, what), "parquet": ("columns", COLUMNS, columns)}
-    if to not in choices:
-        raise RecipeError(f"--to {to}: expected {' or '.join(choices)}")
-    name, known, chosen = choices[to]
-    if chosen is not None and chosen not in known:
-        raise RecipeError(f"--{name} {chosen}: expected {' or '.join(known)}")
-    return {"to": to, name: chosen or known[0]}
-
-
-def _result(receipt: dict[str, Any], out: Output) -> dict[str, Any]:
-    result = {**receipt, "out": str(out)}
-    return {**result, "data_path": list(data_path(receipt, out))} if receipt["to"] == "megatron" else result
+            target.remove_temporaries()
+            shared = {key: manifest[key] for key in ("seq_length", "vocab_size", "pad_id")}
+            receipt = {**identity, **shared, **module.write(exporting)}
+            finish(target, receipt)
+        return {**module.located(receipt, target), "out": str(target)}
 
 
 def print_export(result: dict[str, Any]) -> None:
     """What was made, and how a trainer is told of it."""
-    size = sum(file["bytes"] for file in result["files"])
-    count = len(result["files"])
+    size, count = sum(file["bytes"] for file in result["files"]), len(result["files"])
     files = f"{count:,} file{'' if count == 1 else 's'}, {size / 1e6:,.1f} MB, and {RECEIPT}"
-    if result["to"] == "parquet":
-        put_line(f"{result['out']}: {result['rows']:,} rows, columns {result['columns']}: {files}")
-        return
-    put_line(
-        f"{result['out']}: {result['documents']:,} {result['what']}, {result['tokens']:,} tokens ({result['dtype']}): {files}"
+    made, *more = export_module(result["to"]).said(result)
+    put_line(f"{result['out']}: {made}: {files}")
+    for line in more:
+        put_line(line)
+
+
+def each_shard(
+    exporting: Exporting, setup: Callable[..., Do], *arguments: Any, workers: int = 0
+) -> Iterator[tuple[int, Any]]:
+    """(number, what was made of it) of every shard, as they are done. setup(dataset, manifest, *arguments), called once in
+    each process, gives what is done with a ShardToExport."""
+    manifest, progress = exporting.manifest, exporting.progress
+    items = [ShardToExport(b) for b in range(len(manifest["shards"]))]
+    progress.begin(sum(entry["bytes"] for entry in manifest["shards"]), len(items), len(items))
+    given = (exporting.dataset, manifest, *arguments)
+    try:
+        for item, made in in_processes(setup, given, items, workers, progress.add, exporting.out.remove_temporaries):
+            yield item.number, made
+    finally:
+        progress.end()
+
+
+def sound_manifest(near: Nearby) -> Manifest:
+    """The manifest of a published dataset, brought near; DatasetError if it is not as it was written."""
+    near.bring(MANIFEST_NAME)
+    manifest = read_manifest(near.folder)
+    own = own_digest(as_stored(manifest, LATER))
+    if own != manifest["digest"]:
+        raise DatasetError(
+            f"{near.out.path_of(MANIFEST_NAME)}: it carries the digest {manifest['digest']} and its own is {own}: it was "
+            "changed or damaged after it was written; put it back"
+        )
+    sources, tasks = ([entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"]))
+    if not is_ledger(manifest["ledger"], sources, tasks):
+        raise DatasetError(
+            f"{near.out.path_of(MANIFEST_NAME)}: its ledger has not the keys and counts of a ledger; put the right file back"
+        )
+    return manifest
+
+
+@contextmanager
+def sound_shard(near: Nearby, manifest: Manifest, number: int) -> Iterator[Shard]:
+    """A shard, here while this lasts; DatasetError unless its bytes are those that the manifest names."""
+    name, entry = shard_name(number), manifest["shards"][number]
+    with near.brought(name):
+        path = near.folder / name
+        try:
+            digest = digest_of_file(path)
+        except OSError as error:
+            raise DatasetError(f"{path}: {error.strerror}; nothing can be exported without it: put it back") from None
+        if digest != entry["digest"]:
+            raise DatasetError(
+                f"{path}: its digest is {digest} and the manifest's {entry['digest']}: it is damaged, and nothing is "
+                "exported from it. `packprep verify` says what is wrong; build it again"
+            )
+        yield shard_of(path, manifest, number)
+
+
+def drawn_tasks(manifest: Manifest) -> list[dict[str, Any]]:
+    """The tasks of which the dataset has segments."""
+    counted = manifest["ledger"].get("tasks", {})
+    return [dict(task) for task in manifest["tasks"] if counted.get(task["name"], {}).get("segments", 1)]
+
+
+def refuse_nested(directory: Folder, out: Folder) -> None:
+    """RecipeError if an export would lie among the files of the dataset that it is made of."""
+    inner, outer = _parts(out), _parts(directory)
+    if inner[: len(outer)] == outer:
+        raise RecipeError(
+            f"--out {out} lies in the dataset {directory}, which has no other files: choose another folder"
+        )
+
+
+def _parts(out: Folder) -> list[str]:
+    place = str(out) if isinstance(out, Remote) else os.path.realpath(str(out))
+    return place.rstrip("/").split("/")
+
+
+def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The receipt of the export that stands whole in `out`; None where it is to be made, and `out` notes that it has begun.
+
+    identity: what the folder is to hold. RecipeError if it holds something else.
+    """
+    for name in (RECEIPT, BEGUN):
+        found = _read(out, name)
+        if found is None:
+            continue
+        for key, value in identity.items():
+            if found.get(key) != value:
+                raise RecipeError(
+                    f"--out {out} holds another export: {key} is {found.get(key)!r} in {name} and {value!r} here; choose "
+                    "another folder, or remove that one"
+                )
+        if name == RECEIPT and all(out.size(file["file"]) == file["bytes"] for file in found["files"]):
+            _tidy_up(out)  # who wrote the receipt may have been killed right after
+            return found
+        if name == BEGUN:
+            return None
+    if _read(out, RECEIPT) is None and (others := _names(out)):
+        raise RecipeError(
+            f"--out {out} is not empty and holds no export (there is {others[0]!r}): choose another folder"
+        )
+    out.create(BEGUN, encode(identity))
+    return None
+
+
+def finish(out: Folder, receipt: Mapping[str, Any]) -> None:
+    """Write the receipt, the last file of an export."""
+    out.write(RECEIPT, [encode(receipt)])
+    _tidy_up(out)
+
+
+def _tidy_up(out: Folder) -> None:
+    out.remove(BEGUN)
+    out.remove_temporaries()
+
+
+def _read(out: Folder, name: str) -> dict[str, Any] | None:
+    try:
+        value = decode(out.read(name), out.path_of(name))
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise RecipeError(f"--out {out} is no folder: choose another place") from None
+    except OSError as error:
+        raise RecipeError(f"{out.path_of(name)}: {error.strerror}; choose another folder") from None
+    if not isinstance(value, dict) or (name == RECEIPT and not _are_files(value.get("files"))):
+        raise DatasetError(f"{out.path_of(name)}: not the note of an export; choose another folder, or remove that one")
+    return value
+
+
+def _are_files(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(file, dict) and isinstance(file.get("file"), str) and "bytes" in file for file in value
     )
-    if result["data_path"]:
-        put_line(f"--data-path {shlex.join(result['data_path'])}")
+
+
+def _names(out: Folder) -> list[str]:
+    """What lies in the folder, but for temporaries of writes that were killed."""
+    if isinstance(out, LocalFolder):
+        try:
+            names = sorted(os.listdir(out.path))
+        except FileNotFoundError:
+            return []
+        return [name for name in names if not (name.startswith(".") and name.endswith(".tmp"))]
+    assert isinstance(out, Remote)
+    return [name for name, _ in out.list()]

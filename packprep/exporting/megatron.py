@@ -2,54 +2,117 @@
 
 Documents are what a `preprocess_data.py --append-eod` would have made of the text: Megatron shuffles, joins and cuts them
 itself. Rows keep the packing and lose all that says what in them belongs together and what is trained.
+
+What the recipe cut off or left out is not in the dataset.
+
+Megatron-core's indexed dataset, written: PREFIX.bin holds tokens alone, PREFIX.idx where each document lies.
+
+    .idx   MMIDIDX\\0\\0   u64 version 1   u8 dtype   u64 sequences   u64 documents + 1
+           i32[sequences] tokens of each   i64[sequences] first byte of each in .bin   i64[documents + 1] first sequence
+
+All little-endian. The format is that of `megatron.core.datasets.indexed_dataset` (megatron-core 0.16), whose `DType` numbers
+the dtypes and takes uint16 below 65 500 ids. A document is one sequence here, as its `preprocess_data.py` writes them.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from packprep.building.output import LocalOutput, Nearby, Output
-from packprep.building.processes import Do, Report, one_by_one, spread
-from packprep.building.run import Progress, open_job
-from packprep.building.signals import stoppable
-from packprep.dataset.json_files import PLAN_NAME, TOKENIZER_NAME
+from packprep.building.plan import open_job
+from packprep.building.processes import Do, Report, one_by_one
+from packprep.building.run import Progress
 from packprep.dataset.manifest import Manifest
 from packprep.errors import DatasetError, PlanError, RecipeError
-from packprep.exporting.documents import restored_documents
-from packprep.exporting.indexed import Pair, dtype_for
-from packprep.exporting.shards import ShardToExport, drawn_tasks, sound_shard
+from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, sound_shard
+from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
+from packprep.restoring.documents import restored_documents
+from packprep.storage import Folder, LocalFolder
+from packprep.storage.copies import Nearby
+from packprep.storage.local import Growing
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+_CODES = {np.dtype("<u2"): 8, np.dtype("<i4"): 4}
+_MOST_UINT16_IDS = 65500
+_AT_ONCE = 1 << 20  # entries of the index that are made at a time
+
+
+def dtype_for(vocab_size: int) -> np.dtype:
+    """The dtype that Megatron takes for a vocabulary."""
+    return np.dtype("<u2" if vocab_size < _MOST_UINT16_IDS else "<i4")
+
+
+class Pair:
+    """A .bin and its .idx in the making: `add` documents, then `commit`; or `discard`. Four bytes a document in memory."""
+
+    def __init__(self, prefix: Path, dtype: np.dtype):
+        self.prefix, self.dtype = prefix, dtype
+        self._bin = Growing(prefix.with_name(f"{prefix.name}.bin"))
+        self._idx = Growing(prefix.with_name(f"{prefix.name}.idx"))
+        self._lengths: list[np.ndarray] = []
+        self.documents = self.tokens = 0
+
+    def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Append documents: tokens[Σ lengths] of any integer dtype, lengths int64[d]."""
+        if len(lengths) and lengths.max() >= 1 << 31:
+            raise DatasetError(f"{self.prefix}: a document of {lengths.max()} tokens; the format ends at 2147483647")
+        self._bin.append(np.ascontiguousarray(tokens, self.dtype))
+        self._lengths.append(lengths.astype("<i4"))
+        self.documents += len(lengths)
+        self.tokens += len(tokens)
+
+    def commit(self) -> list[dict[str, Any]]:
+        """Make both files appear, .idx last: [{file, bytes, digest}]."""
+        lengths = np.concatenate([np.zeros(0, "<i4"), *self._lengths])
+        n = len(lengths)
+        self._idx.append(MAGIC + struct.pack("<QBQQ", VERSION, _CODES[self.dtype], n, n + 1))
+        self._idx.append(lengths)
+        byte = 0
+        for begin in range(0, n, _AT_ONCE):
+            ends = byte + np.cumsum(lengths[begin : begin + _AT_ONCE], dtype="<i8") * self.dtype.itemsize
+            self._idx.append(np.concatenate(([byte], ends[:-1])).astype("<i8"))
+            byte = int(ends[-1])
+        for begin in range(0, n + 1, _AT_ONCE):
+            self._idx.append(np.arange(begin, min(begin + _AT_ONCE, n + 1), dtype="<i8"))
+        return [self._bin.commit(), self._idx.commit()]
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        self._bin.discard()
+        self._idx.discard()
+
 
 ROWS_PREFIX = "rows"
 _MOST_NAME = 100
 
 
-def check_out(out: Output) -> LocalOutput:
-    """RecipeError for a URL: a .bin grows to its end before it appears, which objects cannot."""
-    if not isinstance(out, LocalOutput):
+def check(exporting: Exporting) -> None:
+    """RecipeError for a URL: a .bin grows to its end before it appears, which objects cannot. Of rows without their masks
+    RecipeError where the targets would be lost too; else what is lost is said."""
+    if not isinstance(exporting.out, LocalFolder):
         raise RecipeError(
-            f"--out {out}: Megatron's files are written to a folder of this machine; copy them from there"
+            f"--out {exporting.out}: Megatron's files are written to a folder of this machine; copy them from there"
         )
-    return out
-
-
-def check_rows(manifest: Manifest, progress: Progress) -> None:
-    """Rows without their masks: RecipeError where the targets would be lost too; else what is lost is said."""
-    tasks = drawn_tasks(manifest)
-    in_place = [task["name"] for task in tasks if task["label_alignment"] == "same_slot"]
+    if exporting.form == "documents":
+        return
+    in_place = [task["name"] for task in drawn_tasks(exporting.manifest) if task["label_alignment"] == "same_slot"]
     if in_place:
         raise RecipeError(
             f"--what rows: a .bin holds tokens alone, and those of {', '.join(in_place)} are noised in place: their targets "
             "would be lost. Give --what documents, or train from the dataset by packprep's loader"
         )
-    progress.say(
+    exporting.progress.say(
         "warning: rows of a .bin have no segment ids, loss masks or position ids: a trainer attends and trains across "
         "segments and on padding, unless it reads the dataset itself by packprep.adapters.megatron"
     )
 
 
-def say_what_documents_lack(manifest: Manifest, progress: Progress) -> None:
+def _say_what_documents_lack(manifest: Manifest, progress: Progress) -> None:
     """Tokens that the recipe cut off or dropped are in no segment."""
     truncated = dropped = 0
     for source in manifest["ledger"].get("sources", {}).values():
@@ -62,37 +125,41 @@ def say_what_documents_lack(manifest: Manifest, progress: Progress) -> None:
         )
 
 
-def export_megatron(
-    near: Nearby, manifest: Manifest, out: LocalOutput, what: str, progress: Progress
-) -> dict[str, Any]:
+def write(exporting: Exporting) -> dict[str, Any]:
     """Write the pairs; gives what the receipt says of them: dtype, documents, tokens, data_path, files."""
-    names = prefixes([source["name"] for source in manifest["sources"]]) if what == "documents" else [ROWS_PREFIX]
-    dtype = dtype_for(manifest["vocab_size"])
-    pairs = [Pair(out.path / name, dtype) for name in names]
-    parts = _documents if what == "documents" else _rows
+    manifest, out, of_documents = exporting.manifest, exporting.out, exporting.form == "documents"
+    assert isinstance(out, LocalFolder)
+    if of_documents:
+        _say_what_documents_lack(manifest, exporting.progress)
+    names = prefixes([source["name"] for source in manifest["sources"]]) if of_documents else [ROWS_PREFIX]
+    pairs = [Pair(out.path / name, dtype_for(manifest["vocab_size"])) for name in names]
     try:
-        with stoppable() as stop_asked:
-            items = [ShardToExport(b) for b in range(len(manifest["shards"]))]
-            progress.begin(sum(entry["bytes"] for entry in manifest["shards"]), len(items), len(items))
-            clean = out.remove_temporaries
-            arguments = (near, manifest, pairs)
-            try:
-                for _ in spread(parts, arguments, items, 1, progress.add, stop_asked, clean):
-                    pass
-            finally:
-                progress.end()
-        made = [(name, pair) for name, pair in zip(names, pairs, strict=True) if pair.documents]
-        files = [file for _, pair in made for file in pair.commit()]
+        for _ in each_shard(exporting, _documents if of_documents else _rows, pairs):
+            pass
+        written = [(name, pair) for name, pair in zip(names, pairs, strict=True) if pair.documents]
+        files = [file for _, pair in written for file in pair.commit()]
     finally:
         for pair in pairs:
             pair.discard()
     return {
-        "dtype": dtype.name,
+        "dtype": dtype_for(manifest["vocab_size"]).name,
         "documents": sum(pair.documents for pair in pairs),
         "tokens": sum(pair.tokens for pair in pairs),
-        "data_path": [text for name, pair in made for text in (str(pair.tokens), name)],
+        "data_path": [text for name, pair in written for text in (str(pair.tokens), name)],
         "files": files,
     }
+
+
+def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
+    """The receipt with the words of Megatron's --data-path: a weight, its tokens, and a prefix for each source that has any."""
+    words = receipt["data_path"]
+    return {**receipt, "data_path": [out.path_of(word) if i % 2 else word for i, word in enumerate(words)]}
+
+
+def said(result: Mapping[str, Any]) -> list[str]:
+    """What was made, and Megatron's --data-path."""
+    made = f"{result['documents']:,} {result['what']}, {result['tokens']:,} tokens ({result['dtype']})"
+    return [made, f"--data-path {shlex.join(result['data_path'])}"] if result["data_path"] else [made]
 
 
 def _documents(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
@@ -138,10 +205,3 @@ def prefixes(sources: Sequence[str]) -> list[str]:
         taken = f"{name}_document" in names
         names.append(f"{name}_{i}_document" if taken else f"{name}_document")
     return names
-
-
-def data_path(receipt: Mapping[str, Any], out: Output) -> Iterator[str]:
-    """The words of Megatron's --data-path: a weight, its tokens, and a prefix for each source that has any."""
-    for weight, name in zip(receipt["data_path"][::2], receipt["data_path"][1::2], strict=True):
-        yield weight
-        yield out.place(name)

@@ -1,22 +1,118 @@
-"""A dataset as Parquet: packed rows, a file for each shard, in one of the forms of `columns`."""
+"""A dataset as Parquet: packed rows, a file for each shard, in one of the forms of `columns`.
 
-from collections.abc import Mapping
+Rows of a shard → Arrow tables, in one of two forms.
+
+nemo   what the readers of packed sequences in NVIDIA NeMo and Megatron-Bridge take: `input_ids`, `loss_mask`, `seq_start_id`.
+       Of each segment they make inputs [:-1], targets [1:] and mask [:-1] (`GPTSFTPackedDataset.collate_fn` and
+       `_build_loss_mask`): the mask at the predicting slot, where packprep has it too, and nothing across segments.
+full   the loader's columns at every slot, labels among them, and what the row's segments are. Nothing is to be shifted.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packprep.building.output import Nearby, Output
-from packprep.building.processes import Do, Report, one_by_one, spread
-from packprep.building.run import Progress
-from packprep.building.signals import stoppable
-from packprep.dataset.json_files import encode
-from packprep.dataset.loader import open_dataset
+from packprep.building.processes import Do, Report, one_by_one
+from packprep.dataset.attention import RULES
+from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import Manifest, first_rows
-from packprep.digests import digest_of
+from packprep.dataset.rows import Segments
+from packprep.dataset.shard import Shard
 from packprep.errors import RecipeError
-from packprep.exporting.columns import full_table, nemo_table, row_groups, schema_of
-from packprep.exporting.shards import ShardToExport, drawn_tasks, sound_shard
+from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, sound_shard
+from packprep.format.digests import digest_of
+from packprep.format.json_files import encode
+from packprep.storage import Folder
+from packprep.storage.copies import Nearby
+
+SLOTS_AT_ONCE = 1 << 20
+"""Slots of a row group, about: what a reader of one row has to decode."""
+_FULL = ("tokens", "labels", "loss_mask", "loss_weights", "segment_ids", "position_ids", "prefix_ends")
+_TYPES = {"tokens": "i4", "labels": "i4", "segment_ids": "i4"}  # torch can do little with uint16
+
+
+def row_groups(rows: int, seq_length: int) -> list[range]:
+    """The rows of each row group."""
+    many = max(1, SLOTS_AT_ONCE // seq_length)
+    return [range(begin, min(begin + many, rows)) for begin in range(0, rows, many)]
+
+
+def schema_of(columns: str, has_blocks: bool, metadata: dict[bytes, bytes]) -> pa.Schema:
+    """The columns of a form. has_blocks: whether a task is block diffusion."""
+    i4, u1, f4, name = pa.int32(), pa.uint8(), pa.float32(), pa.string()
+    if columns == "nemo":
+        types = {"input_ids": i4, "loss_mask": u1, "seq_start_id": i4}
+    else:
+        types = {column: {"loss_mask": u1, "loss_weights": f4}.get(column, i4) for column in _slot_columns(has_blocks)}
+        types |= {"segment_begin": i4, "segment_end": i4, "segment_task": name, "segment_source": name}
+    return pa.schema([pa.field(key, pa.list_(kind), nullable=False) for key, kind in types.items()], metadata)
+
+
+def _slot_columns(has_blocks: bool) -> tuple[str, ...]:
+    return (*_FULL, "block_lengths") if has_blocks else _FULL
+
+
+def nemo_table(
+    dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int, schema: pa.Schema
+) -> tuple[pa.Table, int]:
+    """Segments one after the other, without the row's padding; and how many of them have two eos among their inputs.
+
+    multiple: the recipe's pad_seq_to_mult. Above 1 a segment is filled up with pad_id to a multiple of it and one more,
+    since its last token is no input: what Megatron-Bridge's `pad_seq_to_mult` stores for context parallelism.
+    """
+    batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
+    segments = Segments(dataset.facts, [(shard, row) for row in rows])
+    slots = segments.slots
+    stored = -(-(slots - 1) // multiple) * multiple + 1 if multiple > 1 else slots
+    begins = np.cumsum(stored) - stored
+    within = np.arange(int(slots.sum())) - np.repeat(np.cumsum(slots) - slots, slots)
+    source, target = np.repeat(segments.at, slots) + within, np.repeat(begins, slots) + within
+    tokens = np.full(int(stored.sum()), dataset.pad_id, np.int32)
+    mask = np.zeros(len(tokens), np.uint8)
+    tokens[target] = batch["tokens"].reshape(-1)[source]
+    mask[target] = batch["loss_mask"].reshape(-1)[source]
+    in_row = _offsets(np.bincount(segments.row, stored, len(rows)).astype(np.int64))
+    counts = _offsets(np.bincount(segments.row, minlength=len(rows)))
+    starts = (begins - in_row[segments.row]).astype(np.int32)
+    lists = [_lists(in_row, tokens), _lists(in_row, mask), _lists(counts, starts)]
+    eos = batch["tokens"].reshape(-1) == dataset.manifest["specials"].get("eos", -1)
+    eos_before = _offsets(eos.astype(np.int64))  # each slot of the rows
+    inside = eos_before[segments.at + slots - 1] - eos_before[segments.at] > 1
+    return pa.Table.from_arrays(lists, schema=schema), int(inside.sum())
+
+
+def full_table(dataset: Dataset, shard: Shard, first_row: int, rows: range, schema: pa.Schema) -> pa.Table:
+    """All slots of the rows, padding too."""
+    names = [name for name in schema.names if not name.startswith("segment_") or name == "segment_ids"]
+    batch = dataset.batch(_numbers(first_row, rows), columns=names, dtype=_TYPES)
+    segments = Segments(dataset.facts, [(shard, row) for row in rows])
+    counts = _offsets(np.bincount(segments.row, minlength=len(rows)))
+    every = _offsets(np.full(len(rows), dataset.seq_length))
+    begin = segments.at - segments.row * dataset.seq_length
+    lists = [_lists(every, batch[name].reshape(-1)) for name in names]
+    lists += [_lists(counts, values.astype(np.int32)) for values in (begin, begin + segments.slots)]
+    for what, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
+        index = segments.looked_up(what, np.arange(len(entries), dtype=np.int32))
+        lists.append(_lists(counts, pa.array([entry["name"] for entry in entries], pa.string()).take(pa.array(index))))
+    return pa.Table.from_arrays(lists, schema=schema)
+
+
+def _numbers(first_row: int, rows: Sequence[int]) -> np.ndarray:
+    return first_row + np.asarray(rows, np.int64)
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+
+
+def _lists(offsets: np.ndarray, values: Any) -> pa.ListArray:
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()), values if isinstance(values, pa.Array) else pa.array(values)
+    )
+
 
 KEY, EOS_INSIDE = b"packprep", b"packprep.segments_with_eos_inside"
 COMPRESSION, LEVEL = "zstd", 3
@@ -27,52 +123,49 @@ def file_name(columns: str, shard: int) -> str:
     return f"{shard:06d}.{'idx.' if columns == 'nemo' else ''}parquet"
 
 
-def check_columns(manifest: Manifest, columns: str, progress: Progress) -> None:
+def check(exporting: Exporting) -> None:
     """RecipeError where a reader that shifts would train on the wrong targets; what else it reads differently is said."""
-    tasks = drawn_tasks(manifest)
+    tasks = drawn_tasks(exporting.manifest)
     in_place = [task["name"] for task in tasks if task["label_alignment"] == "same_slot"]
-    prefix = [task["name"] for task in tasks if task["attention"] == "prefix"]
-    if columns == "nemo" and in_place:
+    prefix = [task["name"] for task in tasks if RULES[task["attention"]].ahead == "prefix"]
+    if exporting.form == "nemo" and in_place:
         raise RecipeError(
             f"--columns nemo: its readers predict the next token, and {', '.join(in_place)} predict in place. Give "
             "--columns full, which has labels at the slot that predicts them, or train from the dataset by packprep's loader"
         )
-    if columns == "nemo" and prefix:
-        progress.say(
+    if exporting.form == "nemo" and prefix:
+        exporting.progress.say(
             f"warning: the readers of these columns attend causally, also inside the prefixes of {', '.join(prefix)}"
         )
 
 
-def export_parquet(
-    near: Nearby, manifest: Manifest, out: Output, columns: str, workers: int, progress: Progress
-) -> dict[str, Any]:
+def write(exporting: Exporting) -> dict[str, Any]:
     """Write the files; gives what the receipt says of them: rows, files."""
-    entries = manifest["shards"]
-    files: dict[int, dict[str, Any]] = {}
-    with stoppable() as stop_asked:
-        progress.begin(sum(entry["bytes"] for entry in entries), len(entries), len(entries))
-        try:
-            items = [ShardToExport(b) for b in range(len(entries))]
-            arguments = (near, manifest, out, columns)
-            for item, file in spread(
-                _setup, arguments, items, workers, progress.add, stop_asked, out.remove_temporaries
-            ):
-                files[item.number] = file
-        finally:
-            progress.end()
-    inside = sum(file["segments_with_eos_inside"] for file in files.values())
-    if inside and columns == "nemo":
-        progress.say(
+    written = dict(each_shard(exporting, _setup, exporting.out, exporting.form, workers=exporting.workers))
+    files = [written[b] for b in sorted(written)]
+    inside = sum(file["segments_with_eos_inside"] for file in files)
+    if inside and exporting.form == "nemo":
+        exporting.progress.say(
             f"warning: {inside:,} segments have eos inside; Megatron-Bridge takes the second eos of a sequence for the begin of "
             "its padding, and gives such a length as cu_seqlens_unpadded"
         )
-    return {"rows": first_rows(manifest)[-1], "files": [files[b] for b in range(len(entries))]}
+    return {"rows": first_rows(exporting.manifest)[-1], "files": files}
 
 
-def _setup(near: Nearby, manifest: Manifest, out: Output, columns: str) -> Do:
+def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
+    """The receipt as it is: its files are named relative to `out`."""
+    return dict(receipt)
+
+
+def said(result: Mapping[str, Any]) -> list[str]:
+    """What was made."""
+    return [f"{result['rows']:,} rows, columns {result['columns']}"]
+
+
+def _setup(near: Nearby, manifest: Manifest, out: Folder, columns: str) -> Do:
     dataset = open_dataset(near.folder, max_open=1)
     multiple = manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
-    has_blocks = any(task["attention"] == "block_diffusion" for task in manifest["tasks"])
+    has_blocks = any(RULES[task["attention"]].in_blocks for task in manifest["tasks"])
     begins = first_rows(manifest)
 
     def export(item: ShardToExport, report: Report) -> dict[str, Any]:
@@ -101,13 +194,13 @@ def _setup(near: Nearby, manifest: Manifest, out: Output, columns: str) -> Do:
                 done = now
             writer.add_key_value_metadata({EOS_INSIDE: str(inside).encode()})
         data = sink.getvalue()
-        out.write_whole(name, [data])
+        out.write(name, [data])
         return _file(name, data, entry["rows"], inside)
 
     return one_by_one(export)
 
 
-def _standing(out: Output, name: str, schema: pa.Schema, rows: int) -> dict[str, Any] | None:
+def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> dict[str, Any] | None:
     """What the receipt says of a file that an export that stopped left whole; None where it is to be made."""
     if not out.exists(name):
         return None

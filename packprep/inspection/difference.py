@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.output import Output, output_of
-from packprep.building.run import read_plan
+from packprep.building.plan import read_plan
+from packprep.building.progress import visible
 from packprep.dataset.manifest import Manifest
 from packprep.dataset.shard import Shard
 from packprep.errors import ArgumentError
-from packprep.inspection.opened import Opened, opened
+from packprep.inspection.opened import OpenedDataset, opened
+from packprep.inspection.terminal import DIM, HEAD, Page, page
+from packprep.inspection.text import counted
 from packprep.objectives.tasks import whole_recipe
+from packprep.storage import Folder, folder_at
 
 MOST_FILES = 5  # that are named of each source
 MOST_SHARDS = 3  # that differ and are looked into
@@ -23,7 +26,7 @@ MADE_BY = ("plan", "engine", "made_with")  # keys of the manifest that say how a
 _ELSEWHERE = ("shards", "ledger", "recipe", "digest")  # keys of the manifest that are compared apart, or follow
 
 
-def describe_difference(directory: str | os.PathLike | Output, other: str | os.PathLike | Output) -> dict[str, Any]:
+def describe_difference(directory: str | os.PathLike | Folder, other: str | os.PathLike | Folder) -> dict[str, Any]:
     """What differs between two datasets, `here` and `there`, as plain values.
 
     Gives {directory, other, equal, recipe, manifest, plan: [{key, here, there}], files, totals, tasks, sources, shards,
@@ -67,8 +70,8 @@ def describe_difference(directory: str | os.PathLike | Output, other: str | os.P
         }
 
 
-def _location(place: str | os.PathLike | Output) -> str:
-    location = output_of(place).location
+def _location(place: str | os.PathLike | Folder) -> str:
+    location = folder_at(place).location
     return location.rstrip("/") if isinstance(location, str) else os.path.realpath(location)
 
 
@@ -81,22 +84,22 @@ def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {**_without(plan, (*Manifest.__annotations__, "files")), "sources": plan.get("sources", [])}
 
 
-def _differences(here: Any, there: Any, place: str = "") -> Iterator[dict[str, Any]]:
+def _differences(here: Any, there: Any, path: str = "") -> Iterator[dict[str, Any]]:
     """The values that differ of two JSON values, each with its place, as in sources[web].repeat; None where one has none.
 
     Lists of named objects are compared name by name; one that only one of them has is one difference.
     """
     if isinstance(here, Mapping) and isinstance(there, Mapping):
         for key in dict.fromkeys([*here, *there]):
-            yield from _differences(here.get(key), there.get(key), f"{place}.{key}" if place else str(key))
+            yield from _differences(here.get(key), there.get(key), f"{path}.{key}" if path else str(key))
     elif _are_named(here) and _are_named(there):
         one, two = ({part["name"]: part for part in parts} for parts in (here, there))
         for name in dict.fromkeys([*one, *two]):
-            yield from _differences(one.get(name), two.get(name), f"{place}[{name}]")
+            yield from _differences(one.get(name), two.get(name), f"{path}[{name}]")
         if [*one] != [*two] and {*one} == {*two}:
-            yield {"key": f"{place}: order", "here": [*one], "there": [*two]}
+            yield {"key": f"{path}: order", "here": [*one], "there": [*two]}
     elif here != there or type(here) is not type(there):
-        yield {"key": place, "here": here, "there": there}
+        yield {"key": path, "here": here, "there": there}
 
 
 def _are_named(value: Any) -> bool:
@@ -181,7 +184,7 @@ def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], 
     }, differing
 
 
-def _first_difference(here: Opened, there: Opened, number: int) -> dict[str, Any]:
+def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) -> dict[str, Any]:
     """The first row, and the first array in it, that two shards of one number do not have alike.
 
     {shard, array, row: of the shard, slot or segment, here, there: the values, here_text, there_text: the tokens around}.
@@ -252,10 +255,112 @@ def _begin_of(shard: Shard, row: int, segment: int) -> int:
     return min(int(physical[min(first + segment, len(physical) - 1)]), shard.seq_length - 1)
 
 
-def _around(data: Opened, shard: Shard, row: int, slot: int) -> str | None:
+def _around(data: OpenedDataset, shard: Shard, row: int, slot: int) -> str | None:
     """The tokens around a slot, as text; those before it, a bar, and the others. None for a row that there is not."""
     if row >= shard.rows:
         return None
     ids = shard.arrays["tokens"][row].tolist()
     before, after = ids[max(slot - AROUND, 0) : slot], ids[slot : slot + AROUND]
     return "│".join("".join(piece.text for piece in data.texts.pieces(part)) for part in (before, after))
+
+
+MOST_KEYS = 40
+LONGEST_VALUE = 32  # characters of a value
+
+
+def print_difference(described: Mapping[str, Any]) -> None:
+    """The differences as text: in a terminal in colour and as wide as that, else plain."""
+    with page() as drawn:
+        _draw(drawn, described)
+
+
+def _draw(page: Page, d: Mapping[str, Any]) -> None:
+    page.put(f"here   {d['directory']}")
+    page.put(f"there  {d['other']}")
+    page.put()
+    page.put(_verdict(d), HEAD)
+    for name, title in (("recipe", "recipe"), ("manifest", "dataset.json"), ("plan", "plan.json")):
+        if d[name]:
+            page.put()
+            lines = [(each["key"], _value(each["here"]), _value(each["there"])) for each in d[name][:MOST_KEYS]]
+            page.table((title, "here", "there"), lines, text_columns=3)
+            if len(d[name]) > MOST_KEYS:
+                page.put(f"… and {counted(len(d[name]) - MOST_KEYS, 'more key')}; --json gives all")
+    for files in d["files"]:
+        _draw_files(page, files)
+    page.put()
+    page.table(
+        ("total", "here", "there", "change"),
+        [(t["name"], f"{t['here']:,}", f"{t['there']:,}", _change(t["here"], t["there"])) for t in d["totals"]],
+        text_columns=1,
+    )
+    for name in ("tasks", "sources"):
+        if any(each["here"] != each["there"] for each in d[name]):
+            page.put()
+            _draw_mix(page, name.removesuffix("s"), d[name])
+    page.put()
+    shards = d["shards"]
+    page.wrap(
+        f"shards: {shards['equal']:,} equal, {shards['differing']:,} differ, {shards['only_here']:,} only here, "
+        f"{shards['only_there']:,} only there"
+    )
+    if d["rows_not_compared"]:
+        page.wrap(f"  {d['rows_not_compared']}", indent=2)
+    for each in d["rows"]:
+        _draw_row(page, each)
+
+
+def _verdict(d: Mapping[str, Any]) -> str:
+    made = d["manifest"] or d["plan"]
+    if d["equal"]:
+        return "equal: a trainer reads the same" + ("; what made them differs" if made else "")
+    return "they differ"
+
+
+def _draw_files(page: Page, files: Mapping[str, Any]) -> None:
+    for key, words in (("changed", "of another size"), ("only_here", "only here"), ("only_there", "only there")):
+        some = files[key]
+        if some["count"]:
+            names = ", ".join(map(visible, some["names"])) + (" …" if some["count"] > len(some["names"]) else "")
+            page.wrap(f"files of {files['source']} {words}: {some['count']:,} ({names})", indent=2)
+
+
+def _draw_mix(page: Page, title: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    lines = []
+    for each in entries:
+        here, there = each["here"], each["there"]
+        columns = []
+        for what in ("segments", "tokens"):
+            one, two = (side[what] if side else None for side in (here, there))
+            columns += ["–" if count is None else f"{count:,}" for count in (one, two)]
+            columns.append(_change(one or 0, two or 0))
+        lines.append((each["name"], *columns))
+    head = (title, "segments here", "there", "change", "tokens here", "there", "change")
+    page.table(head, lines, text_columns=1)
+
+
+def _draw_row(page: Page, each: Mapping[str, Any]) -> None:
+    where = each["shard"].removeprefix("shards/").removesuffix(".safetensors")
+    if each["array"] is None:
+        more = f"{each['rows'][0]:,} and {each['rows'][1]:,} rows"
+        lacking = f"; only one has {', '.join(each['arrays_of_one'])}" if each["arrays_of_one"] else ""
+        page.wrap(f"  {where}: every value that both have is the same: {more}{lacking}", indent=2)
+        return
+    place = f"slot {each['slot']:,}" if each["slot"] is not None else f"segment {each['segment']:,}"
+    values = f"{_value(each['here'])} here, {_value(each['there'])} there"
+    page.wrap(
+        f"  {where}: row {each['row']:,} is the first that differs: {each['array']} at {place}: {values}", indent=2
+    )
+    for name in ("here", "there"):
+        text = each[f"{name}_text"]
+        page.put(f"    {name:<5}  {'' if text is None else visible(text)}", DIM)
+
+
+def _change(here: int, there: int) -> str:
+    return "" if here == there else f"{there - here:+,}"
+
+
+def _value(value: Any) -> str:
+    text = "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = visible(text)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"

@@ -1,4 +1,4 @@
-"""Where a document went: the segments that hold it, or why none does.
+"""Where a document went: the segments that hold it, or why none does; and, in a line, how the first one was read.
 
 ```
 source, file, position ─► shards that may hold it (arithmetic of the plan) ─► their segment_file, segment_doc; rejects
@@ -7,21 +7,26 @@ source, file, position ─► shards that may hold it (arithmetic of the plan) �
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from packprep.building.job import Job
-from packprep.building.output import Output
-from packprep.building.replay import documents_at
-from packprep.corpus.planning import Extent, PlannedSource
-from packprep.corpus.readers import PIECE_BYTES, read
-from packprep.corpus.reading import chosen_by_size, in_sample, kept_by_plan
-from packprep.dataset.json_files import decode, rejects_name
+from packprep.building.plan import Job
+from packprep.building.progress import visible
+from packprep.documents.reading import chosen_by_size, in_sample, kept_by_plan, take_tokens, with_keeps
+from packprep.documents.supervision import Conversation, read_supervised, tokenize_supervised
 from packprep.errors import DatasetError, PackprepError, RecipeError
-from packprep.inspection.opened import Opened, check_source, nearest, opened
-from packprep.inspection.originals import stored_of
+from packprep.format.json_files import decode, rejects_name
+from packprep.inspection.opened import OpenedDataset, check_source, nearest, opened
+from packprep.inspection.terminal import DIM, HEAD, Page, page
+from packprep.inspection.text import SPECIAL, TextPiece, TokenTexts, counted, special
+from packprep.restoring.documents import documents_at
+from packprep.restoring.segments import sound_segments
+from packprep.sources.formats import PIECE_BYTES, Batch, Reject, position_of
+from packprep.sources.slices import PlannedSource
+from packprep.storage import Folder
 
 MOST_FILES = 20  # of a source that have a document at the position, that are described
 SHOWN_CHARACTERS = 400  # of the document's beginning
@@ -29,7 +34,7 @@ END = np.iinfo(np.int64).max
 
 
 def describe_document(
-    directory: str | os.PathLike | Output,
+    directory: str | os.PathLike | Folder,
     name: str | None,
     place: str,
     moved: Mapping[str, str],
@@ -100,9 +105,9 @@ def _place(source: PlannedSource, place: str) -> tuple[int | None, int]:
 def _files_that_reach(source: PlannedSource, position: int) -> list[int]:
     """The files of a source that may have a document at a position, by what their format and size say."""
     reach = []
-    for i, (format, compression) in enumerate(source.formats):
-        plain_lines = format == "jsonl" and not compression
-        if position == 0 or (format != "text" and (not plain_lines or position < int(source.files.sizes[i]))):
+    for i, kind in enumerate(source.formats):
+        counted = position_of(*kind)
+        if position == 0 or (counted != "whole" and (counted != "byte" or position < int(source.files.sizes[i]))):
             reach.append(i)
     return reach
 
@@ -119,7 +124,7 @@ def _pieces_of(source: PlannedSource, files: list[int], position: int) -> np.nda
 
 def _pieces_at(source: PlannedSource, i: int, position: int) -> range:
     pieces = source.pieces.of_file(i)
-    if source.formats[i] == ("jsonl", ""):
+    if position_of(*source.formats[i]) == "byte":
         return pieces[position // PIECE_BYTES : position // PIECE_BYTES + 1]
     return pieces
 
@@ -127,7 +132,7 @@ def _pieces_at(source: PlannedSource, i: int, position: int) -> range:
 class _Found:
     """What the shards say of the documents at one position of some files of a source."""
 
-    def __init__(self, data: Opened, source: PlannedSource, files: list[int], position: int):
+    def __init__(self, data: OpenedDataset, source: PlannedSource, files: list[int], position: int):
         self._data, self._source, self._position = data, source, position
         self._files = np.array(files, np.int64) + source.first_file
         self._segments: dict[tuple[int, int], list[dict[str, Any]]] = {}  # (file of the plan, use)
@@ -150,7 +155,7 @@ class _Found:
             if len(self._files) == 1:
                 self._note_neighbours(int(self._files[0]), doc[file == self._files[0]])
             if len(at):
-                stored = stored_of(self._data.usable_job, shard)
+                stored = sound_segments(self._data.usable_job, shard)
                 for g in at.tolist():
                     self._note(number, shard, stored, g)
         for record in _rejects(self._data, number):
@@ -168,7 +173,7 @@ class _Found:
         arrays, data = shard.arrays, self._data
         in_shard = int(stored.row[g])
         row = int(data.first_rows[number]) + in_shard
-        begin, slots = int(stored.begin[g]), int(stored.slots[g])
+        begin, slots = int(stored.first_slot[g]), int(stored.slots[g])
         start, n = int(arrays["segment_start"][g]), int(arrays["segment_tokens"][g])
         use = int(arrays["segment_repeat"][g])
         self._segments.setdefault((int(arrays["segment_file"][g]), use), []).append(
@@ -237,20 +242,24 @@ class _Found:
         return {**described, "outcome": "lost", "why": why}
 
 
-def _rejects(data: Opened, number: int) -> Iterator[dict[str, Any]]:
+def _rejects(data: OpenedDataset, number: int) -> Iterator[dict[str, Any]]:
     name = rejects_name(number)
     try:
         lines = data.near.out.read(name).splitlines(keepends=True)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DatasetError(f"{data.near.out.place(name)}: {error.strerror}; see to it, or put the file back") from None
+        raise DatasetError(
+            f"{data.near.out.path_of(name)}: {error.strerror}; see to it, or put the file back"
+        ) from None
     for line in lines:
-        record = decode(line, data.near.out.place(name))
+        record = decode(line, data.near.out.path_of(name))
         if not isinstance(record, dict) or not {"source", "file", "position", "repeat", "reason", "detail"} <= set(
             record
         ):
-            raise DatasetError(f"{data.near.out.place(name)}: a record is no reject; `packprep verify` says where else")
+            raise DatasetError(
+                f"{data.near.out.path_of(name)}: a record is no reject; `packprep verify` says where else"
+            )
         yield record
 
 
@@ -293,7 +302,9 @@ def _read_again(
     there, text, tokens = False, None, None
     try:
         for part in _parts_at(source, i, position):
-            for batch in read(part, source.source.text_key, keep, batch_bytes=1 << 16, marks=job.marks):
+            for batch, _ in read_supervised(
+                part, source.source, job.recipe.documents, job.plan["chat_template"], keep, 1 << 16
+            ):
                 there = True
                 text = batch.texts[0][:SHOWN_CHARACTERS] if batch.texts else text
             if there:
@@ -309,6 +320,144 @@ def _read_again(
 
 def _parts_at(source: PlannedSource, i: int, position: int) -> Iterator[Any]:
     for piece in _pieces_at(source, i, position):
-        for part in source.parts(Extent(int(piece), 0, 0, 1, 1)):
+        for part in source.slices_of(int(piece)):
             if part.file == source.first_file + i:
                 yield part
+
+
+SHOWN = 160  # characters of the document's beginning
+MOST_SEGMENTS = 50  # of one use
+
+
+def print_document(described: Mapping[str, Any]) -> None:
+    """The answer as text: in a terminal as wide as that and with colour, else plain, 100 columns wide."""
+    with page() as drawn:
+        _draw(drawn, described)
+
+
+def _draw(page: Page, described: Mapping[str, Any]) -> None:
+    position = described["position"]
+    for file in described["files"]:
+        where = f"{described['source']} {visible(file['file'])} at {position:,}"
+        size = "" if file["tokens"] is None else f" · {counted(file['tokens'], 'token')}"
+        page.wrap(f"{where}{size}", HEAD)
+        if file["text"] is not None:
+            more = " …" if len(file["text"]) > SHOWN else ""
+            page.wrap(f"  {visible(file['text'][:SHOWN])}{more}", indent=2)
+        elif file["not_read"]:
+            page.wrap(f"  its source was not read: {file['not_read']}", DIM, indent=2)
+        for use in file["uses"]:
+            _draw_use(page, use)
+        near = [f"{word} {file[word]:,}" for word in ("before", "after") if file[word] is not None]
+        if near:
+            page.put(f"  the nearest documents known: {', '.join(near)}")
+        page.put()
+    if not described["files"]:
+        page.wrap(
+            f"{described['source']}: no file has a document at {position:,}, used or rejected; give --doc FILE:POSITION"
+        )
+        page.put()
+    if described["more_files"]:
+        page.wrap(
+            f"… and {counted(described['more_files'], 'more file')} with a document there; give --doc FILE:POSITION for one"
+        )
+    page.put(f"{described['shards_searched']:,} of {counted(described['shards'], 'shard')} searched", DIM)
+
+
+def _draw_use(page: Page, use: Mapping[str, Any]) -> None:
+    what = f": {visible(use['why'])}" if use["why"] else f" in {counted(len(use['segments']), 'segment')}"
+    page.wrap(f"  use {use['use']}: {use['outcome']}{what}", indent=2)
+    segments = use["segments"]
+    if segments:
+        page.table(
+            ("  task", "tokens", "row", "segment", "slots", "trained", "shard"),
+            [
+                (
+                    f"  {segment['task']}",
+                    _in_words(segment["tokens"]),
+                    f"{segment['row']:,}",
+                    f"{segment['segment']:,}",
+                    _in_words(segment["slots"]),
+                    f"{segment['trained']:,}",
+                    segment["shard"].removeprefix("shards/").removesuffix(".safetensors"),
+                )
+                for segment in segments[:MOST_SEGMENTS]
+            ],
+            text_columns=1,
+        )
+    if len(segments) > MOST_SEGMENTS:
+        page.put(f"  … and {counted(len(segments) - MOST_SEGMENTS, 'more segment')}; --json gives all")
+    for left_out in use["left_out"]:
+        begin, end = left_out["tokens"]
+        tokens = f"tokens from {begin:,}" if end is None else f"tokens {_in_words([begin, end])}"
+        page.wrap(f"  {tokens} {left_out['why']}", indent=2)
+
+
+def _in_words(bounds: list[int]) -> str:
+    return f"{bounds[0]:,} … {bounds[1] - 1:,}"
+
+
+SHOWN_TOKENS = 8  # at either end of document 1
+
+
+def first_document(job: Job) -> str:
+    """How document 1 was read, in a line: the first of shard 0 that has tokens, its first and last tokens one by one.
+
+        document 1: web a.jsonl at 0: 1,234 tokens: The│ cat│ sat … on│ the│ mat│.│‹eos›
+
+    Of a document that says what of it is trained: "1,234 tokens, 56 of them trained: …".
+    Raises SourceError if its file cannot be read.
+    """
+    first_reject: tuple[PlannedSource, Reject] | None = None
+    documents, vocabulary = job.recipe.documents, job.vocabulary
+    slices = ((source, part) for source in job.sources for part in source.slices(0, job.shards))
+    for source, part, keep in with_keeps(slices):
+        for batch, conversations in read_supervised(
+            part, source.source, documents, job.plan["chat_template"], keep, 1 << 16
+        ):
+            if batch.rejects and first_reject is None:
+                first_reject = source, batch.rejects[0]
+            for i, (ids, n_trained) in enumerate(_contents(job, batch, conversations)):
+                if ids:
+                    of = "" if n_trained is None else f", {n_trained:,} of them trained"
+                    where = f"{source.name} {_name_of(source, part.file)} at {batch.positions[i]}"
+                    head = [vocabulary.roles["bos"]] if documents.prepend_bos else []
+                    tail = [vocabulary.roles["eos"]] if documents.append_eos else []
+                    return f"document 1: {where}: {len(ids):,} tokens{of}: {_ends(job, [*head, *ids, *tail])}"
+    if first_reject is None:
+        return "document 1: shard 0 has no document with tokens"
+    source, reject = first_reject
+    where = f"{source.name} {_name_of(source, reject.file)} at {reject.position}"
+    return (
+        f"document 1: shard 0 has no document that can be used; the first is {where}: {reject.reason}: {reject.detail}"
+    )
+
+
+def _contents(
+    job: Job, batch: Batch, conversations: Mapping[int, Conversation]
+) -> Iterator[tuple[list[int], int | None]]:
+    """(ids; how many are trained, None where it does not say) of each document of a batch that is not rejected, in turn."""
+    if batch.tokens is not None:
+        tokens = take_tokens(batch.tokens, job.recipe.documents, job.vocabulary)
+        yield from ((tokens.ids[a:b].tolist(), None) for a, b in pairwise(tokens.offsets.tolist()))
+    special_text = job.recipe.documents.special_text
+    for i, text in enumerate(batch.texts):
+        own = {0: conversations[i]} if i in conversations else {}
+        tokens, trained = tokenize_supervised(job.engine, [text], own, special_text, job.vocabulary)
+        yield tokens.ids.tolist(), int(np.diff(trained[0].spans).sum()) if trained else None
+
+
+def _name_of(source: PlannedSource, file: int) -> str:
+    return visible(source.files[file - source.first_file].name)
+
+
+def _ends(job: Job, ids: Sequence[int]) -> str:
+    """The ids' texts, a bar between two tokens; only the first and last SHOWN_TOKENS of many."""
+    ends = [ids] if len(ids) <= 2 * SHOWN_TOKENS else [ids[:SHOWN_TOKENS], ids[-SHOWN_TOKENS:]]
+    tokens = job.engine.tokens_of([id for end in ends for id in end])
+    texts = TokenTexts(job.vocabulary.tokenizer_json, job.vocabulary.special_ids, tokens)
+    return " … ".join("│".join(map(_shown, texts.one_by_one(end))) for end in ends)
+
+
+def _shown(piece: TextPiece) -> str:
+    return special(piece.text) if piece.kind == SPECIAL else visible(piece.text)

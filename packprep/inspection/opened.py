@@ -10,21 +10,21 @@ from pathlib import Path
 
 import numpy as np
 
-from packprep.building.job import Job
-from packprep.building.output import Nearby, Output, nearby, output_of
-from packprep.building.replay import replay_segments
-from packprep.building.run import open_job, read_plan
-from packprep.corpus.finding import absolute_prefix
-from packprep.corpus.planning import UNREAD
-from packprep.dataset.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
+from packprep.building.plan import Job, open_job, read_plan
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import first_rows
-from packprep.dataset.opening import read_file
+from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
-from packprep.digests import digest_of
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
-from packprep.inspection.columns import segments_of
-from packprep.inspection.decoding import TokenTexts
+from packprep.format.digests import digest_of
+from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
+from packprep.format.opening import read_file
+from packprep.inspection.text import TokenTexts
+from packprep.restoring.documents import replay_segments
+from packprep.sources.files import absolute_prefix
+from packprep.sources.slices import UNREAD
+from packprep.storage import Folder, folder_at
+from packprep.storage.copies import Nearby, nearby
 
 IDENTICAL = "identical"
 NOT_READ = "not rebuilt: its source is not read; --source NAME=PREFIX or --from-plan reads it"
@@ -33,7 +33,7 @@ MOST_COMPARED = 10_000  # names to find them among
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedDataset:
     """A published dataset, near; shards at a URL are brought when they are asked for.
 
     texts: the text of every token. files: the plan's file names, by segment_file. prefixes: where the sources' files lie,
@@ -51,7 +51,7 @@ class Opened:
         """int64[shards + 1]: the rows before each shard."""
         return np.array(first_rows(self.dataset.manifest), np.int64)
 
-    def place(self, row: int) -> tuple[int, int]:
+    def location(self, row: int) -> tuple[int, int]:
         """(shard number, row in the shard) of a row."""
         shard = int(np.searchsorted(self.first_rows, row, side="right")) - 1
         return shard, row - int(self.first_rows[shard])
@@ -72,7 +72,8 @@ class Opened:
         """A shard, near and with sound boundaries, while this lasts."""
         with self.near.brought(shard_name(number)):
             shard = shard_in(self.near.folder, self.dataset.manifest, number)
-            segments_of(shard, self.dataset.manifest)
+            if shard.rows:
+                len(segments_of(shard, self.dataset.manifest).task)
             yield shard
 
     @property
@@ -100,13 +101,13 @@ class Opened:
         source = np.searchsorted([source.first_file for source in job.sources], files, "right") - 1
         said = np.full(len(chosen), "not rebuilt: its header names no file of its source", object)
         known = (files < len(self.files)) & (source == arrays["segment_source"][chosen])
-        read = known & np.array([own.prefix != UNREAD for own in job.sources])[source]
+        read = known & np.array([planned.prefix != UNREAD for planned in job.sources])[source]
         said[known] = NOT_READ
         said[read] = self._replayed(job, arrays, chosen[read])
         return said.tolist()
 
     def _replayed(self, job: Job, arrays: Mapping[str, np.ndarray], chosen: np.ndarray) -> list[str]:
-        """As `rebuilt`, of segments whose sources may be read."""
+        """What building segments again came to, in words, of those whose sources may be read."""
 
         def replay(which: np.ndarray) -> list[str]:
             return [f"differs: {what}" if what else IDENTICAL for what in replay_segments(job, arrays, which)]
@@ -127,15 +128,15 @@ class Opened:
 
 @contextmanager
 def opened(
-    directory: str | os.PathLike | Output, moved: Mapping[str, str], from_plan: bool = False
-) -> Iterator[Opened]:
+    directory: str | os.PathLike | Folder, moved: Mapping[str, str], from_plan: bool = False
+) -> Iterator[OpenedDataset]:
     """A dataset to inspect; what had to be brought near is removed at the end.
 
     moved: source → prefix where its files lie; it is read there and nowhere else. from_plan: whether the other sources are
     read where the plan says that they lie: whoever wrote the dataset chose these folders and URLs.
     Raises DatasetError for a dataset that cannot be read, RecipeError for an unknown source in `moved`.
     """
-    with nearby(output_of(directory)) as near:
+    with nearby(folder_at(directory)) as near:
         near.bring(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
         dataset = open_dataset(near.folder)
         names = [source["name"] for source in dataset.manifest["sources"]]
@@ -145,10 +146,10 @@ def opened(
         files = [file["name"] for file in plan["files"]] if plan else []
         prefixes = None
         if plan:
-            places = {source["name"]: source["prefix"] for source in plan["sources"]}
-            named = {**(places if from_plan else {}), **moved}
-            prefixes = [absolute_prefix(named[name]) if name in named else UNREAD for name in places]
-        yield Opened(near, dataset, _token_texts(near.folder, dataset), files, prefixes)
+            planned = {source["name"]: source["prefix"] for source in plan["sources"]}
+            named = {**(planned if from_plan else {}), **moved}
+            prefixes = [absolute_prefix(named[name]) if name in named else UNREAD for name in planned]
+        yield OpenedDataset(near, dataset, _token_texts(near.folder, dataset), files, prefixes)
 
 
 def check_source(name: str, names: Sequence[str]) -> None:
@@ -172,8 +173,8 @@ def _token_texts(directory: Path, dataset: Dataset) -> TokenTexts:
         data = read_file(path)
     except OSError as error:
         raise DatasetError(f"{path}: {error.strerror}; rows cannot be decoded without it: put it back") from None
-    here, digest = digest_of(data), dataset.manifest["tokenizer"]["digest"]
-    if here != digest:
-        raise DatasetError(f"{path}: its digest is {here} and the manifest's {digest}: put the right file back")
+    found, digest = digest_of(data), dataset.manifest["tokenizer"]["digest"]
+    if found != digest:
+        raise DatasetError(f"{path}: its digest is {found} and the manifest's {digest}: put the right file back")
     roles = dataset.manifest["specials"].values()
     return TokenTexts(data, [id for ids in roles for id in (ids if isinstance(ids, list) else [ids])])

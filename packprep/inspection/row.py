@@ -1,25 +1,46 @@
-"""One row, decoded: every segment's origin, its slots as text, and which predictions are trained."""
+"""One row, decoded and shown: every segment's origin, its slots as text, which predictions are trained; one segment whole."""
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
+from rich.text import Text
 
-from packprep.building.output import Nearby, Output
-from packprep.dataset.json_files import shard_name
+from packprep.building.progress import visible
 from packprep.dataset.loader import Dataset, Row
+from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import shard_in
-from packprep.errors import ArgumentError, DatasetError
-from packprep.inspection.columns import segments_of
-from packprep.inspection.decoding import TokenTexts
-from packprep.inspection.opened import Opened, opened
+from packprep.errors import ArgumentError, DatasetError, PackprepError
+from packprep.format.json_files import shard_name
+from packprep.inspection.opened import NOT_READ, OpenedDataset, opened
+from packprep.inspection.terminal import DIM, HEAD, Page, page
+from packprep.inspection.text import (
+    BYTES,
+    IN_PART,
+    LED_ON,
+    NOT_TRAINED,
+    SPECIAL,
+    TRAINED,
+    TokenTexts,
+    Unit,
+    counted,
+    shortened,
+    special,
+    units_of,
+    wrapped,
+)
+from packprep.objectives import find
+from packprep.restoring.segments import restore, slots_of_tokens, sound_segments
+from packprep.storage import Folder
+from packprep.storage.copies import Nearby
 
 MOST_SHARDS = 256  # that are searched for a row with all tasks
 
 
 def describe_row(
-    directory: str | os.PathLike | Output, row: int, moved: Mapping[str, str], from_plan: bool = False
+    directory: str | os.PathLike | Folder, row: int, moved: Mapping[str, str], from_plan: bool = False
 ) -> dict[str, Any]:
     """One row as plain values: its segments, and each segment's parts as pieces {text, ids, loss, kind}.
 
@@ -36,7 +57,7 @@ def describe_row(
         return {**described, "lacks": [t["name"] for t in tasks if t["weight"] and t["name"] not in shown]}
 
 
-def row_number(data: Opened, row: int) -> int:
+def row_number(data: OpenedDataset, row: int) -> int:
     """The row that is asked for: itself, or for −1 the first that shows the most tasks. ArgumentError if there is none."""
     rows = len(data.dataset)
     if not rows:
@@ -48,22 +69,22 @@ def row_number(data: Opened, row: int) -> int:
     return row if row >= 0 else _row_of_most_tasks(data.near, data.dataset)
 
 
-def row_of(data: Opened, number: int) -> dict[str, Any]:
+def row_of(data: OpenedDataset, number: int) -> dict[str, Any]:
     """Row `number`, which there is, of an open dataset, as plain values."""
-    shard, in_shard = data.place(number)
+    shard, in_shard = data.location(number)
     data.near.bring(shard_name(shard))
     stored = shard_in(data.near.folder, data.dataset.manifest, shard)
     return row_with(data, number, data.rebuilt(shard, np.arange(*stored.segment_range(in_shard))))
 
 
-def row_with(data: Opened, number: int, rebuilt: Sequence[str]) -> dict[str, Any]:
-    """The same of a row whose shard is near; rebuilt: of each of its segments, what building it again came to."""
+def row_with(data: OpenedDataset, number: int, rebuilt: Sequence[str]) -> dict[str, Any]:
+    """The description of a row whose shard has a local copy; rebuilt: of each of its segments, what building it again came to."""
     dataset = data.dataset
     view = dataset.row(number)
     segments = [segment_of(data, view, i, rebuilt[i]) for i in range(len(rebuilt))]
     slots = sum(segment["slots"] for segment in segments)
     return {
-        **place_of(data, number),
+        **location_of(data, number),
         "seq_length": dataset.seq_length,
         "slots": slots,
         "padding": dataset.seq_length - slots,
@@ -72,9 +93,9 @@ def row_with(data: Opened, number: int, rebuilt: Sequence[str]) -> dict[str, Any
     }
 
 
-def place_of(data: Opened, number: int) -> dict[str, Any]:
+def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
     """Where row `number` is."""
-    shard, in_shard = data.place(number)
+    shard, in_shard = data.location(number)
     return {
         "directory": str(data.near.out),
         "row": number,
@@ -93,8 +114,8 @@ def _row_of_most_tasks(near: Nearby, dataset: Dataset) -> int:
         if entry["rows"]:
             with near.brought(shard_name(number)):
                 segments = segments_of(shard_in(near.folder, dataset.manifest, number), dataset.manifest)
-            seen = np.zeros((entry["rows"], len(dataset.tasks)), np.bool_)
-            seen[segments.row, segments.task] = True
+                seen = np.zeros((entry["rows"], len(dataset.tasks)), np.bool_)
+                seen[segments.row, segments.task] = True
             count = seen[:, wanted].sum(axis=1)
             if count.max() > most:
                 best, most = first_row + int(count.argmax()), int(count.max())
@@ -104,7 +125,7 @@ def _row_of_most_tasks(near: Nearby, dataset: Dataset) -> int:
     return best
 
 
-def segment_of(data: Opened, row: Row, i: int, rebuilt: str) -> dict[str, Any]:
+def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str, Any]:
     """Segment i of a row as plain values: its header, and its parts as pieces {text, ids, loss, kind}."""
     dataset, texts = data.dataset, data.texts
     columns = {name: values[i].item() for name, values in row.segments.items()}
@@ -149,7 +170,9 @@ Part = tuple[str, np.ndarray, int, int]
 def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int) -> list[Part]:
     """What of a segment is shown apart: (name, tokens [T], first slot, end)."""
     if task["attention"] == "prefix":
-        first, second = ("inputs", "targets") if task["objective"] == "span_corruption" else ("prefix", "continuation")
+        objective = find(task["objective"])
+        in_order = objective is None or objective.supervised
+        first, second = ("prefix", "continuation") if in_order else ("inputs", "targets")
         cut = min(begin + max(prefix, 0), end)
         return [(first, row.tokens, begin, cut), (second, row.tokens, cut, end)]
     if task["attention"] == "block_diffusion":
@@ -167,3 +190,253 @@ def _pieces(texts: TokenTexts, ids: np.ndarray, loss: np.ndarray) -> list[dict[s
         pieces.append({"text": piece.text, "ids": piece.ids, "loss": loss[at:end].tolist(), "kind": piece.kind})
         at = end
     return pieces
+
+
+MOST_SEGMENTS = 24  # of a row that are printed, beside the first of each task
+STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}
+
+
+def print_row(row: Mapping[str, Any]) -> None:
+    """The row as text: in a terminal as wide as that and with colour, else plain, 100 columns wide."""
+    with page() as drawn:
+        _draw(drawn, row)
+
+
+def _draw(page: Page, row: Mapping[str, Any]) -> None:
+    page.wrap(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}", HEAD)
+    page.wrap(
+        f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
+        f"{row['padding']:,} padding · {row['trained']:,} trained"
+    )
+    if row["lacks"]:
+        page.put(f"no row with a segment of every task was found; this one lacks {', '.join(row['lacks'])}")
+    printed = _printed(row["segments"])
+    gutter = gutter_of([part["name"] for segment in printed for part in segment["parts"]])
+    marks: set[str] = set()
+    for segment in printed:
+        page.put()
+        put_header(page, segment)
+        for part in segment["parts"]:
+            lines = shortened(list(wrapped(units_of(part["pieces"]), page.width - gutter)))
+            marks |= put_lines(page, part["name"], lines, gutter)
+        if segment["padding"]:
+            page.put(f"  then {counted(segment['padding'], 'slot')} of padding")
+    page.put()
+    left_out = len(row["segments"]) - len(printed)
+    if left_out:
+        page.put(f"… and {counted(left_out, 'more segment')}; --json gives all")
+    if row["padding"]:
+        page.put(f"padding: {counted(row['padding'], 'slot')}")
+    put_not_read(page, printed)
+    page.put(legend(marks, {segment["predicts"] for segment in printed}), DIM)
+
+
+def gutter_of(names: Sequence[str]) -> int:
+    """The cells left of parts' texts, in which their names stand."""
+    return max(map(len, names), default=0) + 4
+
+
+def put_lines(page: Page, name: str, lines: Sequence[Sequence[Unit]], gutter: int) -> set[str]:
+    """A part: its lines with the marks under each; gives the marks that were printed."""
+    marks: set[str] = set()
+    for line in lines:
+        text = Text().append(f"  {name:<{gutter - 2}}", DIM)
+        for style, units in groupby(line, _style):
+            text.append("".join(unit.shown for unit in units), style)
+        page.put(text)
+        if marked := "".join(unit.marks for unit in line).rstrip():
+            page.put(" " * gutter + marked, DIM)
+            marks.update(marked)
+        name = ""
+    return marks
+
+
+def _style(unit: Unit) -> str:
+    return STYLES.get(unit.kind, "green" if unit.mark in (TRAINED, IN_PART, LED_ON) else "")
+
+
+def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first segments, and of the others the first of each task that they have not."""
+    printed, seen = segments[:MOST_SEGMENTS], {segment["task"] for segment in segments[:MOST_SEGMENTS]}
+    for segment in segments[MOST_SEGMENTS:]:
+        if segment["task"] not in seen:
+            printed.append(segment)
+            seen.add(segment["task"])
+    return printed
+
+
+def put_header(page: Page, segment: Mapping[str, Any]) -> None:
+    """What a segment is and where it comes from, in three lines or as many as they need."""
+    objective = f" ({segment['objective']})" if segment["objective"] != segment["task"] else ""
+    origin = f"{segment['source']} {visible(segment['file'])} at {segment['document']:,}"
+    page.wrap(f"{segment['number']}  {segment['task']}{objective} · {origin}", HEAD)
+    facts = [
+        f"tokens {segment['start']:,} … {segment['start'] + segment['tokens'] - 1:,} of the document",
+        f"{segment['slots']:,} slots from {segment['begin']:,}",
+        f"prefix {segment['prefix']:,}",
+        f"{segment['trained']:,} trained",
+    ]
+    if segment["noise"]:
+        facts.append(f"noise {segment['noise']:.3g}, loss weight {segment['loss_weight']:.3g}")
+    page.wrap(f"  {' · '.join(facts)}", indent=2)
+    use = f" · use {segment['repeat']}" if segment["repeat"] else ""
+    rebuilt = segment["rebuilt"]
+    words = f" · {rebuilt}" if rebuilt.startswith("not rebuilt") else f" · rebuilt from source: {rebuilt}"
+    page.wrap(f"  key {segment['key']}{use}{'' if rebuilt == NOT_READ else words}", indent=2)
+
+
+def put_not_read(page: Page, segments: Sequence[Mapping[str, Any]]) -> None:
+    """A line that says so where segments were not compared with their sources."""
+    if any(segment["rebuilt"] == NOT_READ for segment in segments):
+        page.wrap("sources are not read: --source NAME=PREFIX says where one lies, --from-plan believes the plan", DIM)
+
+
+def legend(marks: set[str], predicts: set[str]) -> str:
+    """What the marks that were printed mean."""
+    what = " or ".join({"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts))
+    words = {
+        TRAINED: f"{TRAINED} trained: the prediction of {what} made here is in the loss",
+        NOT_TRAINED: f"{NOT_TRAINED} not trained",
+        IN_PART: f"{IN_PART} a character of several tokens, some trained",
+        LED_ON: f"{LED_ON} the same token",
+    }
+    return " · ".join(text for mark, text in words.items() if mark in marks)
+
+
+def describe_segment(
+    directory: str | os.PathLike | Folder, row: int, number: int, moved: Mapping[str, str], from_plan: bool = False
+) -> dict[str, Any]:
+    """Segment `number` of a row as plain values; it counts from 1, as segment_ids do. row, moved, from_plan: as in
+    `describe_row`.
+
+    Gives the row's place, `segment` as in a row with `original` (the document's tokens as pieces {text, ids, slots, kind};
+    null where the dataset's plan cannot be used here, and `not_restored` says why), `fits` (whether what stands between
+    them is what the header says) and `spans` of span corruption: [{sentinel, tokens: [begin, end) of the document,
+    input_slot, target_slot, text}].
+    Raises ArgumentError for a row or a segment that there is not, DatasetError for a damaged shard.
+    """
+    with opened(directory, moved, from_plan) as data:
+        row = row_number(data, row)
+        in_shard = data.location(row)
+        with data.shard(in_shard[0]) as shard:
+            view = data.dataset.row(row)
+            if not 1 <= number <= view.n_segments:
+                raise ArgumentError(
+                    f"segment {number}: row {row} of {data.near.out} has {view.n_segments} segments; "
+                    f"give 1 … {view.n_segments}, as segment_ids and `packprep inspect --row {row}` number them"
+                )
+            chosen = shard.segment_range(in_shard[1])[0] + number - 1
+            described = segment_of(data, view, number - 1, data.rebuilt(in_shard[0], np.array([chosen]))[0])
+            restored = _restored(data, shard, chosen, described)
+            return {**location_of(data, row), "segments": view.n_segments, "segment": {**described, **restored}}
+
+
+def _restored(data: OpenedDataset, shard: Any, chosen: int, described: Mapping[str, Any]) -> dict[str, Any]:
+    job = data.job
+    if isinstance(job, PackprepError):
+        return {"original": None, "not_restored": str(job), "fits": None, "spans": []}
+    arrays, stored = shard.arrays, sound_segments(job, shard)
+    found = restore(job, arrays, stored, np.array([chosen]))
+    slots = slots_of_tokens(job, arrays, stored, np.array([chosen]), found.ids)
+    if not found.fits[0] and (slots < 0).any():  # its tokens are where its role tokens are not
+        return {"original": None, "not_restored": "its role tokens are not there", "fits": False, "spans": []}
+    pieces, at = [], 0
+    for piece in data.texts.pieces(found.ids.tolist()):
+        end = at + len(piece.ids)
+        pieces.append({"text": piece.text, "ids": piece.ids, "slots": slots[at:end].tolist(), "kind": piece.kind})
+        at = end
+    row = int(stored.row[chosen])
+    inputs_end = described["begin"] + described["prefix"]
+    body = described["begin"] + int(stored.bos[chosen]) + job.tasks[arrays["segment_task"][chosen]].mode
+    spans = _spans(data, arrays["tokens"][row], found.ids, slots, inputs_end, body, described["start"])
+    return {"original": pieces, "not_restored": None, "fits": bool(found.fits[0]), "spans": spans}
+
+
+def _spans(
+    data: OpenedDataset, row: np.ndarray, ids: np.ndarray, slots: np.ndarray, inputs_end: int, body: int, start: int
+) -> list[dict[str, Any]]:
+    """The runs of tokens that stand behind the prefix and have a slot in it, each with its sentinel's two slots.
+
+    row: [seq_length] tokens.
+    """
+    noise = slots >= inputs_end
+    bounds = [0, *(np.flatnonzero(np.diff(noise)) + 1).tolist(), len(noise)]
+    spans = []
+    for begin, end in zip(bounds, bounds[1:], strict=False):
+        if noise[begin]:
+            input_slot = int(slots[begin - 1]) + 1 if begin else body
+            target_slot = int(slots[begin]) - 1
+            if not input_slot < inputs_end <= target_slot:
+                continue  # the text goes on
+            (sentinel,) = data.texts.pieces([int(row[target_slot])])
+            text = "".join(piece.text for piece in data.texts.pieces(ids[begin:end].tolist()))
+            spans.append(
+                {
+                    "sentinel": sentinel.text,
+                    "tokens": [start + begin, start + end],
+                    "input_slot": input_slot,
+                    "target_slot": target_slot,
+                    "text": text,
+                }
+            )
+    return spans
+
+
+ORIGINAL = "original"
+
+
+def print_segment(described: Mapping[str, Any]) -> None:
+    """The segment as text: in a terminal as wide as that and with colour, else plain, 100 columns wide."""
+    with page() as drawn:
+        _draw_segment(drawn, described)
+
+
+def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
+    segment = described["segment"]
+    where = (
+        f"row {described['row']:,} of {described['rows']:,} · segment {segment['number']} of {described['segments']:,}"
+    )
+    page.wrap(f"{where} · {described['shard']} row {described['row_in_shard']:,}", HEAD)
+    page.put()
+    put_header(page, segment)
+    page.put()
+    parts = list(segment["parts"])
+    gutter = gutter_of([*(part["name"] for part in parts), ORIGINAL])
+    marks: set[str] = set()
+    for part in parts:
+        lines = list(wrapped(units_of(part["pieces"]), page.width - gutter))
+        marks |= put_lines(page, part["name"], lines, gutter)
+    if segment["original"] is None:
+        page.wrap(f"  original: not restored: {segment['not_restored']}", indent=2)
+    elif _differs(segment):
+        pieces = [{**piece, "loss": [0] * len(piece["ids"])} for piece in segment["original"]]
+        units = [unit._replace(mark=" ") for unit in units_of(pieces)]
+        put_lines(page, ORIGINAL, list(wrapped(units, page.width - gutter)), gutter)
+    if segment["fits"] is False:
+        page.put("  its sentinels are not where its header says: `packprep verify` says what else is wrong", "bold red")
+    if segment["spans"]:
+        page.put()
+        spans = [
+            (
+                special(span["sentinel"]),
+                visible(span["text"]),
+                f"{span['tokens'][0]:,} … {span['tokens'][1] - 1:,}",
+                f"{span['input_slot']:,}",
+                f"{span['target_slot']:,}",
+            )
+            for span in segment["spans"]
+        ]
+        page.table(("sentinel", "stands for", "tokens", "input slot", "target slot"), spans, text_columns=2)
+    if segment["padding"]:
+        page.put(f"then {segment['padding']:,} slots of padding")
+    page.put()
+    put_not_read(page, [segment])
+    page.put(legend(marks, {segment["predicts"]}), DIM)
+
+
+def _differs(segment: Mapping[str, Any]) -> bool:
+    """Whether the original is more than a part of what is shown anyway: text as it is, or labels."""
+    if segment["predicts"] == "in place":
+        return False
+    slots = [slot for piece in segment["original"] for slot in piece["slots"]]
+    return slots != list(range(slots[0], slots[0] + len(slots)))

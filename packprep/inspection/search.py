@@ -7,17 +7,20 @@ shard ─► tokens of the documents ─► bytes (a table id → bytes) ─► 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.text import Text
 
-from packprep.building.output import Output
-from packprep.building.replay import Stored
+from packprep.building.progress import visible
+from packprep.building.segments import SegmentTable
 from packprep.errors import ArgumentError, DatasetError
-from packprep.inspection.decoding import TokenTexts
-from packprep.inspection.opened import Opened, opened
-from packprep.inspection.originals import originals, ranges_of, slots_of_tokens, stored_of
+from packprep.inspection.opened import OpenedDataset, opened
+from packprep.inspection.terminal import DIM, HEAD, Page, page
+from packprep.inspection.text import TokenTexts, counted
+from packprep.restoring.segments import restore, slots_of_tokens, sound_segments
+from packprep.storage import Folder
 
 TOKENS_AT_ONCE = 1 << 19
 SNIPPET = 48  # characters on either side of a match
@@ -56,7 +59,7 @@ class ByteTable:
         return self._bytes[at], offsets
 
 
-def describe_matches(directory: str | os.PathLike | Output, text: str, limit: int) -> dict[str, Any]:
+def describe_matches(directory: str | os.PathLike | Folder, text: str, limit: int) -> dict[str, Any]:
     """The rows that hold a text, as plain values; the first `limit` matches.
 
     The text is looked for as it is, in the text of each segment's own tokens: one that two segments share is not found.
@@ -80,7 +83,7 @@ def describe_matches(directory: str | os.PathLike | Output, text: str, limit: in
             if not entry["segments"]:
                 continue
             with data.shard(number) as shard:
-                stored = stored_of(data.usable_job, shard)
+                stored = sound_segments(data.usable_job, shard)
                 last = last_row = -1
                 for find in _finds(data, shard, stored, table, needle):
                     found += 1
@@ -103,13 +106,13 @@ def describe_matches(directory: str | os.PathLike | Output, text: str, limit: in
         }
 
 
-def _finds(data: Opened, shard: Any, stored: Stored, table: ByteTable, needle: bytes) -> Iterator[_Find]:
+def _finds(data: OpenedDataset, shard: Any, stored: SegmentTable, table: ByteTable, needle: bytes) -> Iterator[_Find]:
     """All places of a shard, in segment order; those of one segment do not overlap."""
     n = shard.arrays["segment_tokens"].astype(np.int64)
     ends = np.cumsum(n)
     bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(n)))
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        found = originals(data.usable_job, shard.arrays, stored, np.arange(first, last))
+        found = restore(data.usable_job, shard.arrays, stored, np.arange(first, last))
         if not found.fits.all():
             raise DatasetError(
                 f"{shard.path}: segment {first + int(np.argmin(found.fits))}: what stands between its tokens is not what its "
@@ -149,12 +152,14 @@ def _around(whole: bytes, low: int, at: int, end: int, high: int) -> tuple[str, 
     return before[-SNIPPET:], whole[end:stop].decode("utf-8", "backslashreplace")[:SNIPPET]
 
 
-def _match(data: Opened, number: int, shard: Any, stored: Stored, find: _Find, text: str) -> dict[str, Any]:
+def _match(
+    data: OpenedDataset, number: int, shard: Any, stored: SegmentTable, find: _Find, text: str
+) -> dict[str, Any]:
     arrays, g, manifest = shard.arrays, find.segment, data.dataset.manifest
     in_shard = int(stored.row[g])
     file = int(arrays["segment_file"][g])
     start = int(arrays["segment_start"][g])
-    slots = slots_of_tokens(data.usable_job, arrays, stored, g, find.ids)[find.begin : find.end]
+    slots = slots_of_tokens(data.usable_job, arrays, stored, np.array([g]), find.ids)[find.begin : find.end]
     return {
         "row": int(data.first_rows[number]) + in_shard,
         "segment": g - int(arrays["row_offsets"][in_shard]) + 1,
@@ -165,8 +170,68 @@ def _match(data: Opened, number: int, shard: Any, stored: Stored, find: _Find, t
         "document": int(arrays["segment_doc"][g]),
         "repeat": int(arrays["segment_repeat"][g]),
         "tokens": [start + find.begin, start + find.end],
-        "slots": ranges_of(slots),
+        "slots": _ranges(slots),
         "before": find.before,
         "match": text,
         "after": find.after,
     }
+
+
+def _ranges(slots: np.ndarray) -> list[list[int]]:
+    """Slots as half-open ranges, in the slots' order: [3 4 5 9] is [[3, 6], [9, 10]]; −1 in none."""
+    slots = slots[slots >= 0]
+    if not len(slots):
+        return []
+    bounds = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
+    return [[int(slots[a]), int(slots[b - 1]) + 1] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+MARKED = "bold black on yellow"
+OPEN, CLOSE = "»", "«"
+
+
+def print_matches(described: Mapping[str, Any]) -> None:
+    """The matches as text: in a terminal in colour and as wide as that, else plain, the match between » and «."""
+    with page() as drawn:
+        _draw(drawn, described)
+
+
+def _draw(page: Page, described: Mapping[str, Any]) -> None:
+    text, found = visible(described["text"]), described["found"]
+    for match in described["matches"]:
+        use = f" · use {match['repeat']}" if match["repeat"] else ""
+        origin = f"{match['source']} {visible(match['file'])} at {match['document']:,}"
+        page.wrap(
+            Text()
+            .append(f"row {match['row']:,} segment {match['segment']:,}", HEAD)
+            .append(f" · {match['task']} · {origin}{use}"),
+            indent=2,
+        )
+        slots = ", ".join(
+            f"{begin:,} … {end - 1:,}" if end > begin + 1 else f"{begin:,}" for begin, end in match["slots"]
+        )
+        page.wrap(
+            f"  tokens {match['tokens'][0]:,} … {match['tokens'][1] - 1:,} of the document · slots {slots}", DIM, 2
+        )
+        page.put(_snippet(page, match))
+    if described["matches"]:
+        page.put()
+    left_out = found - len(described["matches"])
+    if left_out:
+        page.put(f"… and {left_out:,} more; --limit shows more than {len(described['matches']):,}")
+    where = f"{counted(described['segments'], 'segment')}, {counted(described['tokens'], 'token')}"
+    times = "not found" if not found else (
+        f"found {found:,} {'time' if found == 1 else 'times'}, in {counted(described['matching_segments'], 'segment')} "
+        f"of {counted(described['matching_rows'], 'row')}"
+    )  # fmt: skip
+    page.wrap(f"{text!r} {times}; searched: {where} in {counted(described['shards'], 'shard')}", indent=2)
+
+
+def _snippet(page: Page, match: Mapping[str, Any]) -> Text:
+    """As much around the match as a line holds, both sides alike."""
+    marked = visible(match["match"])
+    room = max((page.width - 2 - len(marked) - 2) // 2, 12)
+    before, after = visible(match["before"])[-room:], visible(match["after"])[:room]
+    if page.in_colour:
+        return Text("  ").append(before).append(marked, MARKED).append(after)
+    return Text(f"  {before}{OPEN}{marked}{CLOSE}{after}")

@@ -1,27 +1,29 @@
 """What a person who trains wants to know first of a dataset: its size, utilisation, mixes and lengths."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from packprep.building.ledger import is_ledger
-from packprep.building.output import Nearby, Output, nearby, output_of
 from packprep.building.run import Outcome
-from packprep.dataset.json_files import MANIFEST_NAME, shard_name
 from packprep.dataset.manifest import Manifest, read_manifest
-from packprep.dataset.segments import next_token_loss_mask
+from packprep.dataset.rows import next_token_loss_mask, segments_of
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
-from packprep.inspection.columns import segments_of, spread
+from packprep.format.json_files import MANIFEST_NAME, shard_name
+from packprep.inspection.terminal import HEAD, Page, page
+from packprep.inspection.text import counted, size_of
+from packprep.storage import Folder, folder_at
+from packprep.storage.copies import Nearby, nearby
 
 MOST_SHARDS = 32  # that are read for lengths and loss
 
 
-def describe_dataset(directory: str | os.PathLike | Output) -> dict[str, Any]:
+def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
     """A published dataset as plain values: the manifest's and ledger's figures, and what `_lengths` reads from shards."""
-    with nearby(output_of(directory)) as near:
+    with nearby(folder_at(directory)) as near:
         near.bring(MANIFEST_NAME)
         manifest = read_manifest(near.folder)
         return {**describe_manifest(str(near.out), manifest), **_lengths(near, manifest)}
@@ -155,7 +157,7 @@ def _lengths(near: Nearby, manifest: Manifest) -> dict[str, Any]:
     looked_at: {shards, segments}. trained: task → {slots, trained, share}. segment_slots and row_segments: histograms
     [{from, to, count}] by powers of two, both ends included; segments per row with their mean and most.
     """
-    numbers = spread(len(manifest["shards"]), MOST_SHARDS)
+    numbers = evenly(len(manifest["shards"]), MOST_SHARDS)
     n_tasks = len(manifest["tasks"])
     trained, slots = np.zeros(n_tasks, np.int64), np.zeros(n_tasks, np.int64)
     by_slots, by_segments = np.zeros(32, np.int64), np.zeros(32, np.int64)
@@ -163,16 +165,14 @@ def _lengths(near: Nearby, manifest: Manifest) -> dict[str, Any]:
     for number in numbers:
         with near.brought(shard_name(number)):
             shard = shard_in(near.folder, manifest, number)
-            segments = segments_of(shard, manifest)
             if not shard.segments:
                 continue
-            flat, at = shard.arrays.get("loss_mask"), segments.row * shard.seq_length + segments.begin
+            segments, flat = segments_of(shard, manifest), shard.arrays.get("loss_mask")
             if flat is None:
-                prefix, size = shard.arrays["segment_prefix"], shard.rows * shard.seq_length
-                flat = next_token_loss_mask(at, segments.slots, prefix, size)
+                flat = next_token_loss_mask(segments.at, segments.slots, segments.column("prefix"), segments.size)
             # From one segment's begin to the next: what lies between is padding, where the mask is 0.
-            own = np.add.reduceat(flat.reshape(-1), at, dtype=np.int64)
-            np.add.at(trained, segments.task, own)
+            by_segment = np.add.reduceat(flat.reshape(-1), segments.at, dtype=np.int64)
+            np.add.at(trained, segments.task, by_segment)
             np.add.at(slots, segments.task, segments.slots)
             per_row = np.diff(shard.arrays["row_offsets"])
             by_slots += _powers(segments.slots)
@@ -194,6 +194,11 @@ def _lengths(near: Nearby, manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def evenly(count: int, most: int) -> Sequence[int]:
+    """All of 0 … count − 1, or `most` of them at even distances."""
+    return range(count) if count <= most else [i * count // most for i in range(most)]
+
+
 def _powers(values: np.ndarray) -> np.ndarray:
     """int64[32]: how many of the values (1 ≤ v < 2³¹) lie in [2^i, 2^(i+1))."""
     exponents = np.frexp(values.astype(np.float64))[1] - 1
@@ -206,3 +211,116 @@ def _histogram(counts: np.ndarray) -> list[dict[str, int]]:
         return []
     powers = range(int(filled[0]), int(filled[-1]) + 1)
     return [{"from": 1 << i, "to": (2 << i) - 1, "count": int(counts[i])} for i in powers]
+
+
+FAR = 0.01
+"""A source's share this far from what was asked for is worth a warning."""
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """The summary as text: in a terminal in colour and as wide as that, else plain and 100 columns wide."""
+    with page() as drawn:
+        _draw(drawn, summary)
+
+
+def _draw(page: Page, s: Mapping[str, Any]) -> None:
+    if not s["published"]:
+        done = f"{s['done']:,} of {counted(s['shards'], 'shard')} done, {s['missing']:,} missing"
+        page.put(f"{s['directory']}: not published yet; {done}")
+        page.put(s["next"])
+        return
+    rows = counted(s["rows"], "row")
+    where = f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}"
+    page.wrap(f"{where}, {size_of(s['bytes'])}", HEAD)
+    page.put()
+    page.facts(_totals(s))
+    page.put()
+    trained = ("trained",) if "trained" in s else ()
+    page.table(
+        ("task", "objective", "drawn", "segments", "tokens", "share", "slots", *trained),
+        [
+            (
+                task["name"],
+                task["objective"],
+                percent(task["drawn"]),
+                f"{task['segments']:,}",
+                f"{task['tokens']:,}",
+                percent(task["token_share"]),
+                f"{task['slots']:,}",
+                *((percent(s["trained"][task["name"]]["share"]),) if "trained" in s else ()),
+            )
+            for task in s["tasks"]
+            if task["drawn"] or task["segments"]
+        ],
+        text_columns=2,
+    )
+    page.put()
+    wanted = ("wanted",) if any(source["wanted_share"] for source in s["sources"]) else ()
+    page.table(
+        ("source", "repeat", "documents", "segments", "tokens", "share", *wanted),
+        [
+            (
+                source["name"],
+                f"{source['repeat']:g}",
+                f"{source['documents']:,}",
+                f"{source['segments']:,}",
+                f"{source['tokens']:,}",
+                percent(source["token_share"]),
+                *((percent(source["wanted_share"]),) if wanted else ()),
+            )
+            for source in s["sources"]
+        ],
+        text_columns=1,
+    )
+    for source in s["sources"]:
+        got, asked = source["token_share"] or 0.0, source["wanted_share"]
+        if asked is not None and abs(got - asked) > FAR:
+            page.wrap(
+                f"warning: source {source['name']} has {percent(got)} of the tokens and the recipe asks for {percent(asked)}: "
+                "look at what was rejected, dropped and truncated, or whether few long documents make up a source"
+            )
+    if "segment_slots" in s:
+        _draw_lengths(page, s)
+
+
+def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
+    documents, tokens, slots, fill = s["documents"], s["tokens"], s["slots"], s["utilisation"]
+    rejected, dropped = documents["rejected"], tokens["dropped"]
+    engine = s["engine"]
+    engine_name = f"{engine.get('name')} {engine.get('version')}" if isinstance(engine, Mapping) else engine
+    left_out = _listed(", dropped: ", dropped) + (f", {tokens['truncated']:,} truncated" if tokens["truncated"] else "")
+    inside = f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
+    without = fill["without_last_rows"]
+    last = "" if without is None else f"; {percent(without)} without each shard's last row"
+    return [
+        ("documents", f"{documents['read']:,} read, {documents['used']:,} used{_listed(', rejected: ', rejected)}"),
+        ("tokens", f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}"),
+        ("slots", f"{slots['total']:,}: {slots['used']:,} tokens{_listed(', added: ', slots['added'])}{inside}"),
+        ("utilisation", f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows{last}"),
+        ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}, by engine {engine_name}"),
+        ("fingerprint", s["fingerprint"]),
+    ]
+
+
+def _draw_lengths(page: Page, s: Mapping[str, Any]) -> None:
+    read = s["looked_at"]["shards"]
+    of = "" if read == s["shards"] else f" (these and trained slots: of {counted(read, 'shard')})"
+    page.put()
+    page.put(f"slots of a segment{of}", HEAD)
+    page.bars(s["segment_slots"])
+    per_row = s["row_segments"]
+    if per_row["histogram"]:
+        page.put()
+        page.put(f"segments of a row: {per_row['mean']:.1f} on average, at most {per_row['most']:,}", HEAD)
+        page.bars(per_row["histogram"])
+
+
+def _listed(before: str, counts: Mapping[str, int]) -> str:
+    """The counts after `before`, the greatest first, as in ", rejected: empty 2, invalid_utf8 1"; nothing for none."""
+    counted = sorted(((n, name) for name, n in counts.items() if n), key=lambda c: (-c[0], c[1]))
+    return before + ", ".join(f"{name} {n:,}" for n, name in counted) if counted else ""
+
+
+def percent(share: float | None) -> str:
+    """A share as in "12.50%"; "–" where there is nothing to have a share of."""
+    return "–" if share is None else f"{share:.2%}"

@@ -3,6 +3,7 @@
 Nothing here imports numba before a kernel is called for the first time: what only reads, asks or refuses does without.
 """
 
+from packprep.kernel import memory
 from packprep.kernel.chance import (
     below,
     bits64,
@@ -19,7 +20,6 @@ from packprep.kernel.compiling import kernel
 from packprep.kernel.memory import (
     bits_set,
     copy_items,
-    copy_ranges,
     copy_run,
     flags_as_bits,
     leading_zeros,
@@ -31,3 +31,5 @@ __all__ = [
     "flags_as_bits", "integer", "kernel", "leading_zeros", "philox", "philox_blocks", "segment_key", "trailing_zeros",
     "warm_kernels", "word",
 ]  # fmt: skip
+
+copy_ranges = kernel(memory.copy_ranges)

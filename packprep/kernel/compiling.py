@@ -14,8 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from packprep.cache import cache_folder, keep, kept
-from packprep.dataset.opening import read_file
+from packprep.cache import cache_folder, code_digest, keep, kept
 
 
 class Kernel:
@@ -60,7 +59,7 @@ class _Kept:
         code = function.__code__
         self.cache_path = cache_folder()
         self._what = f"{function.__module__}.{function.__qualname__}"
-        self._source = read_file(code.co_filename) + repr((code.co_firstlineno, sys.implementation.cache_tag)).encode()
+        self._code = f"{code_digest(code.co_filename)} {code_digest(__file__)} {code.co_firstlineno}"
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """What was compiled for a signature; None where nothing is kept, and numba compiles."""
@@ -68,7 +67,7 @@ class _Kept:
         from numba.core.runtime import rtsys
 
         rtsys.initialize(target)  # what compiled functions allocate arrays with
-        data = kept(self._what, self._depends_on(signature, target.codegen()))
+        data = kept(self._what, self._depends_on(signature, target.codegen()), self._code)
         return None if data is None else CompileResult._rebuild(target, *pickle.loads(data))
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
@@ -76,13 +75,14 @@ class _Kept:
         from numba.core.serialize import dumps
 
         if not compiled.library.has_dynamic_globals and all(lifted.can_cache for lifted in compiled.lifted):
-            keep(self._what, self._depends_on(signature, compiled.codegen), dumps(compiled._reduce()))
+            keep(self._what, self._depends_on(signature, compiled.codegen), self._code, dumps(compiled._reduce()))
 
     def _depends_on(self, signature: Any, codegen: Any) -> bytes:
         """signature: types, whose names say all of them. codegen: of a processor and what it can do."""
         import numba
 
-        return self._source + repr((signature, codegen.magic_tuple(), numba.__version__)).encode()
+        tags = sys.implementation.cache_tag, numba.__version__
+        return repr((signature, codegen.magic_tuple(), *tags)).encode()
 
 
 def kernel(function: Any = None, *, inline: bool = False) -> Any:

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from packprep.kernel.compiling import kernel
-
 
 def copy_items(target, at, source, begin, n):
     """target[at : at + n] = source[begin : begin + n], for kernels; the ranges lie inside their arrays, which share nothing."""
@@ -16,7 +14,6 @@ def copy_run(target, at, source, begin, n, end):
     copy_items(target, at, source, begin, n)
 
 
-@kernel
 def copy_ranges(source, source_begin, n, target, target_begin):
     """Copy n[i] items from source[source_begin[i]:] to target[target_begin[i]:], for each i."""
     for i in range(n.shape[0]):

@@ -15,21 +15,18 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from packprep.dataset import noise
+import numpy as np
+
+from packprep.dataset.noise import BLOCK_DIFFUSION as LAW
 from packprep.errors import RecipeError
 from packprep.objectives.noising import mask_blocks
-from packprep.objectives.objective import Objective, Parameter, Task
-
-
-def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """The mask."""
-    return frozenset({"mask"})
+from packprep.objectives.objective import Objective, Task
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
     """Weights are 1 / level."""
     low, high = parameters["noise_range"]
-    if low < 2.0**-24:
+    if low < LAW.least:
         raise RecipeError(f"{where}.noise_range = [{low:g}, {high:g}]: weights are 1 / level; it must begin above 0")
 
 
@@ -44,18 +41,19 @@ def mean_weight(task: Task) -> float:
     return 2.0 / sum(task.parameters["noise_range"])
 
 
+def expected(task: Task, level: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """float64[m]: the level."""
+    return level.astype(np.float64)
+
+
 OBJECTIVE = Objective(
-    name="block_diffusion",
-    attention="block_diffusion",
-    copies=2,
-    parameters=(
-        Parameter("block_length", 32, "slots of a block", 1),
-        Parameter("noise_range", (0.3, 0.8), "the level of a block is uniform over this", 0.0, 1.0),
-        Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
-    ),
-    noise=partial(noise.block_diffusion, write=mask_blocks),
+    name=LAW.name,
+    attention=LAW.attention,
+    parameters=LAW.parameters,
+    noise=partial(LAW.draw, write=mask_blocks),
     mean_weight=mean_weight,
-    roles=roles,
+    roles=LAW.needs,
     forecast=forecast,
     check=check,
+    expected=expected,
 )

@@ -15,15 +15,18 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from packprep.dataset import noise
+import numpy as np
+
+from packprep.dataset.noise import MASKED_DIFFUSION as LAW
+from packprep.dataset.noise import mask_probability
 from packprep.errors import RecipeError
 from packprep.objectives.noising import mask
-from packprep.objectives.objective import Objective, Parameter, Task
+from packprep.objectives.objective import Objective, Task
 
 
 def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
     """The mask, unless nothing becomes it."""
-    return frozenset({"mask"} if parameters["replace"][0] > 0 else ())
+    return LAW.needs(parameters) & {"mask"}
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
@@ -54,26 +57,24 @@ def mean_weight(task: Task) -> float:
     return 1.0 / forecast(task, 0)["noise"][1] if task.parameters["weighting"] == "1/p" else 1.0
 
 
+def expected(task: Task, level: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """float64[m]: p of the level, or the exact count's share."""
+    level = level.astype(np.float64)
+    if task.parameters["exact_count"]:
+        return np.minimum(np.maximum(np.floor(candidates * level), 1), candidates) / np.maximum(candidates, 1)
+    return mask_probability(level, task.parameters["epsilon"])
+
+
 OBJECTIVE = Objective(
-    name="masked_diffusion",
-    attention="bidirectional",
+    name=LAW.name,
+    attention=LAW.attention,
     constant=True,
     supervised=True,
-    parameters=(
-        Parameter("noise_range", (0.0, 1.0), "the level t of a segment is uniform over this", 0.0, 1.0),
-        Parameter("epsilon", 1e-3, "p = (1 − ε) t + ε", 0.0, 1.0, high_open=True),
-        Parameter("exact_count", False, "mask k = max(⌊t · candidates⌋, 1), p = k / candidates"),
-        Parameter(
-            "replace", (1.0, 0.0, 0.0), "shares of the chosen: mask, a random token, as it is", 0.0, 1.0, shares=True
-        ),
-        Parameter("stratified", False, "spread the levels of a row's segments evenly over the range"),
-        Parameter("random_length", 0.0, "probability that a segment is cut to a uniform length", 0.0, 1.0),
-        Parameter("weighting", "1/p", "the segment's loss weight: 1/p, or 1", choices=("1/p", "none")),
-        Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
-    ),
-    noise=partial(noise.masked_diffusion, write=mask),
+    parameters=LAW.parameters,
+    noise=partial(LAW.draw, write=mask),
     mean_weight=mean_weight,
     roles=roles,
     forecast=forecast,
     check=check,
+    expected=expected,
 )

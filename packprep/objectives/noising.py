@@ -10,8 +10,7 @@ Which runs where (levels, probabilities and weights are computed by `dataset/noi
 
 import numpy as np
 
-from packprep.dataset.candidates import Candidates
-from packprep.dataset.noise import ONE, thresholds
+from packprep.dataset.noise import ONE, Candidates, thresholds
 from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
 from packprep.randomness import NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
 

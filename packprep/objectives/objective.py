@@ -11,77 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.json_files import LAW_VERSION
+from packprep.dataset.attention import RULES
+from packprep.dataset.manifest import Parameter
 from packprep.dataset.noise import Noised, NoiseIds, ordinary_ids
-from packprep.errors import RecipeError
+from packprep.format.json_files import LAW_VERSION
 
-
-@dataclass(frozen=True)
-class Parameter:
-    """One key of `[[tasks]]` that an objective reads: its name, default (which gives the type), range and meaning.
-
-    later: it joined after datasets had been written, which are without it: stored only where it differs.
-    """
-
-    name: str
-    default: Any
-    meaning: str
-    low: float | None = None
-    high: float | None = None
-    low_open: bool = False
-    high_open: bool = False
-    choices: tuple[str, ...] = ()
-    shares: bool = False
-    later: bool = False
-
-    def range_text(self) -> str:
-        """The feasible values in words, for messages and the docs."""
-        if self.choices:
-            return " | ".join(self.choices)
-        if self.shares:
-            return f"{len(self.default)} numbers, 0 … 1, that sum to 1"
-        if isinstance(self.default, bool):
-            return "true | false"
-        if self.low is None and self.high is None:
-            return ""
-        name = "two numbers low ≤ high in " if isinstance(self.default, tuple) else ""
-        left = "(" if self.low_open or self.low is None else "["
-        right = ")" if self.high_open or self.high is None else "]"
-        low = "−∞" if self.low is None else f"{self.low:g}"
-        high = "∞" if self.high is None else f"{self.high:g}"
-        return f"{name}{left}{low}, {high}{right}"
-
-    def accept(self, value: Any, where: str) -> Any:
-        """`value` in the parameter's type; RecipeError with the feasible range if it cannot be used."""
-        kind = type(self.default)
-        if kind is tuple:
-            return self._accept_numbers(value, where)
-        if kind is float and type(value) is int and abs(value) < 2**63:
-            value = float(value)
-        if type(value) is not kind:
-            raise RecipeError(f"{where}.{self.name} = {value!r}: expected {_kind_names[kind]} ({self.range_text()})")
-        if not (value in self.choices if self.choices else kind not in (int, float) or self._holds(value)):
-            raise RecipeError(f"{where}.{self.name} = {value!r}: must be in {self.range_text()}")
-        return value
-
-    def _holds(self, value: float) -> bool:
-        above = self.low is None or value > self.low or (value == self.low and not self.low_open)
-        below = self.high is None or value < self.high or (value == self.high and not self.high_open)
-        return above and below and abs(value) < 2**63  # neither NaN nor more than arrays hold
-
-    def _accept_numbers(self, value: Any, where: str) -> tuple[float, ...]:
-        good = isinstance(value, (list, tuple)) and len(value) == len(self.default)
-        good = good and all(type(v) in (int, float) and self._holds(v) for v in value)
-        if good and self.shares:
-            good = abs(sum(value) - 1.0) < 1e-9
-        elif good:
-            good = value[0] <= value[1]
-        if not good:
-            raise RecipeError(f"{where}.{self.name} = {value!r}: must be {self.range_text()}")
-        return tuple(float(v) for v in value)
-
-
-_kind_names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+__all__ = ["Bodies", "BodySlots", "Ids", "Objective", "Parameter", "Task"]
 
 
 @dataclass(frozen=True)
@@ -171,10 +106,10 @@ class Objective:
     """One way to turn a segment's tokens into slots.
 
     attention        "causal": every slot sees what lies before it; "prefix": the slots of the prefix (bos, mode and
-                     `body_prefix`) see each other both ways too; "bidirectional": all do; "block_diffusion": its own rule.
+                     `body_prefix`) see each other both ways too; "bidirectional": all do; "block_diffusion": its own rule,
+                     of a segment that stands twice. dataset/attention.py has the rules.
     parameters       the keys of `[[tasks]]` that it reads.
     constant         the body's slots are n plus a constant: segments may be cut anywhere (`concat`).
-    copies           how often bos, mode, body and eos are written: 2 for [x_t ; x_0].
     supervised       whether documents with loss_spans or messages may draw it.
 
     Next-token kinds, whose prediction at a slot is of the next one, have
@@ -197,6 +132,10 @@ class Objective:
     added            what the slots are that the body has beyond its tokens, in the ledger: "sentinel" or "fim".
     roles            (parameters) → the roles that must be in the vocabulary.
     forecast         (task, n int) → figures that the plan prints of a segment of n tokens: name → (wanted, realised).
+    expected         what chance should give, which the report draws over what it counts. Next-token kinds: (task, n int64[k],
+                     count int64[k]) → float64[longest + 1]: of so many segments of n tokens, the mean number of runs of k
+                     tokens whose slots lie behind the prefix. In-place kinds: (task, level float32[m], candidates int64[m])
+                     → float64[m]: the mean share of its candidates that a segment, or block, has corrupted. None: no figure.
     check            (parameters, where): RecipeError for parameters that do not go together.
     """
 
@@ -204,7 +143,6 @@ class Objective:
     attention: str
     parameters: tuple[Parameter, ...] = ()
     constant: bool = False
-    copies: int = 1
     supervised: bool = False
     body_slots: Callable[[Task, Bodies], np.ndarray] | None = None
     most_body_slots: Callable[[Task, int], int] | None = None
@@ -220,7 +158,13 @@ class Objective:
     added: str = "sentinel"
     roles: Callable[[Mapping[str, Any]], frozenset[str]] | None = None
     forecast: Callable[[Task, int], dict[str, tuple[float, float]]] | None = None
+    expected: Callable[[Task, np.ndarray, np.ndarray], np.ndarray] | None = None
     check: Callable[[Mapping[str, Any], str], None] | None = None
+
+    @property
+    def copies(self) -> int:
+        """How often bos, mode, body and eos are written: 2 for [x_t ; x_0]."""
+        return RULES[self.attention].copies
 
     @property
     def later(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """The same: nothing of the length is drawn."""
+    """The most slots that a body of n tokens takes: as many as any, for nothing of the length is drawn."""
     return n + int(task.parameters["sentinel"])
 
 
@@ -96,6 +96,14 @@ def sentinels(parameters: Mapping[str, Any], n: int) -> int:
     return int(parameters["sentinel"])
 
 
+def expected(task: Task, n: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """float64[longest + 1]: a continuation has 1 … n − 1 tokens, each as likely; n: 2 at least."""
+    steps = np.zeros(int(n.max(initial=1)) + 1)
+    steps[1] = (count / (n - 1)).sum()
+    np.add.at(steps, n, -count / (n - 1))
+    return np.cumsum(steps)
+
+
 OBJECTIVE = Objective(
     name="prefix_lm",
     attention="prefix",
@@ -109,4 +117,5 @@ OBJECTIVE = Objective(
     render=render,
     restore=restore,
     sentinels=sentinels,
+    expected=expected,
 )

@@ -76,14 +76,10 @@ def _body_slots(n, key, density, mean, max_spans, roll, out):
         out[i] = n[i] + 2 * runs
 
 
-def _max_spans(task: Task) -> int:
-    """Under a roll one sentinel is kept for the span that it may cut."""
-    return len(task.ids.sentinels) - int(task.parameters["random_roll"])
-
-
 def _law(task: Task) -> tuple[float, float, int, bool]:
-    p = task.parameters
-    return p["noise_density"], p["mean_span_length"], _max_spans(task), p["random_roll"]
+    """(density, mean length, most spans, roll); under a roll one sentinel is kept for the span that it may cut."""
+    p, sentinels = task.parameters, len(task.ids.sentinels)
+    return p["noise_density"], p["mean_span_length"], sentinels - int(p["random_roll"]), p["random_roll"]
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
@@ -291,21 +287,19 @@ def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
     return out
 
 
-def _longest(columns: BodySlots) -> int:
-    return int(columns.bodies.n.max(initial=0))
-
-
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Draws each segment's spans and writes inputs and targets."""
     n, key, _ = columns.bodies
-    _render(tokens, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, _longest(columns), rows)
+    longest = int(n.max(initial=0))
+    _render(tokens, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, longest, rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Puts the spans back; a body fits if the right sentinels stand where the spans were and before their tokens."""
     fits = np.empty(columns.begin.shape, np.bool_)
     n, key, _ = columns.bodies
-    _restore(rows, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, _longest(columns), out, fits)
+    longest = int(n.max(initial=0))
+    _restore(rows, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, longest, out, fits)
     return fits
 
 
@@ -359,6 +353,49 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
     return {"mean_span_length": (mean, n_noise / n_spans)}
 
 
+def part_shares(n: int, parts: int) -> np.ndarray:
+    """float64[n + 1]: P(a part has k tokens) where n are cut into non-empty parts, uniformly over all ways.
+
+    C(n − k − 1, parts − 2) / C(n − 1, parts − 1): the other parts divide what is left. One part is n. 1 ≤ parts ≤ n.
+    """
+    shares = np.zeros(n + 1)
+    if parts == 1:
+        shares[n] = 1.0
+        return shares
+    longest = n - parts + 1
+    k = np.arange(1, longest)
+    shares[1] = (parts - 1) / (n - 1)
+    shares[2 : longest + 1] = shares[1] * np.cumprod((longest - k) / (n - k - 1))
+    return shares
+
+
+def expected_runs(n_tokens: int, n_noise: int, n_spans: int, roll: bool) -> np.ndarray:
+    """float64[n_noise + 1]: how many runs of k tokens of noise a segment has, on average.
+
+    roll: the mask is rotated by one of n_tokens offsets. A span of l tokens is cut by l − 1 of them, into j and l − j with
+    each j once: runs of k lose S · P(k) · (k − 1) / n, and win S · 2 / n for every longer span.
+    """
+    shares = part_shares(n_noise, n_spans)
+    if not roll:
+        return n_spans * shares
+    longer = 1.0 - np.cumsum(shares)
+    longer[0] = 0.0
+    k = np.arange(n_noise + 1)
+    return n_spans * (shares * (1.0 - np.maximum(k - 1, 0) / n_tokens) + 2.0 / n_tokens * np.maximum(longer, 0.0))
+
+
+def expected(task: Task, n: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """float64[longest + 1]: the sum of `expected_runs` over the segments."""
+    density, mean, max_spans, roll = _law(task)
+    total = np.zeros(1)
+    for n_tokens, segments in zip(n.tolist(), count.tolist(), strict=True):
+        n_noise, n_spans = span_counts(n_tokens, density, mean, max_spans)
+        runs = segments * expected_runs(n_tokens, n_noise, n_spans, roll)
+        total = np.concatenate((total, np.zeros(max(len(runs) - len(total), 0))))
+        total[: len(runs)] += runs
+    return total
+
+
 OBJECTIVE = Objective(
     name="span_corruption",
     attention="prefix",
@@ -381,4 +418,5 @@ OBJECTIVE = Objective(
     restore=restore,
     sentinels=sentinels,
     forecast=forecast,
+    expected=expected,
 )

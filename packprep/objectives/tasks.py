@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from packprep.dataset.json_files import as_stored, unknown_key, with_defaults
 from packprep.errors import RecipeError
+from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY, find
-from packprep.objectives.objective import Ids, Objective, Task
-from packprep.recipe import Recipe, TaskEntry, later_keys, misplaced, tasks_named, unknown
+from packprep.objectives.objective import Ids, Objective, Parameter, Task
+from packprep.recipe import KEYS, LATER, Recipe, json_schema, misplaced, presets, tasks_named, unknown
 
 TOO_SHORT = "too_short"
 SHORTEST = 3
@@ -26,7 +26,39 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
     made_with: of the plan that it was read from; None: it was written by a user.
     RecipeError for an unknown objective or parameter, a value out of range, or parameters that do not go together.
     """
-    return replace(recipe, tasks=tuple([_complete_entry(entry, made_with) for entry in recipe.tasks]))
+    tasks = []
+    for entry in recipe.tasks:
+        where = f"task {entry.name!r}"
+        objective = _objective(entry.objective, where)
+        declared = {parameter.name: parameter for parameter in objective.parameters}
+        for name in entry.parameters:
+            if name not in declared and made_with is not None:
+                said = (
+                    unknown_key(name, made_with)
+                    if objective.name in OWN
+                    else f"key {name!r} is unknown to the objective {objective.name} that is installed: use the version that "
+                    "wrote it"
+                )
+                raise RecipeError(f"{where}: {said}")
+            if name not in declared:
+                known = [*KEYS["tasks"], *declared]
+                said = unknown(f"key of {objective.name}", name, known)
+                if misplaced(name):
+                    said = f"unknown key of {objective.name} {name!r}: {misplaced(name)}"
+                raise RecipeError(f"{where}: {said}", ("tasks", entry.name, name))
+        parameters = {}
+        name = ""
+        try:
+            for name, parameter in declared.items():
+                parameters[name] = parameter.accept(entry.parameters.get(name, parameter.default), where)
+            name = ""
+            if objective.check:
+                objective.check(parameters, where)
+        except RecipeError as error:
+            error.key = ("tasks", entry.name, *([name] if name else []))
+            raise
+        tasks.append(replace(entry, parameters=parameters, later=objective.later))
+    return replace(recipe, tasks=tuple(tasks))
 
 
 def _objective(name: str, where: str) -> Objective:
@@ -36,78 +68,34 @@ def _objective(name: str, where: str) -> Objective:
     return objective
 
 
-def _complete_entry(entry: TaskEntry, made_with: Any) -> TaskEntry:
-    where = f"task {entry.name!r}"
-    objective = _objective(entry.objective, where)
-    declared = {parameter.name: parameter for parameter in objective.parameters}
-    for name in entry.parameters:
-        if name not in declared and made_with is not None:
-            said = (
-                unknown_key(name, made_with)
-                if objective.name in OWN
-                else f"key {name!r} is unknown to the objective {objective.name} that is installed: use the version that "
-                "wrote it"
-            )
-            raise RecipeError(f"{where}: {said}")
-        if name not in declared:
-            known = ["name", "objective", "weight", "mode_token", *declared]
-            said = unknown(f"key of {objective.name}", name, known)
-            if misplaced(name):
-                said = f"unknown key of {objective.name} {name!r}: {misplaced(name)}"
-            raise RecipeError(f"{where}: {said}", ("tasks", entry.name, name))
-    parameters = {}
-    name = ""
-    try:
-        for name, parameter in declared.items():
-            parameters[name] = parameter.accept(entry.parameters.get(name, parameter.default), where)
-        name = ""
-        if objective.check:
-            objective.check(parameters, where)
-    except RecipeError as error:
-        error.key = ("tasks", entry.name, *([name] if name else []))
-        raise
-    return replace(entry, parameters=parameters, later=objective.later)
-
-
-def roles_used(recipe: Recipe) -> frozenset[str]:
-    """The roles that the recipe's documents and tasks write: of eos, bos, pad, mask, fim_prefix, …"""
+def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
+    """What the recipe's documents and tasks need of a vocabulary: the roles that they write (of eos, bos, pad, mask, fim_prefix,
+    …), the mode tokens, each once, in the order of the tasks, and how many sentinels the longest segment of any task would
+    use, if there were enough."""
     roles = {"pad"}
     if recipe.documents.append_eos:
         roles.add("eos")
     if recipe.documents.prepend_bos:
         roles.add("bos")
+    mode_tokens: dict[str, None] = {}
+    most, plenty = 0, Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
     for entry in recipe.tasks:
         objective = _objective(entry.objective, f"task {entry.name!r}")
-        roles |= objective_roles(objective, entry.parameters)
-    return frozenset(roles)
-
-
-def objective_roles(objective: Objective, parameters: Mapping[str, Any]) -> frozenset[str]:
-    """The roles that an objective writes with these parameters."""
-    return objective.roles(parameters) if objective.roles else frozenset()
+        if objective.roles:
+            roles |= objective.roles(entry.parameters)
+        if entry.mode_token is not None:
+            mode_tokens[entry.mode_token] = None
+        if objective.sentinels:
+            mode_token = -1 if entry.mode_token is None else 0
+            task = Task(entry.name, objective, entry.weight, entry.parameters, mode_token, plenty)
+            most = max(most, objective.sentinels(entry.parameters, task.capacity(recipe.seq_length, 0, 0)))
+    return frozenset(roles), tuple(mode_tokens), most
 
 
 def role_id(ids: Ids, role: str) -> int:
     """The id that plays a role; −1: none."""
     fim = dict(zip(("fim_prefix", "fim_middle", "fim_suffix"), ids.fim, strict=True))
     return fim[role] if role in fim else getattr(ids, role)
-
-
-def mode_tokens_used(recipe: Recipe) -> tuple[str, ...]:
-    """The tasks' mode tokens, each once, in the order of the tasks."""
-    return tuple(dict.fromkeys(entry.mode_token for entry in recipe.tasks if entry.mode_token is not None))
-
-
-def sentinels_used(recipe: Recipe) -> int:
-    """How many sentinels the longest segment of any task would use, if there were enough."""
-    most, plenty = 0, Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
-    for entry in recipe.tasks:
-        objective = _objective(entry.objective, f"task {entry.name!r}")
-        if objective.sentinels:
-            mode_token = -1 if entry.mode_token is None else 0
-            task = Task(entry.name, objective, entry.weight, entry.parameters, mode_token, plenty)
-            most = max(most, objective.sentinels(entry.parameters, task.capacity(recipe.seq_length, 0, 0)))
-    return most
 
 
 def resolve(
@@ -126,52 +114,42 @@ def resolve(
             facts = objective.resolve(entry.parameters, ids) if resolved is None else resolved[i]
         tasks.append(Task(entry.name, objective, entry.weight, entry.parameters, mode_token, ids, facts))
     for task in tasks:
-        _check(recipe, task)
+        where = f"task {task.name!r}"
+        if task.objective.sentinels:
+            fewest = task.objective.sentinels(task.parameters, SHORTEST)
+            if len(task.ids.sentinels) < fewest:
+                raise RecipeError(
+                    f"{where} needs at least {fewest} sentinels and there are {len(task.ids.sentinels)}: set specials.sentinels"
+                )
+        if recipe.packing.algorithm == "concat" and not task.objective.constant:
+            raise RecipeError(
+                f"{where}: concat cuts at row ends, so a task's slots must be its tokens plus a constant, and those of "
+                f'{task.objective.name} are not; use packing.algorithm = "best_fit"'
+            )
+        needed = task.objective.roles(task.parameters) if task.objective.roles else ()
+        missing = [role for role in needed if role_id(task.ids, role) < 0]
+        if missing:
+            raise RecipeError(f"{where} needs a token for {', '.join(sorted(missing))}: set it in [specials]")
+        bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.append_eos)
+        most = capacity(recipe, task, bos, eos)
+        fewest = 2 * recipe.min_tail - 1
+        if most < fewest:
+            if 0 < recipe.documents.max_tokens < fewest:
+                raise RecipeError(
+                    f"documents.max_tokens = {recipe.documents.max_tokens}: with documents.min_tokens = "
+                    f"{recipe.documents.min_tokens} a cut needs at least {fewest}"
+                )
+            raise RecipeError(
+                f"{where}: a row of seq_length = {recipe.seq_length} holds {most} of its tokens, and cutting a document "
+                f"needs at least {fewest} (twice max(3, documents.min_tokens), less one); raise seq_length"
+            )
     return [*tasks, Task(TOO_SHORT, REGISTRY["causal"], 0.0, {}, -1, ids)]
-
-
-def _check(recipe: Recipe, task: Task) -> None:
-    where = f"task {task.name!r}"
-    if task.objective.sentinels:
-        fewest = task.objective.sentinels(task.parameters, SHORTEST)
-        if len(task.ids.sentinels) < fewest:
-            raise RecipeError(
-                f"{where} needs at least {fewest} sentinels and there are {len(task.ids.sentinels)}: set specials.sentinels"
-            )
-    if recipe.packing.algorithm == "concat" and not task.objective.constant:
-        raise RecipeError(
-            f"{where}: concat cuts at row ends, so a task's slots must be its tokens plus a constant, and those of "
-            f'{task.objective.name} are not; use packing.algorithm = "best_fit"'
-        )
-    wanted = [role for role in (objective_roles(task.objective, task.parameters)) if role_id(task.ids, role) < 0]
-    if wanted:
-        raise RecipeError(f"{where} needs a token for {', '.join(sorted(wanted))}: set it in [specials]")
-    bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.append_eos)
-    most = capacity(recipe, task, bos, eos)
-    fewest = 2 * recipe.min_tail - 1
-    if most < fewest:
-        if 0 < recipe.documents.max_tokens < fewest:
-            raise RecipeError(
-                f"documents.max_tokens = {recipe.documents.max_tokens}: with documents.min_tokens = "
-                f"{recipe.documents.min_tokens} a cut needs at least {fewest}"
-            )
-        raise RecipeError(
-            f"{where}: a row of seq_length = {recipe.seq_length} holds {most} of its tokens, and cutting a document "
-            f"needs at least {fewest} (twice max(3, documents.min_tokens), less one); raise seq_length"
-        )
 
 
 def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
     """The most content tokens that a segment of the task can have in this recipe."""
     most = task.capacity(recipe.seq_length, bos, eos)
     return min(most, recipe.documents.max_tokens or most)
-
-
-def capacities(recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
-    """int64[tasks, 2, 2]: `capacity` by task, bos, eos."""
-    return np.array(
-        [[[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks], np.int64
-    )
 
 
 def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
@@ -196,9 +174,11 @@ def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
     return max(min(most, task.capacity(room, bos, 0)), min(most, 2 * recipe.min_tail - 1))
 
 
-def inner_capacities(recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
-    """int64[tasks, 2]: `inner_capacity` by task and bos."""
-    return np.array([[inner_capacity(recipe, task, bos) for bos in (0, 1)] for task in tasks], np.int64)
+def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.ndarray]:
+    """(int64[tasks, 2, 2], `capacity` by task, bos, eos; int64[tasks, 2], `inner_capacity` by task, bos)."""
+    last = [[[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks]
+    inner = [[inner_capacity(recipe, task, bos) for bos in (0, 1)] for task in tasks]
+    return np.array(last, np.int64), np.array(inner, np.int64)
 
 
 def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
@@ -280,7 +260,36 @@ def whole_task(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def whole_recipe(table: Mapping[str, Any]) -> dict[str, Any]:
     """A stored recipe with those of its keys and parameters that joined later and are absent."""
-    whole = with_defaults(table, later_keys())
+    whole = with_defaults(table, LATER)
     if isinstance(whole.get("tasks"), list | tuple):
         whole["tasks"] = [whole_task(task) if isinstance(task, dict) else task for task in whole["tasks"]]
     return whole
+
+
+def recipe_schema(formats: Sequence[str]) -> dict[str, Any]:
+    """The JSON schema of a recipe, with the parameters of each objective that is registered, and the names of formats."""
+    return json_schema(
+        list(presets()),
+        {name: {p.name: _parameter_schema(p) for p in objective.parameters} for name, objective in REGISTRY.items()},
+        formats,
+    )
+
+
+def _parameter_schema(parameter: Parameter) -> dict[str, Any]:
+    default = parameter.default
+    about = {"title": parameter.range_text(), "description": parameter.meaning, "default": default}
+    if parameter.choices:
+        return {**about, "enum": list(parameter.choices)}
+    if isinstance(default, bool | str):
+        return {**about, "type": "boolean" if isinstance(default, bool) else "string"}
+    limits = {
+        "exclusiveMinimum" if parameter.low_open else "minimum": parameter.low,
+        "exclusiveMaximum" if parameter.high_open else "maximum": parameter.high,
+    }
+    number = {
+        "type": "integer" if isinstance(default, int) else "number",
+        **{name: limit for name, limit in limits.items() if limit is not None},
+    }
+    if isinstance(default, tuple):
+        return {**about, "type": "array", "items": number, "minItems": len(default), "maxItems": len(default)}
+    return {**about, **number}

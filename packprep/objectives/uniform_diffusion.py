@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset import noise
+from packprep.dataset.noise import UNIFORM_DIFFUSION as LAW
 from packprep.errors import RecipeError
 from packprep.objectives.noising import flip
-from packprep.objectives.objective import Ids, Objective, Parameter, Task
+from packprep.objectives.objective import Ids, Objective, Task
 
 _STEPS_PER_UNIT = 256
 _REACH = 12.0
@@ -124,27 +125,24 @@ def mean_weight(task: Task) -> float:
     return float(noise.view_scale(level, task.ids.for_noise.drawable).mean())
 
 
+def expected(task: Task, level: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """float64[m]: the flip rate of the level's threshold."""
+    low, high = task.parameters["noise_range"]
+    level = level.astype(np.float64)
+    place = (level - low) / (high - low) * noise.FLIP_STEPS if high > low else np.zeros(len(level))
+    limits = np.array(task.resolved["flip_thresholds"], np.float64) / noise.ONE
+    return limits[np.clip(np.rint(place - 0.5).astype(np.int64), 0, noise.FLIP_STEPS - 1)]
+
+
 OBJECTIVE = Objective(
-    name="uniform_diffusion",
-    attention="bidirectional",
+    name=LAW.name,
+    attention=LAW.attention,
     constant=True,
-    parameters=(
-        Parameter(
-            "schedule",
-            "vp",
-            "what a level is: Gaussian noise, or the flip rate itself",
-            choices=("vp", "linear", "flip"),
-        ),
-        Parameter("noise_range", (0.03, 0.15), "the level of a segment is uniform over this", 0.0, 1.0),
-        Parameter("loss_on", "all", "train all candidates, or the corrupted ones", choices=("all", "corrupted")),
-        Parameter(
-            "weighting", "none", "the segment's loss weight: 1, or n / (V (1 − n) + n)", choices=("none", "view_scale")
-        ),
-        Parameter("noise_eos", True, "eos may flip: a model has to learn to end"),
-    ),
-    noise=partial(noise.uniform_diffusion, write=flip),
+    parameters=LAW.parameters,
+    noise=partial(LAW.draw, write=flip),
     mean_weight=mean_weight,
     resolve=resolve,
     forecast=forecast,
     check=check,
+    expected=expected,
 )

@@ -1,12 +1,12 @@
-"""The recipe: what to build. Frozen records (`records`) of checked values (`kinds`), read from TOML (`reading`), stored and
-fingerprinted in normal form (`normal`). Presets are in presets.toml beside this file."""
+"""The recipe: what to build. Declared once (`schema`), read from TOML, stored and fingerprinted (`from_toml`). Presets are in
+presets.toml beside this file."""
 
-from packprep.recipe.kinds import Kind, parse_size
-from packprep.recipe.normal import fingerprint, fingerprint_parts, from_normalised, normalised, without_places
-from packprep.recipe.places import line_of
-from packprep.recipe.reading import (
+from packprep.recipe.from_toml import (
+    fingerprint,
+    from_normalised,
     load_recipe,
     misplaced,
+    normalised,
     presets,
     read_recipe,
     recipe_text,
@@ -15,9 +15,12 @@ from packprep.recipe.reading import (
     split_assignment,
     tasks_named,
     unknown,
+    without_places,
 )
-from packprep.recipe.records import (
-    SECTIONS,
+from packprep.recipe.places import line_of
+from packprep.recipe.schema import (
+    KEYS,
+    LATER,
     DocumentKeys,
     OutputKeys,
     Packing,
@@ -25,27 +28,23 @@ from packprep.recipe.records import (
     Source,
     Specials,
     TaskEntry,
-    default_of,
-    keys_of,
-    later_keys,
+    json_schema,
+    parse_size,
 )
 
 __all__ = [
-    "SECTIONS",
+    "KEYS",
+    "LATER",
     "DocumentKeys",
-    "Kind",
     "OutputKeys",
     "Packing",
     "Recipe",
     "Source",
     "Specials",
     "TaskEntry",
-    "default_of",
     "fingerprint",
-    "fingerprint_parts",
     "from_normalised",
-    "keys_of",
-    "later_keys",
+    "json_schema",
     "line_of",
     "load_recipe",
     "misplaced",

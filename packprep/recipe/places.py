@@ -5,20 +5,20 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-Key = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """A key by its path in the recipe, as ("tasks", 0, "weight"); a task may be given by its name."""
 
 MAX_LINES = 500
 """Of one value. It is parsed anew for each of its lines."""
 
 
-def key_of(where: str) -> Key:
+def key_of(where: str) -> KeyPath:
     """The key that a message writes as tasks[0].weight."""
     parts = re.findall(r'"[^"]*"|[^.\[\]"]+', where)
     return tuple(int(part) if part.isdigit() else part.strip('"') for part in parts)
 
 
-def line_of(text: str, key: Key) -> int | None:
+def line_of(text: str, key: KeyPath) -> int | None:
     """The line, from 1, of a TOML text on which a key stands: its own, or else the header of its table.
 
     None where neither does, and where a value has more than MAX_LINES lines.
@@ -31,7 +31,7 @@ def line_of(text: str, key: Key) -> int | None:
     return best
 
 
-def _by_number(table: Any, key: Key) -> Key:
+def _by_number(table: Any, key: KeyPath) -> KeyPath:
     """The key with a task's number for its name."""
     if len(key) < 2 or key[0] != "tasks" or isinstance(key[1], int) or not isinstance(table.get("tasks"), list):
         return key
@@ -42,10 +42,10 @@ def _by_number(table: Any, key: Key) -> Key:
     return key
 
 
-def _statements(text: str) -> Iterator[tuple[int, Key]]:
+def _statements(text: str) -> Iterator[tuple[int, KeyPath]]:
     """(line, key) of each header and each assignment: the fewest lines that are TOML by themselves."""
-    counts: dict[Key, int] = {}
-    header: Key = ()
+    counts: dict[KeyPath, int] = {}
+    header: KeyPath = ()
     lines: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
         lines.append(line)

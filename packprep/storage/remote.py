@@ -5,14 +5,17 @@ import io
 import os
 import random
 import re
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, BinaryIO, TypeVar, cast
 
 from packprep.errors import StorageError
+from packprep.format.json_files import MANIFEST_NAME
 from packprep.storage.stores import Buffer, OpenFile, Store, connect
 
 T = TypeVar("T")
@@ -22,6 +25,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 16.0  # seconds
 _READ_AT_ONCE = 16 << 20  # bytes: what a lost connection costs at most
 _BLOCK_BYTES = 2 << 20  # of an open file; neighbouring ones are fetched together when it is read in order
 _BLOCKS = 6  # blocks that an open file keeps
+_AT_ONCE = 16  # requests that are under way at the same time where many objects are read
+_CHUNK = 256
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Of what follows "://". Of host:port/a@b and of ARNs nothing is a password; a password may hold slashes, as keys of S3 do.
@@ -36,11 +41,11 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 _NO_BUCKET = re.compile("NO_?SUCH_?BUCKET|BUCKET_?NOT_?FOUND|Bucket '.*' not found", re.IGNORECASE)
-_STATUS = re.compile(r"HTTP status(?: code)?:? (\d{3})", re.IGNORECASE)
+_STATUS = re.compile(r"(?:HTTP|non-2xx) status(?: code)?:? (\d{3})", re.IGNORECASE)
 _NETWORK = re.compile(
     "Timeout|Connect|Network|Protocol|Incomplete|Read|Write|Client"
 )  # in the names of exceptions' types
-_PASSING = {408, 425, 429}  # the statuses below 500 that pass by themselves
+_PASSING = {408, 409, 425, 429}  # the statuses below 500 that pass by themselves; 409: another writes it at this moment
 _PASSING_NUMBERS = {
     errno.EINTR,
     errno.EIO,
@@ -108,7 +113,8 @@ class Remote:
 
     It connects when it is first used, once in each process: it may be pickled and may be there while a process forks.
     Every call is tried again where the cause may pass: a lost connection, a time-out, 429 and 5xx, a short read. What
-    will not pass is a StorageError at once: no permission, no such bucket, a library that is not installed.
+    will not pass is a StorageError at once: no permission, no such bucket, a library that is not installed. An object is
+    written whole or not at all by the store itself, and is safe then: there is nothing to flush, and no temporary.
     """
 
     def __init__(self, url: str):
@@ -126,6 +132,19 @@ class Remote:
     def __repr__(self) -> str:
         return f"Remote({self.url!r})"
 
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def location(self) -> str:
+        return self.url
+
+    def reach(self) -> None:
+        self.list(MANIFEST_NAME)  # a folder of that name is empty, so that little is listed
+
+    def path_of(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
     def list(self, below: str = "") -> list[tuple[str, int]]:
         """(name relative to the folder, bytes) of all files below its subfolder `below`, sorted bytewise by name.
 
@@ -138,6 +157,12 @@ class Remote:
     def size(self, name: str) -> int | None:
         """The bytes of a file; None if it is not there."""
         return self._tried("looking for", name, lambda store: store.size(self._path(name)))
+
+    def exists(self, name: str) -> bool:
+        return self.size(name) is not None or bool(self.list(name))
+
+    def others(self) -> Sequence[str]:
+        return []  # a bucket may hold millions of objects below it
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """The file's bytes [begin, end), to its end without `end` or if it ends earlier; FileNotFoundError if it is not there."""
@@ -162,30 +187,45 @@ class Remote:
         whole = list(buffers)
         self._tried("writing", name, lambda store: store.put(self._path(name), whole))
 
-    def write_new(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes) -> bool:
         """Write a file if there is none; whether this call wrote it.
 
-        In one step on file:// and memory://. Other stores are asked first: of two who write in the same moment, both may
-        be told that they wrote it, and the later one's bytes stay.
+        In one step where the store can: of two who write in the same moment, one is told so. A store that passes the
+        condition over, or one that is not asked with it (`stores.py`), is asked first: there both may be told that they
+        wrote it, and the later one's bytes stay.
         """
         tries = 0
 
-        def create(store: Store) -> bool:
+        def created(store: Store) -> bool:
             nonlocal tries
             tries += 1
             # A try whose answer was lost may have written it.
             return store.create(self._path(name), data) or (tries > 1 and self.read(name) == data)
 
-        return self._tried("writing", name, create)
+        return self._tried("writing", name, created)
 
     def remove(self, name: str) -> None:
-        """Remove a file; no error if it is not there."""
+        """Remove a file, if it is there."""
 
-        def remove(store: Store) -> None:
+        def removed(store: Store) -> None:
             with suppress(FileNotFoundError):
                 store.remove(self._path(name))
 
-        self._tried("removing", name, remove)
+        if self.size(name) is not None:  # who removes an object that is not there may leave the marker of a folder
+            self._tried("removing", name, removed)
+
+    def flush(self) -> None:
+        return
+
+    def remove_temporaries(self, of_process: int | None = None) -> None:
+        return
+
+    def each(self, do: Callable[["Remote", int], T], shards: Sequence[int]) -> Iterator[T]:
+        """`do(folder, shard)` of many shards, in order: several requests at once, and none for what a listing does not have."""
+        listed = _Listed(self)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for begin in range(0, len(shards), _CHUNK):
+                yield from pool.map(partial(do, listed), shards[begin : begin + _CHUNK])
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name.strip('/')}".rstrip("/") if name else self._folder
@@ -226,6 +266,28 @@ class Remote:
         else:
             advice = f"Check the URL and what is set in the environment: {variables}."
         return f"{self._url(name)}: {doing} failed: {said.rstrip('.')}. {advice}"
+
+
+class _Listed(Remote):
+    """A Remote as it was when it was first asked: one listing for each folder, which holds a thousand shards."""
+
+    def __init__(self, remote: Remote):
+        super().__init__(remote.url)
+        self._remote = remote
+        self._folders: dict[str, dict[str, int]] = {}
+        self._lock = threading.Lock()
+
+    def size(self, name: str) -> int | None:
+        folder = name.rpartition("/")[0]
+        with self._lock:
+            if folder not in self._folders:
+                self._folders[folder] = dict(self._remote.list(folder))
+        return self._folders[folder].get(name)
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        if self.size(name) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(name))
+        return self._remote.read(name, begin, end)
 
 
 @lru_cache(maxsize=256)

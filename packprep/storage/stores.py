@@ -1,7 +1,7 @@
 """The kinds of file systems: what each does in one try.
 
 ```
-s3:// gs://         pyarrow.fs, which is a dependency anyway
+s3:// gs://         pyarrow.fs, which is a dependency anyway; an object that is written only if there is none: obstore
 file://             the standard library
 memory:// hf:// …   fsspec, with what its protocol needs besides (adlfs, sshfs, …: the user's to install)
 ```
@@ -10,20 +10,25 @@ Libraries are imported when a URL needs them.
 
 import ctypes
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from configparser import Error, RawConfigParser
 from datetime import timedelta
+from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from packprep.errors import StorageError
+from packprep.storage.local import TEMPORARIES, create_file, write_temporary
 
 Buffer: TypeAlias = bytes | bytearray | memoryview  # contiguous
+PutIfNone: TypeAlias = Callable[[str, bytes], bool]
 
-_PART = ".packprep-part"  # how a local file's name ends while it is written
+_KEYS = ("access_key_id", "secret_access_key", "session_token")
+_ELSEWHERE = ("sso_", "role_arn", "credential_", "web_identity_")
+_DETAILS = "\n\nDebug source"
+_process: int | None = None  # the one in which obstore's threads run
 
 
 class OpenFile(Protocol):
@@ -54,7 +59,7 @@ def connect(scheme: str, folder: str) -> Store:
     if scheme == "gs":
         from pyarrow.fs import GcsFileSystem
 
-        return _Arrow(GcsFileSystem(retry_time_limit=timedelta(seconds=5)))
+        return _Arrow(GcsFileSystem(retry_time_limit=timedelta(seconds=5)), lambda: _put_if_none("GCSStore", folder))
     if scheme == "file":
         return _Local()
     return _Fsspec(scheme)
@@ -75,22 +80,92 @@ def _s3(bucket: str) -> "_Arrow":
         region = resolve_s3_region(bucket)
     if region:
         options["region"] = region
-    return _Arrow(
-        S3FileSystem(
-            connect_timeout=10,
-            request_timeout=60,
-            retry_strategy=AwsStandardS3RetryStrategy(max_attempts=2),
-            allow_delayed_open=True,  # one request for a small file
+
+    def put_if_none() -> PutIfNone | None:
+        keys = _keys_of_profile()
+        if keys is None:
+            return None
+        given = {"region": region, "endpoint": endpoint.rstrip("/") if endpoint else None, **keys}
+        return _put_if_none("S3Store", bucket, **{name: value for name, value in given.items() if value})
+
+    files = S3FileSystem(
+        connect_timeout=10,
+        request_timeout=60,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=2),
+        allow_delayed_open=True,  # one request for a small file
+        **options,
+    )
+    return _Arrow(files, put_if_none)
+
+
+def _keys_of_profile() -> dict[str, str] | None:
+    """The keys of the profile that the files of AWS hold, as obstore names them, which reads no such files.
+
+    Empty where the environment has keys, or where no profile is named or described: obstore then asks what it knows. None
+    for a profile that gets its keys elsewhere (single sign-on, another role, a program).
+    """
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        return {}
+    profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
+    found: dict[str, str] = {}
+    for variable, name in (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")):
+        parser = RawConfigParser()
+        path = os.environ.get(variable) or os.path.expanduser(f"~/.aws/{name}")
+        try:
+            parser.read(path, "utf-8")
+        except (Error, UnicodeDecodeError) as error:
+            raise StorageError(f"{path} cannot be read: {error}") from error
+        for section in (f"profile {profile}", profile):
+            found |= dict(parser[section]) if parser.has_section(section) else {}
+    keys = {key: found[f"aws_{key}"] for key in _KEYS if f"aws_{key}" in found}
+    other = profile != "default" or any(key.startswith(_ELSEWHERE) for key in found)
+    return keys or (None if other else {})
+
+
+def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
+    """A function (path, data) → whether there was no object, and this is it now: decided by the store, in one step.
+
+    None in a process that was forked from one which had such a function: the threads behind it are the other's alone, and
+    whoever waits for them here waits for ever.
+    """
+    global _process
+    if _process not in (None, os.getpid()):
+        return None
+    import obstore.store
+
+    _process = os.getpid()
+    try:
+        store = getattr(obstore.store, kind)(
+            bucket.split("/")[0],
+            client_options={
+                "allow_http": True,
+                "connect_timeout": timedelta(seconds=10),
+                "timeout": timedelta(seconds=60),
+            },
+            retry_config={"max_retries": 0},  # the caller's
             **options,
         )
-    )
+    except obstore.exceptions.BaseError:
+        return None  # credentials of a kind that it does not know
+
+    def put(path: str, data: bytes) -> bool:
+        try:
+            obstore.put(store, path.partition("/")[2], data, mode="create")
+        except obstore.exceptions.AlreadyExistsError:
+            return False
+        except obstore.exceptions.BaseError as error:
+            raise OSError(f"{type(error).__name__}: {str(error).split(_DETAILS)[0]}") from error
+        return True
+
+    return put
 
 
 class _Arrow:
-    """A file system of pyarrow."""
+    """A file system of pyarrow, and what it lacks: an object that is written only if there is none."""
 
-    def __init__(self, files: Any):
+    def __init__(self, files: Any, put_if_none: "Callable[[], PutIfNone | None]"):
         self._files = files
+        self._put_if_none = cache(put_if_none)
 
     def list(self, path: str) -> list[tuple[str, int]]:
         from pyarrow.fs import FileSelector, FileType
@@ -123,8 +198,11 @@ class _Arrow:
             raise
 
     def create(self, path: str, data: bytes) -> bool:
-        if self.size(path) is not None:
+        if self.size(path) is not None:  # some stores pass the condition over
             return False
+        put_if_none = self._put_if_none()
+        if put_if_none is not None:
+            return put_if_none(path, data)
         self.put(path, [data])
         return True
 
@@ -150,7 +228,7 @@ class _Local:
         return [
             (file.relative_to(path).as_posix(), file.stat().st_size)
             for file in Path(path).rglob("*")
-            if file.is_file() and not file.name.endswith(_PART)
+            if file.is_file() and not file.match(TEMPORARIES)
         ]
 
     def open(self, path: str) -> OpenFile:
@@ -160,43 +238,17 @@ class _Local:
         return os.path.getsize(path) if os.path.isfile(path) else None
 
     def put(self, path: str, buffers: Sequence[Buffer]) -> None:
-        with _written(path, buffers) as part:
-            os.replace(part, path)
+        temporary = write_temporary(Path(path), buffers)
+        try:
+            os.rename(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def create(self, path: str, data: bytes) -> bool:
-        with _written(path, [data]) as part:
-            try:
-                os.link(part, path)
-            except FileExistsError:
-                return False
-        return True
+        return create_file(Path(path), data)
 
     def remove(self, path: str) -> None:
         os.unlink(path)
-
-
-@contextmanager
-def _written(path: str, buffers: Sequence[Buffer]) -> Iterator[str]:
-    """A whole file beside `path`, under another name until it is given one."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor, part = tempfile.mkstemp(_PART, ".", os.path.dirname(path))
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o666 & ~_umask())
-            for buffer in buffers:
-                file.write(buffer)
-            file.flush()
-            os.fsync(descriptor)
-        yield part
-    finally:
-        if os.path.exists(part):
-            os.unlink(part)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 class _FsspecReader:

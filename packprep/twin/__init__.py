@@ -2,11 +2,10 @@
 
 ```
 plan.json, tokenizer.json, source files
-  pieces      which parts of which files belong to a shard, in which order
-  texts       their documents' texts           tokens     their ids, and which of them are trained
-  cutting, supervised, concat                  where documents are cut, which task a segment draws
-  packing, rows                                which row and slot it gets
-  objectives, spans, fill_in_the_middle, noise its slots         thresholds  what the plan's flips are held against
+  reading     which parts of which files belong to a shard, in which order, and their documents' texts or ids
+  tokens      the texts' ids, and which of them are trained
+  cutting     where documents are cut, which task a segment draws, which row and slot it gets
+  objectives  its slots, by a file for each objective             chance     what is drawn
   shard       all of a shard's arrays          comparison what of them is not what is stored
 ```
 Kernels, the compiled and the vectorised randomness, readers, length laws, cutting, packing, rendering and noise are made

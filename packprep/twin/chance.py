@@ -1,10 +1,14 @@
-"""Philox4x32-10 and the draws made from it, in plain Python integers."""
+"""Philox4x32-10 and the draws made from it, those of in-place noise too, in plain Python integers."""
 
 import functools
 import hashlib
+from fractions import Fraction
+from math import floor
+from typing import NamedTuple
 
 SEGMENT_KEY, TASK, SEGMENT_LENGTH, ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS = 1, 2, 3, 4, 5, 6, 7
 SEGMENT_ORDER, ROW_ORDER, SAMPLE, REPEAT, PIECE_ORDER = 8, 9, 10, 11, 12
+NOISE_LEVEL, NOISE, REPLACEMENT, STRATUM, NOISE_LOW = 16, 17, 18, 19, 21
 
 TWO_32 = 2**32
 TWO_64 = 2**64
@@ -101,3 +105,30 @@ def _splitmix(x):
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % TWO_64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % TWO_64
     return x ^ (x >> 31)
+
+
+class CandidateSlots(NamedTuple):
+    """A segment's candidates among flat slots."""
+
+    key: int
+    first: int  # the slot of the first of them
+    size: int
+    row: int = 0
+    before: int = 0  # slots of a copy of the segment before its candidates
+    copy_slots: int = 0  # of one copy
+
+
+def uniform40(key, i, epoch):
+    """Candidate i's 40 bits: byte i % 16 of block i // 16, words little-endian, and below it the low word number i."""
+    block = philox(key, [i // 16, 0, NOISE, epoch])
+    high = b"".join(word.to_bytes(4, "little") for word in block)[i % 16]
+    return high * 2**32 + words(key, NOISE_LOW, i, epoch)
+
+
+def threshold(probability):
+    return floor(Fraction(probability) * 2**40)
+
+
+def quantised(level):
+    """Cut to a multiple of 2⁻²⁴."""
+    return floor(Fraction(level) * 2**24) / 2**24

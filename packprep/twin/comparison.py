@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.twin import rows
+from packprep.twin import objectives
 from packprep.twin.shard import (
     Document,
     Rendered,
@@ -15,12 +15,13 @@ from packprep.twin.shard import (
     laid_out,
     render,
     rendered_row,
+    row_arrays,
     segments_of,
 )
 
 ROW_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
 MAX_DIFFERENCES = 3
-"""Differences of one array that are told."""
+"""Differences of one array that are reported."""
 
 Arrays = Mapping[str, np.ndarray]
 Done = Callable[[int, int], None]
@@ -36,6 +37,15 @@ class Difference(NamedTuple):
     stored: Any = None
 
 
+def compare_plan(plan: Mapping[str, Any]) -> list[str]:
+    """What is wrong with what a plan worked out for its tasks."""
+    drawable = plan["vocabulary"]["vocab_size"] - len(set(plan["vocabulary"]["special_ids"]))
+    kinds = [(task, objectives.of(task["objective"])) for task in plan["tasks"]]
+    return [
+        message for task, kind in kinds if hasattr(kind, "differences") for message in kind.differences(task, drawable)
+    ]
+
+
 def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done) -> tuple[list[Difference], int]:
     """(differences, segments that were recomputed) of a whole shard: its documents, the order of its rows, every array.
 
@@ -44,19 +54,19 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done) -> tuple[l
     documents = documents_of(twin, shard, None)
     of_rows = laid_out(twin, documents)
     count = sum(map(len, of_rows))
-    if found := _other_documents(twin, of_rows, arrays):
+    if found := _differing_documents(twin, of_rows, arrays):
         return found, count
-    if (found := _other_names(twin, documents, arrays)) or (found := _other_counts(of_rows, arrays)):
+    if (found := _differing_names(twin, documents, arrays)) or (found := _differing_counts(of_rows, arrays)):
         return found, count
-    marked = any(document.trained is not None for document in documents)
-    told: dict[str, int] = {}
+    supervised = any(document.trained is not None for document in documents)
+    reported: dict[str, int] = {}
     columns: dict[str, list[Any]] = {name: [] for name in arrays if name not in ROW_ARRAYS}
     for name in ("row_offsets", "block_offsets", "trained_offsets"):
         if name in columns:
             columns[name].append(0)
     for r, row in enumerate(of_rows):
-        made = rendered_row(twin, row, marked)
-        plain = rows.row_arrays(
+        made = rendered_row(twin, row, supervised)
+        plain = row_arrays(
             [(one.slots, one.loss, one.labels) for one in made],
             twin.seq_length,
             twin.roles["pad"],
@@ -64,7 +74,7 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done) -> tuple[l
         )
         for name in ROW_ARRAYS:
             if name in arrays:
-                found += _told(name, arrays[name][r], plain[name], told, r)
+                found += _differences_of(name, arrays[name][r], plain[name], reported, r)
         for name in ("cu_seqlens", "cu_seqlens_padded"):
             if name in columns:
                 columns[name] += plain[name]
@@ -73,7 +83,7 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done) -> tuple[l
             _add_header(columns, segment, one)
         done(r + 1, len(of_rows))
     for name, values in columns.items():
-        found += _told(name, arrays[name], values, told, None)
+        found += _differences_of(name, arrays[name], values, reported, None)
     return found, count
 
 
@@ -85,8 +95,8 @@ def _add_header(columns: dict[str, list[Any]], segment: Segment, one: Rendered) 
         columns["block_noise"] += [level for level, _ in one.blocks]
         columns["block_loss_weight"] += [weight for _, weight in one.blocks]
     if "trained_offsets" in columns:
-        columns["trained_offsets"].append(columns["trained_offsets"][-1] + len(one.may))
-        columns["trained_ranges"] += one.may
+        columns["trained_offsets"].append(columns["trained_offsets"][-1] + len(one.trainable))
+        columns["trained_ranges"] += one.trainable
 
 
 def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
@@ -106,8 +116,8 @@ def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
     }
 
 
-def _told(
-    name: str, stored: np.ndarray, values: Sequence[Any], told: dict[str, int], row: int | None
+def _differences_of(
+    name: str, stored: np.ndarray, values: Sequence[Any], reported: dict[str, int], row: int | None
 ) -> list[Difference]:
     """The first differences of an array, or of one row of it."""
     ours = np.array(values, stored.dtype).reshape(-1, *stored.shape[1:])
@@ -115,11 +125,11 @@ def _told(
         return [Difference(f"{name} has shape {list(stored.shape)}, the twin's {list(ours.shape)}")]
     found = []
     as_bits = f"u{stored.itemsize}"
-    for place in np.argwhere(np.ascontiguousarray(stored).view(as_bits) != ours.view(as_bits)):
-        told[name] = told.get(name, 0) + 1
-        if told[name] > MAX_DIFFERENCES:
+    for location in np.argwhere(np.ascontiguousarray(stored).view(as_bits) != ours.view(as_bits)):
+        reported[name] = reported.get(name, 0) + 1
+        if reported[name] > MAX_DIFFERENCES:
             break
-        at = tuple(int(i) for i in place)
+        at = tuple(int(i) for i in location)
         where = "" if row is not None else f"[{', '.join(map(str, at))}]"
         found.append(
             Difference(
@@ -129,50 +139,52 @@ def _told(
     return found
 
 
-def _places(arrays: Arrays) -> list[tuple[int, int, int, int]]:
+def _locations(arrays: Arrays) -> list[tuple[int, int, int, int]]:
     names = ("source", "file", "doc", "repeat")
     return list(zip(*(arrays[f"segment_{name}"].tolist() for name in names), strict=True))
 
 
-def _other_documents(twin: Twin, of_rows: Sequence[Sequence[Segment]], arrays: Arrays) -> list[Difference]:
+def _differing_documents(twin: Twin, of_rows: Sequence[Sequence[Segment]], arrays: Arrays) -> list[Difference]:
     """Documents that the shard lacks, or has and should not."""
-    stored = set(_places(arrays))
-    ours = {segment.document.place() for row in of_rows for segment in row}
+    stored = set(_locations(arrays))
+    ours = {segment.document.location() for row in of_rows for segment in row}
     found = [
-        Difference(f"{_document(twin, place)} is not there, and the twin finds it in this shard's part of the source")
-        for place in sorted(ours - stored)
+        Difference(
+            f"{_document(twin, location)} is not there, and the twin finds it in this shard's part of the source"
+        )
+        for location in sorted(ours - stored)
     ]
     found += [
-        Difference(f"{_document(twin, place)} is there, and the twin finds no such document in this shard's part")
-        for place in sorted(stored - ours)
+        Difference(f"{_document(twin, location)} is there, and the twin finds no such document in this shard's part")
+        for location in sorted(stored - ours)
     ]
     return found
 
 
-def _document(twin: Twin, place: tuple[int, int, int, int]) -> str:
-    source, file, position, use = place
+def _document(twin: Twin, location: tuple[int, int, int, int]) -> str:
+    source, file, position, use = location
     files = twin.plan["files"]
     name = files[file]["name"] if file < len(files) else f"file {file}"
     source_name = twin.sources[source]["name"] if source < len(twin.sources) else f"source {source}"
     return f"the document at {position} of {name!r} of source {source_name!r} (use {use})"
 
 
-def _other_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) -> list[Difference]:
+def _differing_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) -> list[Difference]:
     """Arrays that are there and should not be, or the other way round."""
-    marked = any(document.trained is not None for document in documents)
+    supervised = any(document.trained is not None for document in documents)
     compact = twin.recipe["output"]["columns"] == "compact"
     expected = {
         "tokens": True,
         "labels": twin.in_place,
         "segment_ids": not compact,
-        "loss_mask": not compact or twin.in_place or marked,
+        "loss_mask": not compact or twin.in_place or supervised,
         "row_offsets": True,
         "cu_seqlens": True,
         "cu_seqlens_padded": twin.packing["pad_seq_to_mult"] > 1,
         **dict.fromkeys(("block_offsets", "block_noise", "block_loss_weight"), twin.with_blocks),
-        **dict.fromkeys(("trained_offsets", "trained_ranges"), marked),
+        **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
     }
-    ours = {name for name, there in expected.items() if there}
+    ours = {name for name, is_expected in expected.items() if is_expected}
     stored = {name for name in arrays if not name.startswith("segment_") or name == "segment_ids"}
     return [
         Difference(f"the array {name!r} is {'not the twin' if name in stored else 'missing: it is the twin'}'s")
@@ -180,7 +192,7 @@ def _other_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) -> l
     ]
 
 
-def _other_counts(of_rows: Sequence[Sequence[Segment]], arrays: Arrays) -> list[Difference]:
+def _differing_counts(of_rows: Sequence[Sequence[Segment]], arrays: Arrays) -> list[Difference]:
     ours = len(of_rows), sum(map(len, of_rows))
     stored = len(arrays["tokens"]), len(arrays["segment_key"])
     if ours == stored:
@@ -196,29 +208,31 @@ def compare_segments(
     Under `concat` all of the shard's documents are read, for the cuts of one follow from those before it. SourceError where
     a source file cannot be read.
     """
-    places = _places(arrays)
+    locations = _locations(arrays)
     concat = twin.packing["algorithm"] == "concat"
-    documents = documents_of(twin, shard, None if concat else {places[g] for g in chosen})
+    documents = documents_of(twin, shard, None if concat else {locations[g] for g in chosen})
     if concat:
         segments = [segment for row in laid_out(twin, documents) for segment in row]
     else:
         segments = [segment for document in documents for segment in segments_of(twin, document)]
-    known = {document.place() for document in documents}
-    ours = {(*segment.document.place(), segment.start): segment for segment in segments}
+    known = {document.location() for document in documents}
+    ours = {(*segment.document.location(), segment.start): segment for segment in segments}
     row_of = np.repeat(np.arange(len(arrays["row_offsets"]) - 1), np.diff(arrays["row_offsets"]))
     found = []
     for i, g in enumerate(chosen):
         row, start = int(row_of[g]), int(arrays["segment_start"][g])
-        segment = ours.get((*places[g], start))
+        segment = ours.get((*locations[g], start))
         if segment is not None:
             found += [
                 difference._replace(message=f"segment {g}: {difference.message}")
                 for difference in _of_segment(twin, arrays, g, row, segment)
             ]
-        elif places[g] in known:
+        elif locations[g] in known:
             found.append(Difference(f"segment {g}: the twin does not cut its document at token {start}", row))
         else:
-            message = f"segment {g}: the twin finds no such document in this shard's part: {_document(twin, places[g])}"
+            message = (
+                f"segment {g}: the twin finds no such document in this shard's part: {_document(twin, locations[g])}"
+            )
             found.append(Difference(message, row))
         done(i + 1, len(chosen))
     return found, len(chosen)
@@ -228,36 +242,36 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment) 
     members = range(int(arrays["row_offsets"][row]), int(arrays["row_offsets"][row + 1]))
     alike = [h for h in members if arrays["segment_task"][h] == arrays["segment_task"][g]]
     in_row = [int(arrays["segment_key"][h]) for h in alike]
-    marked = "trained_offsets" in arrays
-    if segment.document.trained is not None and not marked:
+    supervised = "trained_offsets" in arrays
+    if segment.document.trained is not None and not supervised:
         yield Difference("its document says what is trained, and the shard has no trained ranges", row)
         return
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:
         in_row, alike = [segment.key], [g]
-    one = render(twin, segment, in_row, alike.index(g), marked)
+    one = render(twin, segment, in_row, alike.index(g), supervised)
     for name, value in _header(segment, one).items():
-        for difference in _told(name, arrays[name][g : g + 1], [value], told, None):
+        for difference in _differences_of(name, arrays[name][g : g + 1], [value], reported, None):
             yield difference._replace(message=f"{name}: the twin gives {value}", row=row)
-    place = row + g
+    bound = row + g
     real = arrays["cu_seqlens"]
-    slots = int(real[place + 1] - real[place])
+    slots = int(real[bound + 1] - real[bound])
     if slots != len(one.slots):
         yield Difference(f"it takes {slots} slots, the twin's {len(one.slots)}", row)
         return
-    begin = int(arrays.get("cu_seqlens_padded", real)[place])
+    begin = int(arrays.get("cu_seqlens_padded", real)[bound])
     values = {"tokens": one.slots, "labels": one.labels, "loss_mask": one.loss}
     for name in values.keys() & arrays.keys():
-        for difference in _told(name, arrays[name][row, begin : begin + slots], values[name], told, row):
+        for difference in _differences_of(name, arrays[name][row, begin : begin + slots], values[name], reported, row):
             yield difference._replace(slot=begin + (difference.slot or 0))
     parts: dict[str, list[Any]] = {
         "block_noise": [level for level, _ in one.blocks],
         "block_loss_weight": [weight for _, weight in one.blocks],
-        "trained_ranges": one.may,
+        "trained_ranges": one.trainable,
     }
     for name, ours in parts.items():
         if name in arrays:
             first, last = arrays[f"{name.split('_')[0]}_offsets"][g : g + 2]
             stored = arrays[name][first:last]
-            for difference in _told(name, stored, ours, told, None):
+            for difference in _differences_of(name, stored, ours, reported, None):
                 yield difference._replace(row=row)

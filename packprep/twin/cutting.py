@@ -1,19 +1,24 @@
-"""Document → segments: which tokens, which task, with or without bos and eos.
+"""Document → segments: which tokens, which task, with or without bos and eos; lengths → (row, offset).
 
 `recipe` is a dict:
 
     seq_length, min_tokens, max_tokens (0: no limit), long ("split" | "truncate" | "drop"), append_eos, prepend_bos
     pad          pad_seq_to_mult; max_segments: of a row, 0: no limit
-    tasks      list of dicts: objective, weight, mode (id or None), parameters as in objectives.py and, for
-               span_corruption, too_many_spans ("split" | "lower"); sentinels None: as many as needed
+    tasks      list of dicts: objective, weight, mode (id or None), parameters as its file in objectives/ says
     allowed    set of task indices that this source draws from
     key        function: first content token → 64-bit segment key
     capacities   (task, bos, eos) → capacity, as far as it is known; absent: found each time
+    keys         for `lay`, which cuts where rows end: of each document such a function
+    allowed_of   for `lay`: of each document its `allowed`; absent: they have all the same
 """
 
+import bisect
 from fractions import Fraction
 
-from packprep.twin import chance, objectives, spans
+from packprep.twin import chance, objectives
+
+FORMAT_LIMIT = 65535  # segments in a row: their ids are 16-bit and 0 is padding
+GROUP_ROWS = 256
 
 
 def cut(n_tokens, recipe):
@@ -80,7 +85,7 @@ def capacity(recipe, task, bos, eos):
 
 
 def inner_capacity(recipe, task, bos):
-    """The same of a piece that more of its document follows: where full pieces leave a sixteenth of the row, they divide it."""
+    """The most tokens of a piece that more of its document follows: full ones that leave a sixteenth of a row divide it."""
     known = recipe.get("capacities", {})
     if (task, bos, "inner") not in known:
         known[task, bos, "inner"] = dividing(recipe, task, bos)
@@ -123,29 +128,17 @@ def most_tokens(recipe, task, bos, eos, slots):
 
 
 def holds(task, n, bos, eos, slots):
-    """Whether n content tokens fit whatever is drawn, with the sentinels that there are."""
+    """Whether n content tokens fit whatever is drawn, with what ids there are."""
     facts = segment_facts(task, bos=-1 if bos else None, eos=-1 if eos else None)
-    parameters = task.get("parameters", {})
-    sentinels = parameters.get("sentinels")
-    if task["objective"] == "span_corruption" and sentinels is not None and not lowers(task):
-        wanted = spans.span_counts(n, parameters["noise_density"], parameters["mean_span_length"])[1]
-        if wanted + (1 if parameters.get("random_roll") else 0) > len(sentinels):
-            return False
+    kind = objectives.of(task["objective"])
+    if hasattr(kind, "fits") and not kind.fits(n, facts["parameters"]):
+        return False
     return objectives.law(task["objective"], n, facts) <= slots
 
 
-def lowers(task):
-    return task.get("parameters", {}).get("too_many_spans", "split") == "lower"
-
-
 def segment_facts(task, bos=None, eos=None, key=None, pad=0):
-    """What objectives.py wants to know of a segment of the task. With "lower" spans are clamped to the sentinels."""
-    parameters = dict(task.get("parameters", {}))
-    if task["objective"] == "span_corruption":
-        sentinels = parameters.get("sentinels")
-        parameters["max_spans"] = None
-        if sentinels is not None and lowers(task):
-            parameters["max_spans"] = len(sentinels) - (1 if parameters.get("random_roll") else 0)
+    """What objectives wants to know of a segment of the task."""
+    kind, parameters = objectives.of(task["objective"]), dict(task.get("parameters", {}))
     return {
         "objective": task["objective"],
         "mode": task.get("mode"),
@@ -153,5 +146,210 @@ def segment_facts(task, bos=None, eos=None, key=None, pad=0):
         "eos": eos,
         "pad": pad,
         "key": key,
-        "parameters": parameters,
+        "parameters": kind.completed(parameters) if hasattr(kind, "completed") else parameters,
     }
+
+
+def _end_of(span):
+    return span[1]
+
+
+def cut_supervised(n_tokens, trained, recipe):
+    """[(start, n, task, bos, eos, copy, first_trained)] of a document, as `cut`.
+
+    trained: as tokens.Trained. Cuts fall on messages' begins where one lies in reach, else as in other documents. Later
+    pieces repeat `copy` tokens of the system message where that leaves room for two tails. Pieces without a trained token
+    are left out. first_trained: number in the body, None where all of it is trained.
+    """
+    min_tail = max(3, recipe["min_tokens"])
+    segments: list[tuple] = []
+    start = 0
+    while start < n_tokens:
+        rest = n_tokens - start
+        bos = start == 0 and recipe["prepend_bos"]
+        task = len(recipe["tasks"])
+        if rest >= 3:
+            task = draw_task(recipe["key"](start), recipe["tasks"], recipe["allowed"])
+        most = capacity(recipe, task, bos, recipe["append_eos"])
+        inner = inner_capacity(recipe, task, bos)
+        copy = trained.system if start else 0
+        if most - copy < 2 * min_tail - 1 or inner - copy < 2 * min_tail - 1:
+            copy = 0
+        n, eos = rest, recipe["append_eos"]
+        if rest > most - copy:
+            if recipe["long"] == "drop":
+                return segments
+            eos = False
+            space = inner - copy
+            n = min(space, rest if recipe["long"] == "truncate" else rest - min_tail)
+            at_messages = [c for c in trained.cuts if start + 3 <= c <= start + space and n_tokens - c >= min_tail]
+            if at_messages:
+                n = at_messages[-1] - start
+        next_span = bisect.bisect_right(trained.spans, start, key=_end_of)
+        if next_span < len(trained.spans) and trained.spans[next_span][0] < start + n:
+            begin, end = trained.spans[next_span]
+            first = copy + max(begin - start, 0)
+            if copy == 0 and begin <= start and end >= start + n:
+                first = None
+            segments.append((start, n, task, bos, eos, copy, first))
+        start += n
+        if recipe["long"] == "truncate":
+            break
+    return segments
+
+
+def trainable(slots, head, mode, n, eos, segment, pivot, shift):
+    """bool for each of the segment's slots: whether its token may be a target.
+
+    head: slots before the body, the last `mode` of which are a mode token that may be predicted; n: tokens of the body;
+    eos: whether there is an eos that may be trained; segment: (start, copy, trained) with trained None where the document
+    says nothing; token i of the body stands `shift` slots later from `pivot` on.
+    """
+    start, copy, trained = segment
+    flags = [False] * slots
+    if trained is None:
+        for t in range(head - mode, head + n + shift + (1 if eos else 0)):
+            flags[t] = True
+        return flags
+    for i in range(copy, n):
+        token = start + i - copy
+        next_span = bisect.bisect_right(trained.spans, token, key=_end_of)
+        if next_span < len(trained.spans) and trained.spans[next_span][0] <= token:
+            flags[head + i + (shift if i >= pivot else 0)] = True
+    if shift:
+        flags[head + pivot] = True
+    if eos and trained.eos:
+        flags[head + n + shift] = True
+    return flags
+
+
+def lay(sizes, recipe):
+    """[(document, start, n, task, bos, eos, row, offset)], flags as 0 or 1. Task len(tasks) is too_short."""
+    segments = []
+    row, used, in_row = 0, 0, 0
+    for document, size in enumerate(sizes):
+        if "allowed_of" in recipe:
+            recipe = {**recipe, "allowed": recipe["allowed_of"][document]}
+        start = 0
+        while start < size:
+            found = None
+            if recipe["seq_length"] - used >= 2 and in_row < (recipe["max_segments"] or 65535):
+                found = piece_in_room(size, start, recipe["seq_length"] - used, recipe, recipe["keys"][document])
+            if found is None:
+                row, used, in_row = row + 1, 0, 0
+                continue
+            n, task, bos, eos = found
+            segments.append((document, start, n, task, int(bos), int(eos), row, used))
+            used += slots(recipe, task, n, bos, eos)
+            in_row += 1
+            start += n
+    return segments
+
+
+def piece_in_room(size, start, room, recipe, key):
+    """(n, task, bos, eos) of the segment that begins at `start` and fits into `room` slots; None if there is none.
+
+    All that is left if it fits with its eos; else as much as fits, but for at least one token that eos goes with.
+    Fewer than three tokens of a task are too_short's.
+    """
+    too_short = len(recipe["tasks"])
+    rest = size - start
+    bos = start == 0 and recipe["prepend_bos"]
+    drawn = too_short if rest < 3 else draw_task(key(start), recipe["tasks"], recipe["allowed"])
+    for task in (drawn, too_short):
+        most = recipe["max_tokens"] or recipe["seq_length"]
+        eos = recipe["append_eos"]
+        if rest <= most and slots(recipe, task, rest, bos, eos) <= room:
+            n = rest
+        else:
+            eos = False
+            top = min(rest - 1, most, room)  # a segment has at least the slots of its tokens
+            n = next((n for n in range(top, 0, -1) if slots(recipe, task, n, bos, eos) <= room), 0)
+        if n >= 3 or (task == too_short and n >= 1):
+            return n, task, bos, eos
+    return None
+
+
+def slots(recipe, task, n, bos, eos):
+    if task == len(recipe["tasks"]):
+        facts = {"bos": 1 if bos else None, "eos": 1 if eos else None}
+        return objectives.law("too_short", n, facts)
+    facts = segment_facts(recipe["tasks"][task], 1 if bos else None, 1 if eos else None)
+    return objectives.law(facts["objective"], n, facts)
+
+
+def pack(lengths, capacity, algorithm, max_segments=0):
+    """(rows, offsets), lists as long as lengths. algorithm: "best_fit" | "first_fit" | "next_fit"."""
+    for position, length in enumerate(lengths):
+        if not 1 <= length <= capacity:
+            raise ValueError(f"length {length} at position {position} is not in 1 … {capacity}")
+    return {"best_fit": best_fit, "first_fit": first_fit, "next_fit": next_fit}[algorithm](
+        list(lengths), capacity, max_segments or FORMAT_LIMIT
+    )
+
+
+def best_fit(lengths, capacity, max_segments):
+    """Longest first; into the fullest row that holds it; of equally full rows the one that reached that fill last."""
+    rows, offsets = [0] * len(lengths), [0] * len(lengths)
+    fills: list[int] = []  # those that some open row has, ascending
+    open_rows: dict[int, list[int]] = {}  # fill → rows in the order in which they reached it
+    count: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        place = bisect.bisect_right(fills, capacity - lengths[i]) - 1
+        if place < 0:
+            row, fill = len(count), 0
+            count.append(0)
+        else:
+            fill = fills[place]
+            row = open_rows[fill].pop()
+            if not open_rows[fill]:
+                del open_rows[fill], fills[place]
+        rows[i], offsets[i] = row, fill
+        count[row] += 1
+        if count[row] < max_segments:
+            fill += lengths[i]
+            if fill not in open_rows:
+                bisect.insort(fills, fill)
+                open_rows[fill] = []
+            open_rows[fill].append(row)
+    return rows, offsets
+
+
+def first_fit(lengths, capacity, max_segments):
+    """In the given order; into the lowest row that holds it. Groups of rows are passed over by the most room in them."""
+    rows, offsets, count = [], [], []
+    fill: list[int] = []
+    most_room: list[int] = []
+    for length in lengths:
+        group = next((g for g, room in enumerate(most_room) if room >= length), None)
+        if group is None:
+            row = len(fill)
+            group = row // GROUP_ROWS
+            fill.append(0)
+            count.append(0)
+            most_room += [0] * (group == len(most_room))
+        else:
+            row = group * GROUP_ROWS
+            while count[row] == max_segments or fill[row] + length > capacity:
+                row += 1
+        rows.append(row)
+        offsets.append(fill[row])
+        fill[row] += length
+        count[row] += 1
+        members = range(group * GROUP_ROWS, min((group + 1) * GROUP_ROWS, len(fill)))
+        most_room[group] = max((capacity - fill[r] for r in members if count[r] < max_segments), default=0)
+    return rows, offsets
+
+
+def next_fit(lengths, capacity, max_segments):
+    """In the given order; into the last row or a new one."""
+    rows, offsets = [], []
+    row, fill, count = -1, capacity, 0
+    for length in lengths:
+        if fill + length > capacity or count == max_segments:
+            row, fill, count = row + 1, 0, 0
+        rows.append(row)
+        offsets.append(fill)
+        fill += length
+        count += 1
+    return rows, offsets

@@ -1,24 +1,12 @@
-"""A shard once more: documents, segments, rows, arrays. `Twin` is a plan made ready for that."""
+"""A shard once more: documents, segments, rows in their keyed order, arrays. `Twin` is a plan made ready for that."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from packprep.errors import PlanError
-from packprep.twin import (
-    chance,
-    concat,
-    cutting,
-    given,
-    noise,
-    objectives,
-    packing,
-    pieces,
-    rows,
-    supervised,
-    texts,
-    tokens,
-)
-from packprep.twin.texts import TextReader
+from packprep.twin import chance, cutting, objectives, reading, tokens
+from packprep.twin.chance import CandidateSlots
+from packprep.twin.reading import TextReader
 from packprep.twin.tokens import Tokenizer, Trained
 
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
@@ -35,7 +23,7 @@ class Document(NamedTuple):
     trained: Trained | None
     file_key: int
 
-    def place(self) -> tuple[int, int, int, int]:
+    def location(self) -> tuple[int, int, int, int]:
         """What tells it from all others."""
         return self.source, self.file, self.position, self.use
 
@@ -64,13 +52,13 @@ class Rendered(NamedTuple):
     level: float
     weight: float
     blocks: list[tuple[float, float]]  # level and weight of each
-    may: list[tuple[int, int]]  # ranges of slots that may be trained
+    trainable: list[tuple[int, int]]  # ranges of slots that may be trained
 
 
 class Twin:
     """A plan as the twin reads it.
 
-    conversation: messages → their text, as texts.TextReader. PlanError for an objective that has no twin.
+    conversation: messages → their text, as reading.TextReader. PlanError for an objective that has no twin.
     """
 
     def __init__(
@@ -93,9 +81,9 @@ class Twin:
             tokenizer_json, vocabulary["special_ids"], documents["special_text"], plan["engine"]["name"]
         )
         self.reader = TextReader(documents["loss_spans"] == "use", conversation)
-        self.tasks = [self._task(task) for task in plan["tasks"][:-1]]
-        self.in_place = any(task["objective"] in objectives.IN_PLACE for task in self.tasks)
-        self.with_blocks = any(task["objective"] == "block_diffusion" for task in self.tasks)
+        self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
+        self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
+        self.with_blocks = any(objectives.copies(task["objective"]) > 1 for task in self.tasks)
         self.cutting = {
             **{name: documents[name] for name in ("min_tokens", "max_tokens", "long", "append_eos", "prepend_bos")},
             "seq_length": self.seq_length,
@@ -106,12 +94,13 @@ class Twin:
         }
         self.sources = [self._source(i, prefix) for i, prefix in enumerate(prefixes)]
 
-    def _task(self, task: Mapping[str, Any]) -> dict[str, Any]:
+    def _task(self, number: int, task: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {**task["parameters"], "sentinels": self.plan["vocabulary"]["sentinels"]}
-        if task["objective"] == "fill_in_the_middle":
-            parameters["fim"] = [self.roles[f"fim_{part}"] for part in ("prefix", "middle", "suffix")]
-            parameters["inside"] = self.tokenizer.continuing()
+        kind = objectives.of(task["objective"])
+        if hasattr(kind, "with_ids"):
+            parameters = kind.with_ids(parameters, self.roles, self.tokenizer)
         return {
+            "number": number,
             "name": task["name"],
             "objective": task["objective"],
             "weight": task["weight"],
@@ -138,18 +127,17 @@ class Twin:
             "piece_bytes": {f: file["piece_bytes"] for f, file in enumerate(files) if file.get("piece_bytes")},
             "first_file": next((f for f, file in enumerate(self.plan["files"]) if file["source"] == i), 0),
             "allowed": allowed,
-            "supervised": {t for t in allowed if self.tasks[t]["objective"] in supervised.OBJECTIVES},
+            "supervised": {t for t in allowed if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")},
         }
 
 
 def check(plan: Mapping[str, Any]) -> None:
     """PlanError unless the twin has every objective and format of the plan."""
-    known = {*objectives.NEXT_TOKEN, *objectives.IN_PLACE}
     for task in plan["tasks"]:
-        if task["objective"] not in known:
+        if task["objective"] not in objectives.NAMES:
             raise PlanError(
                 f"task {task['name']!r}: objective {task['objective']!r} has no twin in packprep; it has "
-                f"{', '.join(sorted(known))}. Verify without --twin"
+                f"{', '.join(objectives.NAMES)}. Verify without --twin"
             )
     for source in plan["recipe"]["sources"]:
         if source["format"] not in ("auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"):
@@ -158,56 +146,51 @@ def check(plan: Mapping[str, Any]) -> None:
             )
 
 
-def documents_of(twin: Twin, shard: int, places: set[tuple[int, int, int, int]] | None) -> list[Document]:
-    """The documents of a shard, in its order, that can be used. places: only these (source, file, position, use); None: all."""
+def documents_of(twin: Twin, shard: int, locations: set[tuple[int, int, int, int]] | None) -> list[Document]:
+    """The documents of a shard, in its order, that can be used. locations: only these, (source, file, position,
+    use); None: all."""
     found = []
     for s, source in enumerate(twin.sources):
-        listed = _listed(twin, source)
-        for extent in pieces.extents(source, shard, twin.shards):
+
+        def listed(file: int, part: int) -> list[tuple[int, int]]:
+            return reading.sizes(source, file, part, twin.reader)  # noqa: B023
+
+        for extent in reading.extents(source, shard, twin.shards):
             file = source["first_file"] + extent.file
-            if places is not None and not any(place[:2] == (s, file) and place[3] == extent.use for place in places):
+            if locations is not None and not any(
+                location[:2] == (s, file) and location[3] == extent.use for location in locations
+            ):
                 continue
 
             def wanted(position: int) -> bool:
-                if places is not None and (s, file, position, extent.use) not in places:  # noqa: B023
+                if locations is not None and (s, file, position, extent.use) not in locations:  # noqa: B023
                     return False
-                return pieces.is_kept(source, extent, position, listed)  # noqa: B023
+                return reading.is_kept(source, extent, position, listed)  # noqa: B023
 
-            key = pieces.file_key(source, extent.file)
+            key = reading.file_key(source, extent.file)
             for position, ids, trained in _token_documents(twin, source, extent, wanted):
                 if len(ids) >= max(1, twin.cutting["min_tokens"]) and (trained is None or trained.spans):
                     found.append(Document(s, file, position, extent.use, ids, trained, key))
     return found
 
 
-def _listed(twin: Twin, source: dict[str, Any]) -> pieces.Listed:
-    """How the sizes of a source's documents are found, by which a part of them is chosen."""
-
-    def listed(file: int, part: int) -> list[tuple[int, int]]:
-        if pieces.format_of(source, source["files"][file][0])[0] in given.FORMATS:
-            return given.sizes(source, file, part)
-        return texts.sizes(source, file, part, twin.reader)
-
-    return listed
-
-
 def _token_documents(
-    twin: Twin, source: dict[str, Any], extent: pieces.Extent, wanted: Callable[[int], bool]
+    twin: Twin, source: dict[str, Any], extent: reading.Extent, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, list[int], Trained | None]]:
     """(position, content ids, what is trained) of an extent's wanted documents that are not turned away."""
     name = source["files"][extent.file][0]
-    if pieces.format_of(source, name)[0] in given.FORMATS:
+    if reading.format_of(source, name)[0] in reading.TOKEN_FORMATS:
         forbidden = twin.tokenizer.forbidden_ids if twin.recipe["documents"]["special_text"] == "reject" else set()
         eos, bos = (
             twin.roles[role] if twin.cutting[key] else None
             for role, key in (("eos", "append_eos"), ("bos", "prepend_bos"))
         )
-        for position, ids in given.documents(source, extent, wanted):
-            content = given.content(ids, twin.vocab_size, forbidden, eos, bos)
+        for position, ids in reading.token_documents(source, extent, wanted):
+            content = tokens.content(ids, twin.vocab_size, forbidden, eos, bos)
             if content is not None:
                 yield position, content, None
         return
-    for position, text in texts.documents(source, extent, twin.reader, wanted):
+    for position, text in reading.documents(source, extent, twin.reader, wanted):
         encoded = twin.tokenizer.encode(text)
         if encoded is not None:
             yield position, *encoded
@@ -225,7 +208,7 @@ def segments_of(twin: Twin, document: Document) -> list[Segment]:
         found: list[tuple] = [(*segment, 0, None) for segment in cutting.cut(len(document.tokens), recipe)]
     else:
         recipe = {**twin.cutting, "allowed": source["supervised"], "key": key}
-        found = supervised.cut(len(document.tokens), document.trained, recipe)
+        found = cutting.cut_supervised(len(document.tokens), document.trained, recipe)
     return [
         Segment(document, start, n, task, bool(bos), bool(eos), copy, first_trained, key(start))
         for start, n, task, bos, eos, copy, first_trained in found
@@ -240,17 +223,17 @@ def laid_out(twin: Twin, documents: Sequence[Document]) -> list[list[Segment]]:
         segments = [segment for document in documents for segment in segments_of(twin, document)]
         multiple = twin.packing["pad_seq_to_mult"]
         lengths = [-(-slots_of(twin, segment) // multiple) * multiple for segment in segments]
-        row, _ = packing.pack(lengths, twin.seq_length, twin.packing["algorithm"], twin.packing["max_segments_per_row"])
+        row, _ = cutting.pack(lengths, twin.seq_length, twin.packing["algorithm"], twin.packing["max_segments_per_row"])
     keys = [segment.key for segment in segments]
-    return [[segments[i] for i in members] for members in rows.ordered_rows(row, keys, twin.packing["algorithm"])]
+    return [[segments[i] for i in members] for members in ordered_rows(row, keys, twin.packing["algorithm"])]
 
 
 def _laid_end_to_end(twin: Twin, documents: Sequence[Document]) -> tuple[list[Segment], list[int]]:
     keys = [_keys_of(document) for document in documents]
     segments, row = [], []
-    # Each source has its own mix, and concat.lay asks for one of all: it is told by the document.
+    # Each source has its own mix, and cutting.lay asks for one of all: it is told by the document.
     recipe = {**twin.cutting, "keys": keys, "allowed_of": [twin.sources[d.source]["allowed"] for d in documents]}
-    for d, start, n, task, bos, eos, r, _ in concat.lay([len(document.tokens) for document in documents], recipe):
+    for d, start, n, task, bos, eos, r, _ in cutting.lay([len(document.tokens) for document in documents], recipe):
         segments.append(Segment(documents[d], start, n, task, bool(bos), bool(eos), 0, None, keys[d](start)))
         row.append(r)
     return segments, row
@@ -261,7 +244,7 @@ def _keys_of(document: Document) -> Callable[[int], int]:
 
 
 def facts_of(twin: Twin, segment: Segment) -> dict[str, Any]:
-    """What objectives.py wants to know of a segment."""
+    """What objectives wants to know of a segment."""
     bos = twin.roles["bos"] if segment.bos else None
     eos = twin.roles["eos"] if segment.eos else None
     pad = twin.roles["pad"]
@@ -277,10 +260,11 @@ def slots_of(twin: Twin, segment: Segment) -> int:
     return objectives.law(facts["objective"], segment.n + segment.copy, facts)
 
 
-def render(twin: Twin, segment: Segment, in_row: Sequence[int], place: int, marked: bool) -> Rendered:
+def render(twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool) -> Rendered:
     """A segment's slots.
 
-    in_row: the keys of its row's segments of its task, in row order, of which it is number `place`. marked: whether the
+    in_row: the keys of its row's segments of its task, in row order, of which it is number `number_in_row`. supervised:
+    whether the
     shard has a document that says what of it is trained.
     """
     facts, document = facts_of(twin, segment), segment.document
@@ -289,60 +273,42 @@ def render(twin: Twin, segment: Segment, in_row: Sequence[int], place: int, mark
     head, tail = objectives.head_and_tail(facts)
     task = twin.tasks[segment.task] if segment.task < len(twin.tasks) else TOO_SHORT
     eos = segment.eos and task["parameters"].get("noise_eos", True)
-    if task["objective"] in objectives.IN_PLACE:
+    in_place = objectives.is_in_place(task["objective"])
+    if in_place:
         slots, prefix = objectives.in_place(body, facts)
         loss, labels = [0] * len(slots), list(slots)
     else:
         slots, prefix, loss, labels = objectives.segment(body, facts)
-    may = None
-    if marked:
+    trainable = None
+    if supervised:
         shift = mode = 0
-        if task["objective"] not in objectives.IN_PLACE:
+        if not in_place:
             shift = len(slots) - len(head) - len(tail) - len(body)
             mode = 0 if facts.get("mode") is None else 1
         of_document = (segment.start, segment.copy, document.trained)
-        may = supervised.trainable(
+        trainable = cutting.trainable(
             len(slots), len(head), mode, len(body), eos, of_document, prefix - len(head) if shift else 0, shift
         )
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []
-    if task["objective"] in objectives.IN_PLACE:
-        count = len(body) + (1 if eos else 0)
-        own = (segment.key, len(head), count, 0)
-        level, weight, blocks = _noised(twin, segment.task, own, in_row, place, len(head), may, slots, loss)
-    elif may is not None:
-        loss = [1 if loss[t] and may[t + 1] else 0 for t in range(len(slots))]
-    return Rendered(slots, loss, labels, prefix, level, weight, blocks, tokens.runs(may) if may is not None else [])
+    if in_place:
+        candidates = CandidateSlots(
+            segment.key, len(head), len(body) + (1 if eos else 0), 0, len(head),
+            len(slots) // objectives.copies(task["objective"]),
+        )  # fmt: skip
+        # Levels may be of all the row's segments; the others have no candidates here.
+        members = [candidates if i == number_in_row else CandidateSlots(key, 0, 0) for i, key in enumerate(in_row)]
+        ids = twin.roles.get("mask", -1), twin.ordinary
+        found = objectives.of(task["objective"]).noise(task, ids, members, trainable, slots, loss, 0)
+        level, weight, blocks = found[number_in_row]
+    elif trainable is not None:
+        loss = [1 if loss[t] and trainable[t + 1] else 0 for t in range(len(slots))]
+    return Rendered(
+        slots, loss, labels, prefix, level, weight, blocks, tokens.runs(trainable) if trainable is not None else []
+    )
 
 
-def _noised(
-    twin: Twin,
-    number: int,
-    own: tuple[int, int, int, int],
-    in_row: Sequence[int],
-    place: int,
-    before: int,
-    may: list[bool] | None,
-    slots: list[int],
-    loss: list[int],
-) -> tuple[float, float, list[tuple[float, float]]]:
-    """(level, weight, blocks); writes slots and loss."""
-    task = twin.tasks[number]
-    parameters, mask = task["parameters"], twin.roles.get("mask", -1)
-    if task["objective"] == "masked_diffusion":
-        # Stratified levels are of all the row's segments; the others have no candidates here.
-        row = [own if i == place else (key, 0, 0, 0) for i, key in enumerate(in_row)]
-        found = noise.masked_diffusion(number, parameters, mask, twin.ordinary, row, may, slots, loss, 0)
-        return (*found[place], [])
-    if task["objective"] == "uniform_diffusion":
-        thresholds = task["resolved"]["flip_thresholds"]
-        found = noise.uniform_diffusion(parameters, thresholds, twin.ordinary, [own], may, slots, loss, 0)
-        return (*found[0], [])
-    found = noise.block_diffusion(parameters, mask, [own], [before], [len(slots) // 2], slots, loss, 0)
-    return 0.0, 1.0, found[0]
-
-
-def rendered_row(twin: Twin, row: Sequence[Segment], marked: bool) -> list[Rendered]:
+def rendered_row(twin: Twin, row: Sequence[Segment], supervised: bool) -> list[Rendered]:
     """A row's segments."""
     of_task: dict[int, list[int]] = {}
     result = []
@@ -350,6 +316,52 @@ def rendered_row(twin: Twin, row: Sequence[Segment], marked: bool) -> list[Rende
         of_task.setdefault(segment.task, []).append(segment.key)
     seen = dict.fromkeys(of_task, 0)
     for segment in row:
-        result.append(render(twin, segment, of_task[segment.task], seen[segment.task], marked))
+        result.append(render(twin, segment, of_task[segment.task], seen[segment.task], supervised))
         seen[segment.task] += 1
     return result
+
+
+def row_arrays(segments, seq_length, pad_id, pad_seq_to_mult=1):
+    """dict of lists. segments: (slots, loss, labels) each, in row order. cu_seqlens_padded is None without padding."""
+    tokens, labels = [pad_id] * seq_length, [pad_id] * seq_length
+    segment_ids, loss_mask, position_ids = [0] * seq_length, [0] * seq_length, [0] * seq_length
+    cu_seqlens, cu_seqlens_padded = [0], [0]
+    for number, (slots, loss, segment_labels) in enumerate(segments, start=1):
+        begin = cu_seqlens_padded[-1]
+        physical = len(slots)
+        while physical % pad_seq_to_mult:
+            physical += 1
+        if begin + physical > seq_length:
+            raise ValueError(f"segment {number} ends at slot {begin + physical} of {seq_length}")
+        for t, token in enumerate(slots):
+            tokens[begin + t] = token
+            labels[begin + t] = segment_labels[t]
+            loss_mask[begin + t] = loss[t]
+            segment_ids[begin + t] = number
+            position_ids[begin + t] = t
+        cu_seqlens.append(cu_seqlens[-1] + len(slots))
+        cu_seqlens_padded.append(begin + physical)
+    return {
+        "tokens": tokens,
+        "labels": labels,
+        "segment_ids": segment_ids,
+        "loss_mask": loss_mask,
+        "position_ids": position_ids,
+        "cu_seqlens": cu_seqlens,
+        "cu_seqlens_padded": cu_seqlens_padded if pad_seq_to_mult > 1 else None,
+    }
+
+
+def ordered_rows(row_of_segment, keys, algorithm):
+    """[[table index, …], …]: the shard's rows in their order, each with its segments in theirs.
+
+    row_of_segment: packing's row of each segment of the table. keys: their 64-bit keys. next_fit keeps all order.
+    """
+    members: list[list[int]] = [[] for _ in range(max(row_of_segment, default=-1) + 1)]
+    for index, row in enumerate(row_of_segment):
+        members[row].append(index)
+    if algorithm == "next_fit":
+        return members
+    members = [sorted(row, key=lambda i: (chance.bits64(keys[i], chance.SEGMENT_ORDER), i)) for row in members]
+    order = sorted(range(len(members)), key=lambda r: (chance.bits64(keys[members[r][0]], chance.ROW_ORDER), r))
+    return [members[r] for r in order]

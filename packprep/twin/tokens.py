@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from packprep.twin.texts import Text
+from packprep.twin.reading import Text
 
 
 class Trained(NamedTuple):
@@ -195,3 +195,19 @@ def runs(flags: list[bool]) -> list[tuple[int, int]]:
         elif flag:
             found[-1] = (found[-1][0], i + 1)
     return found
+
+
+def content(
+    ids: list[int], vocab_size: int, forbidden: set[int], append_eos: int | None, prepend_bos: int | None
+) -> list[int] | None:
+    """The ids without one eos at the end, if packprep appends it, and without one bos at the begin, if it is prepended.
+
+    None: an id is none of the vocabulary's, or the content has a forbidden one. append_eos, prepend_bos: the ids, or None.
+    """
+    if not all(0 <= i < vocab_size for i in ids):
+        return None
+    if ids and ids[-1] == append_eos:
+        ids = ids[:-1]
+    if ids and ids[0] == prepend_bos:
+        ids = ids[1:]
+    return ids if forbidden.isdisjoint(ids) else None

@@ -1,6 +1,5 @@
 """Recompute every promise of a dataset; say what fails and where."""
 
-from packprep.verification.dataset import print_report, verify_dataset
-from packprep.verification.promises import PROMISES
+from packprep.verification.verify import PROMISES, print_report, verify_dataset
 
 __all__ = ["PROMISES", "print_report", "verify_dataset"]

@@ -6,40 +6,40 @@ With `--replay all` every document that is read is looked for.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.job import Job
+from packprep.building.plan import Job
 from packprep.building.plan_form import MOST_USES
 from packprep.building.work import TOO_LONG, Made
-from packprep.corpus.planning import Extent, PlannedSource
-from packprep.corpus.readers import BAD_REASONS, PIECE_BYTES, TABLES
-from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, UNTRAINED, in_sample, keeps_all, kept_by_plan
-from packprep.corpus.tokenization import TEXT_REASONS
-from packprep.dataset.json_files import decode, receipt_name, rejects_name, shard_name
-from packprep.dataset.opening import read_file
+from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan
 from packprep.errors import DatasetError
-from packprep.verification.report import MAX_LISTED, Faults
+from packprep.format.json_files import decode, receipt_name, rejects_name, shard_name
+from packprep.format.opening import read_file
+from packprep.sources.formats import BAD_REASONS, PIECE_BYTES, Slice, position_of
+from packprep.sources.slices import PlannedSource
+from packprep.tokenizer.encoding import TEXT_REASONS
+from packprep.verification.faults import MAX_LISTED, Faults
 
-REASONS = (*BAD_REASONS, *TEXT_REASONS, EMPTY, BELOW_MIN_TOKENS, UNTRAINED, TOO_LONG)
+REASONS = (*BAD_REASONS, *TEXT_REASONS, *DROP_REASONS, TOO_LONG)
 _AT_ONCE = 1 << 18  # pieces that are looked at together
 _END = np.iinfo(np.int64).max
 _RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason": str, "detail": str}
 
 
-class Places(NamedTuple):
+class Locations(NamedTuple):
     """Uses of documents, one array a column, int64[k], sorted by file, use and position."""
 
     file: np.ndarray  # index into the plan's files
     use: np.ndarray
     position: np.ndarray
 
-    def at(self, which: np.ndarray) -> "Places":
+    def at(self, which: np.ndarray) -> "Locations":
         """Those at a mask or at indices."""
-        return Places(*(column[which] for column in self))
+        return Locations(*(column[which] for column in self))
 
 
 class Runs(NamedTuple):
@@ -63,25 +63,25 @@ class _Extents(NamedTuple):
     end: np.ndarray
 
 
-def _sorted(file: Any, use: Any, position: Any) -> Places:
-    places = Places(*(np.asarray(column, np.int64) for column in (file, use, position)))
-    return places.at(np.lexsort((places.position, places.use, places.file)))
+def _sorted(file: Any, use: Any, position: Any) -> Locations:
+    locations = Locations(*(np.asarray(column, np.int64) for column in (file, use, position)))
+    return locations.at(np.lexsort((locations.position, locations.use, locations.file)))
 
 
-def _repeated(places: Places) -> np.ndarray:
+def _repeated(locations: Locations) -> np.ndarray:
     """bool[k]: whether a place is the same as the one before it."""
-    same = np.zeros(len(places.file), np.bool_)
-    same[1:] = np.logical_and.reduce([column[1:] == column[:-1] for column in places])
+    same = np.zeros(len(locations.file), np.bool_)
+    same[1:] = np.logical_and.reduce([column[1:] == column[:-1] for column in locations])
     return same
 
 
-def used_documents(arrays: Mapping[str, np.ndarray]) -> Places:
+def used_documents(arrays: Mapping[str, np.ndarray]) -> Locations:
     """The documents of a shard's segments, each once."""
-    places = _sorted(arrays["segment_file"], arrays["segment_repeat"], arrays["segment_doc"])
-    return places.at(~_repeated(places))
+    locations = _sorted(arrays["segment_file"], arrays["segment_repeat"], arrays["segment_doc"])
+    return locations.at(~_repeated(locations))
 
 
-def read_rejects(directory: Path, shard: int, job: Job, receipt: Mapping[str, Any], faults: Faults) -> Places | None:
+def read_rejects(directory: Path, shard: int, job: Job, receipt: Mapping[str, Any], faults: Faults) -> Locations | None:
     """The documents that a shard's rejects name; None if the file is none, which P1 or P2 tells.
 
     A record of no document of the plan, or without a reason, is a fault.
@@ -115,7 +115,12 @@ def read_rejects(directory: Path, shard: int, job: Job, receipt: Mapping[str, An
 
 
 def check_documents(
-    job: Job, shard: int, arrays: Mapping[str, np.ndarray], rejects: Places, receipt: Mapping[str, Any], faults: Faults
+    job: Job,
+    shard: int,
+    arrays: Mapping[str, np.ndarray],
+    rejects: Locations,
+    receipt: Mapping[str, Any],
+    faults: Faults,
 ) -> Runs:
     """P21 of one shard whose headers are sound, without the sources. Gives the parts of files to compare with other shards'."""
     used = used_documents(arrays)
@@ -150,33 +155,35 @@ def check_documents(
 
 def check_apart(job: Job, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
     """P21 over shards: what they read of one file does not overlap, nor lack rows between them. whole: of all shards."""
-    columns = [np.concatenate(column) for column in zip(*(own for _, own in runs), strict=True)] or list(NO_RUNS)
-    shards = np.repeat([b for b, _ in runs], [len(own.file) for _, own in runs])
+    columns = [np.concatenate(column) for column in zip(*(of_shard for _, of_shard in runs), strict=True)] or list(
+        NO_RUNS
+    )
+    shards = np.repeat([b for b, _ in runs], [len(of_shard.file) for _, of_shard in runs])
     order = np.lexsort((columns[2], columns[1], columns[0]))
     file, use, first, last = (column[order] for column in columns)
     same = np.zeros(len(file), np.bool_)
     same[1:] = (file[1:] == file[:-1]) & (use[1:] == use[:-1])
     before = np.where(same, np.roll(last, 1), -1)
     tables = np.array([_is_table(job, int(f)) for f in file], np.bool_)
-    kept = np.array([_keeps_all(job, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_)
+    keeps_all = np.array([_keeps_all(job, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_)
     for i in np.flatnonzero(first <= before)[:MAX_LISTED]:
-        place = _words(job, Places(file, use, first), i)
-        other = shard_name(int(shards[order[i - 1]]))
-        faults.add("P21", shard_name(int(shards[order[i]])), f"{place} lies among the documents of {other}, too")
-    for i in np.flatnonzero(tables & kept & (first > before + 1))[:MAX_LISTED] if whole else ():
-        place = _words(job, Places(file, use, first - 1), i)
-        faults.add("P21", shard_name(int(shards[order[i]])), f"{place} is in no shard and among no rejects")
+        location = _words(job, Locations(file, use, first), i)
+        neighbour = shard_name(int(shards[order[i - 1]]))
+        faults.add("P21", shard_name(int(shards[order[i]])), f"{location} lies among the documents of {neighbour}, too")
+    for i in np.flatnonzero(tables & keeps_all & (first > before + 1))[:MAX_LISTED] if whole else ():
+        location = _words(job, Locations(file, use, first - 1), i)
+        faults.add("P21", shard_name(int(shards[order[i]])), f"{location} is in no shard and among no rejects")
 
 
 def check_read(
-    job: Job, shard: int, arrays: Mapping[str, np.ndarray], rejects: Places, made: Made, faults: Faults
+    job: Job, shard: int, arrays: Mapping[str, np.ndarray], rejects: Locations, made: Made, faults: Faults
 ) -> None:
     """P21 from the sources: the documents that were read again are those of the segments and the rejects."""
-    documents = made.reading.documents
-    there = np.unique(made.segments.document)
-    again = _sorted(documents.file[there], documents.repeat[there], documents.position[there])
-    turned_away = _sorted(*made.reading.rejected.places())
-    count = sum(made.reading.read.values())
+    documents = made.documents
+    used = np.unique(made.table.document)
+    again = _sorted(documents.file[used], documents.repeat[used], documents.position[used])
+    turned_away = _sorted(*made.documents.rejected.places())
+    count = sum(made.documents.read.values())
     if count != len(again.file) + len(turned_away.file):
         faults.add("P21", shard_name(shard), f"of {count} documents read, {len(again.file)} are used and "
                    f"{len(turned_away.file)} rejected: this is a fault of packprep; report it")  # fmt: skip
@@ -209,7 +216,7 @@ def _format(job: Job, file: int) -> tuple[str, str]:
 
 
 def _is_table(job: Job, file: int) -> bool:
-    return _format(job, file)[0] in TABLES
+    return position_of(*_format(job, file)) == "number"
 
 
 def _keeps_all(job: Job, file: int, use: int) -> bool:
@@ -217,9 +224,9 @@ def _keeps_all(job: Job, file: int, use: int) -> bool:
     return keeps_all(_source_of(job, file), use)
 
 
-def _words(job: Job, places: Places, i: int) -> str:
+def _words(job: Job, locations: Locations, i: int) -> str:
     """One place, for people."""
-    file, use, position = (int(column[i]) for column in places)
+    file, use, position = (int(column[i]) for column in locations)
     source = _source_of(job, file)
     return f"the document at {position} of {source.files[file - source.first_file].name!r} of {source.name} (use {use})"
 
@@ -234,10 +241,11 @@ def _extents(job: Job, shard: int) -> Iterator[_Extents]:
         return _Extents(*table[:, np.lexsort(table[2::-1])])
 
     for source in job.sources:
-        places = source.places(shard, job.shards)
-        for place in {*places[:1], *places[-1:]}:  # of which the shard takes a part, perhaps
-            found.append(_in_part(source, source.extent(place, shard, job.shards)))
-        inner = places[1:-1]
+        locations = source.places(shard, job.shards)
+        for location in {*locations[:1], *locations[-1:]}:  # of which the shard takes a part, perhaps
+            own = source.taken(shard, job.shards, [location])
+            found.append(_in_part(part for of_piece in own for part in source.slices_of(*of_piece)))
+        inner = locations[1:-1]
         for i in range(0, len(inner), _AT_ONCE):
             found.append(_whole(source, inner[i : i + _AT_ONCE]))
             if sum(table.shape[1] for table in found) >= _AT_ONCE:
@@ -245,9 +253,9 @@ def _extents(job: Job, shard: int) -> Iterator[_Extents]:
     yield taken()
 
 
-def _whole(source: PlannedSource, places: range) -> np.ndarray:
+def _whole(source: PlannedSource, locations: range) -> np.ndarray:
     """int64[4, n]: file, use, begin and end of all files and pieces at some places."""
-    pieces, uses = source.at_places(places)
+    pieces, uses = source.at_places(locations)
     found = source.pieces.at(pieces)
     file, uses, part, size = (np.repeat(column, found.files) for column in (found.file, uses, found.part, found.bytes))
     file += np.arange(len(file)) - np.repeat(np.cumsum(found.files) - found.files, found.files)
@@ -258,18 +266,19 @@ def _whole(source: PlannedSource, places: range) -> np.ndarray:
     return np.stack([file + source.first_file, uses, begin, end])[:, begin < end]
 
 
-def _in_part(source: PlannedSource, extent: Extent) -> np.ndarray:
-    """The same of a part of a piece."""
+def _in_part(slices: Iterable[Slice]) -> np.ndarray:
+    """int64[4, n]: file, use, begin and end of some slices."""
     found = []
-    for part in source.parts(extent):
+    for part in slices:
         begin, end = 0, _END
-        if part.format == "text":
+        position = position_of(part.format, part.compression)
+        if position == "whole":
             begin, end = part.range(1)
-        elif part.format == "jsonl" and not part.compression:
+        elif position == "byte":
             first = part.piece * part.piece_bytes
             begin, end = (first + at for at in part.range(min(part.piece_bytes, part.size - first)))
         if begin < end:
-            found.append((part.file, extent.use, begin, end))
+            found.append((part.file, part.use, begin, end))
     return np.array(found, np.int64).reshape(-1, 4).T
 
 
@@ -278,8 +287,8 @@ _OTHER, _LINES, _TEXT = range(3)
 
 def _formats(source: PlannedSource) -> np.ndarray:
     """int64[files]: _LINES, whose pieces are ranges of bytes; _TEXT, a document each; _OTHER."""
-    known = {("jsonl", ""): _LINES, ("text", ""): _TEXT}
-    return np.array([known.get(kind, _OTHER) for kind in source.files.kinds], np.int64)[source.files.kind]
+    known = {"byte": _LINES, "whole": _TEXT}
+    return np.array([known.get(position_of(*kind), _OTHER) for kind in source.files.kinds], np.int64)[source.files.kind]
 
 
 def _uses_of_files(file: Any, use: Any) -> Any:
@@ -287,44 +296,44 @@ def _uses_of_files(file: Any, use: Any) -> Any:
     return file * MOST_USES + use
 
 
-def _inside(places: Places, extents: _Extents) -> np.ndarray:
+def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
     """bool[k]: whether a place lies in one of the extents; both are sorted."""
-    inside, keys = np.zeros(len(places.file), np.bool_), _uses_of_files(extents.file, extents.use)
-    near = np.flatnonzero(np.isin(_uses_of_files(places.file, places.use), keys))
-    for file, use, own in _groups(places.at(near)):
+    inside, keys = np.zeros(len(locations.file), np.bool_), _uses_of_files(extents.file, extents.use)
+    near = np.flatnonzero(np.isin(_uses_of_files(locations.file, locations.use), keys))
+    for file, use, which in _groups(locations.at(near)):
         first, end = np.searchsorted(keys, _uses_of_files(file, np.array([use, use + 1])))
-        position = places.position[near[own]]
+        position = locations.position[near[which]]
         last = np.searchsorted(extents.begin[first:end], position, "right") - 1  # that begins here or before
-        inside[near[own]] = (last >= 0) & (position < extents.end[first:end][last])
+        inside[near[which]] = (last >= 0) & (position < extents.end[first:end][last])
     return inside
 
 
-def _groups(places: Places) -> list[tuple[int, int, slice]]:
+def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
     """(file, use, which places) of each file and use."""
-    if not len(places.file):
+    if not len(locations.file):
         return []
-    changes = [np.diff(column, prepend=-1) != 0 for column in (places.file, places.use)]
+    changes = [np.diff(column, prepend=-1) != 0 for column in (locations.file, locations.use)]
     begins = np.flatnonzero(changes[0] | changes[1])
-    ends = np.append(begins[1:], len(places.file))
-    return [(int(places.file[b]), int(places.use[b]), slice(b, e)) for b, e in zip(begins, ends, strict=True)]
+    ends = np.append(begins[1:], len(locations.file))
+    return [(int(locations.file[b]), int(locations.use[b]), slice(b, e)) for b, e in zip(begins, ends, strict=True)]
 
 
-def _check_kept(job: Job, shard: int, every: Places, faults: Faults) -> None:
+def _check_kept(job: Job, shard: int, every: Locations, faults: Faults) -> None:
     """`sample` and a fractional `repeat` keep each document, as far as the plan tells."""
     if all(keeps_all(source, source.uses - 1) for source in job.sources):  # the last use has no more than the others
         return
-    for file, use, own in _groups(every):
-        kept = kept_by_plan(_source_of(job, file), use, file, every.position[own])
-        for i in np.flatnonzero(~kept)[:MAX_LISTED] + own.start:
+    for file, use, which in _groups(every):
+        is_kept = kept_by_plan(_source_of(job, file), use, file, every.position[which])
+        for i in np.flatnonzero(~is_kept)[:MAX_LISTED] + which.start:
             faults.add(
                 "P21", shard_name(shard), f"{_words(job, every, i)} is left out by the source's sample or repeat"
             )
 
 
-def _check_texts(job: Job, shard: int, every: Places, extents: _Extents, faults: Faults) -> None:
+def _check_texts(job: Job, shard: int, every: Locations, extents: _Extents, faults: Faults) -> None:
     """Each text file that the plan gives this shard is there: it is one document, whatever it holds."""
     is_text = np.concatenate([_formats(source) == _TEXT for source in job.sources])
-    wanted = Places(*extents[:3]).at(is_text[extents.file])
+    wanted = Locations(*extents[:3]).at(is_text[extents.file])
     there = every.at(every.position == 0)
     lacking = wanted.at(~np.isin(_uses_of_files(*wanted[:2]), _uses_of_files(*there[:2])))
     start = np.zeros(1, np.int64)
@@ -342,21 +351,20 @@ def _check_texts(job: Job, shard: int, every: Places, extents: _Extents, faults:
             return
 
 
-def _runs(job: Job, shard: int, every: Places, parts: Mapping[int, int], faults: Faults) -> Runs:
+def _runs(job: Job, shard: int, every: Locations, parts: Mapping[int, int], faults: Faults) -> Runs:
     """The parts of compressed files and tables, whose positions the plan does not tell; of a table no row may lack inside.
 
     parts: by the number of a file and use, how many parts of it the shard reads.
     """
     found = []
     for file, use, own in _groups(every):
-        format, compression = _format(job, file)
-        if format == "text" or (format == "jsonl" and not compression):
+        if position_of(*_format(job, file)) in ("whole", "byte"):
             continue
         position = every.position[own]
         count = parts[_uses_of_files(file, use)]
         gaps = np.flatnonzero(np.diff(position) > 1)
         if _is_table(job, file) and len(gaps) >= count and _keeps_all(job, file, use):
-            lost = Places(*(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1)))
+            lost = Locations(*(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1)))
             message = f"{_words(job, lost, 0)}, or another of its rows, is in no segment and not among the rejects"
             faults.add("P21", shard_name(shard), message)
         elif count == 1:

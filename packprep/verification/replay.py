@@ -1,20 +1,26 @@
-"""P17 of a shard: built again from its sources, whole or some of its segments, it is the same."""
+"""P17 of a shard: built again from its sources, whole or a few segments, by what built it or by the twin, it is the same."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from packprep.building.commit import encode_rejects
-from packprep.building.job import Job
-from packprep.building.replay import replay_segments, restore, stored_segments
+from packprep.building.plan import Job
 from packprep.building.work import make_shard, read_shard
-from packprep.corpus.readers import Decoders
-from packprep.dataset.json_files import receipt_name, rejects_name, shard_name
-from packprep.digests import digest_of
+from packprep.documents import supervision
 from packprep.errors import SourceError
-from packprep.verification.coverage import Places, check_read
-from packprep.verification.report import MAX_LISTED, Faults
+from packprep.format.digests import digest_of
+from packprep.format.json_files import receipt_name, rejects_name, shard_name
+from packprep.objectives.tasks import whole_recipe, whole_task
+from packprep.restoring.documents import replay_segments
+from packprep.restoring.segments import restore, stored_segments
+from packprep.sources.formats import Decoders
+from packprep.sources.formats.batch import Supervision
+from packprep.twin.comparison import compare_segments, compare_shard
+from packprep.twin.shard import Twin
+from packprep.verification.coverage import Locations, check_read
+from packprep.verification.faults import MAX_LISTED, Faults
 
 
 def replay_shard(
@@ -22,7 +28,7 @@ def replay_shard(
     number: int,
     arrays: Mapping[str, np.ndarray],
     receipt: Mapping[str, Any] | None,
-    rejects: Places | None,
+    rejects: Locations | None,
     decoders: Decoders,
     faults: Faults,
 ) -> tuple[int, dict[str, int] | None]:
@@ -33,7 +39,7 @@ def replay_shard(
     file, before = shard_name(number), faults.total
     made = make_shard(job, number, decoders)
     if receipt is not None:
-        changed = _changed_sources(receipt, made.reading.text_digests)
+        changed = _changed_sources(receipt, made.documents.text_digests)
         for message in changed:
             faults.add("P17", file, message)
         if changed:
@@ -53,23 +59,25 @@ def replay_shard(
             faults.add("P17", file, f"{name} has shape {list(stored.shape)}, made again {list(again.shape)}")
             continue
         wrong = np.argwhere(stored.view(f"u{stored.itemsize}") != again.view(f"u{again.itemsize}"))
-        for place in wrong[:3]:
-            at = tuple(int(i) for i in place)
+        for index in wrong[:3]:
+            at = tuple(int(i) for i in index)
             row, slot = (at[0], at[1]) if len(at) == 2 else (None, None)
             where = "" if len(at) == 2 else f"[{at[0]}]"
             faults.add("P17", file, f"{name}{where} made again is {again[at]}", row, slot, stored[at].item())
     if faults.total > before:
-        return len(made.segments.n), made.reading.text_bytes
-    own, documents = made.segments, made.reading.documents
-    exact = stored_segments(job, arrays)._replace(bos=own.bos, eos=own.eos, copy=own.copy, bodies=own.bodies())
-    restored, offsets, _ = restore(job, arrays, exact, np.arange(len(own.n)))
-    first = documents.offsets[own.document] + own.start
-    within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], own.n)
-    differs = np.flatnonzero(restored != documents.ids[np.repeat(first, own.n) + within])
+        return len(made.table.n), made.documents.text_bytes
+    table, documents = made.table, made.documents
+    exact = stored_segments(job, arrays)._replace(
+        bos=table.bos, eos=table.eos, copy=table.copy, first_trained=table.first_trained
+    )
+    restored, offsets, _ = restore(job, arrays, exact, np.arange(len(table.n)))
+    first = documents.offsets[table.document] + table.start
+    within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], table.n)
+    differs = np.flatnonzero(restored != documents.ids[np.repeat(first, table.n) + within])
     for g in np.unique(np.searchsorted(offsets, differs[:MAX_LISTED], "right") - 1):
         message = f"segment {g}: inverting it does not give the document's tokens"
         faults.add("P17", file, message, int(exact.row[g]))
-    return len(own.n), made.reading.text_bytes
+    return len(table.n), made.documents.text_bytes
 
 
 def replay_some(
@@ -117,3 +125,42 @@ def _changed_sources(receipt: Mapping[str, Any], digests: Mapping[str, str]) -> 
         for name, digest in digests.items()
         if receipt["text_digests"].get(name) != digest
     ]
+
+
+def plan_for_twin(job: Job) -> dict[str, Any]:
+    """The plan of a job with all keys and parameters that joined later, which the twin knows as it knows the others."""
+    return {
+        **job.plan,
+        "recipe": whole_recipe(job.plan["recipe"]),
+        "tasks": [whole_task(task) for task in job.plan["tasks"]],
+        "files": [file for source in job.sources for file in source.files.as_planned()],
+    }
+
+
+def twin_of(job: Job) -> Twin:
+    """The twin of a job. What a chat template writes for messages it takes from the job."""
+
+    def conversation(messages: Any) -> Any:
+        return supervision.conversation(Supervision(None, None, messages), job.plan["chat_template"])
+
+    prefixes = [source.prefix for source in job.sources]
+    return Twin(plan_for_twin(job), job.vocabulary.tokenizer_json, prefixes, conversation)
+
+
+def check_twin(
+    twin: Twin,
+    shard: int,
+    arrays: Mapping[str, np.ndarray],
+    chosen: Sequence[int] | None,
+    file: str,
+    faults: Faults,
+    report: Callable[[int, int], None],
+) -> int:
+    """P17 by the twin: of some segments, or (None) of the whole shard. Gives how many segments it recomputed."""
+    if chosen is None:
+        found, count = compare_shard(twin, shard, arrays, report)
+    else:
+        found, count = compare_segments(twin, shard, arrays, chosen, report)
+    for difference in found:
+        faults.add("P17", file, f"twin: {difference.message}", difference.row, difference.slot, difference.stored)
+    return count

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from packprep.building.job import Job
-from packprep.building.replay import Stored
+from packprep.building.plan import Job
+from packprep.building.segments import SegmentTable
 from packprep.kernel import kernel
-from packprep.verification.noise import trainable
-from packprep.verification.report import MAX_LISTED, Faults
+from packprep.verification.faults import MAX_LISTED, Faults
 
 # Codes of `_check_slots`, with the promise and the words of each.
 _SLOT_FAULTS = {
@@ -33,18 +32,18 @@ _CODES = len(_SLOT_FAULTS)
 @kernel(inline=True)
 def _or_of_differences(values, row, begin, end, should):
     """0 iff all of values[row, begin : end] are `should` (≥ 0)."""
-    own, found = values[row, begin:end], np.uint32(0)
-    for i in range(own.shape[0]):
-        found |= np.uint32(own[i]) ^ np.uint32(should)
+    slots, found = values[row, begin:end], np.uint32(0)
+    for i in range(slots.shape[0]):
+        found |= np.uint32(slots[i]) ^ np.uint32(should)
     return found
 
 
 @kernel(inline=True)
 def _largest(values, row, begin, end):
     """The largest of values[row, begin : end], of which a negative one is beyond 2³¹."""
-    own, found = values[row, begin:end], np.uint32(0)
-    for i in range(own.shape[0]):
-        found = max(found, np.uint32(own[i]))
+    slots, found = values[row, begin:end], np.uint32(0)
+    for i in range(slots.shape[0]):
+        found = max(found, np.uint32(slots[i]))
     return found
 
 
@@ -74,10 +73,10 @@ def _segment_is_good(
     if _largest(tokens, row, begin, end) >= vocab_size or _or_of_differences(segment_ids, row, begin, end, number) != 0:
         return False
     if not next_token:
-        own, originals, trained = tokens[row, begin:end], labels[row, begin:end], loss_mask[row, begin:end]
+        inputs, originals, trained = tokens[row, begin:end], labels[row, begin:end], loss_mask[row, begin:end]
         found = np.uint32(0)
-        for i in range(own.shape[0]):
-            found |= (np.uint32(own[i]) ^ np.uint32(originals[i])) * np.uint32(trained[i] == 0)
+        for i in range(inputs.shape[0]):
+            found |= (np.uint32(inputs[i]) ^ np.uint32(originals[i])) * np.uint32(trained[i] == 0)
         return found == 0 and _largest(labels, row, begin, end) < vocab_size
     first = min(first, end - 1)
     found = _or_of_differences(loss_mask, row, begin, first, 0) | _or_of_differences(loss_mask, row, first, end - 1, 1)
@@ -91,12 +90,12 @@ def _segment_is_good(
 
 @kernel
 def _check_slots(
-    tokens, labels, segment_ids, loss_mask, may, row_begin, begin, slots, prefix, next_token, pad, vocab_size,
+    tokens, labels, segment_ids, loss_mask, trainable, row_begin, begin, slots, prefix, next_token, pad, vocab_size,
     listed, where, counts,
 ):  # fmt: skip
     """Walk the slots. where: int64[codes, listed, 3] takes (row, slot, value); counts: int64[codes].
 
-    may: uint8[rows, seq_length], slots that may be trained; without rows: all. begin, slots, prefix: int64 by segment;
+    trainable: uint8[rows, seq_length], slots that may be trained; without rows: all. begin, slots, prefix: int64 by segment;
     row_begin: int64[rows + 1] first segment of each row.
     """
     length = tokens.shape[1]
@@ -128,7 +127,7 @@ def _check_slots(
                 break
             number, end = g - row_begin[r] + 1, begins + slots[g]
             trained_from = begins + max(prefix[g] - 1, 0)
-            plain = may.shape[0] == 0 and (with_labels or next_token[g])
+            plain = trainable.shape[0] == 0 and (with_labels or next_token[g])
             if plain and _segment_is_good(
                 tokens, labels, segment_ids, loss_mask, r, begins, end, number, trained_from, next_token[g], pad,
                 vocab_size,
@@ -141,7 +140,9 @@ def _check_slots(
                 if token < 0 or token >= vocab_size:
                     note(4, r, t, token)
                 if next_token[g]:
-                    trained = t >= trained_from and t < end - 1 and (may.shape[0] == 0 or may[r, t + 1] != 0)
+                    trained = (
+                        t >= trained_from and t < end - 1 and (trainable.shape[0] == 0 or trainable[r, t + 1] != 0)
+                    )
                     if loss_mask[r, t] != (1 if trained else 0):
                         note(6, r, t, np.int64(loss_mask[r, t]))
                 if with_labels:
@@ -156,16 +157,39 @@ def _check_slots(
                 t += 1
 
 
+@kernel
+def _mark(at, bounds, ranges, trainable):
+    for i in range(at.shape[0]):
+        for k in range(bounds[i], bounds[i + 1]):
+            for t in range(at[i] + ranges[k, 0], at[i] + ranges[k, 1]):
+                trainable[t] = 1
+
+
+def trainable_slots(arrays: Mapping[str, np.ndarray], stored: SegmentTable) -> np.ndarray:
+    """uint8[rows, seq_length]: the slots inside trained ranges; without rows where the shard has none."""
+    shape = arrays["tokens"].shape
+    if "trained_offsets" not in arrays:
+        return np.zeros((0, shape[1]), np.uint8)
+    trainable = np.zeros(shape[0] * shape[1], np.uint8)
+    _mark(
+        stored.row * shape[1] + stored.first_slot,
+        arrays["trained_offsets"],
+        arrays["trained_ranges"].astype(np.int64),
+        trainable,
+    )
+    return trainable.reshape(shape)
+
+
 def check_slots(
-    job: Job, arrays: Mapping[str, np.ndarray], stored: Stored, next_token: np.ndarray, file: str, faults: Faults
+    job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, next_token: np.ndarray, file: str, faults: Faults
 ) -> None:
     """P6 to P10 of one shard whose header is good. next_token: bool[segments]."""
     tokens = arrays["tokens"]
     labels = arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
     where, counts = np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
     _check_slots(
-        tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable(arrays, stored),
-        arrays["row_offsets"], stored.begin, stored.slots,
+        tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable_slots(arrays, stored),
+        arrays["row_offsets"], stored.first_slot, stored.slots,
         arrays["segment_prefix"].astype(np.int64), next_token, job.vocabulary.roles["pad"], job.vocabulary.vocab_size,
         MAX_LISTED, where, counts,
     )  # fmt: skip

@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader
 
 from packprep import open_dataset
 from packprep.adapters.huggingface import Collator, model_inputs
-from packprep.adapters.torch import Rows, loader
-from packprep.adapters.torch_batch import tensors
+from packprep.adapters.torch import Rows, loader, tensors
 from packprep.errors import ArgumentError
 from tests.adapters import rows_made
 from tests.adapters.rows_made import VOCAB, Segment
@@ -103,6 +102,7 @@ def test_gradients_are_accumulated_over_the_number_that_the_trainer_counts(next_
     torch.testing.assert_close(sum(losses), model(**collator.inputs(batch)).loss)
 
 
+@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
 @pytest.mark.parametrize("name", ["causal", "prefix", "both_ways", "mixed"])
 def test_a_packed_row_gives_what_its_documents_give_alone(next_token, attention, name, monkeypatch):
@@ -210,6 +210,7 @@ def test_the_collator_takes_rows_from_dataloader(next_token):
     assert inputs["attention_mask"].shape == (3, 1, 64, 64)
 
 
+@pytest.mark.long
 def test_a_block_mask_is_not_sent_from_a_worker(next_token):
     collator = Collator(next_token, attention="flex_attention")
     with pytest.raises(ArgumentError, match="cannot be sent from a worker process"):

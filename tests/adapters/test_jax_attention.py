@@ -112,6 +112,7 @@ def by_dense_mask(query, key, value, ids, ends):
 splash_of_128, splash_of_256 = splash_attention, partial(splash_attention, block=256)
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("path, gap", [(splash_of_128, 0), (splash_of_128, 3), (splash_of_256, 3)])
 def test_splash_attention_is_dot_product_attention(path, gap):
     segments = [("prefix", 90, 0), ("bidirectional", 200, 0), ("causal", 61, 0), ("prefix", 140, 0), ("causal", 1, 0)]
@@ -209,6 +210,7 @@ def test_a_packed_row_equals_its_documents_alone_under_splash_attention(gap):
     assert_packed_equals_unpacked(packed(512, segments, gap=gap), by_splash, 2, 2)
 
 
+@pytest.mark.long
 def test_a_packed_row_of_8192_slots_equals_its_documents_alone_under_splash_attention():
     segments = [(kind, 1333, 0) for kind in 2 * ["prefix", "causal", "bidirectional"]]
     assert_packed_equals_unpacked(packed(8192, segments), by_splash, 1, 1)

@@ -13,10 +13,11 @@ import packprep
 from packprep.dataset import attention
 from packprep.errors import ArgumentError, StateError
 from tests import made
+from tests.adapters import jax_made
 from tests.adapters.jax_made import jax, jnp
 from tests.dataset import synthetic
 
-from packprep.adapters.jax import columns, data_rank, dense_mask, loader  # isort: skip
+from packprep.adapters.jax import data_rank, dense_mask, loader, loading, masked_loss  # isort: skip
 
 LENGTH = 64
 
@@ -331,7 +332,7 @@ def test_a_state_goes_on_exactly_at_another_batch_size(plain):
 
 def test_arrays_lie_where_the_rows_were_read(plain, monkeypatch):
     """On one CPU device nothing is copied, and no two batches share memory."""
-    where, own = [], columns.aligned
+    where, own = [], loading.aligned
 
     def noted(shape, dtype):
         array = own(shape, dtype)
@@ -339,7 +340,7 @@ def test_arrays_lie_where_the_rows_were_read(plain, monkeypatch):
         assert array.ctypes.data % 64 == 0
         return array
 
-    monkeypatch.setattr(columns, "aligned", noted)
+    monkeypatch.setattr(loading, "aligned", noted)
     kept = [next_batch for next_batch in loader(plain, batch_size=4, epochs=1, max_segments=12)]
     lie = [array.addressable_data(0).unsafe_buffer_pointer() for batch in kept for array in batch.values()]
     assert set(lie) <= set(where) and len(set(lie)) == len(lie)
@@ -500,3 +501,60 @@ def test_two_processes_read_their_own_halves_and_make_one_array(plain):
 def test_without_jax_the_extra_to_install_is_named():
     done = made.run_python("import sys; sys.modules['jax'] = None; import packprep.adapters.jax")
     assert done.returncode == 1 and "pip install 'packprep[jax]'" in done.stderr
+
+
+# The loss
+
+
+def made_slots():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(3, 7, 11)).astype(np.float32) * 4
+    labels, mask = rng.integers(0, 11, (3, 7)), rng.integers(0, 2, (3, 7)).astype(bool)
+    return logits, labels, mask, rng.random((3, 7)).astype(np.float32)
+
+
+def test_it_is_the_sum_of_the_trained_slots_cross_entropies():
+    logits, labels, mask, weights = made_slots()
+    total = weighted = 0.0
+    for b, t in zip(*np.nonzero(mask), strict=True):
+        row = logits[b, t].astype(np.float64)
+        loss = np.log(np.exp(row).sum()) - row[labels[b, t]]
+        total, weighted = total + loss, weighted + loss * weights[b, t]
+    got, trained = masked_loss(logits, labels, mask)
+    assert got.dtype == np.float32 and np.isclose(got, total, rtol=1e-6) and trained == mask.sum()
+    assert np.isclose(masked_loss(logits, labels, mask.astype(np.uint8), weights)[0], weighted, rtol=1e-6)
+    assert masked_loss(logits.astype(jnp.bfloat16), labels, mask)[0].dtype == np.float32
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_fault_29_nan_where_nothing_is_trained_reaches_neither_the_loss_nor_its_gradient(value):
+    logits, labels, mask, weights = made_slots()
+    loss = jax.value_and_grad(lambda logits: masked_loss(logits, labels, mask, weights)[0])
+    expected, expected_gradient = loss(logits)
+    logits[~mask] = value
+    got, gradient = loss(logits)
+    assert got == expected and np.array_equal(gradient, expected_gradient)
+    assert not np.asarray(gradient)[~mask].any()
+    nothing, trained = masked_loss(np.full_like(logits, value), labels, np.zeros_like(mask))
+    assert nothing == 0 and trained == 0
+
+
+@pytest.mark.long
+def test_fault_29_a_model_whose_outputs_at_padding_are_nan_has_a_finite_loss_and_gradients():
+    row = jax_made.packed(128, [("prefix", 40, 0), ("causal", 30, 0)])
+    columns, weights = jax_made.batch([row]), jax_made.parameters(1, 1)
+    real = columns["segment_ids"] != 0
+
+    def loss(weights, padding):
+        def attend(query, key, value):
+            mask = dense_mask(columns["segment_ids"], columns["prefix_ends"])
+            return jax.nn.dot_product_attention(query, key, value, mask=mask)
+
+        logits = jnp.where(real[..., None], jax_made.decoder(weights, columns, attend), padding)
+        return masked_loss(logits, columns["labels"], columns["loss_mask"])[0]
+
+    got, gradients = jax.value_and_grad(loss)(weights, np.nan)
+    expected, expected_gradients = jax.value_and_grad(loss)(weights, 0.0)
+    assert np.isfinite(got) and got == expected
+    for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True):
+        assert np.isfinite(a).all() and np.array_equal(a, b)

@@ -8,7 +8,7 @@ import numpy as np
 from torch.nn.functional import scaled_dot_product_attention
 
 from packprep.adapters import torch_attention
-from packprep.adapters.torch_batch import tensors
+from packprep.adapters.torch import tensors
 from packprep.adapters.torch_loss import masked_loss
 from packprep.dataset import attention
 from tests.adapters import rows_made
@@ -139,12 +139,14 @@ def test_this_test_can_fail():
 # Rows of 8192 and more slots, in float32
 
 
+@pytest.mark.long
 def test_long_rows_by_varlen_keywords():
     batch = tensors(rows_made.batch(LONG, 8192))
     model = Decoder(dtype=torch.float32, heads=1, layers=1)
     assert_equal(model, batch, LONG, by_varlen(batch), form=lambda values: values.reshape(1, -1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way, grad", [(by_sdpa, True), (by_flex, False)])
 def test_long_rows_of_every_rule(way, grad):
     batch = tensors(rows_made.batch(LONG_PREFIX, 8192))

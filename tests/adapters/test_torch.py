@@ -163,6 +163,7 @@ def test_pinned_memory_without_an_accelerator_is_refused(directory):
 # Order and state
 
 
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("epochs", [None, 2])
 def test_the_order_is_the_loader_s_with_any_number_of_workers(directory, rows_of, workers, epochs):
@@ -189,6 +190,7 @@ def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
         assert all(np.array_equal(next(batches)["tokens"].numpy(), tokens) for tokens in expected)
 
 
+@pytest.mark.long
 def test_kill_and_resume_at_every_step_of_200_over_world_sizes_1_4_2(directory, rows_of):
     """After any step of one rank, four go on; after three steps of these, two: the rows are those of one order."""
     order = [row for rows in expected_rows(directory, 4, 0, 1, STEPS + 40, seed=5) for row in rows]
@@ -211,6 +213,7 @@ def test_kill_and_resume_at_every_step_of_200_over_world_sizes_1_4_2(directory, 
         assert rows_of(next(batches)) == order[4 * step : 4 * step + 4]
 
 
+@pytest.mark.long
 def test_kill_and_resume_at_every_step_of_200_from_0_to_3_workers_and_back(directory, rows_of):
     """Workers run ahead; the state does not. From each step on, 3 workers go on without any, and none goes on with 3."""
     order = expected_rows(directory, 4, 0, 1, STEPS + 4, seed=6)

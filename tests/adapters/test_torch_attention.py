@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from packprep import open_dataset
 from packprep.adapters import torch_attention
-from packprep.adapters.torch import loader
-from packprep.adapters.torch_batch import tensors
+from packprep.adapters.torch import loader, tensors
 from packprep.dataset import attention
 from packprep.errors import ArgumentError
 from tests.adapters import rows_made

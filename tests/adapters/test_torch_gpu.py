@@ -9,8 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from torch.nn.functional import scaled_dot_product_attention
 
 from packprep.adapters import torch_attention
-from packprep.adapters.torch import loader
-from packprep.adapters.torch_batch import tensors
+from packprep.adapters.torch import loader, tensors
 from tests.adapters import rows_made
 from tests.adapters.rows_made import Segment
 from tests.dataset import synthetic

@@ -2,7 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
 
-from packprep.adapters.torch_batch import tensors
+from packprep.adapters.torch import tensors
 from packprep.adapters.torch_loss import masked_loss
 from tests.adapters import rows_made
 from tests.adapters.rows_made import LENGTH, VOCAB

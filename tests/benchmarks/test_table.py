@@ -139,6 +139,7 @@ def test_the_parts_of_a_file_are_the_file(small, count, tmp_path):
     assert len(parts) == count and b"".join(part.read_bytes() for part in parts) == lines.read_bytes()
 
 
+@pytest.mark.long
 def test_packpreps_own_lines_run_and_what_is_missing_is_a_line(small, tmp_path, monkeypatch):
     own = {
         "builds": ("packprep ul2r", "dolma"),

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from packprep.building.distributed import begin, build_shard, finish
-from packprep.building.revocation import NOTE
-from packprep.dataset.json_files import receipt_name
-from packprep.errors import ArgumentError, BuildError, EngineRevoked, PlanError
+from packprep.errors import ArgumentError, BuildError, PlanError
+from packprep.format.json_files import receipt_name
 from packprep.recipe import read_recipe
 from tests import made
 
@@ -29,6 +28,7 @@ def shard_and_process(out: Path, number: int) -> tuple[int, int]:
     return build_shard(out, number)["shard"], os.getpid()
 
 
+@pytest.mark.long
 def test_a_pool_of_fresh_processes_makes_the_dataset_in_any_order_and_some_shards_twice(small):
     recipe, out, expected = small
     shards = begin(recipe, out).shards
@@ -76,16 +76,3 @@ def test_what_cannot_be_is_refused(small):
     other = read_recipe(made.table("in/a.jsonl", seed=1, output={"shard_text_bytes": 6_000}), out.parent)
     with pytest.raises(PlanError, match="seed is 1 here and 0 in the plan"):
         begin(other, out)
-
-
-def test_an_engine_that_is_caught_leaves_its_note(small, monkeypatch):
-    recipe, out, _ = small
-    begin(recipe, out)
-
-    def caught(*_):
-        raise EngineRevoked("caught", {"engine": "x", "version": "1"})
-
-    monkeypatch.setattr("packprep.building.run.finish_shard", caught)
-    with pytest.raises(EngineRevoked):
-        build_shard(out, 0)
-    assert (out / NOTE).exists()

@@ -8,15 +8,15 @@ import shutil
 import numpy as np
 import pytest
 
-from packprep.building.first_seen import changed_files, done_shards_of, note_of
-from packprep.building.inputs import look_up
-from packprep.building.output import output_of
-from packprep.building.run import open_job
+from packprep.building.plan import open_job
+from packprep.building.planning import look_up
+from packprep.building.run import changed_files, done_shards_of, note_of
 from packprep.building.work import make_shard
-from packprep.corpus.finding import find_files
-from packprep.dataset.json_files import FIRST_SEEN_NAME, MANIFEST_NAME
 from packprep.errors import SourceError
+from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME
 from packprep.recipe import Source, read_recipe
+from packprep.sources.files import find_files
+from packprep.storage import folder_at
 from tests import made
 from tests.tokens_made import write_megatron
 
@@ -79,12 +79,14 @@ def recompress(path, old: bytes, new: bytes):
     os.utime(path, ns=(time, time + 10**9))
 
 
+@pytest.mark.long
 def test_files_that_stand_as_they_did_are_not_read_again(own, begun):
     outcome, said = go_on(own)
     assert outcome.manifest is not None and said == []
     assert made.contents(own / "out") == made.contents(begun / "whole")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("names", [["a.jsonl"], ["b.jsonl.gz", "c.parquet", "d.idx"]])
 def test_another_time_alone_is_no_refusal(own, begun, names, workers):
@@ -96,6 +98,7 @@ def test_another_time_alone_is_no_refusal(own, begun, names, workers):
     assert said == [] and made.contents(own / "out") == made.contents(begun / "whole")
 
 
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize(
     "name, change",
     [
@@ -119,7 +122,7 @@ def test_other_text_at_the_same_size_is_an_error_that_names_the_file(own, name, 
 
 def test_what_no_done_shard_read_is_not_compared(own):
     inputs = look_up(read_recipe(RECIPE, own), {})
-    job, out = open_job(own / "out", inputs.prefixes), output_of(own / "out")
+    job, out = open_job(own / "out", inputs.prefixes), folder_at(own / "out")
     nothing, first = np.zeros(0, np.int64), np.zeros(1, np.int64)
     assert [item.number for item in done_shards_of(out, job, [nothing] * 3)] == []
     every = done_shards_of(out, job, [first, first, first])
@@ -162,7 +165,7 @@ def test_a_file_that_changes_while_a_piece_of_it_is_read_stops_the_build(own):
 
 
 def test_files_at_urls_have_no_times(own):
-    _, files = find_files(Source("s", (f"file://{own}/*.jsonl",)), 0, own, None)
+    _, files = find_files(Source(name="s", paths=(f"file://{own}/*.jsonl",)), 0, own, None)
     assert note_of([files]) == b'{"modified":[null]}\n'
 
 
@@ -171,7 +174,7 @@ def test_the_note_is_no_part_of_a_dataset(own):
 
     go_on(own)
     made.write(own / "out" / FIRST_SEEN_NAME, b"{}")  # as where publication was killed
-    assert verify_dataset(own / "out", None, {}, (0, 1), 1, made.Silent())["listed"] == []
+    assert verify_dataset(own / "out", None, {}, (0, 1), 0, made.Silent())["listed"] == []
     go_on(own)
     assert not (own / "out" / FIRST_SEEN_NAME).exists() and (own / "out" / MANIFEST_NAME).exists()
-    assert output_of(own / "out").others() == []
+    assert folder_at(own / "out").others() == []

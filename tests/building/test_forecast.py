@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from packprep.building import forecast as module
-from packprep.building.forecast import forecast, print_forecast
-from packprep.building.inputs import look_up
-from packprep.building.plan import make_plan
+from packprep.building.forecast import forecast
+from packprep.building.planning import look_up, make_plan
+from packprep.cli.printing import print_forecast
 from packprep.inspection.summary import describe_manifest
 from packprep.recipe import read_recipe
 from tests import made
@@ -43,6 +43,7 @@ def test_a_forecast_is_near_what_the_build_makes(folder, tmp_path):
     assert found["fingerprint"] == manifest["fingerprint"] and found["worker_bytes"] > 100 << 20
 
 
+@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_and_bytes_are_within_three_hundredths_whatever_is_packed(tmp_path, seed):
     """Two kinds of recipe a seed: with pieces that divide rows, padding, blocks, other ways to pack and to cut."""

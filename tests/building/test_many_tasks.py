@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from packprep.building.status import status_of
-from packprep.dataset.json_files import MANIFEST_NAME
+from packprep.building.distributed import status_of
 from packprep.errors import PlanError
+from packprep.format.json_files import MANIFEST_NAME
 from tests import made
 
 TASKS = 16
@@ -34,6 +34,7 @@ def started(base, table, out, index, count):
     return made.start_build(base, table, out, before=before)
 
 
+@pytest.mark.long
 def test_sixteen_fresh_tasks_at_once_write_one_plan_and_publish_one_dataset(small, tmp_path):
     base, table, expected = small
     other = {**table, "seed": 1}

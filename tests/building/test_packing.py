@@ -3,10 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.packing import ALGORITHMS, assigned, pack
-from packprep.building.segments import cut, slots_of
+from packprep.building.packing import assign, pack, placement
+from packprep.building.segments import cut
 from packprep.errors import RecipeError
-from packprep.twin import packing
+from packprep.randomness import bits64, text_key
+from packprep.twin import chance, cutting, shard
 from tests import golden, made
 
 BY_LENGTH = ("best_fit", "first_fit", "next_fit")
@@ -28,7 +29,7 @@ def test_pack_equals_its_twin(load, algorithm, max_segments):
     lengths, capacity = load
     row, offset = pack(np.array(lengths, np.int64), capacity, algorithm, max_segments)
     assert row.dtype == offset.dtype == np.int64
-    assert (row.tolist(), offset.tolist()) == packing.pack(lengths, capacity, algorithm, max_segments)
+    assert (row.tolist(), offset.tolist()) == cutting.pack(lengths, capacity, algorithm, max_segments)
 
 
 @pytest.mark.parametrize("algorithm", BY_LENGTH)
@@ -36,7 +37,7 @@ def test_pack_equals_its_twin(load, algorithm, max_segments):
 def test_pack_equals_its_twin_on_a_thousand_ordinary_lengths(algorithm, capacity):
     lengths = lognormal(1500, 3, capacity, mean=capacity / 4)
     row, offset = pack(lengths, capacity, algorithm)
-    assert (row.tolist(), offset.tolist()) == packing.pack(lengths.tolist(), capacity, algorithm)
+    assert (row.tolist(), offset.tolist()) == cutting.pack(lengths.tolist(), capacity, algorithm)
 
 
 def lognormal(count, seed, most, mean=600, sigma=1.0):
@@ -60,7 +61,9 @@ def test_what_is_assigned_is_where_the_documents_are_put(load, max_segments):
     lengths, capacity = load
     row, offset = pack(np.array(lengths, np.int64), capacity, "best_fit", max_segments)
     expected = []
-    for first, step, rows, each, fill in assigned(lengths, capacity, max_segments).tolist():
+    for first, step, rows, each, fill in assign(
+        np.bincount(lengths, minlength=capacity + 1), capacity, max_segments
+    ).tolist():
         for r in range(rows):
             expected += [(first + r * step, fill, k) for k in range(each)]
     order = np.argsort(-np.array(lengths, np.int64), kind="stable")
@@ -81,7 +84,6 @@ def test_fault_21_a_length_that_no_row_holds_is_refused_and_never_skipped():
                 pack([3, bad, 2], 8, algorithm)
     with pytest.raises(RecipeError, match="one of best_fit, first_fit, next_fit"):
         pack([3], 8, "concat")
-    assert (*BY_LENGTH, "concat") == ALGORITHMS
 
 
 def check_valid(lengths, capacity, row, offset, max_segments=0):
@@ -101,6 +103,7 @@ def utilisation(lengths, capacity, row):
     return (fill.sum() - fill.min()) / (capacity * max(1, len(fill) - 1))
 
 
+@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize("algorithm, least", [("best_fit", 0.9999), ("first_fit", 0.98), ("next_fit", 0.9)])
 @pytest.mark.parametrize("capacity", [8191, 8192, 8193, 16384, 16385, 24577])
 def test_fault_19_rows_beyond_a_power_of_two_are_packed_as_well(capacity, algorithm, least):
@@ -127,8 +130,52 @@ def test_ordinary_documents_under_ul2r_fill_best_fit_rows_to_999_thousandths_and
     segments, untrained = cut(recipe, tasks, documents)
     used = np.bincount(segments.document, segments.n, len(sizes))
     assert not untrained.any() and np.array_equal(used, sizes)  # fault 18: nothing is truncated
-    slots = slots_of(tasks, segments)
+    slots = segments.slots
     assert slots.sum() > slots_wanted * 0.9 and 500 < sizes.mean() < 700
     row, offset = pack(slots, seq_length, "best_fit", 65535)
     check_valid(slots, seq_length, row, offset)
     assert utilisation(slots, seq_length, row) >= 0.999
+
+
+# The order of rows, and of segments in a row
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 2**32))
+def test_rows_and_segments_are_put_in_keyed_order(drawn, seed):
+    rows = np.unique(drawn, return_inverse=True)[1]
+    keys = np.array([text_key(seed, i) for i in range(len(rows))], np.uint64)
+    physical = np.arange(1, len(rows) + 1)
+    for algorithm in ("best_fit", "next_fit"):
+        row = np.sort(rows) if algorithm == "next_fit" else rows
+        order, placed, begin = placement(keys, physical, row, algorithm == "next_fit")
+        expected = shard.ordered_rows(row.tolist(), keys.tolist(), algorithm)
+        assert order.tolist() == [i for members in expected for i in members]
+        assert placed.tolist() == [r for r, members in enumerate(expected) for _ in members]
+        begins = [int(physical[members[:k]].sum()) for members in expected for k in range(len(members))]
+        assert begin.tolist() == begins
+
+
+def test_equal_keys_keep_the_table_s_order():
+    order, *_ = placement(np.full(6, 9, np.uint64), np.ones(6, np.int64), np.array([0, 1, 0, 2, 1, 2]), False)
+    assert order.tolist() == [0, 2, 1, 4, 3, 5]
+
+
+def test_the_twins_know_every_purpose_that_the_order_uses():
+    from packprep import randomness
+
+    assert (chance.SEGMENT_ORDER, chance.ROW_ORDER) == (randomness.SEGMENT_ORDER, randomness.ROW_ORDER)
+
+
+@pytest.mark.parametrize("most", [24, 25, 300, 65_535])
+def test_long_rows_are_sorted_by_their_draws(most):
+    row = np.repeat(np.arange(3), [1, most, 5])
+    keys = bits64(np.uint64(8), 0, np.arange(len(row)))
+    keys[50:60] = keys[2]  # ties, where the row is that long
+    order, placed, begin = placement(keys, np.ones(len(row), np.int64), row, False)
+    draws = bits64(keys, chance.SEGMENT_ORDER)
+    by_draw = np.lexsort((np.arange(len(row)), draws, row))
+    lengths = np.bincount(placed)
+    assert sorted(lengths.tolist()) == sorted([1, most, 5]) and begin.tolist() == [i for n in lengths for i in range(n)]
+    for r in range(3):
+        mine = order[placed == r]
+        assert mine.tolist() == by_draw[row[by_draw] == row[mine[0]]].tolist()

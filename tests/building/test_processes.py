@@ -1,9 +1,11 @@
 import itertools
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -11,18 +13,13 @@ from pathlib import Path
 import pytest
 
 from packprep.building import processes
-from packprep.building.processes import one_by_one, spread
-from packprep.building.signals import stoppable
+from packprep.building.processes import STOP_SIGNALS, in_processes, one_by_one
 from packprep.errors import BuildError, SourceError, Stopped
 from tests.made import ROOT, environment
 
 
 def nothing(*_):
     pass
-
-
-def never():
-    return False
 
 
 @pytest.mark.parametrize("given", ["", "0", "x", "-1", None])
@@ -92,10 +89,11 @@ def waits():
     return one_by_one(do)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.long(beyond=2)
+@pytest.mark.parametrize("workers", [0, 1, 2, 5])
 def test_every_item_gives_its_result_once_and_every_report_arrives(workers):
     told = []
-    results = list(spread(double, (3,), list(range(9)), workers, lambda *counts: told.append(counts), never))
+    results = list(in_processes(double, (3,), list(range(9)), workers, lambda *counts: told.append(counts)))
     assert sorted(results) == [(i, 3 * i) for i in range(9)]
     assert sorted(told) == [(1, i, 0, 0) for i in range(9)]
 
@@ -113,10 +111,11 @@ def lags():
     return do
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.long(beyond=4)
+@pytest.mark.parametrize("workers", [0, 1, 2, 5])
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_an_item_may_be_taken_before_the_result_of_the_last_one_is_given(workers, count):
-    results = list(spread(lags, (), list(range(count)), workers, nothing, never))
+    results = list(in_processes(lags, (), list(range(count)), workers, nothing))
     assert sorted(results) == [(i, 2 * i) for i in range(count)]
 
 
@@ -131,7 +130,7 @@ def dies_with_two():
 
 def test_a_killed_worker_is_named_with_all_that_it_was_handed():
     with pytest.raises(BuildError, match=r"^(0|1) and (2|3): its worker process was killed by signal 9"):
-        list(spread(dies_with_two, (), list(range(6)), 2, nothing, never))
+        list(in_processes(dies_with_two, (), list(range(6)), 2, nothing))
 
 
 def dies_while_it_waits():
@@ -145,15 +144,13 @@ def dies_while_it_waits():
 
 
 def test_a_worker_that_died_before_it_was_handed_what_it_asked_for_is_named():
-    import multiprocessing
-
     def told(*counts):
         deadline = time.monotonic() + 60
         while len(multiprocessing.active_children()) == 2 and time.monotonic() < deadline:
             time.sleep(0.01)
 
     with pytest.raises(BuildError, match="[0-5]: its worker process was killed by signal 9"):
-        list(spread(dies_while_it_waits, (), list(range(6)), 2, told, never))
+        list(in_processes(dies_while_it_waits, (), list(range(6)), 2, told))
 
 
 def stops():
@@ -165,6 +162,7 @@ def stops():
     return one_by_one(do)
 
 
+@pytest.mark.long
 def test_a_worker_that_reports_nothing_is_named_once_and_when_it_goes_on(monkeypatch):
     monkeypatch.setattr(processes, "SILENT_S", 0.3)
     told = []
@@ -175,7 +173,7 @@ def test_a_worker_that_reports_nothing_is_named_once_and_when_it_goes_on(monkeyp
         if message.startswith("1: ") and " nothing " in message:
             go_on_when_stopped(int(re.findall(r"process (\d+)", message)[0]))
 
-    results = list(spread(stops, (), [0, 1], 2, nothing, never, say=say))
+    results = list(in_processes(stops, (), [0, 1], 2, nothing, say=say))
     assert sorted(results) == [(0, 0), (1, 1)]
     silence = "1: worker process PID has reported nothing for 0.3 s; waiting for it"
     assert told == [silence, "1: worker process PID goes on"]
@@ -198,35 +196,36 @@ def leaves_between_two():
 
 def test_a_worker_that_ends_with_nothing_to_do_is_named_without_an_item():
     with pytest.raises(BuildError, match="^a worker process was ended with status 7; run the same command again"):
-        list(spread(leaves_between_two, (), list(range(6)), 2, nothing, never))
+        list(in_processes(leaves_between_two, (), list(range(6)), 2, nothing))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_items_need_no_process(workers):
-    assert list(spread(broken_setup, (), [], workers, nothing, never)) == []
+    assert list(in_processes(broken_setup, (), [], workers, nothing)) == []
 
 
-def test_one_item_is_done_here():
+def test_without_workers_all_is_done_here():
     seen = []
 
     def setup():
         return one_by_one(lambda item, report: seen.append(os.getpid()))
 
-    list(spread(setup, (), ["one"], 4, nothing, never))
+    list(in_processes(setup, (), ["one"], 0, nothing))
     assert seen == [os.getpid()]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.long(beyond=1)
+@pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_error_of_a_worker_is_raised_as_it_is(workers):
     with pytest.raises(SourceError, match="item 3: cannot be read"):
-        list(spread(refuses, (), list(range(6)), workers, nothing, never))
+        list(in_processes(refuses, (), list(range(6)), workers, nothing))
     with pytest.raises(SourceError, match="nothing works"):
-        list(spread(broken_setup, (), list(range(6)), workers, nothing, never))
+        list(in_processes(broken_setup, (), list(range(6)), workers, nothing))
 
 
 def test_a_fault_in_a_worker_is_a_build_error_with_its_traceback():
     with pytest.raises(BuildError, match="item|0|1") as caught:
-        list(spread(breaks, (), [0, 1], 2, nothing, never))
+        list(in_processes(breaks, (), [0, 1], 2, nothing))
     assert "ZeroDivisionError: oh" in str(caught.value) and "report it" in str(caught.value)
 
 
@@ -235,24 +234,24 @@ def test_a_killed_worker_is_named_with_its_item_its_signal_and_what_to_do():
     with pytest.raises(
         BuildError, match=r"2: its worker process was killed by signal 9 \(the kernel kills.*same command again"
     ):
-        list(spread(dies, (), list(range(6)), 2, nothing, never, cleaned.append))
+        list(in_processes(dies, (), list(range(6)), 2, nothing, cleaned.append))
     assert len(set(cleaned)) == 2 and os.getpid() not in cleaned
 
 
 def test_a_worker_that_leaves_is_named_with_its_status():
     with pytest.raises(BuildError, match="its worker process was ended with status 7; run the same command again"):
-        list(spread(leaves, (), [0, 1], 2, nothing, never))
+        list(in_processes(leaves, (), [0, 1], 2, nothing))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_that_was_asked_for_ends_the_work_soon_and_no_process_is_left(workers):
-    begun = time.monotonic()
+@pytest.mark.long(beyond=1)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_ends_the_work_soon_no_process_is_left_and_the_handlers_are_those_before(number):
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    threading.Timer(1, os.kill, (os.getpid(), number)).start()
     with pytest.raises(Stopped, match="what is committed stays, and the same command goes on") as caught:
-        list(spread(waits, (), list(range(4)), workers, nothing, lambda: time.monotonic() > begun + 1))
-    assert caught.value.exit_status == 75
-    import multiprocessing
-
-    assert multiprocessing.active_children() == []
+        list(in_processes(waits, (), list(range(4)), 2, nothing))
+    assert caught.value.exit_status == 75 and multiprocessing.active_children() == []
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def signalled():
@@ -265,14 +264,13 @@ def signalled():
 
 def test_a_signal_that_a_worker_hears_first_is_a_stop_and_no_fault():
     with pytest.raises(Stopped, match="the same command goes on"):
-        list(spread(signalled, (), [0, 1], 2, nothing, never))
+        list(in_processes(signalled, (), [0, 1], 2, nothing))
 
 
 DEAF = """
 import hashlib, sys
-from packprep.building import processes
-from packprep.building.processes import one_by_one, spread
-from packprep.building.signals import stoppable
+from packprep.building.processes import in_processes, one_by_one
+from packprep.errors import Stopped
 
 def setup():
     def do(item, report):
@@ -280,8 +278,10 @@ def setup():
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # hours inside of a library
     return one_by_one(do)
 
-with stoppable() as asked:
-    list(spread(setup, (), ["one"], 1, print, asked, lambda pid: print("cleaned", flush=True)))
+try:
+    list(in_processes(setup, (), ["one"], 1, print, lambda pid: print("cleaned", flush=True)))
+except Stopped as error:
+    sys.exit(error.exit_status)
 """
 
 
@@ -293,21 +293,22 @@ def test_a_process_that_is_deep_in_a_library_ends_with_75_all_the_same(number):
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 75 and out == "cleaned\n" and "packprep: stopped: by a signal" in err
+    assert process.returncode == 75 and out == "cleaned\n" and err == ""
 
 
-def test_no_thread_and_no_descriptor_is_left_behind():
-    before = os.listdir("/proc/self/fd"), threading.active_count(), signal.set_wakeup_fd(-1)
-    list(spread(double, (), [1, 2], 1, nothing, never))
+@pytest.mark.long(beyond=1)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_thread_and_no_descriptor_is_left_behind(workers):
+    list(in_processes(double, (), [1, 2], workers, nothing))  # a server of processes stays, once it runs
+    before = os.listdir("/proc/self/fd"), threading.active_count()
+    list(in_processes(double, (), [1, 2], workers, nothing))
     with pytest.raises(SourceError):
-        list(spread(broken_setup, (), [1], 1, nothing, never))
-    assert (os.listdir("/proc/self/fd"), threading.active_count(), signal.set_wakeup_fd(-1)) == before
+        list(in_processes(broken_setup, (), [1], workers, nothing))
+    assert (os.listdir("/proc/self/fd"), threading.active_count()) == before
 
 
 def test_who_stops_taking_results_leaves_no_process():
-    import multiprocessing
-
-    results = spread(double, (), list(range(20)), 2, nothing, never)
+    results = in_processes(double, (), list(range(20)), 2, nothing)
     next(results)
     assert multiprocessing.active_children()
     results.close()
@@ -319,7 +320,7 @@ def test_who_stops_taking_results_leaves_no_process():
 ALONE = """
 import os, sys, threading, time
 from packprep.building import processes
-from tests.building.test_processes import never, nothing, where, waits
+from tests.building.test_processes import nothing, where, waits
 """
 
 
@@ -337,12 +338,13 @@ def where():
     return one_by_one(do)
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("threads", [0, 1])
 def test_workers_are_forked_from_here_unless_threads_run_here(threads):
     said, _ = alone(f"""
 for _ in range({threads}):
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-results = [result for _, result in processes.spread(where, (), list(range(6)), 2, nothing, never)]
+results = [result for _, result in processes.in_processes(where, (), list(range(6)), 2, nothing)]
 print(all(pid != os.getpid() for pid, _ in results), {{parent == os.getpid() for _, parent in results}})
 """).communicate(timeout=60)
     assert said.split() == ["True", "{True}" if not threads else "{False}"]
@@ -351,12 +353,13 @@ print(all(pid != os.getpid() for pid, _ in results), {{parent == os.getpid() for
 BESIDE_A_THREAD = """
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 try:
-    print(len(list(processes.spread(where, (), list(range(6)), 2, nothing, never))), os.environ["TMPDIR"])
+    print(len(list(processes.in_processes(where, (), list(range(6)), 2, nothing))), os.environ["TMPDIR"])
 except processes.BuildError as error:
     print(error)
 """
 
 
+@pytest.mark.long
 def test_workers_start_under_a_temporary_folder_of_any_length(tmp_path):
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
@@ -364,8 +367,17 @@ def test_workers_start_under_a_temporary_folder_of_any_length(tmp_path):
     assert said == f"6 {folder}\n" and not list(folder.iterdir())
     said, _ = alone("processes._SHORT_FOLDERS = ()" + BESIDE_A_THREAD, TMPDIR=str(folder)).communicate(timeout=60)
     assert f"TMPDIR is {folder}" in said and "set TMPDIR to a folder of at most 75 bytes" in said
+    with tempfile.TemporaryDirectory(dir="/tmp") as near:
+        for length, works in ((75, True), (76, False)):
+            folder = Path(near) / ("x" * (length - len(near) - 1))
+            folder.mkdir()
+            said, _ = alone("processes._SHORT_FOLDERS = ()" + BESIDE_A_THREAD, TMPDIR=str(folder)).communicate(
+                timeout=60
+            )
+            assert said.startswith("6 ") == works, said
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("threads", [0, 1])
 def test_workers_end_when_their_parent_is_killed(threads):
     process = alone(f"""
@@ -373,7 +385,7 @@ for _ in range({threads}):
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 def told(*counts):
     print(*processes.multiprocessing.active_children(), flush=True)
-list(processes.spread(waits, (), list(range(3)), 3, told, never))
+list(processes.in_processes(waits, (), list(range(3)), 3, told))
 """)
     workers = [int(pid) for pid in re.findall(r"pid=(\d+)", process.stdout.readline())]
     assert len(workers) == 3
@@ -393,24 +405,14 @@ def state_of(pid):
         return "Z"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_signals_are_noted_while_it_lasts_and_obeyed_again_after(number):
-    before = signal.getsignal(number)
-    with stoppable() as stop_asked:
-        assert not stop_asked()
-        os.kill(os.getpid(), number)
-        assert stop_asked()
-    assert signal.getsignal(number) == before
-
-
 def test_outside_of_the_main_thread_signals_are_the_caller_s():
-    seen = []
+    before, found = signal.getsignal(signal.SIGTERM), []
 
     def work():
-        with stoppable() as stop_asked:
-            seen.append(stop_asked())
+        for item, _ in in_processes(double, (), [1, 2], 1, nothing):
+            found.append((item, signal.getsignal(signal.SIGTERM) == before))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [False]
+    assert found == [(1, True), (2, True)]

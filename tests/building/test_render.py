@@ -1,18 +1,17 @@
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.layout import arrange
-from packprep.building.packing import pack
-from packprep.building.render import Table, render, render_rows, rounded_up
-from packprep.building.segments import cut, slots_of
+from packprep.building.packing import place
+from packprep.building.render import render, render_rows
+from packprep.building.segments import SegmentTable, cut
 from packprep.objectives import REGISTRY
-from packprep.objectives.objective import Bodies
-from packprep.twin import cutting, noise, objectives, packing
-from packprep.twin import rows as twin_rows
+from packprep.twin import cutting, objectives, shard
+from packprep.twin.objectives import masked_diffusion
 from tests import golden, made
 from tests.building.test_segments import facts_key
 
@@ -35,13 +34,8 @@ TABLES = st.fixed_dictionaries(
 def shard_of(table, documents, sentinels=3000):
     """The arrays of a shard that holds these documents."""
     recipe, tasks = made.mix(table, made.ids(sentinels))
-    segments = cut(recipe, tasks, documents).segments
-    slots = slots_of(tasks, segments)
-    packing_ = recipe.packing
-    physical = rounded_up(slots, packing_.pad_seq_to_mult)
-    row, _ = pack(physical, recipe.seq_length, packing_.algorithm, packing_.max_segments_per_row)
-    layout = arrange(segments.key, physical, row, packing_.algorithm == "next_fit")
-    return recipe, tasks, render(tasks, documents, segments, slots, layout, recipe.seq_length, packing_.pad_seq_to_mult)
+    placed, _ = place(cut(recipe, tasks, documents)[0], recipe)
+    return recipe, tasks, render(tasks, documents, placed, recipe.seq_length, recipe.packing.pad_seq_to_mult)
 
 
 @given(TABLES, st.lists(st.integers(1, 150), min_size=1, max_size=12), st.integers(0, 2**32))
@@ -64,13 +58,13 @@ def test_a_whole_shard_equals_its_twin(table, sizes, seed):
             segments.append((d, start, n, t, key(start), objectives.segment(content, facts)))
     lengths = [-(-len(segment[-1][0]) // mult) * mult for segment in segments]
     algorithm, most = recipe.packing.algorithm, recipe.packing.max_segments_per_row
-    packed, _ = packing.pack(lengths, recipe.seq_length, algorithm, most)
-    order = twin_rows.ordered_rows(packed, [segment[4] for segment in segments], algorithm)
+    packed, _ = cutting.pack(lengths, recipe.seq_length, algorithm, most)
+    order = shard.ordered_rows(packed, [segment[4] for segment in segments], algorithm)
     assert len(arrays["tokens"]) == len(order)
     cu_seqlens, padded = [], []
     for r, members in enumerate(order):
         own = [(slots, loss, labels) for slots, _, loss, labels in (segments[i][-1] for i in members)]
-        row = twin_rows.row_arrays(own, recipe.seq_length, made.PAD, mult)
+        row = shard.row_arrays(own, recipe.seq_length, made.PAD, mult)
         for name in ("tokens", "segment_ids", "loss_mask"):
             assert arrays[name][r].tolist() == row[name], name
         cu_seqlens += row["cu_seqlens"]
@@ -83,8 +77,8 @@ def test_a_whole_shard_equals_its_twin(table, sizes, seed):
     assert arrays["row_offsets"].tolist() == np.cumsum([0, *map(len, order)]).tolist()
     assert arrays["segment_doc"].tolist() == [int(documents.position[s[0]]) for s in flat]
     assert arrays["segment_repeat"].tolist() == [int(documents.repeat[s[0]]) for s in flat]
-    for name, place in (("start", 1), ("tokens", 2), ("task", 3), ("key", 4)):
-        assert arrays[f"segment_{name}"].tolist() == [s[place] for s in flat]
+    for name, at in (("start", 1), ("tokens", 2), ("task", 3), ("key", 4)):
+        assert arrays[f"segment_{name}"].tolist() == [s[at] for s in flat]
     assert arrays["segment_prefix"].tolist() == [s[-1][1] for s in flat]
     assert "labels" not in arrays  # no task predicts in place
     assert set(arrays["segment_noise"]) <= {0} and set(arrays["segment_loss_weight"]) <= {1}
@@ -128,13 +122,13 @@ def test_labels_where_a_task_predicts_in_place_are_the_twin_s(bos, stratified, s
         assert arrays["segment_prefix"][g] == prefix
         place = slice(begin, begin + len(slots))
         expected["tokens"][place], expected["labels"][place], expected["loss_mask"][place] = slots, labels, loss
-    levels = noise.masked_diffusion(
-        4, tasks[4].parameters, made.MASK, [], [one for _, one in noised], None, expected["tokens"],
-        expected["loss_mask"], 0,
+    levels = masked_diffusion.noise(
+        {"number": 4, "parameters": tasks[4].parameters}, (made.MASK, []), [one for _, one in noised], None,
+        expected["tokens"], expected["loss_mask"], 0,
     )  # fmt: skip
     assert flat == expected
     found = [(arrays["segment_noise"][g], arrays["segment_loss_weight"][g]) for g, _ in noised]
-    assert found == [(np.float32(level), np.float32(weight)) for level, weight in levels]
+    assert found == [(np.float32(level), np.float32(weight)) for level, weight, _ in levels]
     assert noised or (arrays["segment_task"] != 4).all()
 
 
@@ -149,20 +143,8 @@ def with_prefixes(prefixes):
 def bare(begins, sizes):
     """Segments of the first task that are their tokens alone, in one row."""
     zeros = np.zeros(len(sizes), np.int64)
-    return Table(
-        begin=begins,
-        bodies=Bodies(sizes, zeros.astype(np.uint64), zeros - 1),
-        task=zeros,
-        bos=zeros,
-        eos=zeros,
-        slots=sizes,
-        at=begins,
-        row=zeros,
-        number=np.arange(len(sizes)) + 1,
-        start=zeros,
-        copy=zeros,
-        document=zeros,
-    )
+    key = zeros.astype(np.uint64)
+    return SegmentTable(zeros, zeros, sizes, zeros, zeros, zeros, key, zeros, zeros - 1, sizes, zeros, begins)
 
 
 @pytest.mark.parametrize("id, inputs, expected", golden.cases("loss_mask_shifted"))
@@ -173,8 +155,8 @@ def test_fault_11_loss_masks_are_the_golden_file_s(id, inputs, expected):
     table = bare(begins, sizes)
     tokens = np.array(inputs["tokens"], np.uint16)
     tasks = [*with_prefixes(prefixes), made.in_place_task()]  # the second makes labels, and no segment draws it
-    arrays, prefix, *_ = render_rows(tasks, table, tokens, None, 1, len(tokens), np.dtype(np.uint16))
-    assert prefix.tolist() == prefixes and np.array_equal(arrays["tokens"][0], tokens)
+    arrays = render_rows(tasks, table, begins, tokens, None, len(tokens), np.dtype(np.uint16))
+    assert arrays["segment_prefix"].tolist() == prefixes and np.array_equal(arrays["tokens"][0], tokens)
     assert arrays["loss_mask"][0].tolist() == expected["correct"]
     targets = np.flatnonzero(arrays["loss_mask"][0])
     assert arrays["labels"][0][targets].tolist() == tokens[targets + 1].tolist()
@@ -185,7 +167,7 @@ def test_loss_of_a_prompt_and_its_completion_is_the_golden_file_s(id, inputs, ex
     n = inputs["num_ids"]
     table = bare(np.zeros(1, np.int64), np.array([n]))
     tasks = with_prefixes([inputs["prompt_length"]])
-    arrays = render_rows(tasks, table, np.arange(n), None, 1, n, np.dtype(np.uint16)).rows
+    arrays = render_rows(tasks, table, np.zeros(1, np.int64), np.arange(n), None, n, np.dtype(np.uint16))
     assert "labels" not in arrays
     assert arrays["loss_mask"][0].tolist() == expected["loss_mask"]
 
@@ -211,11 +193,7 @@ def test_fault_03_rows_are_right_whatever_the_pad_id(pad):
     arrays = {}
     for one in (pad, made.PAD):
         recipe, tasks = made.mix(table, dataclasses.replace(made.ids(), pad=one))
-        segments = cut(recipe, tasks, documents).segments
-        slots = slots_of(tasks, segments)
-        row, _ = pack(rounded_up(slots, 8), 96, "best_fit")
-        layout = arrange(segments.key, rounded_up(slots, 8), row, False)
-        arrays[one] = render(tasks, documents, segments, slots, layout, 96, 8)
+        arrays[one] = render(tasks, documents, place(cut(recipe, tasks, documents)[0], recipe)[0], 96, 8)
     inside = arrays[pad]["segment_ids"] > 0
     assert np.array_equal(arrays[pad]["segment_ids"], arrays[made.PAD]["segment_ids"])
     assert np.array_equal(arrays[pad]["loss_mask"], arrays[made.PAD]["loss_mask"])
@@ -225,7 +203,7 @@ def test_fault_03_rows_are_right_whatever_the_pad_id(pad):
 @pytest.mark.parametrize("append_eos", [False, True])
 def test_fault_12_boundaries_do_not_depend_on_eos(append_eos):
     documents = made.documents([20, 30, 9, 200, 14])
-    full_of_eos = documents._replace(ids=np.full_like(documents.ids, made.EOS))
+    full_of_eos = replace(documents, ids=np.full_like(documents.ids, made.EOS))
     table = {"seq_length": 64, "documents": {"append_eos": append_eos}}
     plain, eos = (shard_of(table, d)[2] for d in (documents, full_of_eos))
     for name in ("segment_ids", "loss_mask", "cu_seqlens", "row_offsets", "segment_tokens"):
@@ -237,7 +215,7 @@ def test_fault_20_the_loss_does_not_depend_on_what_the_tokens_are():
     documents = made.documents(np.arange(3, 200))
     one = shard_of(table, documents)[2]
     for value in (0, made.PAD, made.EOS, 1000):  # 1000 is the first sentinel
-        other = shard_of(table, documents._replace(ids=np.full_like(documents.ids, value)))[2]
+        other = shard_of(table, replace(documents, ids=np.full_like(documents.ids, value)))[2]
         assert np.array_equal(one["loss_mask"], other["loss_mask"])
         assert np.array_equal(one["segment_prefix"], other["segment_prefix"])
 

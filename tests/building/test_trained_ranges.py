@@ -50,7 +50,7 @@ def test_a_piece_whose_last_token_alone_is_not_trained_keeps_its_pivot(tmp_path)
     arrays = packprep.open_dataset(tmp_path / "out").row(0)._shard.arrays
     first = np.flatnonzero(arrays["segment_start"] == 0)[0]
     assert arrays["segment_tokens"][first] == 127 and arrays["segment_prefix"][first] == 1
-    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 1, made.Silent())
+    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent())
     assert report["listed"] == []
 
 
@@ -68,7 +68,7 @@ def test_a_plain_segment_has_the_same_loss_beside_supervised_documents(tmp_path)
             {"name": "m", "objective": "masked_diffusion", "mode_token": "[NLU]"},
         ]
         made.build(made.table("a.jsonl", seq_length=256, tasks=tasks, documents={"prepend_bos": True}), base, out)
-        report = verify_dataset(out, -1, {}, (0, 1), 1, made.Silent(), twin=True)
+        report = verify_dataset(out, -1, {}, (0, 1), 0, made.Silent(), twin=True)
         assert report["listed"] == [] and report["twin"] == report["segments"] >= len(plain) + len(more)
         dataset, found = packprep.open_dataset(out), {}
         for row in map(dataset.row, range(len(dataset))):

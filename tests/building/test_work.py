@@ -1,15 +1,10 @@
 import numpy as np
 import pytest
 
-from packprep.buffers import Buffers
-from packprep.building.inputs import look_up
-from packprep.building.run import open_job
-from packprep.building.work import begin_shard, make_shard, rehearse
-from packprep.clock import Clock
-from packprep.corpus.readers import Decoders
+from packprep.building.plan import open_job
+from packprep.building.work import make_shard
 from packprep.dataset.shard import encode
-from packprep.kernel.compiling import Kernel
-from packprep.recipe import read_recipe
+from packprep.sources.formats import Decoders
 from tests import made
 
 
@@ -21,42 +16,10 @@ def test_a_shard_is_a_function_of_plan_and_number_alone(built):
     job = open_job(built.out)
     alone = [bytes_of(make_shard(job, b)) for b in range(job.shards)]
     again = open_job(built.out)
-    decoders, buffers = Decoders(), Buffers()
-    for size in (0, 1 << 16):  # whatever lies in the memory that it goes on with
-        for name in ("ids", "tokens", "labels", "segment_ids", "loss_mask", "may"):
-            buffers.array(name, np.uint8, size).fill(0xA5)
-    backwards = [bytes_of(make_shard(again, b, decoders, buffers=buffers)) for b in reversed(range(job.shards))]
+    decoders = Decoders()
+    backwards = [bytes_of(make_shard(again, b, decoders)) for b in reversed(range(job.shards))]
     assert backwards[::-1] == alone
     assert alone == list(made.contents(built.out, "shards").values())
-
-
-@pytest.mark.parametrize("planned", [0, 1 << 61])
-def test_how_many_tokens_the_plan_expects_changes_nothing(built, planned):
-    job = open_job(built.out)
-    expected = bytes_of(make_shard(job, 0))
-    job.plan["sources"] = [{**source, "tokens": planned} for source in job.plan["sources"]]
-    assert bytes_of(make_shard(job, 0)) == expected
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "prefix_lm"}]},
-        {"packing": {"pad_seq_to_mult": 8}, "output": {"shard_text_bytes": 30_000, "columns": "compact"}},
-        {"tasks": [{"name": "b", "objective": "block_diffusion", "weight": 1, "block_length": 8}]},
-    ],
-    ids=["ul2r", "concat", "compact", "block diffusion"],
-)
-def test_a_shard_stands_while_the_next_one_is_begun(built, tmp_path, changes):
-    job = made.build({**built.table, **changes}, built.base, tmp_path / "out").job
-    assert job.shards > 2
-    buffers, decoders, clock = Buffers(), Decoders(), Clock()
-    for b in range(job.shards):
-        shard = make_shard(job, b, decoders, buffers=buffers)
-        before = bytes_of(shard), shard.reading.text_digests, list(shard.reading.rejected.in_order())
-        begin_shard(job, (b + 1) % job.shards, decoders, None, clock, buffers)
-        assert before == (bytes_of(shard), shard.reading.text_digests, list(shard.reading.rejected.in_order()))
 
 
 def test_a_shard_may_have_no_rows(tmp_path):
@@ -69,6 +32,7 @@ def test_a_shard_may_have_no_rows(tmp_path):
     assert nothing.arrays["tokens"].shape == (0, 512) and nothing.ledger["rows"] == 0
 
 
+@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("algorithm", ["best_fit", "first_fit", "next_fit", "concat"])
 @pytest.mark.parametrize("mult", [1, 8])
 def test_every_algorithm_makes_shards_that_balance(built, tmp_path, algorithm, mult):
@@ -112,56 +76,5 @@ def test_the_last_row_s_padding_is_told_apart(tmp_path):
 
 def test_progress_is_told(built):
     told = []
-    reading = make_shard(open_job(built.out), 0, progress=lambda *counts: told.append(counts)).reading
+    reading = make_shard(open_job(built.out), 0, progress=lambda *counts: told.append(counts)).documents
     assert np.sum(told, axis=0)[0] == sum(reading.read.values())
-
-
-@pytest.fixture
-def called(monkeypatch):
-    """(kernel, types of its arguments) of those that are called to lay out and render."""
-    import numba
-
-    seen = set()
-    call = Kernel.__call__
-
-    def note(kernel, *arguments):
-        if kernel.__module__.startswith(("packprep.building", "packprep.objectives", "packprep.dataset")):
-            seen.add((kernel.__module__, kernel.__name__, tuple(map(numba.typeof, arguments))))
-        return call(kernel, *arguments)
-
-    monkeypatch.setattr(Kernel, "__call__", note)
-    return seen
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"packing": {"pad_seq_to_mult": 8, "algorithm": "first_fit"}},
-        {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "causal"}]},
-        *(
-            {"tasks": [{"preset": preset}]}
-            for preset in ("llada", "prefix_lm", "t5", "fim", "duo", "bd3", "mlm", "dllm")
-        ),
-    ],
-    ids=str,
-)
-def test_a_rehearsal_calls_the_kernels_of_a_shard(tmp_path, called, changes):
-    made.write_lines(tmp_path / "a.jsonl", made.texts(80, 5, 250))
-    table = made.table("a.jsonl", **changes)
-    made.build(table, tmp_path, tmp_path / "out")
-    called.clear()
-    rehearse(look_up(read_recipe(table, tmp_path), {}))
-    rehearsed = set(called)
-    called.clear()
-    make_shard(open_job(tmp_path / "out"), 0)
-    counting = {one for one in called if "ledger" in one[0]}
-    assert called and called - counting <= rehearsed
-
-
-def test_a_rehearsal_says_nothing_of_what_is_wrong(tmp_path):
-    made.write_lines(tmp_path / "a.jsonl", ["text"])
-    table = made.table("a.jsonl", output={"token_dtype": "uint16"})
-    inputs = look_up(read_recipe(table, tmp_path), {})
-    object.__setattr__(inputs.vocabulary, "vocab_size", 1 << 17)
-    rehearse(inputs)

@@ -4,6 +4,7 @@ A build runs in a fork of this process, through the command line, so that no poi
 on its output folder pass a gate: a pipe with as many bytes as calls may pass, shared by the build's processes.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -16,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packprep.dataset.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, decode, receipt_name, rejects_name, shard_name
-from packprep.digests import digest_of
+from packprep.format.digests import digest_of
+from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, decode, receipt_name, rejects_name, shard_name
 from tests import command_line, made
 
 CALLS = ("open", "write", "fsync", "close", "rename", "link", "unlink", "mkdir")
@@ -64,23 +65,24 @@ def project(base: Path, documents: int = 120, shard_text_bytes: int = 12_000, **
 
 
 class Running(NamedTuple):
-    """A build at work in a fork."""
+    """A build at work in a fork: a group of processes."""
 
     pid: int
     log: int
 
     def wait_until_stopped(self) -> None:
-        """Wait for a call with strike STOP, of its first process."""
+        """Wait for a call with strike STOP."""
         _, state = os.waitpid(self.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(state), "it has ended"
 
     def go_on(self) -> None:
         """Let it make that call."""
-        os.kill(self.pid, signal.SIGCONT)
+        os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """End its first process, also one that is stopped."""
-        os.kill(self.pid, signal.SIGKILL)
+        """End it, also where it is stopped."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self) -> Ended:
         """Wait for all its processes."""
@@ -104,8 +106,8 @@ def start(
 
     strike: KILL, in the middle of a write and before any other call; STOP, likewise before it goes on; the number of an
     error, which the call gives; or SHORT: from that call on, each write takes a part of what it is given. where: whose
-    calls are counted, those of the build's "first" process, of its "worker" processes, or "anywhere". before: what the
-    fork does first.
+    calls are counted, and who is killed: the build's "first" process, one of its "worker" processes, or "anywhere" and all.
+    before: what the fork does first.
     """
     gate_out, gate_in = os.pipe()
     numbers = set(at)
@@ -116,6 +118,7 @@ def start(
     if not process:
         try:
             os.close(log_out)
+            os.setpgid(0, 0)
             signal.alarm(LONGEST_S)
             _guard(out, gate_out, log_in, strike, where)
             before()
@@ -128,6 +131,8 @@ def start(
             os._exit(99)
     os.close(log_in)
     os.close(gate_out)
+    with contextlib.suppress(OSError):  # whoever of both comes first
+        os.setpgid(process, process)
     return Running(process, log_out)
 
 
@@ -172,11 +177,16 @@ def _guard(out: Path, gate: int, log: int, strike: str | int, where: str) -> Non
                 if name == "write":
                     half = write(arguments[0], arguments[1][: len(arguments[1]) // 2])
                     arguments = (arguments[0], arguments[1][half:])
-                # to this very thread: no call of its own comes between
-                signal.pthread_kill(threading.get_ident(), signal.SIGKILL if strike == KILL else signal.SIGSTOP)
+                number = signal.SIGKILL if strike == KILL else signal.SIGSTOP
+                if where == "anywhere" and strike == KILL:
+                    os.killpg(0, number)
+                elif os.getpid() != first and strike == STOP:
+                    os.kill(first, number)  # for which the test waits
+                signal.pthread_kill(threading.get_ident(), number)  # at once: no call of its own comes between
             if struck and isinstance(strike, int):
                 if name == "close":
                     real(*arguments)
+                    del ours[arguments[0]]
                 raise OSError(strike, os.strerror(strike), place)
             short = short or (struck and strike == SHORT)
             if short and name == "write":

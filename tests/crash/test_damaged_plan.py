@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from packprep.building.run import read_plan
-from packprep.dataset.json_files import MANIFEST_NAME, encode
-from packprep.digests import digest_of, own_digest
+from packprep.building.plan import read_plan
 from packprep.errors import PlanError
+from packprep.format.digests import digest_of, own_digest
+from packprep.format.json_files import MANIFEST_NAME, encode
 from tests import command_line, made
 from tests.crash import disturbed
 
@@ -30,6 +30,7 @@ def test_the_digest_is_that_of_the_plan_without_it(plain):
     assert json.loads(plain.expected[MANIFEST_NAME])["plan"]["digest"] == digest_of(plain.expected["plan.json"])
 
 
+@pytest.mark.long
 def test_a_change_of_any_byte_is_refused(plain, begun):
     data = plain.expected["plan.json"]
     chance = np.random.default_rng(0)

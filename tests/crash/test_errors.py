@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from packprep.building.plan import made_with
-from packprep.dataset.json_files import MANIFEST_NAME
+from packprep.building.planning import made_with
+from packprep.format.json_files import MANIFEST_NAME
 from tests import command_line, made
 from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on, check_truth
@@ -33,6 +33,7 @@ def check_refusal(ended, out: Path, said: str) -> None:
     assert "run the same command again: what is committed stays" in messages[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", ERRORS, ids=lambda number: errno.errorcode[number])
 def test_fault_24_an_error_of_any_call_stops_the_build_says_why_and_it_goes_on_later(
@@ -41,27 +42,29 @@ def test_fault_24_an_error_of_any_call_stops_the_build_says_why_and_it_goes_on_l
     calls = disturbed.run(plain.command(folder / "out", workers), folder / "out").calls
     points = disturbed.different(calls)[:: (1 if number == errno.EIO else 2) * (1 if workers == 1 else 4)]
     survived = []
+
+    def harmless(call):
+        """What a temporary leaves, and with two workers a folder that the other one has made meanwhile."""
+        return (call.startswith("unlink ") and call.endswith(".tmp")) or (workers > 1 and call.startswith("mkdir "))
+
     for at in points:
         out = folder / f"out{at}"
         ended = disturbed.run(plain.command(out, workers), out, at, strike=number)
         if ended.status == 0:  # a temporary that cannot be removed does no harm
-            survived.append(ended.calls[at - 1])
+            # Where two processes call at the same moment, either may read the answer that strikes.
+            near = ended.calls[at - 2 : at + 1] if workers > 1 else ended.calls[at - 1 : at]
+            survived.append(next(filter(harmless, near), ended.calls[at - 1]))
             assert made.contents(out).items() >= plain.expected.items()
         else:
             check_refusal(ended, out, ERRORS[number])
         check_truth(plain, out)
         check_goes_on(plain, out, workers)
         shutil.rmtree(out)
-    # What a temporary leaves, and with two workers a folder that the other one has made meanwhile.
-    harmless = [
-        c
-        for c in survived
-        if (c.startswith("unlink ") and c.endswith(".tmp")) or (workers > 1 and c.startswith("mkdir "))
-    ]
-    assert survived == harmless, set(survived) - set(harmless)
+    assert all(map(harmless, survived)), set(survived)
     record_property("error points", len(points))
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("at", [1, 60, 100])
 def test_writes_that_take_a_part_go_on_with_the_rest(plain, folder, at):
     ended = disturbed.run(plain.command(folder / "out"), folder / "out", at, strike=disturbed.SHORT)
@@ -88,6 +91,7 @@ def test_fault_24_a_file_larger_than_this_process_may_write_is_named(plain, fold
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
+@pytest.mark.long
 @needs_mounts
 @pytest.mark.parametrize("workers", [1, 2])
 def test_fault_24_a_full_file_system_in_memory(plain, tmp_path, workers):
@@ -103,6 +107,7 @@ def test_fault_24_a_full_file_system_in_memory(plain, tmp_path, workers):
         check_goes_on(plain, out, workers)
 
 
+@pytest.mark.long(beyond=1)
 @needs_loop_mounts
 @pytest.mark.parametrize("room", [20, 60, 150, 200])
 def test_fault_24_a_full_disk(plain, tmp_path, room):
@@ -127,6 +132,7 @@ def test_an_output_that_is_a_file_or_below_one_is_named(plain, folder, below):
     assert str(out) in said and made.contents(folder) == {"out": b"a file stands here"}
 
 
+@pytest.mark.long
 @needs_mounts
 def test_a_file_system_that_is_read_only_is_named_at_every_moment_of_a_build(plain, tmp_path):
     point = tmp_path / "mounted"
@@ -161,7 +167,7 @@ def readable() -> Iterator[disturbed.Project]:
 def test_a_folder_without_permission_is_named(readable, begun, monkeypatch):
     plain, out = readable, readable.base.parent / "out"
     facts = made_with()  # somebody else may not read where the libraries lie
-    monkeypatch.setattr("packprep.building.plan.made_with", lambda: facts)
+    monkeypatch.setattr("packprep.building.planning.made_with", lambda: facts)
     if begun:
         assert disturbed.run(plain.command(out), out, 100).status < 0
     out.mkdir(exist_ok=True)

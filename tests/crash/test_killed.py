@@ -26,10 +26,12 @@ def test_the_points_are_all_calls_of_all_kinds(plain, folder):
     ended = disturbed.run(plain.command(folder / "out"), folder / "out")
     assert ended.status == 0 and made.contents(folder / "out") == plain.expected
     assert len(ended.calls) > 150
-    assert all(is_of_both(ended.calls, name) for name in ("open", "write", "fsync", "close", "rename", "mkdir"))
-    assert sum(call.startswith("link ") for call in ended.calls) == 4  # tokenizer, plan, note, manifest
+    assert all(is_of_both(ended.calls, name) for name in ("open", "write", "fsync", "close", "mkdir"))
+    assert sum(call.startswith("rename shards/") for call in ended.calls) == 3
+    assert sum(call.startswith("link ") for call in ended.calls) == 3 + 4  # receipts; tokenizer, plan, note, manifest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_fault_23_a_build_killed_at_any_call_goes_on_to_the_same_bytes(plain, folder, part, record_property):
     count = len(disturbed.run(plain.command(folder / "out"), folder / "out").calls)
@@ -43,6 +45,7 @@ def test_fault_23_a_build_killed_at_any_call_goes_on_to_the_same_bytes(plain, fo
     record_property("kill points", len(range(1 + part, count + 1, PARTS)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["first", "worker"])
 def test_fault_23_a_process_of_two_workers_build_killed_at_any_call(plain, folder, where, record_property):
     command = plain.command(folder / "out", 2)
@@ -127,6 +130,7 @@ def traced(plain, out: Path, injections: list[str], log: Path) -> subprocess.Com
     return subprocess.run(whole, env=made.environment(), capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_strace(), reason="no strace that may trace")
 @pytest.mark.parametrize("call", STRACE_POINTS)
 def test_fault_23_a_command_killed_in_a_real_call_goes_on_to_the_same_bytes(plain, folder, call, record_property):
@@ -136,7 +140,8 @@ def test_fault_23_a_command_killed_in_a_real_call_goes_on_to_the_same_bytes(plai
         done = traced(plain, out, [f"{call}:signal=SIGKILL:when={when}"], folder / "log")
         if done.returncode == 0:
             continue  # mkdir and unlink: libraries may make the first ones
-        assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), done.stderr
+        lost = done.returncode == 2 and "its worker process was killed by signal 9" in done.stderr
+        assert lost or done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), done.stderr
         check_truth(plain, out)
         check_goes_on(plain, out)
         tried += 1
@@ -144,6 +149,7 @@ def test_fault_23_a_command_killed_in_a_real_call_goes_on_to_the_same_bytes(plai
     record_property("kill points", tried)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_strace(), reason="no strace that may trace")
 def test_real_calls_that_are_interrupted_are_made_again(plain, folder):
     log = folder / "log"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from packprep.dataset.json_files import receipt_name
+from packprep.format.json_files import receipt_name
 from tests import made
 from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on, check_truth
@@ -63,6 +63,7 @@ def copy_mounted(folder: Path) -> Iterator[Path]:
         yield folder / "after"
 
 
+@pytest.mark.long
 def test_fault_23_after_a_power_cut_nothing_is_half_and_the_same_command_finishes(plain, tmp_path, record_property):
     shards_done, moments = [], 0
     for moment, out in cuts(plain, tmp_path, every=9):
@@ -75,6 +76,7 @@ def test_fault_23_after_a_power_cut_nothing_is_half_and_the_same_command_finishe
     record_property("power cuts", moments)
 
 
+@pytest.mark.long
 def test_without_fsync_the_same_test_finds_files_that_are_not_whole(plain, tmp_path):
     def patch_away():
         os.fsync = lambda descriptor: None

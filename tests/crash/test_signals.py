@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from packprep.dataset.json_files import MANIFEST_NAME
+from packprep.format.json_files import MANIFEST_NAME
 from tests import made
 from tests.crash.disturbed import Project, check_goes_on, check_truth
 
@@ -53,6 +53,7 @@ def undisturbed(tmp_path_factory):
     return base, table, made.contents(base / "out")
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("moment", ["plan", "first shards", "a temporary"])
 def test_fault_23_a_killed_build_goes_on_to_the_same_bytes(undisturbed, tmp_path, moment):
     base, table, expected = undisturbed
@@ -77,6 +78,7 @@ def made_temporaries(out: Path) -> bool:
     return any(out.glob("*/*/.*.tmp"))
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_a_build_with_status_75_and_it_goes_on_later(undisturbed, tmp_path, workers, number):

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from packprep.building import run as building_run
-from packprep.dataset.json_files import MANIFEST_NAME, receipt_name, shard_name
+from packprep.format.json_files import MANIFEST_NAME, receipt_name, shard_name
 from tests import made
 from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on
@@ -21,6 +21,7 @@ def stamps(out):
     return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("offset_s", [0, 0.3])
 def test_two_commands_at_the_same_time_give_the_bytes_of_one(plain, folder, workers, offset_s):
@@ -39,6 +40,7 @@ def test_two_commands_at_the_same_time_give_the_bytes_of_one(plain, folder, work
     assert made.contents(out) == plain.expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_two_builds_interleaved_call_by_call(plain, folder, workers, record_property):
     """One is stopped before a call, the other makes the whole dataset and tidies up, the first goes on."""
@@ -62,6 +64,7 @@ def test_two_builds_interleaved_call_by_call(plain, folder, workers, record_prop
     record_property("points of two builds", len(points))
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.06, 0.1])
 def test_builds_side_by_side_with_small_offsets(plain, folder, delay_s):
     out = folder / "out"
@@ -89,18 +92,18 @@ def test_a_build_again_writes_no_file(plain, folder):
 def test_a_shard_that_comes_out_differently_stops_the_build_with_both_digests_and_nothing_is_lost(plain, folder):
     out = folder / "out"
     calls = disturbed.run(plain.command(folder / "other"), folder / "other").calls
-    first_is_done = calls.index(next(c for c in calls if c.startswith("rename receipts/000/.000000.json"))) + 2
+    first_is_done = calls.index(next(c for c in calls if c.startswith("link receipts/000/.000000.json"))) + 2
 
     def change_a_token():
-        finish = building_run.finish_shard
+        make = building_run.make_shard
 
-        def finish_differently(job, begun, *others):
-            shard = finish(job, begun, *others)
-            if begun.number == 1:
+        def make_differently(job, number, *others):
+            shard = make(job, number, *others)
+            if number == 1:
                 shard.arrays["tokens"][0, 0] ^= 1
             return shard
 
-        building_run.finish_shard = finish_differently
+        building_run.make_shard = make_differently
 
     first = disturbed.start(plain.command(out), out, [first_is_done], disturbed.STOP, before=change_a_token)
     first.wait_until_stopped()

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from packprep.dataset import json_files, shard
-from packprep.digests import digest_of
+from packprep.dataset import shard
+from packprep.format import json_files
+from packprep.format.digests import digest_of
 
 SOURCES = ["web", "code", "chat"]
 PAD = 1

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset import attention, manifest, segments, shard
-from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS
+from packprep.dataset import attention, manifest, rows, shard
+from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
 from packprep.errors import DatasetError
 from packprep.inspection.row import describe_row
 from packprep.inspection.summary import describe_dataset
 from tests import made
-from tests.dataset.synthetic import make_shard
+from tests.dataset.synthetic import PAD, make_shard, tasks
 from tests.verification.damage import edit_manifest, faults_of, promises_of, put_shard, resigned
 
 MASKED, BLOCKS = {"objective": "masked_diffusion"}, {"objective": "block_diffusion", "block_length": 8}
@@ -128,6 +128,7 @@ def test_batches_read_equal_with_all_columns_anew_and_with_loss_on_some(pairs, k
             assert np.array_equal(x, y)
 
 
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_are_verified_whole_and_described_the_same(pairs, kind):
     full, compact = pairs(kind)
@@ -223,12 +224,13 @@ def test_a_wrong_number_is_found(damaged, name, promise):
 @pytest.mark.parametrize("options", [{}, {"pad_to": 8}])
 def test_what_is_derived_is_what_a_walk_over_the_segments_gives(options):
     arrays = make_shard(np.random.default_rng(2), 40, **options)
-    rows, length = arrays["tokens"].shape
-    opened = shard.Shard("made", rows, len(arrays["segment_key"]), length, {k: () for k in arrays}, 0, 0)
+    n_rows, length = arrays["tokens"].shape
+    opened = shard.Shard("made", n_rows, len(arrays["segment_key"]), length, {k: () for k in arrays}, 0, 0)
     opened.__dict__["arrays"] = arrays
-    found = segments.Segments([(opened, r) for r in range(rows)], length)
-    assert np.array_equal(found.segment_ids().reshape(rows, length), arrays["segment_ids"])
-    assert np.array_equal(found.next_token_loss_mask().reshape(rows, length), arrays["loss_mask"])
+    facts = rows.Facts("made", length, PAD, arrays["tokens"].dtype, tasks())
+    found = rows.Segments(facts, [(opened, r) for r in range(n_rows)])
+    for name in ("segment_ids", "loss_mask"):
+        assert np.array_equal(rows.SLOTS[name].derived(found).reshape(n_rows, length), arrays[name])
     assert np.array_equal(found.gaps, np.flatnonzero(arrays["segment_ids"] == 0))
     ids = arrays["segment_ids"].reshape(-1)
     positions = [0] * len(ids)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
-from packprep.dataset import attention, json_files, loader, manifest, shard
+from packprep.dataset import attention, loader, manifest, shard
 from packprep.dataset import batches as iteration
 from packprep.errors import ArgumentError, DatasetError, StateError
+from packprep.format import json_files
 from tests import made as builds
 from tests.dataset.synthetic import PAD, SOURCES, make_dataset, make_shard, replace_in_manifest, tasks
 
@@ -488,10 +489,10 @@ def test_damage_of_blocks_and_physical_offsets_is_refused_by_file_and_row(tmp_pa
 def test_one_segment_with_fewer_physical_slots_than_its_own_is_refused(tmp_path):
     make_dataset(tmp_path, pad_to=8)
     row = next(row for row in map(packprep.open_dataset(tmp_path).row, range(5)) if row.n_segments > 1)
-    first = row._range[0] + row._row
+    first = row._shard.segment_range(row._row)[0] + row._row
     end = int(row.cu_seqlens[1])
     ds = damaged(tmp_path, "cu_seqlens_padded", first + 1, end - 1, pad_to=8)
-    with pytest.raises(DatasetError, match=rf"row {row.index}: cu_seqlens_padded gives a segment fewer slots"):
+    with pytest.raises(DatasetError, match=rf"row {row.index}: its cu_seqlens or cu_seqlens_padded do not ascend"):
         ds.row(row.index).cu_seqlens_padded  # noqa: B018
     ds = damaged(tmp_path, "cu_seqlens_padded", first + 1, end, pad_to=8)  # as many are enough
     assert ds.row(row.index).cu_seqlens_padded[1] == end
@@ -572,7 +573,7 @@ class Numbered(loader.Dataset):
     """A dataset of n rows without files, whose row i has tokens i; only `batch` and `manifest` are used."""
 
     def __init__(self, n, fingerprint="f" * 32):
-        self.n, self._head, self.directory = (
+        self.n, self.manifest, self.directory = (
             n,
             {"fingerprint": fingerprint, "digest": "d" * 32, "shards": []},
             "numbered",

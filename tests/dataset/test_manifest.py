@@ -1,12 +1,12 @@
 import itertools
 import json
-import pickle
 
 import pytest
 
 import packprep
-from packprep.dataset import json_files, manifest
+from packprep.dataset import manifest
 from packprep.errors import DatasetError
+from packprep.format import json_files
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
 
 
@@ -135,19 +135,19 @@ def test_the_list_of_shards_is_refused_unless_it_is_canonical_and_right(tmp_path
     changed = data.replace(old, new, 1)
     if changed == data:  # what stands between two entries
         changed = data.replace(b"},{", b"} ,{", 1)
-    assert manifest._listed_shards(data) is not None and changed != data
+    assert changed != data
     path.write_bytes(changed)
     with pytest.raises(DatasetError, match="dataset.json"):
         manifest.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("rows", [(), (3,), (2, 0, 5, 1)])
-def test_a_manifest_read_by_one_expression_is_that_of_json(tmp_path, rows):
+def test_a_manifest_is_what_json_gives(tmp_path, rows):
     make_dataset(tmp_path, rows_per_shard=rows)
     data = (tmp_path / "dataset.json").read_bytes()
     value = manifest.read_manifest(tmp_path)
     assert value == json.loads(data) and list(value) == list(json.loads(data)) and json_files.encode(value) == data
-    assert (manifest._listed_shards(data) is None) == (rows == ())
+    assert manifest.first_rows(value) == [0, *itertools.accumulate(rows)]
 
 
 def test_a_key_called_shards_elsewhere_changes_nothing(tmp_path):
@@ -167,25 +167,6 @@ def test_a_missing_key_is_named(tmp_path):
         path.write_bytes(json_files.encode({k: v for k, v in value.items() if k != key}))
         with pytest.raises(DatasetError, match=f"'{key}' is missing"):
             manifest.read_manifest(tmp_path)
-
-
-@pytest.mark.parametrize("rows", [(3,), (2, 0, 5, 1, 7)])
-def test_shards_that_are_not_parsed_are_a_sequence_of_the_same_entries(tmp_path, rows):
-    make_dataset(tmp_path, rows_per_shard=rows)
-    expected = json.loads((tmp_path / "dataset.json").read_bytes())["shards"]
-    shards = manifest.open_manifest(tmp_path)["shards"]
-    assert type(shards) is manifest.Shards and len(shards) == len(rows) and list(shards) == expected
-    for number in range(-len(rows), len(rows)):
-        assert shards[number] == expected[number]
-    assert shards[1:] == expected[1:] and shards[::-1] == expected[::-1]
-    for number in (len(rows), -len(rows) - 1):
-        with pytest.raises(IndexError):
-            shards[number]
-    assert list(pickle.loads(pickle.dumps(shards))) == expected
-    assert manifest.first_rows(manifest.open_manifest(tmp_path)) == manifest.first_rows(
-        manifest.read_manifest(tmp_path)
-    )
-    assert manifest.first_rows(manifest.read_manifest(tmp_path)) == [0, *itertools.accumulate(rows)]
 
 
 def test_a_dataset_shows_its_manifest_as_a_plain_dict(tmp_path):

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
-from packprep.dataset import json_files, loader, mixture, shares
-from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS
+from packprep.dataset import loader, mixture, noise, order
+from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
 from packprep.errors import ArgumentError, DatasetError, StateError
+from packprep.format import json_files
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
 from tests.dataset.test_loader import Numbered
 
@@ -74,7 +75,7 @@ def test_each_dataset_comes_in_the_order_that_its_seed_gives_it_with_its_own_epo
     for d, dataset in enumerate(mixed.datasets):
         here = (rows >= first) & (rows < first + len(dataset))
         assert here.sum() == [250, 150, 100][d]
-        alone, own_epochs = dataset.rows_of_samples(np.arange(here.sum()), shares.seed_of(9, d), True)
+        alone, own_epochs = dataset.rows_of_samples(np.arange(here.sum()), order.seed_of(9, d), True)
         assert rows[here].tolist() == (first + alone).tolist() and epochs[here].tolist() == own_epochs.tolist()
         first += len(dataset)
     in_order, _ = mixed.rows_of_samples(np.arange(20), 9, False)
@@ -109,7 +110,7 @@ def numbered(sizes, given, fingerprint="f"):
         def batch(self, indices, out=None, columns=None, dtype=None, epochs=None):
             return {"tokens": np.asarray(indices, np.int64)}
 
-    return NumberedMixture(datasets, shares.counts_of(given))
+    return NumberedMixture(datasets, order.counts_of(given))
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,10 +123,8 @@ def test_shares_and_epochs_hold_over_ranks_restarts_and_changed_sizes(data):
     mixed, delivered, state = numbered(sizes, given_shares), [], None
     for _ in range(data.draw(st.integers(1, 5), "restarts")):
         size, world = data.draw(st.integers(1, 9), "B"), data.draw(st.integers(1, 5), "W")
-        ahead = data.draw(st.integers(0, 3), "read_ahead")
-        ranks = [mixed.batches(size, seed, r, world, shuffle, samples=samples, read_ahead=ahead) for r in range(world)]
+        ranks = [mixed.batches(size, seed, r, world, shuffle, samples=samples) for r in range(world)]
         for it in ranks:
-            it.dataset.will_need = lambda rows, columns: None
             if state is not None:
                 it.load_state_dict(state)
         for _ in range(data.draw(st.integers(0, 9), "steps")):
@@ -167,7 +166,10 @@ def test_rows_are_noised_anew_by_the_epochs_of_their_own_dataset(three):
         if task["label_alignment"] != "same_slot":
             task["objective"] = "causal"
         else:
-            law = {"noise_range": [0.3, 0.3], "epsilon": 0.0, "exact_count": False, "stratified": False}
+            law = {p.name: p.default for p in noise.MASKED_DIFFUSION.parameters} | {
+                "noise_range": [0.3, 0.3],
+                "epsilon": 0.0,
+            }
             task["parameters"] |= {**law, "replace": [1.0, 0.0, 0.0], "weighting": "none"}
     epochs = mixed.rows_of_samples(np.arange(40), 3, True)[1]
     assert sorted(set(epochs.tolist())) == [0, 1, 2, 3, 4, 5, 6]
@@ -298,7 +300,6 @@ def test_the_bound_on_open_shards_is_of_all_datasets_together(three):
 def test_a_shard_that_is_missing_is_an_error_of_its_file(three):
     (three[1] / json_files.shard_name(0)).unlink()
     mixed = packprep.open_dataset(three, shares=SHARES)
-    mixed.will_need(range(22))
     with pytest.raises(DatasetError, match=r"1/shards/000/000000\.safetensors"):
         mixed.batch([0, 12])
 

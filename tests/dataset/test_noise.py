@@ -10,11 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packprep.dataset import candidates, noise
+from packprep.dataset import candidates as chances
+from packprep.dataset import noise
 from packprep.objectives.objective import Ids
 from packprep.objectives.uniform_diffusion import flip_probability, mu_of, resolve
 from packprep.randomness import bits64, words
-from packprep.twin import noise as twin
+from packprep.twin import chance as twin
+from packprep.twin import objectives as twins
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -86,17 +88,17 @@ def run(law, case, parameters, resolved, ids, task, epoch):
     where = target(
         columns(segments), made, None if may is None else np.array(may, np.uint8), np.array(before, np.int64), length
     )
-    was, candidates.CHUNK_SLOTS = candidates.CHUNK_SLOTS, chunk
+    was, chances.CHUNK_SLOTS = chances.CHUNK_SLOTS, chunk
     try:
-        return noise.LAWS[law](task, parameters, resolved, ids, where, epoch), where
+        return noise.LAWS[law].draw(task, parameters, resolved, ids, where, epoch), where
     finally:
-        candidates.CHUNK_SLOTS = was
+        chances.CHUNK_SLOTS = was
 
 
 def assert_columns(noised, expected):
     assert noised.level.dtype == noised.weight.dtype == np.float32
-    assert noised.level.tolist() == [np.float32(level) for level, _ in expected]
-    assert noised.weight.tolist() == [np.float32(weight) for _, weight in expected]
+    assert noised.level.tolist() == [np.float32(level) for level, *_ in expected]
+    assert noised.weight.tolist() == [np.float32(weight) for _, weight, _ in expected]
 
 
 # Twins
@@ -123,9 +125,10 @@ def test_masked_diffusion_agrees_with_the_twin(
     ids = ids_of(mask=MASK if shares[0] else -1)
     noised, where = run("masked_diffusion", case, parameters, {}, ids, task, epoch)
     tokens, loss_mask = list(tokens), [0] * len(tokens)
-    expected = twin.masked_diffusion(
-        task, parameters, ids.mask, ids.ordinary.tolist(), segments, may, tokens, loss_mask, epoch
-    )
+    expected = twins.of("masked_diffusion").noise(
+        {"number": task, "parameters": parameters}, (ids.mask, ids.ordinary.tolist()), segments, may, tokens,
+        loss_mask, epoch,
+    )  # fmt: skip
     assert where.tokens.tolist() == tokens
     assert where.loss_mask.tolist() == loss_mask
     assert_columns(noised, expected)
@@ -143,8 +146,9 @@ def test_uniform_diffusion_agrees_with_the_twin(case, noise_range, loss_on, weig
     limits = [constant if step % 2 else step * 2**40 // 4096 for step in range(4096)]
     noised, where = run("uniform_diffusion", case, parameters, {"flip_thresholds": limits}, ids, 0, epoch)
     tokens, loss_mask = list(tokens), [0] * len(tokens)
-    expected = twin.uniform_diffusion(
-        parameters, limits, ids.ordinary.tolist(), segments, may, tokens, loss_mask, epoch
+    described = {"parameters": parameters, "resolved": {"flip_thresholds": limits}}
+    expected = twins.of("uniform_diffusion").noise(
+        described, (-1, ids.ordinary.tolist()), segments, may, tokens, loss_mask, epoch
     )
     assert where.tokens.tolist() == tokens
     assert where.loss_mask.tolist() == loss_mask
@@ -158,8 +162,11 @@ def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, e
     segments, before, tokens, _, _, _ = case
     noised, where = run("block_diffusion", case, parameters, {}, ids_of(), 0, epoch)
     tokens, loss_mask = list(tokens), [0] * len(tokens)
-    length = [b + s[2] for b, s in zip(before, segments, strict=True)]
-    expected = twin.block_diffusion(parameters, MASK, segments, before, length, tokens, loss_mask, epoch)
+    candidates = [twin.CandidateSlots(*s, b, b + s[2]) for b, s in zip(before, segments, strict=True)]
+    made = twins.of("block_diffusion").noise(
+        {"parameters": parameters}, (MASK, []), candidates, None, tokens, loss_mask, epoch
+    )
+    expected = [blocks for _, _, blocks in made]
     assert where.tokens.tolist() == tokens
     assert where.loss_mask.tolist() == loss_mask
     counts, level, weight = noised.blocks
@@ -182,7 +189,7 @@ def test_without_segments_or_candidates_nothing_is_written(law, count):
     where = target(segments, tokens.copy(), length=np.full(len(segments.key), 3, np.int64))
     parameters = {"masked_diffusion": MASKED, "uniform_diffusion": UNIFORM, "block_diffusion": BLOCKS}[law]
     resolved = {"flip_thresholds": [2**40] * noise.FLIP_STEPS}
-    noised = noise.LAWS[law](0, parameters, resolved, ids_of(), where, 0)
+    noised = noise.LAWS[law].draw(0, parameters, resolved, ids_of(), where, 0)
     assert where.tokens.tolist() == tokens.tolist()
     assert not where.loss_mask.any()
     assert len(noised.level) == len(segments.key)
@@ -194,9 +201,9 @@ def test_without_segments_or_candidates_nothing_is_written(law, count):
 @pytest.mark.parametrize("sizes", [[], [0], [5], [0, 0, 5, 0], [3, 9, 0, 0, 1, 40, 0, 2], [10] * 7])
 @pytest.mark.parametrize("chunk", [1, 4, 10, 1000])
 def test_chunks_hold_each_segment_once(monkeypatch, sizes, chunk):
-    monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
+    monkeypatch.setattr(chances, "CHUNK_SLOTS", chunk)
     segments = columns([(i, i * 50, n, 0) for i, n in enumerate(sizes)])
-    slices = candidates.in_chunks(segments)
+    slices = chances.in_chunks(segments)
     assert [i for part in slices for i in range(len(sizes))[part]] == list(range(len(sizes)))
     assert all(part.stop > part.start for part in slices)
 
@@ -205,7 +212,7 @@ def test_chunks_do_not_show(monkeypatch):
     segments = arange_segments(some_keys(50), 37)
     found = []
     for chunk in (1, 100, 1 << 17):
-        monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
+        monkeypatch.setattr(chances, "CHUNK_SLOTS", chunk)
         where = target(segments, np.full(50 * 37, 7, np.int32))
         noise.masked_diffusion(0, MASKED, {}, ids_of(), where, 3)
         found.append(where.tokens.tolist())
@@ -218,7 +225,7 @@ def test_thresholds_decide_to_the_last_of_forty_bits():
     for key, values in zip(keys[:20], mine, strict=True):
         for i in (0, 17, 63):
             for limit in (values[i], values[i] + 1):
-                below = candidates.below(
+                below = chances.below(
                     np.array([key]), np.array([count]), np.array([limit], np.uint64), np.array([count]), 0
                 )
                 assert below.tolist() == [value < limit for value in values]
@@ -228,7 +235,7 @@ def test_thresholds_decide_to_the_last_of_forty_bits():
 def test_an_exact_count_breaks_ties_by_place(monkeypatch, equal):
     word = np.arange(100, 110, dtype=np.uint32)
     word[equal] = 50
-    monkeypatch.setattr(noise, "lanes", lambda *_: word)
+    monkeypatch.setattr(noise, "words_of", lambda *_: word)
     segments = columns([(1, 0, 10, 0)])
     for wanted in range(1, 11):
         noised, share = noise._fewest(segments, np.array([wanted / 10 + 1e-9]), None, 0)

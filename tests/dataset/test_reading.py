@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 
 import packprep
-from packprep.dataset import json_files, reading, shard
-from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS
+from packprep.dataset import shard
+from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
+from packprep.dataset.shard import ShardBytes
 from packprep.errors import ArgumentError, DatasetError
+from packprep.format import json_files
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
 from tests.dataset.test_compact import build
 from tests.dataset.test_loader import VARIANTS
 
-pytestmark = pytest.mark.skipif(not reading.CAN_PREAD, reason="no preadv here")
+pytestmark = pytest.mark.skipif(not shard.CAN_PREAD, reason="no preadv here")
 
 ROW_PARTS = [*COLUMNS, "loss_weights", "cu_seqlens", "cu_seqlens_padded"]
 
@@ -58,6 +60,7 @@ def test_rows_are_those_of_maps_and_nothing_is_mapped(both, monkeypatch):
         assert ends[i] is None or np.array_equal(row.prefix_ends, ends[i])
 
 
+@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize("given", [{}, {"dtype": np.int64}, {"dtype": {"loss_mask": "f4", "loss_weights": "f2"}}])
 def test_batches_are_those_of_maps(both, given):
     in_halves = any(task["attention"] == "block_diffusion" for task in both[0].tasks)
@@ -169,6 +172,8 @@ def test_a_directory_that_is_moved_away_is_read_on_where_files_are_open_and_else
     assert np.array_equal(ds.batch([4, 0])["tokens"], whole["tokens"][[4, 0]])
     with pytest.raises(DatasetError, match=r"000002\.safetensors: cannot be read: .*No such file"):
         ds[11]
+    with pytest.raises(DatasetError, match=r"gone: cannot be opened: .*No such file"):
+        ShardBytes(tmp_path / "gone", 1).open()
     away.rename(home)
     assert np.array_equal(ds[11]["tokens"], whole["tokens"][11])
 
@@ -224,70 +229,3 @@ def test_another_io_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("packprep.dataset.loader.CAN_PREAD", False)
     with pytest.raises(ArgumentError, match="preadv"):
         packprep.open_dataset(tmp_path, io="pread")
-
-
-# Read-ahead
-
-
-def hinted(tmp_path, monkeypatch, io, **given):
-    """(batches, the ranges of the file that were hinted before each was read, bytes of the rows of each)."""
-    ranges, now = [], []
-
-    class Map(mmap.mmap):
-        def madvise(self, option, start, length):
-            assert option == mmap.MADV_WILLNEED and start % mmap.PAGESIZE == 0
-            now.append((start, start + length))
-
-    monkeypatch.setattr(mmap, "mmap", Map)
-    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, advice: now.append((at, at + size)), raising=False)
-    ds = packprep.open_dataset(tmp_path, io=io)
-    read, real = [], ds.batch
-
-    def batch(rows, **options):
-        ranges.append(list(now))
-        now.clear()
-        read.append([4096 + int(row) * 8192 * 2 for row in rows])
-        return real(rows, **options)
-
-    monkeypatch.setattr(ds, "batch", batch)
-    batches = [b["tokens"] for b in ds.batches(2, seed=1, columns=["tokens"], **given)]
-    return batches, ranges, read
-
-
-@pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_read_ahead_hints_the_rows_of_the_next_batches_once_and_changes_nothing(tmp_path, monkeypatch, io):
-    make_dataset(tmp_path, rows_per_shard=(20,), seq_length=8192)
-    plain = [b["tokens"] for b in packprep.open_dataset(tmp_path).batches(2, seed=1, columns=["tokens"], epochs=2)]
-    for ahead in (0, 1, 3, 100):
-        with monkeypatch.context() as patch:
-            batches, ranges, read = hinted(tmp_path, patch, io, epochs=2, read_ahead=ahead)
-        assert all(np.array_equal(a, b) for a, b in zip(plain, batches, strict=True))
-        for step, here in enumerate(ranges):
-            first = 1 if step == 0 else step + ahead
-            rows = [at for later in read[first : step + ahead + 1] for at in later]
-            assert len(here) == len(rows) if ahead else here == []
-            for at, (begin, end) in zip(rows, here, strict=False):
-                assert begin <= at and at + 8192 * 2 == end and at - begin < mmap.PAGESIZE
-
-
-def test_a_hint_is_of_the_columns_that_are_asked_for(tmp_path, monkeypatch):
-    make_dataset(tmp_path, in_place=True)
-    hinted = []
-    monkeypatch.setattr(shard.Shard, "will_need", lambda _, name, row: hinted.append((name, row)))
-    ds = packprep.open_dataset(tmp_path)
-    ds.will_need([3, 1], ["tokens"])
-    assert sorted(hinted) == [("tokens", 1), ("tokens", 3)]
-    hinted.clear()
-    ds.will_need([2])
-    assert {("labels", 2), ("loss_mask", 2), ("tokens", 2)} < set(hinted)
-
-
-@pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_a_hint_for_a_shard_that_is_gone_is_no_error_and_its_read_is(tmp_path, io):
-    make_dataset(tmp_path, rows_per_shard=(4, 4))
-    shard_path(tmp_path, 1).unlink()
-    it = packprep.open_dataset(tmp_path, io=io).batches(4, shuffle=False, read_ahead=2)
-    assert next(it)["tokens"].shape == (4, 64)
-    with pytest.raises(DatasetError, match="000001"):
-        next(it)
-    assert it.state_dict()["rows"] == 4

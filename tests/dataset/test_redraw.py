@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset import noise, order
-from packprep.dataset.laws import unusable_facts
-from packprep.dataset.redraw import redrawn
+from packprep.dataset import noise, order, redraw
+from packprep.dataset.rows import Segments
 from packprep.errors import ArgumentError, DatasetError, StateError
 from tests import made
 from tests.dataset.synthetic import replace_in_manifest
@@ -86,15 +85,17 @@ def in_place_slots(dataset, index):
     return slots
 
 
+@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_law_with_epoch_0_gives_the_stored_rows(datasets, kind):
     ds = datasets(kind)
     everything = np.arange(len(ds))
     stored = ds.batch(everything, columns=COLUMNS)
-    again = redrawn(ds._laws, ds._locate(everything), np.zeros(len(ds), np.int64), ds.seq_length, True)
-    assert np.array_equal(again.tokens, stored["tokens"]) and again.tokens.dtype == ds.token_dtype
-    assert np.array_equal(again.loss_mask, stored["loss_mask"])
-    assert np.array_equal(again.loss_weights * again.loss_mask, stored["loss_weights"])
+    tokens, loss_mask = np.empty_like(stored["tokens"]), np.empty_like(stored["loss_mask"])
+    segments, epochs = Segments(ds.facts, ds._find(everything)), np.zeros(len(ds), np.int64)
+    weights = redraw._redraw(ds._laws, segments, epochs, tokens, loss_mask, True)
+    assert np.array_equal(tokens, stored["tokens"]) and np.array_equal(loss_mask, stored["loss_mask"])
+    assert np.array_equal(weights * loss_mask, stored["loss_weights"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +113,7 @@ def test_an_epoch_changes_nothing_but_what_may_be_noised(datasets, kind):
         may = slots.copy()
         may[row.segments["begin"][row.segments["start"] == 0]] &= not ds.manifest["recipe"]["documents"]["prepend_bos"]
         if "trained_ranges" in row._shard.arrays:
-            first = row._range[0]
+            first = row._shard.segment_range(row._row)[0]
             in_ranges = np.zeros(ds.seq_length, bool)
             offsets = row._shard.arrays["trained_offsets"]
             for g, begin in enumerate(row.segments["begin"]):
@@ -309,6 +310,16 @@ def test_another_law_and_an_unknown_parameter_are_refused_with_the_version_that_
             dataset.batches(2, redraw=True)
 
 
+@pytest.mark.parametrize("replace", [[0.8, 0.1], [0.9, -0.1, 0.2], [0.9, "0.1", 0], [True, 0, 0], 1, None])
+def test_shares_that_are_none_are_refused(datasets, tmp_path, replace):
+    shutil.copytree(datasets("exact").directory, tmp_path / "d")
+    tasks = [{**task, "parameters": {**task["parameters"]}} for task in datasets("exact").tasks]
+    tasks[0]["parameters"]["replace"] = replace
+    replace_in_manifest(tmp_path / "d", tasks=tasks)
+    with pytest.raises((ArgumentError, DatasetError), match="replace"):
+        open_dataset(tmp_path / "d").batches(2, redraw=True)
+
+
 def test_specials_are_needed(datasets, tmp_path):
     shutil.copytree(datasets("exact").directory, tmp_path / "out")
     replace_in_manifest(tmp_path / "out", specials={"pad": 256, "mask": 259})
@@ -365,6 +376,6 @@ print(int(batch["tokens"].sum()), float(batch["loss_weights"].sum()))
 @pytest.mark.parametrize("threshold", [-1, 0.5, "1", True, None, noise.ONE + 1])
 def test_a_threshold_that_is_none_is_said(threshold):
     limits = [noise.ONE] * noise.FLIP_STEPS
-    assert not unusable_facts("uniform_diffusion", {"flip_thresholds": limits})
-    found = unusable_facts("uniform_diffusion", {"flip_thresholds": [*limits[1:], threshold]})
+    assert not noise.UNIFORM_DIFFUSION.unusable({"flip_thresholds": limits})
+    found = noise.UNIFORM_DIFFUSION.unusable({"flip_thresholds": [*limits[1:], threshold]})
     assert found.startswith("flip_thresholds are not 4096 thresholds")

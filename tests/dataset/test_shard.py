@@ -200,6 +200,15 @@ def test_a_file_that_shrinks_after_it_was_opened_is_refused_before_it_is_mapped(
         opened.arrays["tokens"].sum()
 
 
+def test_a_file_that_cannot_be_mapped_is_an_error_by_name(tmp_path):
+    path = tmp_path / "s"
+    written(path)
+    opened = shard.open_shard(path, 64, "uint16")
+    path.unlink()
+    with pytest.raises(DatasetError, match=f"{path}: cannot be mapped: .*No such file"):
+        opened.arrays["tokens"].sum()
+
+
 def test_no_file_and_a_directory_are_refused_by_name(tmp_path):
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(DatasetError, match=str(path)):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from packprep.building.run import open_job
+from packprep.building.plan import open_job
 from packprep.dataset.manifest import read_manifest
 from tests import made
 from tests.command_line import packprep
@@ -55,6 +55,7 @@ AFTER = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAGES)
 def test_the_blocks_of_a_page_run(name, request, tmp_path):
     page = read_page(PAGES[name])

@@ -48,3 +48,14 @@ def test_a_link_that_names_a_test_leads_to_the_file_that_has_it(page):
 def test_this_test_sees_links():
     assert "docs/quickstart.md" in [link["target"] for link in _LINK.finditer(prose("README.md"))]
     assert "the-ledger" in anchors(ROOT / "docs/format.md")
+
+
+def test_the_flow_through_the_package_names_its_files():
+    page = (ROOT / "docs/design.md").read_text("utf-8")
+    flow = page[page.index("## From a recipe to a trainer's batch") : page.index("## Dependencies")]
+    named = re.findall(r"(?:^ *|─ |in |by )([a-z_]+)/(NAME|[a-z_]+(?:, [a-z_]+)*)?(?=[ \n])", flow, re.M)
+    files = [f"{room}/{name}" for room, names in named for name in (names or "__init__").split(", ") if name != "NAME"]
+    assert len(files) > 35
+    for file in files:
+        path = ROOT / "packprep" / file
+        assert path.is_dir() or path.with_suffix(".py").exists(), file

@@ -8,7 +8,7 @@ import pytest
 from packprep.dataset.shard import NAMES
 from packprep.objectives import REGISTRY
 from packprep.recipe import presets
-from packprep.verification.promises import PROMISES
+from packprep.verification.verify import PROMISES
 from tests.docs.modules import DOCS, module
 
 make, drawings = module("make"), module("drawings")
@@ -24,11 +24,11 @@ def test_made_parts_are_current(page):
     )
 
 
-@pytest.mark.parametrize("command", ["build", "plan", "status", "verify", "inspect", "export", "slurm"])
+@pytest.mark.parametrize("command", ["build", "plan", "status", "verify", "inspect", "export", "slurm", "schema"])
 def test_the_docs_say_every_option_in_the_words_of_the_help(command):
     from typer.main import get_command
 
-    from packprep.cli.commands import app
+    from packprep.cli.application import app
 
     (part,) = [part["text"] for part in make.find_parts(PAGES["cli.md"]) if part["name"] == f"cli {command}"]
     said = " ".join(part.split())
@@ -78,7 +78,7 @@ def test_the_docs_say_every_objective_and_every_preset():
 
 
 def test_the_docs_say_every_command():
-    from packprep.cli.commands import app
+    from packprep.cli.application import app
 
     for command in app.registered_commands:
         assert f"\n## {command.callback.__name__}\n" in PAGES["cli.md"]
@@ -86,10 +86,10 @@ def test_the_docs_say_every_command():
 
 def test_the_format_says_every_reason_of_a_reject():
     from packprep.building.work import TOO_LONG
-    from packprep.corpus.readers import BAD_REASONS
-    from packprep.corpus.reading import BELOW_MIN_TOKENS, EMPTY, is_bad
-    from packprep.corpus.tokenization import TEXT_REASONS
+    from packprep.documents.reading import DROP_REASONS, is_bad
+    from packprep.sources.formats import BAD_REASONS
+    from packprep.tokenizer.encoding import TEXT_REASONS
 
-    for reason in (*BAD_REASONS, *TEXT_REASONS, EMPTY, BELOW_MIN_TOKENS, TOO_LONG):
+    for reason in (*BAD_REASONS, *TEXT_REASONS, *DROP_REASONS, TOO_LONG):
         (line,) = [line for line in PAGES["format.md"].splitlines() if line.startswith(f"| `{reason}`")]
         assert line.endswith("| yes |" if is_bad(reason) else "| no |")

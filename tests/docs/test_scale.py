@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packprep.building.array import array_position
-from packprep.building.plan import MIB, _shard_text_bytes
-from packprep.dataset.json_files import receipt_name, shard_name
+from packprep.building.array_tasks import array_position
+from packprep.building.planning import MIB, _shard_text_bytes
 from packprep.dataset.shard import layout
+from packprep.format.json_files import receipt_name, shard_name
 from packprep.recipe import read_recipe
 from tests import made
 

@@ -30,8 +30,8 @@ from pathlib import Path
 import zstandard
 
 from tests import made
-from tests.corpus import tokenizers_made
 from tests.slurm.cluster import quiet_environment
+from tests.tokenizer import tokenizers_made
 
 # library → (what to install, the modules that cannot be imported without it)
 LIBRARIES = {

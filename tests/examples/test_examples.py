@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 import packprep
-from packprep.cli.commands import app
+from packprep.cli.application import app
 from packprep.dataset.loader import Dataset
-from tests.corpus import tokenizers_made
 from tests.docs.world import write_corpus
+from tests.tokenizer import tokenizers_made
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -61,6 +61,7 @@ def test_every_recipe_has_a_test():
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_quickstart_builds_and_verifies(tmp_path):
     packprep_says("build", EXAMPLES / "quickstart.toml", "--out", tmp_path / "packed", "--workers", "1")
     assert "every promise holds" in packprep_says("verify", tmp_path / "packed", "--replay", "all", "--workers", "1")
@@ -72,6 +73,7 @@ def test_quickstart_builds_and_verifies(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_ul2r_for_llama_uses_reserved_tokens_and_adds_none(folder, tmp_path):
     tokenizers_made.write(folder / "tokenizer", tokenizers_made.llama3_like(n_reserved=248))
     # The made tokenizer has 320 tokens before its special ones, and Llama's 128000; all else is as the recipe has it.
@@ -99,6 +101,7 @@ def test_ul2r_for_llama_plans_the_lengths_that_its_comments_name(folder):
     assert (dense["longest_inner"], dense["pieces_of_a_row"]) == (1022, 3)
 
 
+@pytest.mark.long
 def test_mixture_gives_the_shares_and_holds_out_what_it_says(folder, tmp_path):
     out, heldout = tmp_path / "packed", tmp_path / "heldout"
     packprep_says("build", folder / "mixture.toml", "--out", out, "--workers", "1")
@@ -140,6 +143,7 @@ def built(real: Path, name: str, out: Path, *options: str) -> Dataset:
     return packprep.open_dataset(out)
 
 
+@pytest.mark.long
 def test_llada_masks_every_level_spreads_levels_over_rows_and_draws_new_noise(real, tmp_path):
     dataset = built(real, "llada.toml", tmp_path / "packed")
     assert dataset.manifest["specials"]["mask"] == 128002 and dataset.vocab_size == 128256
@@ -155,6 +159,7 @@ def test_llada_masks_every_level_spreads_levels_over_rows_and_draws_new_noise(re
     assert np.array_equal(first["labels"], second["labels"]) and not np.array_equal(first["tokens"], second["tokens"])
 
 
+@pytest.mark.long
 def test_supervised_trains_what_the_assistant_says_and_what_closes_it(real, tmp_path):
     dataset = built(real, "supervised.toml", tmp_path / "packed")
     conversations = [json.loads(line)["messages"] for line in (real / "data/chat/000.jsonl").open(encoding="utf-8")]
@@ -170,6 +175,7 @@ def test_supervised_trains_what_the_assistant_says_and_what_closes_it(real, tmp_
     assert mix["causal"]["segments"] > mix["prefix_lm"]["segments"] > 0
 
 
+@pytest.mark.long
 def test_code_is_rearranged_and_text_is_not_and_two_pieces_fill_a_row(real, tmp_path):
     dataset = built(real, "code_fim.toml", tmp_path / "packed")
     tasks = [task["name"] for task in dataset.manifest["tasks"]]

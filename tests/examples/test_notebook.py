@@ -16,6 +16,7 @@ def test_it_is_stored_without_outputs():
     assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("preset", ["ul2r", "llada"])
 def test_it_opens_a_dataset_and_draws_a_row(tmp_path, monkeypatch, preset):
     for module in ("nbclient", "ipykernel", "matplotlib"):

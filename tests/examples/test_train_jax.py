@@ -69,6 +69,7 @@ def test_it_learns_and_goes_on_after_a_kill_with_the_same_losses(packed, tmp_pat
     assert list(tmp_path.iterdir()) == [checkpoint] or (tmp_path / f".{checkpoint.name}.tmp").exists()
 
 
+@pytest.mark.long
 def test_splash_attention_gives_the_same_losses_but_for_rounding(packed):
     by_path = [run(packed, "--steps", 2, "--attention", path) for path in ("dense", "splash")]
     for a, b in zip(*(steps.values() for steps in by_path), strict=True):

@@ -43,6 +43,7 @@ def losses(said):
     return {int(step): loss for step, loss in _STEP.findall(said)}
 
 
+@pytest.mark.long(beyond=1)
 def test_the_loss_goes_down_and_a_killed_run_goes_on_with_the_same_losses(packed, tmp_path):
     whole = start(packed, "--steps", "120")
     said, _ = whole.communicate(timeout=300)

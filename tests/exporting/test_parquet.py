@@ -5,9 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset.gathering import COLUMNS
+from packprep.dataset.rows import COLUMNS
 from packprep.errors import RecipeError
-from packprep.exporting import columns
+from packprep.exporting import parquet
 from packprep.exporting.export import export_dataset
 from tests import made
 from tests.exporting.conftest import MIXED_KINDS, NEXT_TOKEN_KINDS
@@ -16,6 +16,7 @@ from tests.exporting.plain import described, parquet_rows, trained_by_nemo, trai
 PAD, EOS = 256, 258
 
 
+@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("kind", NEXT_TOKEN_KINDS)
 def test_a_nemo_reader_trains_on_the_same_pairs(known, tmp_path, kind):
     known(kind).export(tmp_path / "out", "parquet")
@@ -29,6 +30,7 @@ def test_a_nemo_reader_trains_on_the_same_pairs(known, tmp_path, kind):
     assert trained > 5000
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("kind", NEXT_TOKEN_KINDS)
 def test_a_row_holds_its_segments_one_after_the_other(known, tmp_path, kind):
     known(kind).export(tmp_path / "out", "parquet")
@@ -61,9 +63,10 @@ def test_supervised_documents_keep_what_is_trained_of_them(known, tmp_path):
     assert 0.2 < np.mean(masks) < 0.95
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("kind", [*MIXED_KINDS, "compact", "padded", "large_vocabulary"])
 def test_the_full_columns_are_the_loaders(known, tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(columns, "SLOTS_AT_ONCE", 256 * 7)
+    monkeypatch.setattr(parquet, "SLOTS_AT_ONCE", 256 * 7)
     receipt = known(kind).export(tmp_path / "out", "parquet", columns="full")
     rows, dataset = parquet_rows(tmp_path / "out"), known(kind).dataset
     assert receipt["rows"] == len(rows) == len(dataset)
@@ -92,7 +95,7 @@ def test_what_predicts_in_place_is_refused_by_name_for_a_reader_that_shifts(know
 
 
 def test_files_say_what_they_are(known, tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "SLOTS_AT_ONCE", 256 * 5)
+    monkeypatch.setattr(parquet, "SLOTS_AT_ONCE", 256 * 5)
     one = known("padded")
     receipt = one.export(tmp_path / "out", "parquet")
     manifest = one.dataset.manifest
@@ -142,6 +145,7 @@ def test_datasets_without_rows_and_with_empty_shards(without_rows, with_empty_sh
     assert len(receipt["files"]) == len(open_dataset(with_empty_shards).manifest["shards"])
 
 
+@pytest.mark.long
 def test_workers_do_not_show(known, tmp_path):
     for workers in (1, 2):
         known("repeated").export(tmp_path / str(workers), "parquet", workers=workers)

@@ -36,9 +36,9 @@ MOST_MB = 2048
 """Memory of a process at which it is ended, and the input that needed it kept."""
 
 INSTRUMENTED = (
-    "packprep.dataset", "packprep.recipe", "packprep.building.commit", "packprep.building.inputs",
+    "packprep.dataset", "packprep.recipe", "packprep.building.commit", "packprep.building.planning",
     "packprep.building.ledger", "packprep.building.plan", "packprep.building.plan_form", "packprep.building.run",
-    "packprep.corpus", "packprep.verification.files",
+    "packprep.sources", "packprep.tokenizer", "packprep.documents", "packprep.verification.on_disk",
 )  # fmt: skip
 EXECUTIONS, FOUND = "executions: ", "found"
 """What a line of counts, and the name of a kept input, begin with."""

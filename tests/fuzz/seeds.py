@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from packprep.corpus.nasty_text import nasty_texts
-from tests.corpus import chats_made, tokenizers_made
+from packprep.tokenizer.proof import nasty_texts
+from tests.documents import chats_made
 from tests.fuzz.mutations import STEPS
+from tests.tokenizer import tokenizers_made
 
 TEXTS = [text for text in nasty_texts(1, 0, 24) if not any("\ud800" <= character <= "\udfff" for character in text)] + [
     "one good line",

@@ -21,25 +21,25 @@ from unittest import mock
 import numpy as np
 import zstandard
 
-from packprep.building import plan
+from packprep import cache as remembered
+from packprep.building import planning
 from packprep.building.commit import done_receipt
-from packprep.building.inputs import look_up
-from packprep.building.job import Job
-from packprep.building.output import LocalOutput
+from packprep.building.plan import Job, open_job
 from packprep.building.plan_form import LATER, check_plan
-from packprep.building.run import open_job
+from packprep.building.planning import look_up
 from packprep.building.work import make_shard
-from packprep.corpus import proof, remembered
-from packprep.dataset.json_files import decode, encode, receipt_name, shard_name, with_defaults
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.shard import DATA_ALIGNMENT
-from packprep.digests import digest_of
 from packprep.errors import PackprepError
-from packprep.inspection.decoding import TokenTexts
+from packprep.format.digests import digest_of
+from packprep.format.json_files import decode, encode, receipt_name, shard_name, with_defaults
+from packprep.inspection.text import TokenTexts
 from packprep.objectives.tasks import complete
 from packprep.recipe import load_recipe, read_recipe
-from packprep.verification.files import check_shard_files
-from packprep.verification.report import Faults
+from packprep.storage import LocalFolder
+from packprep.tokenizer import proof
+from packprep.verification.faults import Faults
+from packprep.verification.on_disk import check_shard_files
 from tests.fuzz.mutations import (
     bytes_changed,
     bytes_replaced,
@@ -237,7 +237,7 @@ def _receipt(datasets: list[Path], data: bytes) -> None:
     entry = json.loads((directory / "dataset.json").read_bytes())["shards"][0]
 
     def read() -> None:
-        done_receipt(LocalOutput(directory), 0, job.digest)
+        done_receipt(LocalFolder(directory), 0, job.digest)
         for digest in (entry["receipt_digest"], digest_of(data)):  # with its own it is looked into
             signed = {**entry, "receipt_digest": digest}
             check_shard_files(directory, 0, signed, job.digest, job, Faults())
@@ -267,7 +267,7 @@ def refusals() -> Iterator[None]:
         assert str(error)
 
 
-_made_with = lru_cache(plan.made_with)
+_made_with = lru_cache(planning.made_with)
 
 
 def _build(folder: Path, **changes: Any) -> Job:
@@ -275,12 +275,12 @@ def _build(folder: Path, **changes: Any) -> Job:
     table = {"seq_length": 128, "tokenizer": "bytes", "tasks": [{"preset": "causal"}], **changes}
     recipe = complete(read_recipe(table, folder))
     with (
-        mock.patch.object(remembered, "remember", lambda *fact: None),
+        mock.patch.object(remembered, "keep", lambda *fact: None),
         mock.patch.object(proof, "NASTY_TEXTS", NASTY_TEXTS),
-        mock.patch.object(plan, "made_with", _made_with),  # takes longer than all else
+        mock.patch.object(planning, "made_with", _made_with),  # takes longer than all else
     ):
         inputs = look_up(recipe, {})
-        planned = decode(encode(plan.make_plan(inputs)), "plan.json")
+        planned = decode(encode(planning.make_plan(inputs)), "plan.json")
         check_plan(planned, "plan.json")
         job = Job(with_defaults(planned, LATER), inputs.vocabulary.tokenizer_json, inputs.prefixes)
         for shard in range(min(job.shards, MOST_SHARDS)):

@@ -46,6 +46,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", run.NAMES)
 def test_a_target_ends_well_with_any_bytes(folder, name):
     if not name.startswith("tokenizer"):
@@ -57,6 +58,7 @@ def test_a_target_ends_well_with_any_bytes(folder, name):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_the_runner_counts_and_says_what_it_found(tmp_path):
     with_atheris = importlib.util.find_spec("atheris") is not None
     names = ["recipe", "megatron"]
@@ -84,6 +86,7 @@ sys.exit(run.main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ends, kept",
     [

@@ -18,14 +18,14 @@ if __name__ == "__main__":  # as a command, of which Python knows the folder alo
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from packprep.building import distributed
-from packprep.building.start import build
-from packprep.corpus.tokenizer_json import bytes_tokenizer_json
-from packprep.dataset.json_files import MANIFEST_NAME, encode
-from packprep.digests import digest_of, own_digest
+from packprep.building.run import build
+from packprep.format.digests import digest_of, own_digest
+from packprep.format.json_files import MANIFEST_NAME, encode
 from packprep.recipe import load_recipe, read_recipe
+from packprep.tokenizer.file import bytes_tokenizer_json
 from tests import made, tokens_made
-from tests.corpus import tokenizers_made
 from tests.golden.make_datasets import CHAT, conversations, lines, recipe, source, spans, task, texts
+from tests.tokenizer import tokenizers_made
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "sources"

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 import packprep
-from packprep.building.start import build
+from packprep.building.run import build
 from packprep.errors import PackprepError
 from packprep.exporting.export import export_dataset
 from packprep.inspection.row import describe_row
 from packprep.recipe import load_recipe, read_recipe
-from packprep.verification.dataset import ALL, verify_dataset
+from packprep.verification.verify import ALL, verify_dataset
 from tests import made
 
 LAW1, LAW2 = (Path(__file__).parent / f"law{law}" for law in (1, 2))
@@ -28,7 +28,7 @@ def moved(folder: Path) -> dict[str, str]:
 def verified(folder: Path, replay: int | None = None, twin: bool = False, dataset: Path | None = None) -> dict:
     """The report of `verify`, which finds no fault. dataset: folder / "dataset" by default."""
     found = verify_dataset(
-        dataset or folder / "dataset", replay, moved(folder), (0, 1), 1, made.Silent(), twin and replay is not None
+        dataset or folder / "dataset", replay, moved(folder), (0, 1), 0, made.Silent(), twin and replay is not None
     )
     assert found["faults"] == 0, found["listed"]
     return found

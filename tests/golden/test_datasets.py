@@ -8,22 +8,23 @@ import pytest
 
 import packprep
 from packprep.building import distributed
-from packprep.building.status import status_of
-from packprep.dataset.json_files import encode
-from packprep.digests import own_digest
+from packprep.building.distributed import status_of
 from packprep.errors import ArgumentError, PackprepError, PlanError
+from packprep.format.digests import own_digest
+from packprep.format.json_files import encode
 from packprep.inspection.document import describe_document
 from packprep.inspection.report.writing import shards_shown, write_report
-from packprep.inspection.segment import describe_segment
+from packprep.inspection.row import describe_segment
 from packprep.inspection.summary import describe_dataset
 from packprep.recipe import load_recipe, read_recipe
-from packprep.verification.promises import PROMISES
+from packprep.verification.verify import PROMISES
 from tests.golden import datasets
 from tests.golden.datasets import LAW1, LAW2, build_again, moved, refusal, verified
 
 BOTH_LAWS = "law_version 1 and this packprep makes 2: use packprep 0.1.0, which made it"
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", datasets.FINISHED)
 def test_a_dataset_of_this_law_is_verified_replayed_exported_and_built_again(name, tmp_path):
     datasets.check_finished(LAW2 / name, tmp_path)

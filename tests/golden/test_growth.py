@@ -7,11 +7,12 @@ import pytest
 import packprep
 from packprep.building.commit import _RECEIPT_KEYS, REJECTS_KEYS
 from packprep.building.ledger import ADDED
-from packprep.building.plan_form import _FILE, _PLAN, _SOURCE, _VOCABULARY, LATER
-from packprep.dataset import laws, manifest
-from packprep.dataset.json_files import as_stored, unknown_key, with_defaults
+from packprep.building.plan_form import _PARTS, LATER
+from packprep.dataset import manifest
+from packprep.dataset.noise import LAWS
+from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY
-from packprep.recipe import SECTIONS, keys_of, later_keys
+from packprep.recipe import KEYS
 from tests import made
 from tests.golden.datasets import LAW2, build_again, refusal, verified
 
@@ -38,19 +39,19 @@ PARAMETERS = {
 }
 FILES = {
     "plan": (
-        _PLAN.keys() - LATER[""].keys(),
+        {*_PARTS[""].__struct_fields__} - LATER[""].keys(),
         "format version law_version fingerprint recipe engine made_with tokenizer vocabulary chat_template token_dtype tasks "
         "shards shard_text_bytes sources files digest",
     ),
     "plan: vocabulary": (
-        _VOCABULARY.keys() - LATER["vocabulary"].keys(),
+        {*_PARTS["vocabulary"].__struct_fields__} - LATER["vocabulary"].keys(),
         "vocab_size roles sentinels mode_tokens added_tokens special_ids",
     ),
     "plan: sources": (
-        _SOURCE.keys() - LATER["sources"].keys(),
+        {*_PARTS["sources"].__struct_fields__} - LATER["sources"].keys(),
         "name prefix repeat ratios step_bytes text_bytes tokens documents relative_error",
     ),
-    "plan: files": (_FILE.keys() - LATER["files"].keys(), "source name size pieces"),
+    "plan: files": ({*_PARTS["files"].__struct_fields__} - LATER["files"].keys(), "source name size pieces"),
     "manifest": (
         manifest._KEYS.keys() - manifest.LATER[""].keys(),
         "format version law_version seq_length token_dtype vocab_size pad_id specials added_tokens tokenizer plan tasks sources "
@@ -72,7 +73,7 @@ FILES = {
 
 @pytest.mark.parametrize("section", RECIPE)
 def test_the_recipe_s_keys_that_are_always_stored_are_those_of_the_first_datasets(section):
-    always = keys_of(SECTIONS[section]).keys() - later_keys()[section].keys()
+    always = {name for name, key in KEYS[section].items() if not key.later}
     assert always == set(RECIPE[section].split()), "a key that joins says later=True"
 
 
@@ -88,11 +89,9 @@ def test_the_keys_that_are_always_written_are_those_of_the_first_datasets(file):
     assert set(keys) == set(first.split()), "a key that joins stands in LATER"
 
 
-@pytest.mark.parametrize("name", laws.PARAMETERS)
-def test_redraw_knows_all_parameters_of_in_place_objectives_and_the_defaults_of_later_ones(name):
-    objective = REGISTRY[name]
-    assert {p.name for p in objective.parameters} == laws.PARAMETERS[name].keys() | laws.UNREAD[name]
-    assert laws.LATER.get(name, {}) == objective.later
+@pytest.mark.parametrize("name", LAWS)
+def test_parameters_of_in_place_objectives_are_declared_once(name):
+    assert REGISTRY[name].parameters is LAWS[name].parameters and REGISTRY[name].attention == LAWS[name].attention
 
 
 def test_defaults_of_later_keys_are_filled_in_and_left_out_at_each_place():
@@ -116,15 +115,15 @@ def test_an_unknown_key_names_the_version_that_wrote_it():
 # In a copy of the package
 
 EDITS = {
-    "packprep.recipe.records": (
-        "    min_tokens: int = _key(",
-        '    max_chars: int = _key(0, whole(0), "the most characters of a document", later=True)\n    min_tokens: int = _key(',
+    "packprep.recipe.schema": (
+        "    min_tokens: ",
+        '    max_chars: Annotated[Whole, _key("the most characters of a document", ge=0, later=True)] = 0\n    min_tokens: ',
     ),
     "packprep.objectives.span_corruption": (
         '        Parameter("random_roll"',
         '        Parameter("drift", (0.0, 0.5), "of spans", 0.0, 1.0, later=True),\n        Parameter("random_roll"',
     ),
-    "packprep.building.plan": ("**versions}", '**versions, "packprep": "7.0"}'),
+    "packprep.building.planning": ("**versions}", '**versions, "packprep": "7.0"}'),
 }
 EDITED = """
 import sys
@@ -150,7 +149,7 @@ sys.meta_path.insert(0, Finder)
 IN_THE_COPY = """
 from pathlib import Path
 from tests.golden import datasets
-from packprep.building.plan import made_with
+from packprep.building.planning import made_with
 assert made_with()["packprep"] == "7.0"
 to, half = Path({folder!r}), datasets.LAW2 / "half"
 for name in ("finished", "gone on", "old"):

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from packprep.building.run import Outcome
-from packprep.building.start import build
+from packprep.building.run import Outcome, build
 from packprep.recipe import read_recipe
 from tests.inspection import datasets_made
 

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset.json_files import encode as encode_json
 from packprep.dataset.shard import encode, open_shard
 from packprep.errors import ArgumentError, DatasetError
-from packprep.inspection.difference import describe_difference
-from packprep.inspection.printed_difference import print_difference
+from packprep.format.json_files import encode as encode_json
+from packprep.inspection.difference import describe_difference, print_difference
 from tests import command_line
 from tests.inspection.conftest import built, write_corpus
 

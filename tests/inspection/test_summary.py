@@ -3,12 +3,11 @@ import json
 import numpy as np
 import pytest
 
-from packprep.building.start import build
+from packprep.building.run import build
 from packprep.dataset.loader import open_dataset
 from packprep.errors import DatasetError
 from packprep.inspection import summary
-from packprep.inspection.printed_summary import print_summary
-from packprep.inspection.summary import describe_build, describe_dataset
+from packprep.inspection.summary import describe_build, describe_dataset, print_summary
 from packprep.recipe import read_recipe
 from tests import made
 from tests.dataset.synthetic import make_dataset

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.building.render import Table, render_rows
-from packprep.building.segments import SegmentTable, cut, slots_of
-from packprep.corpus.reading import Documents
+from packprep.building.render import render_rows
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, SegmentTable, cut
+from packprep.documents.reading import Documents
 from packprep.objectives.objective import Bodies, BodySlots, Task
 from packprep.recipe import Recipe
 from packprep.twin import cutting, objectives
@@ -20,7 +20,7 @@ class Rendered(NamedTuple):
     documents: Documents
     segments: SegmentTable
     slots: np.ndarray  # int64[m], by the length law
-    at: np.ndarray  # int64[m], first slot in the one row
+    at: np.ndarray  # int64[m], first slot in the flat rows
     tokens: np.ndarray
     labels: np.ndarray
     segment_ids: np.ndarray
@@ -29,31 +29,19 @@ class Rendered(NamedTuple):
 
 
 def render_all(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> Rendered:
-    """The documents' segments in one long row, GAP slots apart."""
-    segments = cut(recipe, tasks, documents).segments
-    slots = slots_of(tasks, segments)
-    at = GAP + np.cumsum(slots + GAP) - (slots + GAP)
-    length = int((slots + GAP).sum()) + GAP
-    number = (np.arange(len(slots)) % 65535) + 1
-    begin = documents.offsets[segments.document] + segments.start
-    table = Table(
-        begin=begin,
-        bodies=segments.bodies(),
-        task=segments.task,
-        bos=segments.bos,
-        eos=segments.eos,
-        slots=slots,
-        at=at,
-        row=np.zeros_like(at),
-        number=number,
-        start=segments.start,
-        copy=segments.copy,
-        document=segments.document,
-    )
+    """The documents' segments, GAP slots apart, in rows of as many as a row can number."""
+    segments, _ = cut(recipe, tasks, documents)
+    slots = segments.slots
+    row = np.arange(len(slots)) // FORMAT_MAX_SEGMENTS
+    begin = GAP + np.cumsum(slots + GAP) - (slots + GAP)
+    first_slot = begin - begin[np.searchsorted(row, row)] + GAP
+    length = int((first_slot + slots).max(initial=0)) + GAP
+    table = segments._replace(row=row, first_slot=first_slot)
     with_labels = [*tasks, made.in_place_task(tasks[0].ids)]
-    done = render_rows(with_labels, table, documents.ids, None, 1, length, documents.ids.dtype)
-    names = ("tokens", "labels", "segment_ids", "loss_mask")
-    return Rendered(documents, segments, slots, at, *(done.rows[name][0] for name in names), done.prefix)
+    bodies = documents.offsets[segments.document] + segments.start
+    done = render_rows(with_labels, table, bodies, documents.ids, None, length, documents.ids.dtype)
+    slots_of = [done[name].reshape(-1) for name in ("tokens", "labels", "segment_ids", "loss_mask")]
+    return Rendered(documents, table, slots, row * length + first_slot, *slots_of, done["segment_prefix"])
 
 
 def check_lengths(rendered: Rendered) -> None:

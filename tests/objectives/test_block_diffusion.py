@@ -58,6 +58,7 @@ def test_a_range_from_0_has_no_weights():
     check(DEFAULTS, "task")
     with pytest.raises(RecipeError, match="1 / level"):
         check({**DEFAULTS, "noise_range": (0.0, 0.8)}, "task")
+    check({**DEFAULTS, "noise_range": (2.0**-24, 0.8)}, "task")
 
 
 def test_a_masked_slot_weighs_the_inverse_of_the_mean_level():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ def test_fault_11_no_label_of_a_segment_comes_from_its_neighbour_and_none_is_shi
     recipe, tasks = made.mix({"seq_length": 64, "documents": {"append_eos": False}})
     documents = made.documents([5, 9, 4])
     tokens = np.arange(18, dtype=np.uint16)
-    rendered = lengths.render_all(recipe, tasks, documents._replace(ids=tokens))
+    rendered = lengths.render_all(recipe, tasks, replace(documents, ids=tokens))
     trained = rendered.loss_mask == 1
     assert (rendered.labels[trained] == rendered.tokens[trained] + 1).all()
     lasts = rendered.at + rendered.slots - 1

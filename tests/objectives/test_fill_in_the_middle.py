@@ -1,16 +1,19 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.inputs import ids_of
-from packprep.corpus.vocabulary import Needs, resolve_vocabulary
+from packprep.building.plan import ids_of
 from packprep.errors import RecipeError
 from packprep.objectives.fill_in_the_middle import ROLES
 from packprep.objectives.objective import BodySlots
-from packprep.objectives.tasks import capacities, roles_used
+from packprep.objectives.tasks import capacities, needs_of
 from packprep.recipe import Specials
-from packprep.twin import cutting, fill_in_the_middle
+from packprep.tokenizer.roles import Needs, resolve_vocabulary
+from packprep.twin import cutting
+from packprep.twin.objectives import fill_in_the_middle
 from tests import made
 from tests.objectives import lengths
 
@@ -67,7 +70,7 @@ def test_capacity_is_what_trying_every_length_gives(table):
     recipe, tasks = made.mix(table)
     twin = made.twin_recipe(recipe, tasks)
     expected = [[cutting.capacity(twin, 0, bos, eos) for eos in (0, 1)] for bos in (0, 1)]
-    assert capacities(recipe, tasks)[0].tolist() == expected
+    assert capacities(recipe, tasks)[0][0].tolist() == expected
 
 
 @pytest.mark.parametrize("rate, spm_rate", [(0.5, 0.5), (0.9, 0.1), (0.25, 1.0), (1.0, 0.0), (0.0, 0.5)])
@@ -106,7 +109,7 @@ def test_the_worked_example_of_the_docstring():
     for spm_rate in (0.0, 1.0):
         recipe, tasks = made.mix({**table(rate=1.0, spm_rate=spm_rate, text_safe=False)})
         documents = made.documents([6] * 400)
-        documents = documents._replace(ids=np.tile(np.arange(10, 16, dtype=np.uint16), 400))
+        documents = replace(documents, ids=np.tile(np.arange(10, 16, dtype=np.uint16), 400))
         found[spm_rate] = bodies(lengths.render_all(recipe, tasks, documents))
     assert [PRE, 10, 11, SUF, 14, 15, MID, 12, 13] in found[0.0]
     assert [PRE, SUF, 14, 15, MID, 10, 11, 12, 13] in found[1.0]
@@ -124,7 +127,7 @@ def test_every_slot_but_the_last_is_trained_and_nothing_is_prefix():
 @settings(max_examples=40)
 def test_fault_20_content_that_looks_like_role_tokens_is_given_back(content, spm_rate, text_safe):
     recipe, tasks = made.mix(table(rate=1.0, spm_rate=spm_rate, text_safe=text_safe))
-    documents = made.documents([20] * 10)._replace(ids=np.array(content, np.uint16))
+    documents = replace(made.documents([20] * 10), ids=np.array(content, np.uint16))
     rendered = lengths.render_all(recipe, tasks, documents)
     lengths.check_restored(tasks, rendered)
 
@@ -164,7 +167,7 @@ def parts_of(body, fim):
 def test_no_part_begins_inside_a_character(bytes_vocabulary, texts, spm_rate, seed):
     recipe, tasks = made.mix(table(rate=1.0, spm_rate=spm_rate), bytes_vocabulary)
     tokens = [of_bytes(text) for text in texts]
-    documents = made.documents([len(t) for t in tokens], seed)._replace(ids=np.concatenate(tokens))
+    documents = replace(made.documents([len(t) for t in tokens], seed), ids=np.concatenate(tokens))
     rendered = lengths.render_all(recipe, tasks, documents)
     lengths.check_restored(tasks, rendered)
     fim = bytes_vocabulary.fim
@@ -182,13 +185,13 @@ def test_no_part_begins_inside_a_character(bytes_vocabulary, texts, spm_rate, se
         begin = int(documents.offsets[rendered.segments.document[g]])
         content = documents.ids[begin : begin + int(rendered.segments.n[g])].tolist()
         body = rendered.tokens[rendered.at[g] : rendered.at[g] + rendered.slots[g] - 1].tolist()
-        assert body == fill_in_the_middle.body(content, twin, int(rendered.segments.key[g]))
+        assert body == fill_in_the_middle.body(content, {"parameters": twin, "key": int(rendered.segments.key[g])})[0]
 
 
 def test_without_text_safe_characters_are_cut(bytes_vocabulary):
     recipe, tasks = made.mix(table(rate=1.0, spm_rate=0.0, text_safe=False), bytes_vocabulary)
     tokens = of_bytes("🙂" * 10)
-    documents = made.documents([40] * 50)._replace(ids=np.tile(tokens, 50))
+    documents = replace(made.documents([40] * 50), ids=np.tile(tokens, 50))
     rendered = lengths.render_all(recipe, tasks, documents)
     lengths.check_restored(tasks, rendered)
     begins = [piece[0] for body in bodies(rendered) for piece in parts_of(body, bytes_vocabulary.fim) if piece]
@@ -200,11 +203,11 @@ def test_without_text_safe_characters_are_cut(bytes_vocabulary):
 
 def test_the_role_tokens_are_needed_only_where_it_is_applied():
     recipe, _ = made.mix(table())
-    assert roles_used(recipe) == {"pad", "eos", *ROLES}
+    assert needs_of(recipe)[0] == {"pad", "eos", *ROLES}
     without = made.ids()
     without = type(without)(65536, made.PAD, made.BOS, made.EOS, made.MASK, without.sentinels)
     recipe, tasks = made.mix(table(rate=0.0), without)
-    assert roles_used(recipe) == {"pad", "eos"}
+    assert needs_of(recipe)[0] == {"pad", "eos"}
     with pytest.raises(RecipeError, match="needs a token for fim_middle, fim_prefix, fim_suffix: set it in"):
         made.mix(table(), without)
 

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.layout import arrange
-from packprep.building.packing import pack
-from packprep.building.render import render, rounded_up
-from packprep.building.replay import restore, stored_segments
-from packprep.building.segments import cut, slots_of
+from packprep.building.packing import place
+from packprep.building.render import render
+from packprep.building.segments import cut
 from packprep.errors import RecipeError
 from packprep.objectives import REGISTRY
+from packprep.restoring.segments import restore, stored_segments
 from tests import made
 
 
@@ -57,31 +56,27 @@ def check_inverse(table, documents):
         return False  # parameters that do not go together, or leave no room in a row
     segments, untrained = cut(recipe, tasks, documents)
     assert not untrained.any()
-    slots = slots_of(tasks, segments)
-    mult = recipe.packing.pad_seq_to_mult
-    physical = rounded_up(slots, mult)
-    row, _ = pack(physical, recipe.seq_length, "best_fit")
-    layout = arrange(segments.key, physical, row, False)
-    arrays = render(tasks, documents, segments, slots, layout, recipe.seq_length, mult)
+    segments, _ = place(segments, recipe)
+    arrays = render(tasks, documents, segments, recipe.seq_length, recipe.packing.pad_seq_to_mult)
     job = SimpleNamespace(recipe=recipe, tasks=tasks, vocabulary=SimpleNamespace(roles={"eos": made.EOS}))
     stored = stored_segments(job, arrays)
-    order = layout.order
-    for found, made_of in ((stored.slots, slots), (stored.bos, segments.bos), (stored.eos, segments.eos)):
-        assert np.array_equal(found, made_of[order])
-    tokens, offsets, fits = restore(job, arrays, stored, np.arange(len(order)))
+    for name in ("slots", "bos", "eos", "row"):
+        assert np.array_equal(getattr(stored, name), getattr(segments, name))
+    tokens, offsets, fits = restore(job, arrays, stored, np.arange(len(segments.n)))
     assert fits.all()
     assert ("labels" in arrays) == tasks[0].in_place
-    for g, s in enumerate(order):
+    for s in range(len(segments.n)):
         begin = int(documents.offsets[segments.document[s]] + segments.start[s])
         expected = documents.ids[begin : begin + int(segments.n[s])]
-        assert np.array_equal(tokens[offsets[g] : offsets[g + 1]], expected)
-    some = np.arange(len(order))[::-3]  # any segments, in any order
+        assert np.array_equal(tokens[offsets[s] : offsets[s + 1]], expected)
+    some = np.arange(len(segments.n))[::-3]  # any segments, in any order
     chosen, places, _ = restore(job, arrays, stored, some)
-    for i, g in enumerate(some):
-        assert np.array_equal(chosen[places[i] : places[i + 1]], tokens[offsets[g] : offsets[g + 1]])
+    for i, s in enumerate(some):
+        assert np.array_equal(chosen[places[i] : places[i + 1]], tokens[offsets[s] : offsets[s + 1]])
     return True
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_restore_inverts_render(name):
     done = 0

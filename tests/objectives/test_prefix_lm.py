@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from packprep.objectives.objective import Bodies
 from packprep.objectives.prefix_lm import OBJECTIVE
 from packprep.randomness import text_key
-from packprep.twin import objectives
+from packprep.twin.objectives import prefix_lm as twin
 from tests import made
 from tests.objectives import lengths
 
@@ -51,7 +51,7 @@ def test_fault_07_a_pivot_reaches_both_ends_and_every_place_between_equally_ofte
     assert counts[0] == counts[7] == 0
     assert (abs(counts[1:7] - 500) < 5 * np.sqrt(500)).all(), counts
     assert OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(3000, 2), keys, all_trained)).tolist() == [1] * 3000
-    assert pivots[:50].tolist() == [objectives.pivot_of(7, int(key)) for key in keys[:50]]
+    assert pivots[:50].tolist() == [twin.pivot_of(7, int(key)) for key in keys[:50]]
 
 
 @pytest.mark.parametrize("sentinel", [777, 0])

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -8,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.errors import RecipeError
+from packprep.objectives import REGISTRY
+from packprep.objectives.objective import Parameter
 from packprep.objectives.tasks import (
     capacities,
     complete,
-    inner_capacities,
-    mode_tokens_used,
+    needs_of,
     pieces_of_a_row,
     resolve,
-    roles_used,
-    sentinels_used,
     task_table,
     thresholds,
+    unequal_weights,
+    whole_task,
 )
 from packprep.recipe import presets, read_recipe
 from packprep.twin import chance, cutting
@@ -71,18 +73,17 @@ def test_values_out_of_range_name_task_key_value_and_range():
 # What a recipe uses
 
 
-def test_roles_and_mode_tokens_used():
+def test_roles_and_mode_tokens_that_are_wanted():
     recipe = complete(recipe_of(tasks=[{"preset": "ul2r"}], documents={"append_eos": False, "prepend_bos": True}))
-    assert roles_used(recipe) == {"pad", "bos"}
-    assert mode_tokens_used(recipe) == ("[NLU]", "[NLG]", "[S2S]")
-    assert roles_used(complete(recipe_of())) == {"pad", "eos"} and mode_tokens_used(complete(recipe_of())) == ()
+    assert needs_of(recipe)[:2] == ({"pad", "bos"}, ("[NLU]", "[NLG]", "[S2S]"))
+    assert needs_of(complete(recipe_of())) == ({"pad", "eos"}, (), 0)
 
 
-def test_sentinels_used_is_what_the_longest_segment_takes():
-    assert sentinels_used(complete(recipe_of(seq_length=4096, **span(noise_density=0.5)))) == 512
-    assert sentinels_used(complete(recipe_of(seq_length=4096, **span(noise_density=0.5, random_roll=True)))) == 513
-    assert sentinels_used(complete(recipe_of(tasks=[{"preset": "causal"}]))) == 0
-    assert sentinels_used(complete(recipe_of(tasks=[{"objective": "prefix_lm", "sentinel": True}]))) == 1
+def test_as_many_sentinels_are_wanted_as_the_longest_segment_takes():
+    assert needs_of(complete(recipe_of(seq_length=4096, **span(noise_density=0.5))))[2] == 512
+    assert needs_of(complete(recipe_of(seq_length=4096, **span(noise_density=0.5, random_roll=True))))[2] == 513
+    assert needs_of(complete(recipe_of(tasks=[{"preset": "causal"}])))[2] == 0
+    assert needs_of(complete(recipe_of(tasks=[{"objective": "prefix_lm", "sentinel": True}])))[2] == 1
 
 
 @given(
@@ -92,11 +93,11 @@ def test_sentinels_used_is_what_the_longest_segment_takes():
     st.booleans(),
 )
 @settings(max_examples=40)
-def test_with_sentinels_used_no_segment_is_cut_for_want_of_them(seq_length, density, mean, roll):
+def test_with_the_sentinels_wanted_no_segment_is_cut_for_want_of_them(seq_length, density, mean, roll):
     table = span(noise_density=density, mean_span_length=mean, random_roll=roll)
-    count = sentinels_used(complete(recipe_of(seq_length=seq_length, **table)))
+    count = needs_of(complete(recipe_of(seq_length=seq_length, **table)))[2]
     table["seq_length"] = seq_length
-    found = [capacities(*made.mix(table, made.ids(n))).tolist() for n in (count, 5000)]
+    found = [capacities(*made.mix(table, made.ids(n)))[0].tolist() for n in (count, 5000)]
     assert found[0] == found[1]
 
 
@@ -145,7 +146,7 @@ def test_capacities_are_what_trying_every_length_gives(seq_length, preset, senti
     twin = made.twin_recipe(recipe, tasks)
     for t in range(len(tasks) - 1):
         expected = [[cutting.capacity(twin, t, bos, eos) for eos in (0, 1)] for bos in (0, 1)]
-        assert capacities(recipe, tasks)[t].tolist() == expected
+        assert capacities(recipe, tasks)[0][t].tolist() == expected
 
 
 def test_pieces_that_end_before_the_row_does_divide_it():
@@ -153,7 +154,7 @@ def test_pieces_that_end_before_the_row_does_divide_it():
         recipe, tasks = made.mix(
             {"seq_length": seq_length, "tasks": [{"preset": task}], **changes}, made.ids(sentinels)
         )
-        return pieces_of_a_row(recipe, tasks[0]), inner_capacities(recipe, tasks)[0].tolist()
+        return pieces_of_a_row(recipe, tasks[0]), capacities(recipe, tasks)[1][0].tolist()
 
     assert of(100, 4096, "t5") == (2, [1862, 1861])
     assert of(3000, 4096, "t5") == (1, [3724, 3723])
@@ -218,7 +219,7 @@ def test_tasks_are_drawn_by_their_weights():
     recipe, tasks = made.mix({"tasks": [{"preset": "ul2r"}], "seq_length": 64})
     from packprep.building.segments import cut
 
-    segments = cut(recipe, tasks, made.documents([10] * 8000)).segments
+    segments, _ = cut(recipe, tasks, made.documents([10] * 8000))
     counts = Counter(segments.task.tolist())
     for task, share in enumerate([0.25, 0.125, 0.125, 0.5]):
         assert abs(counts[task] - 8000 * share) < 5 * (8000 * share * (1 - share)) ** 0.5
@@ -246,6 +247,33 @@ def test_task_table_is_what_all_segments_of_a_task_share():
         "resolved": {},
     }
     assert table[-1]["name"] == "too_short" and table[-1]["mode_token"] is None and table[-1]["weight"] == 0
+
+
+def test_tasks_of_which_one_weighs_a_hundred_times_another_are_warned_of():
+    def warnings_of(level):
+        tables = [
+            {"name": "a", "objective": "causal"},
+            {"name": "b", "objective": "block_diffusion", "noise_range": [level] * 2},
+        ]
+        return unequal_weights(made.mix({"tasks": tables})[1])
+
+    assert warnings_of(0.01) == []
+    (warning,) = warnings_of(0.005)
+    assert warning.startswith("a trained slot of task b weighs 200, one of a 1: beside the first the second trains")
+
+
+def test_a_mode_token_takes_a_slot_whatever_its_id():
+    task = made.mix({"tasks": [{"preset": "causal"}]})[1][0]
+    assert [replace(task, mode_token=id).mode for id in (-1, 0, 1)] == [0, 1, 1]
+
+
+def test_a_stored_task_has_the_parameters_that_joined_later(monkeypatch):
+    later = replace(REGISTRY["causal"], parameters=(Parameter("depth", 3, "", later=True),))
+    monkeypatch.setitem(REGISTRY, "causal", later)
+    assert whole_task({"objective": "causal", "parameters": {}})["parameters"] == {"depth": 3}
+    assert whole_task({"objective": "causal", "parameters": {"depth": 4}})["parameters"] == {"depth": 4}
+    for task in ({"objective": "one of a plugin", "parameters": {}}, {"objective": "causal", "parameters": None}, {}):
+        assert whole_task(task) == task
 
 
 def test_every_preset_resolves_alone_and_all_together():

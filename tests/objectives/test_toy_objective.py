@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from packprep.building.run import open_job
+from packprep.building.plan import open_job
 from packprep.errors import PlanError
 from packprep.objectives import REGISTRY, register
 from packprep.objectives.objective import Objective, Parameter
@@ -87,7 +87,7 @@ def recipe(*tasks: dict, **changes) -> dict:
 def good(out) -> int:
     """Segments of a dataset that keeps every promise, replayed whole and in part."""
     for replay in (-1, 50):
-        report = verify_dataset(out, replay, {}, (0, 1), 1, made.Silent())
+        report = verify_dataset(out, replay, {}, (0, 1), 0, made.Silent())
         assert report["listed"] == [] and report["replayed"]
     return report["segments"]
 
@@ -165,6 +165,7 @@ def test_an_objective_in_place_builds_and_verifies(tmp_path, registry):
     assert seen > 1000
 
 
+@pytest.mark.long
 def test_an_objective_of_an_installed_package_is_found_by_every_process(tmp_path):
     """As `pip install` leaves it: a module, and a dist-info folder with its entry point."""
     site = tmp_path / "site"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from packprep.dataset import noise
-from packprep.dataset.json_files import LAW_VERSION
 from packprep.errors import RecipeError
+from packprep.format.json_files import LAW_VERSION
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.uniform_diffusion import (
     OBJECTIVE,

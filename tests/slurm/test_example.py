@@ -6,6 +6,8 @@ import shutil
 import signal
 import sys
 
+import pytest
+
 from packprep.building.slurm import ArrayJob, scripts
 from tests import made
 from tests.docs.running import commands
@@ -36,6 +38,7 @@ def test_it_has_the_options_of_the_written_script_and_ends_as_it_does(tmp_path):
     assert example.count("|| status=$?\n") == 1
 
 
+@pytest.mark.long
 def test_it_builds_and_a_task_that_was_signalled_is_queued_again_and_goes_on(cluster, small, place, tmp_path):
     folder = place / "sbatch"
     folder.mkdir()

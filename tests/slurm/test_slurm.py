@@ -86,6 +86,7 @@ def test_an_array_over_four_nodes_gives_the_bytes_of_one_process_and_is_publishe
     assert "published" in packprep(cluster, "status", out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ['o\'u "t" %a%% #1 $(touch x) `y`', "ou\nt\\ \t'"], ids=["quotes", "lines"])
 def test_names_are_taken_as_they_are(cluster, small, out, name):
     out = out.with_name(name)
@@ -98,6 +99,7 @@ def test_names_are_taken_as_they_are(cluster, small, out, name):
     assert sorted(path.name for path in out.parent.iterdir()) == sorted([name, f"{name}.slurm"])
 
 
+@pytest.mark.long
 def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_list_of_the_rest(cluster, small, out):
     array, finish = submitted(cluster, small, out, NODES, *NODE_EACH, "--partition=spare", **SLOW).jobs
     cluster.until(lambda: all(receipts(out, i, NODES, small.shards) for i in range(NODES)))
@@ -126,6 +128,7 @@ def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_lis
     assert made.contents(out) == small.expected
 
 
+@pytest.mark.long
 def test_a_signal_to_a_task_its_double_and_a_controller_that_dies(cluster, small, out):
     array, finish = submitted(cluster, small, out, NODES, *NODE_EACH, **SLOW).jobs
     cluster.until(lambda: receipts(out, 1, NODES, small.shards))
@@ -148,6 +151,7 @@ def test_a_signal_to_a_task_its_double_and_a_controller_that_dies(cluster, small
     assert made.contents(out) == small.expected
 
 
+@pytest.mark.long
 def test_an_array_of_three_finishes_what_one_of_four_began(cluster, small, out):
     array, finish = submitted(cluster, small, out, NODES, **SLOW).jobs
     cluster.until(lambda: any(receipts(out, i, NODES, small.shards) for i in range(NODES)))
@@ -159,6 +163,7 @@ def test_an_array_of_three_finishes_what_one_of_four_began(cluster, small, out):
     assert made.contents(out) == small.expected
 
 
+@pytest.mark.long
 def test_an_array_verifies_and_the_task_that_finds_a_fault_fails(cluster, small, out):
     shutil.copytree(small.recipe.parent / "out", out)
     path = sorted(out.glob("shards/*/*.safetensors"))[-1]

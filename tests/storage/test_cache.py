@@ -40,6 +40,7 @@ def equal(one: Dataset, other: Dataset, rows) -> bool:
     return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_it_is_the_dataset(s3, built, tmp_path, io):
     url = upload(built.out, Remote(f"s3://{BUCKET}/{tmp_path.name}/packed"))
@@ -104,6 +105,7 @@ def read_all(dataset: Dataset, results) -> None:
     results.put(dataset.batch(range(len(dataset)))["tokens"].tobytes())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_share_a_cache(built, url, tmp_path, method):
     local = open_dataset(built.out)

@@ -14,16 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from packprep.building.commit import commit_shard, done_receipt
-from packprep.building.output import RemoteOutput, output_of
-from packprep.building.publication import missing_shards
-from packprep.building.run import open_job
-from packprep.building.status import status_of
+from packprep.building.commit import commit_shard, done_receipt, missing_shards
+from packprep.building.distributed import status_of
+from packprep.building.plan import open_job
 from packprep.building.work import make_shard
-from packprep.dataset.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, decode, receipt_name, rejects_name, shard_name
-from packprep.digests import digest_of
 from packprep.errors import BuildError, PlanError, StorageError
-from packprep.storage import Remote
+from packprep.format.digests import digest_of
+from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, decode, receipt_name, rejects_name, shard_name
+from packprep.storage import Remote, folder_at
 from tests import command_line, made
 from tests.crash import disturbed
 from tests.storage.conftest import BUCKET
@@ -164,11 +162,9 @@ def test_inspect_says_of_a_url_what_it_says_of_the_folder(plain, url, more):
 
 def test_a_receipt_is_written_after_its_shard_and_the_manifest_last(plain, url, monkeypatch):
     written = []
-    write, write_new = Remote.write, Remote.write_new
+    write, create = Remote.write, Remote.create
     monkeypatch.setattr(Remote, "write", lambda self, name, data: (written.append(name), write(self, name, data))[1])
-    monkeypatch.setattr(
-        Remote, "write_new", lambda self, name, data: (written.append(name), write_new(self, name, data))[1]
-    )
+    monkeypatch.setattr(Remote, "create", lambda self, name, data: (written.append(name), create(self, name, data))[1])
     assert command_line.inside(*plain.command(url)).status == 0
     expected = ["tokenizer.json", "plan.json", FIRST_SEEN_NAME]
     for b in range(3):
@@ -177,7 +173,7 @@ def test_a_receipt_is_written_after_its_shard_and_the_manifest_last(plain, url, 
 
 
 def test_a_build_that_fails_at_any_write_tells_the_truth_and_goes_on(plain, url, monkeypatch):
-    write, write_new = Remote.write, Remote.write_new
+    write, create = Remote.write, Remote.create
     at = 0
     while True:
         calls = 0
@@ -189,10 +185,10 @@ def test_a_build_that_fails_at_any_write_tells_the_truth_and_goes_on(plain, url,
                 raise StorageError(f"{url}/{name}: the store is gone; run the same command again")
 
         monkeypatch.setattr(Remote, "write", lambda self, name, data: (fail(name), write(self, name, data))[1])
-        monkeypatch.setattr(Remote, "write_new", lambda self, name, data: (fail(name), write_new(self, name, data))[1])
+        monkeypatch.setattr(Remote, "create", lambda self, name, data: (fail(name), create(self, name, data))[1])
         said = command_line.inside(*plain.command(url))
         monkeypatch.setattr(Remote, "write", write)
-        monkeypatch.setattr(Remote, "write_new", write_new)
+        monkeypatch.setattr(Remote, "create", create)
         check_truth(plain, url)
         if said.status == 0:
             break
@@ -206,7 +202,7 @@ def test_a_build_that_fails_at_any_write_tells_the_truth_and_goes_on(plain, url,
 
 def test_an_object_without_its_receipt_or_of_another_size_is_no_shard(plain, url):
     finish(plain, url)
-    remote, output = Remote(url), output_of(url)
+    remote, output = Remote(url), folder_at(url)
     digest = open_job(url).digest
     remote.remove(MANIFEST_NAME)
     remote.remove(receipt_name(0))
@@ -224,24 +220,24 @@ def test_stale_rejects_are_removed_where_there_are_none(plain, url):
 
 def test_a_build_that_was_slower_than_another_changes_nothing_but_stops_where_they_differ(plain, url):
     finish(plain, url)
-    job, output = open_job(url), output_of(url)
+    job, output = open_job(url), folder_at(url)
     Remote(url).remove(receipt_name(0))
 
-    class Slow(RemoteOutput):
+    class Slow(Remote):
         """Another build commits the shard while this one uploads it."""
 
-        def write_whole(self, name, buffers):
-            super().write_whole(name, buffers)
+        def write(self, name, buffers):
+            super().write(name, buffers)
             if name == shard_name(0):
                 Remote(url).write(receipt_name(0), [plain.expected[receipt_name(0)]])
 
     shard = make_shard(job, 0)
-    commit_shard(Slow(Remote(url)), job, 0, shard)
+    commit_shard(Slow(url), job, 0, shard)
     assert objects(url) == plain.expected
     Remote(url).remove(receipt_name(0))
     shard.arrays["tokens"][0, 0] ^= 1
     with pytest.raises(BuildError, match="made again with digest [0-9a-f]+ and it stands with [0-9a-f]+"):
-        commit_shard(Slow(Remote(url)), job, 0, shard)
+        commit_shard(Slow(url), job, 0, shard)
     with pytest.raises(BuildError, match="made again with digest"):
         commit_shard(output, job, 0, shard)
     assert objects(url)[receipt_name(0)] == plain.expected[receipt_name(0)]
@@ -301,17 +297,17 @@ def test_missing_shards_are_found_by_listings_and_one_read_of_each_receipt(plain
         there |= {receipt_name(b): made_receipt(own), shard_name(b): b"abc"}
     there[shard_name(4)] = b"ab"
     remote = Counted(there)
-    found = missing_shards(RemoteOutput(remote), digest, range(shards))
+    found = missing_shards(remote, digest, range(shards))
     assert found == sorted({*range(1, shards, 2), 4})
     assert remote.asked["size"] == 0 and remote.asked["read"] == shards // 2
     assert remote.asked["list"] <= 3 * 3  # receipts, shards and rejects, a thousand at a time
     one = Counted(there)
-    assert missing_shards(RemoteOutput(one), digest, range(2000, 2003)) == [2001]
+    assert missing_shards(one, digest, range(2000, 2003)) == [2001]
     assert one.asked["list"] <= 3 and one.asked["read"] == 2
 
 
 def made_receipt(receipt):
-    from packprep.dataset.json_files import encode
+    from packprep.format.json_files import encode
 
     return encode({**receipt, "rejects": None})
 
@@ -371,6 +367,7 @@ def slow(server) -> Iterator[Slow]:
     way.close()
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(plain, bucket, workers, tmp_path):
     said = command_line.packprep(*plain.command(bucket, workers))
@@ -392,6 +389,7 @@ def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(plain, bucket, 
     assert command_line.packprep("inspect", bucket, "--row", 0).status == 0
 
 
+@pytest.mark.long
 def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(plain, bucket):
     tasks = []
     for index in range(3):
@@ -410,6 +408,7 @@ def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(plain, bucket):
     assert redone.status == 0 and objects(bucket) == plain.expected
 
 
+@pytest.mark.long
 def test_two_builds_at_once_on_s3_give_the_bytes_of_one(plain, bucket):
     commands = []
     for workers in (1, 2):
@@ -435,6 +434,7 @@ def kill_when_sent(plain, slow, url: str, sent: int, workers: int = 1) -> None:
     assert build.wait() == -signal.SIGKILL
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("sent, workers", [(20_000, 1), (60_000, 1), (110_000, 1), (130_000, 2), (170_000, 1)])
 def test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(plain, bucket, slow, sent, workers):
     kill_when_sent(plain, slow, bucket, sent, workers)
@@ -443,6 +443,7 @@ def test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(pl
     assert said.status == 0 and objects(bucket) == plain.expected, said.err
 
 
+@pytest.mark.long
 def test_fault_23_a_build_killed_amid_an_upload_in_parts_leaves_no_shard(bucket, slow, tmp_path):
     large = disturbed.project(tmp_path, 28_000, 3_500_000)
     sizes = [len(data) for name, data in large.expected.items() if name.startswith("shards/")]
@@ -455,6 +456,7 @@ def test_fault_23_a_build_killed_amid_an_upload_in_parts_leaves_no_shard(bucket,
     assert said.status == 0 and objects(bucket) == large.expected, said.err
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("command", ["build", "status", "verify", "inspect"])
 def test_wrong_credentials_and_no_such_bucket_are_one_clear_error(plain, bucket, command):
     def refused(url: str, **changes: str) -> str:

@@ -1,18 +1,24 @@
 """What a folder of a file system does, whichever kind it is; and what it does while connections break."""
 
+import json
 import multiprocessing
 import os
 import pickle
 import random
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
+import obstore
 import pytest
 
 from packprep.errors import StorageError
 from packprep.storage import Remote, is_url
 from packprep.storage.remote import _may_pass
+from packprep.storage.stores import _keys_of_profile, _put_if_none
 from tests.made import run_python
-from tests.storage.conftest import BUCKET, reach, reaching
+from tests.storage.conftest import ACCESS_KEY, BUCKET, SECRET_KEY, reach, reaching
 
 pytestmark = pytest.mark.xdist_group("s3")
 
@@ -77,9 +83,122 @@ def test_files_are_listed_bytewise_below_a_folder(folder):
 
 
 def test_a_file_is_written_only_if_there_is_none(folder):
-    assert folder.write_new("claim", b"mine") is True
-    assert folder.write_new("claim", b"theirs") is False
+    assert folder.create("claim", b"mine") is True
+    assert folder.create("claim", b"theirs") is False
     assert folder.read("claim") == b"mine"
+
+
+def wins(folders: list[Remote], times: int) -> list[list[int]]:
+    """By round, which of the folders wrote a new file, where all of them write it in the same moment."""
+    barrier = threading.Barrier(len(folders), timeout=60)
+    won: list[list[int]] = [[] for _ in range(times)]
+
+    def run(which: int) -> None:
+        for i in range(times):
+            barrier.wait()
+            if folders[which].create(f"claims/{i}", b"of %d" % which):
+                won[i].append(which)
+
+    threads = [threading.Thread(target=run, args=(which,)) for which in range(len(folders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return won
+
+
+@pytest.mark.parametrize("times", [20, pytest.param(1000, marks=pytest.mark.long)])
+def test_of_two_publishers_at_once_one_wins_each_time(folder, times):
+    folders = [folder, Remote(folder.url)]
+    for i, one in enumerate(wins(folders, times)):
+        assert len(one) == 1 and folder.read(f"claims/{i}") == b"of %d" % one[0]
+
+
+def test_a_store_that_passes_the_condition_over_is_asked_first(s3, tmp_path, monkeypatch):
+    folder = Remote(f"s3://{BUCKET}/{tmp_path.name}")
+    put = obstore.put
+    monkeypatch.setattr(obstore, "put", lambda store, path, data, mode: put(store, path, data))
+    assert folder.create("claim", b"mine") and not folder.create("claim", b"theirs")
+    assert folder.read("claim") == b"mine"
+
+
+class Google(BaseHTTPRequestHandler):
+    """What Google's store does of a PUT whose object is to be the first of its name."""
+
+    objects: dict[str, bytes] = {}
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        first = self.headers["x-goog-if-generation-match"] != "0" or unquote(self.path) not in self.objects
+        self.objects.update({unquote(self.path): data} if first else {})
+        self.send_response(200 if first else 412)
+        for header in (("ETag", '"1"'), ("x-goog-generation", "1"), ("Content-Length", "0")):
+            self.send_header(*header)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+def test_google_s_store_is_given_its_condition():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Google) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        account = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True}
+        account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        put_if_none = _put_if_none("GCSStore", "bucket/folder", service_account_key=json.dumps(account))
+        assert put_if_none is not None
+        assert [put_if_none("bucket/folder/claim", data) for data in (b"mine", b"theirs")] == [True, False]
+        server.shutdown()
+    assert Google.objects == {"/bucket/folder/claim": b"mine"}
+
+
+def test_a_forked_process_is_asked_first_and_waits_for_no_thread_of_another(s3, tmp_path):
+    folder = Remote(f"s3://{BUCKET}/{tmp_path.name}")
+    assert folder.create("claim", b"mine")
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    process = context.Process(target=lambda: results.put([folder.create(name, b"theirs") for name in ("claim", "new")]))
+    process.start()
+    assert results.get(timeout=60) == [False, True]
+    process.join(60)
+    assert folder.read("claim") == b"mine" and folder.read("new") == b"theirs"
+
+
+PROFILES = {
+    "config": "[default]\nregion = x\n[profile work]\nregion = x\n[profile sso]\nsso_session = s\n",
+    "credentials": f"[work]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n",
+}
+
+
+@pytest.fixture
+def profiles(s3, tmp_path, monkeypatch):
+    """The server, and files of AWS's profiles, of which `work` has its keys."""
+    for name, variable in (("config", "AWS_CONFIG_FILE"), ("credentials", "AWS_SHARED_CREDENTIALS_FILE")):
+        (tmp_path / name).write_text(PROFILES[name])
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    return tmp_path
+
+
+def test_a_profile_gives_keys_for_all_that_is_asked(profiles, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    folder = Remote(f"s3://{BUCKET}/{profiles.name}")
+    put, seen = obstore.put, []
+    monkeypatch.setattr(obstore, "put", lambda *given, **how: (seen.append(how), put(*given, **how))[1])
+    assert folder.create("claim", b"mine") and not folder.create("claim", b"theirs")
+    assert folder.list() == [("claim", 4)] and folder.read("claim") == b"mine" and seen == [{"mode": "create"}]
+    assert all(len(one) == 1 for one in wins([folder, Remote(folder.url)], 5))
+
+
+@pytest.mark.parametrize("profile, keys", [(None, {}), ("sso", None), ("nobody", None), ("work", ACCESS_KEY)])
+def test_which_profiles_have_their_keys_in_files(profiles, monkeypatch, profile, keys):
+    monkeypatch.setenv("AWS_PROFILE", profile or "default")
+    found = _keys_of_profile()
+    assert (found or {}).get("access_key_id") == keys if isinstance(keys, str) else found == keys
+    (profiles / "config").write_text("no section")
+    with pytest.raises(StorageError, match="config cannot be read"):
+        _keys_of_profile()
 
 
 def test_an_open_file_is_any_file(folder):
@@ -140,6 +259,7 @@ def test_a_process_that_ends_in_an_upload_publishes_nothing(s3, tmp_path):
     assert folder.list() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [0, 100_000, 3_000_000])
 def test_reads_go_on_after_lost_connections(s3, breaking, tmp_path, after):
     Remote(f"s3://{BUCKET}/{tmp_path.name}").write("f", PARTS)
@@ -151,6 +271,7 @@ def test_reads_go_on_after_lost_connections(s3, breaking, tmp_path, after):
     assert proxy.cut == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [0, 3_000_000])
 def test_writes_go_on_after_lost_connections(s3, breaking, tmp_path, after):
     proxy = breaking("upload", after, 4)
@@ -161,6 +282,17 @@ def test_writes_go_on_after_lost_connections(s3, breaking, tmp_path, after):
     assert folder.list() == [("f", len(DATA)), ("small", 5)] and folder.read("f") == DATA
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("direction", ["upload", "download"])
+def test_a_claim_goes_on_after_lost_connections(s3, breaking, tmp_path, direction):
+    """What was lost may be the answer of a store that wrote it."""
+    proxy = breaking(direction, 0, 4)
+    folder = Remote(f"s3://{BUCKET}/{tmp_path.name}")
+    assert folder.create("claim", b"mine") and not folder.create("claim", b"theirs")
+    assert proxy.cut == 4 and folder.read("claim") == b"mine"
+
+
+@pytest.mark.long
 def test_what_stays_broken_is_given_up_and_publishes_nothing(s3, breaking, tmp_path, monkeypatch):
     monkeypatch.setattr("packprep.storage.remote._TRIES", 2)
     breaking("upload", 3_000_000, 1 << 30)
@@ -205,6 +337,7 @@ class ConnectTimeout(Exception):
     """As httpx and requests call theirs: no OSError."""
 
 
+@pytest.mark.long(beyond=8)
 @pytest.mark.parametrize(
     "error, passes",
     [
@@ -214,6 +347,11 @@ class ConnectTimeout(Exception):
         (OSError("AWS Error SLOW_DOWN during GetObject operation: slow down"), True),
         (OSError("AWS Error UNKNOWN (HTTP status 500) during HeadBucket"), True),
         (OSError("AWS Error UNKNOWN (HTTP status 400) during HeadObject"), False),
+        (OSError("GenericError: Error performing PUT in 1ms - Server returned non-2xx status code: 503 Slow down"), True),
+        (OSError("GenericError: Error performing PUT in 1ms - Server returned non-2xx status code: 409 Conflict"), True),
+        (OSError("GenericError: Error performing PUT in 1ms - Server returned non-2xx status code: 400 Bad"), False),
+        (OSError("GenericError: Error performing PUT in 1ms - HTTP error: error sending request"), True),
+        (OSError("PermissionDeniedError: The operation lacked the necessary privileges"), False),
         (OSError("AWS Error ACCESS_DENIED during HeadObject operation: No response body."), False),
         (OSError("AWS Error EXPIRED_TOKEN during GetObject"), False),
         (OSError("AWS Error NO_SUCH_BUCKET during CreateMultipartUpload"), False),

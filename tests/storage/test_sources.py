@@ -54,6 +54,7 @@ def test_the_bytes_are_the_same(s3, corpus, local, tmp_path):
     assert shards(tmp_path / "moved") == shards(local)
 
 
+@pytest.mark.long
 def test_a_build_goes_through_lost_connections(s3, breaking, corpus, local, tmp_path):
     remote = Remote(f"s3://{BUCKET}/{tmp_path.name}/corpus")
     upload(corpus[0], remote)
@@ -62,6 +63,7 @@ def test_a_build_goes_through_lost_connections(s3, breaking, corpus, local, tmp_
     assert proxy.cut == 6 and shards(tmp_path / "out") == shards(local)
 
 
+@pytest.mark.long
 def test_verify_reads_urls_and_the_twin_says_that_it_does_not(corpus, local):
     moved = [
         part
@@ -77,7 +79,7 @@ def test_a_changed_or_missing_object_is_said(corpus, tmp_path, local):
     remote = Remote(f"memory://changed{tmp_path.name}")
     upload(corpus[0], remote)
     table = made.table(at(remote.url, corpus[1][:1]))
-    from packprep.corpus.readers.documents import open_source
+    from packprep.sources.formats.batch import open_source
 
     with pytest.raises(SourceError, match="had 3 when the plan was made"), open_source(f"{remote.url}/web/a.jsonl", 3):
         pass
@@ -88,6 +90,7 @@ def test_a_changed_or_missing_object_is_said(corpus, tmp_path, local):
         made.build(table, tmp_path, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_wrong_credentials_end_the_command_with_one_line(server, tmp_path):
     (tmp_path / "recipe.toml").write_text(
         f'seq_length = 512\ntokenizer = "bytes"\nsources = [{{name = "web", paths = ["s3://{BUCKET}/web/*"]}}]\n'

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.twin import chance, cutting, objectives, packing, rows, spans
+from packprep.twin import chance, cutting, objectives, shard
+from packprep.twin.objectives import span_corruption
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "cases.json").read_text())["cases"]
 
@@ -34,52 +35,55 @@ def compositions(n, k):
 # ---- spans -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(beyond=6)
 @golden("span_counts")
 def test_span_counts(inputs, expected):
-    noise, n_spans = spans.span_counts(inputs["length"], inputs["density"], inputs["mean_span"])
+    noise, n_spans = span_corruption.span_counts(inputs["length"], inputs["density"], inputs["mean_span"])
     text = max(inputs["length"], 2) - noise
     assert (noise, n_spans, text) == (expected["num_noise"], expected["num_spans_clamped"], expected["num_nonnoise"])
 
 
 @golden("span_counts_f32_vs_f64")
 def test_span_counts_are_those_of_float64(inputs, expected):
-    noise, n_spans = spans.span_counts(inputs["length"], inputs["density"], inputs["mean_span"])
+    noise, n_spans = span_corruption.span_counts(inputs["length"], inputs["density"], inputs["mean_span"])
     assert [noise, n_spans, inputs["length"] - noise] == expected["f64"] != expected["f32"]
 
 
 @golden("infeasible_spans")
 def test_more_spans_than_text_are_clamped(inputs, expected):
-    noise, n_spans = spans.span_counts(inputs["length"], inputs["density"], inputs["mean_span"])
+    noise, n_spans = span_corruption.span_counts(inputs["length"], inputs["density"], inputs["mean_span"])
     assert (noise, n_spans) == (expected["num_noise"], expected["required_spans_after_clamp"])
 
 
 def test_span_counts_round_half_to_even_and_obey_max_spans():
-    assert spans.span_counts(5, 0.5, 1) == (2, 2)
-    assert spans.span_counts(7, 0.5, 1) == (4, 3)
-    assert spans.span_counts(100, 0.5, 4) == (50, 12)
-    assert spans.span_counts(4096, 0.15, 3) == (614, 205)
-    assert spans.span_counts(4096, 0.15, 3, max_spans=100) == (614, 100)
-    assert spans.span_counts(3071, 0.5, 3)[1] == 512
+    assert span_corruption.span_counts(5, 0.5, 1) == (2, 2)
+    assert span_corruption.span_counts(7, 0.5, 1) == (4, 3)
+    assert span_corruption.span_counts(100, 0.5, 4) == (50, 12)
+    assert span_corruption.span_counts(4096, 0.15, 3) == (614, 205)
+    assert span_corruption.span_counts(4096, 0.15, 3, max_spans=100) == (614, 100)
+    assert span_corruption.span_counts(3071, 0.5, 3)[1] == 512
 
 
 @golden("mask_from_spans")
 def test_mask_from_spans(inputs, expected):
-    assert spans.mask_from_spans(inputs["nonnoise_spans"], inputs["noise_spans"]) == expected["mask"]
+    assert span_corruption.mask_from_spans(inputs["nonnoise_spans"], inputs["noise_spans"]) == expected["mask"]
 
 
 @golden("max_raw_length_for_budget")
 def test_max_tokens_for(inputs, expected):
-    n = spans.max_tokens_for(inputs["budget"], inputs["density"], inputs["mean_span"])
+    n = span_corruption.max_tokens_for(inputs["budget"], inputs["density"], inputs["mean_span"])
     assert n == expected["max_raw_len"]
-    lengths = [1 + m + 2 * spans.span_counts(m, inputs["density"], inputs["mean_span"])[1] for m in (n, n + 1)]
+    lengths = [
+        1 + m + 2 * span_corruption.span_counts(m, inputs["density"], inputs["mean_span"])[1] for m in (n, n + 1)
+    ]
     assert lengths == [expected["len_at_max"], expected["len_at_max_plus_1"]]
 
 
 def test_max_tokens_for_the_design_s_examples():
-    assert [spans.max_tokens_for(512, d, m) for d, m in [(0.15, 3), (0.5, 3), (0.15, 32)]] == [465, 383, 507]
-    assert spans.max_tokens_for(4096, 0.5, 3) == 3071
-    assert spans.max_tokens_for(3, 0.15, 3) == 0
-    assert spans.max_tokens_for(5, 0.15, 3) == 2
+    assert [span_corruption.max_tokens_for(512, d, m) for d, m in [(0.15, 3), (0.5, 3), (0.15, 32)]] == [465, 383, 507]
+    assert span_corruption.max_tokens_for(4096, 0.5, 3) == 3071
+    assert span_corruption.max_tokens_for(3, 0.15, 3) == 0
+    assert span_corruption.max_tokens_for(5, 0.15, 3) == 2
 
 
 def test_composition_takes_each_outcome_equally_often_over_all_draws():
@@ -87,7 +91,7 @@ def test_composition_takes_each_outcome_equally_often_over_all_draws():
         for k in range(1, n + 1):
             seen = Counter()
             for draws in product(*(range(n - k + 1 + i) for i in range(k - 1))):
-                seen[tuple(spans.composition_from(n, k, lambda i, j, draws=draws: draws[i]))] += 1
+                seen[tuple(span_corruption.composition_from(n, k, lambda i, j, draws=draws: draws[i]))] += 1
             assert set(seen) == {tuple(parts) for parts in compositions(n, k)}
             assert len(set(seen.values())) == 1
 
@@ -111,12 +115,13 @@ def binomial_bounds(trials, p, tail):
     return low, high
 
 
+@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("n, k", [(4, 2), (5, 3), (6, 2), (6, 4), (7, 3)])
 @pytest.mark.parametrize("purpose", [chance.NOISE_SPANS, chance.TEXT_SPANS])
 def test_composition_is_uniform_over_keys(n, k, purpose):
     keys = 1500
     seen = Counter(
-        tuple(spans.composition(n, k, chance.text_key("composition", n, k, i), purpose)) for i in range(keys)
+        tuple(span_corruption.composition(n, k, chance.text_key("composition", n, k, i), purpose)) for i in range(keys)
     )
     low, high = binomial_bounds(keys, Fraction(1, comb(n - 1, k - 1)), Fraction(1, 10**6))
     assert set(seen) == {tuple(parts) for parts in compositions(n, k)}
@@ -129,27 +134,27 @@ def test_rolled_masks_are_the_uniform_rotation():
             for k in range(1, min(noise, n - noise) + 1):
                 rolled, rotations = Counter(), Counter()
                 for noise_spans, text_spans in product(compositions(noise, k), compositions(n - noise, k)):
-                    base = spans.mask_from_spans(text_spans, noise_spans)
-                    assert len(spans.cutting_offsets(base)) == noise - k
+                    base = span_corruption.mask_from_spans(text_spans, noise_spans)
+                    assert len(span_corruption.cutting_offsets(base)) == noise - k
                     for r in range(n):
-                        mask = spans.rolled(base, r)
-                        assert len(spans.runs(mask)) == k + (r < noise - k)
+                        mask = span_corruption.rolled(base, r)
+                        assert len(span_corruption.runs(mask)) == k + (r < noise - k)
                         rolled[tuple(mask)] += 1
-                        rotations[tuple(spans.rotated(base, r))] += 1
+                        rotations[tuple(span_corruption.rotated(base, r))] += 1
                 assert rolled == rotations
 
 
 def test_span_mask_without_roll_begins_with_text_and_ends_in_noise():
     for seed in range(30):
-        mask = spans.span_mask(40, 0.3, 3, None, False, chance.text_key(seed))
+        mask = span_corruption.span_mask(40, 0.3, 3, None, False, chance.text_key(seed))
         assert (not mask[0]) and mask[-1]
-        assert (sum(mask), len(spans.runs(mask))) == spans.span_counts(40, 0.3, 3)
+        assert (sum(mask), len(span_corruption.runs(mask))) == span_corruption.span_counts(40, 0.3, 3)
 
 
 def test_one_span_is_the_last_noise_tokens():
-    noise, n_spans = spans.span_counts(20, 0.15, 3)
+    noise, n_spans = span_corruption.span_counts(20, 0.15, 3)
     assert n_spans == 1
-    assert spans.span_mask(20, 0.15, 3, None, False, 77) == [False] * (20 - noise) + [True] * noise
+    assert span_corruption.span_mask(20, 0.15, 3, None, False, 77) == [False] * (20 - noise) + [True] * noise
 
 
 def test_span_mask_rolls_by_the_drawn_number():
@@ -157,10 +162,10 @@ def test_span_mask_rolls_by_the_drawn_number():
     for seed in range(200):
         key = chance.text_key("roll", seed)
         n = 10 + seed % 7
-        mask = spans.span_mask(n, 0.4, 2, None, True, key)
-        noise, n_spans = spans.span_counts(n, 0.4, 2)
+        mask = span_corruption.span_mask(n, 0.4, 2, None, True, key)
+        noise, n_spans = span_corruption.span_counts(n, 0.4, 2)
         is_cut = chance.integers(key, chance.ROLL, 0, n) < noise - n_spans
-        assert sum(mask) == noise and len(spans.runs(mask)) == n_spans + is_cut
+        assert sum(mask) == noise and len(span_corruption.runs(mask)) == n_spans + is_cut
         assert (mask[0] and mask[-1]) == is_cut
         cut += is_cut
     assert 0 < cut < 200
@@ -173,29 +178,29 @@ def test_span_mask_rolls_by_the_drawn_number():
 def test_fault_8_9_sentinels_follow_the_runs_in_order(inputs, expected):
     if not any(inputs["mask"]):
         with pytest.raises(ValueError, match="without noise"):
-            objectives.corrupted(inputs["tokens"], inputs["mask"], inputs["levanter_sentinels"])
+            span_corruption.corrupted(inputs["tokens"], inputs["mask"], inputs["levanter_sentinels"])
         return
-    found = objectives.corrupted(inputs["tokens"], inputs["mask"], inputs["levanter_sentinels"])
+    found = span_corruption.corrupted(inputs["tokens"], inputs["mask"], inputs["levanter_sentinels"])
     assert found == (expected["levanter_inputs"], expected["levanter_targets"])
-    assert objectives.reconstruct(*found, inputs["levanter_sentinels"]) == inputs["tokens"]
+    assert span_corruption.reconstruct(*found, inputs["levanter_sentinels"]) == inputs["tokens"]
 
 
 def test_corrupted_is_the_design_s_example():
     tokens, mask = list(range(10, 20)), [int(bit) for bit in "0011000111"]
-    inputs, targets = objectives.corrupted(tokens, mask, [100, 101])
+    inputs, targets = span_corruption.corrupted(tokens, mask, [100, 101])
     assert inputs + targets == [10, 11, 100, 14, 15, 16, 101, 100, 12, 13, 101, 17, 18, 19]
     assert len(inputs) == 7
     with pytest.raises(ValueError, match="sentinels"):
-        objectives.corrupted(tokens, mask, [100])
+        span_corruption.corrupted(tokens, mask, [100])
 
 
 @golden("ul2r_segment")
 def test_span_corruption_row(inputs, expected):
-    body_inputs, body_targets = objectives.corrupted(inputs["tokens"], inputs["mask"], inputs["sentinels"])
+    body_inputs, body_targets = span_corruption.corrupted(inputs["tokens"], inputs["mask"], inputs["sentinels"])
     slots = [inputs["task_token"], *body_inputs, *body_targets]
     prefix = 1 + len(body_inputs)
     segment = (slots, objectives.loss_of(len(slots), prefix), objectives.next_tokens(slots, inputs["pad_id"]))
-    row = rows.row_arrays([segment], inputs["row_len"], inputs["pad_id"])
+    row = shard.row_arrays([segment], inputs["row_len"], inputs["pad_id"])
     assert prefix == expected["inputs_len"] == sum(expected["input_mask"])
     assert row["tokens"] == expected["row_tokens"]
     assert row["segment_ids"] == [number + 1 for number in expected["segment_ids"]]
@@ -354,7 +359,7 @@ def test_capacity_is_max_tokens_for():
     for seq_length, density, mean in [(512, 0.15, 3), (512, 0.5, 3), (512, 0.15, 32), (128, 0.15, 3)]:
         task = span_task(noise_density=density, mean_span_length=mean)
         found = cutting.capacity(recipe(seq_length=seq_length, tasks=[task]), 0, False, False)
-        assert found == spans.max_tokens_for(seq_length, density, mean)
+        assert found == span_corruption.max_tokens_for(seq_length, density, mean)
 
 
 def test_inner_pieces_divide_the_row_that_sentinels_or_max_tokens_leave():
@@ -377,9 +382,9 @@ def test_capacity_keeps_to_the_sentinels():
 
     few = list(range(1000, 1010))
     n = of(sentinels=few)
-    assert [spans.span_counts(m, 0.15, 3)[1] for m in (n, n + 1)] == [10, 11]
+    assert [span_corruption.span_counts(m, 0.15, 3)[1] for m in (n, n + 1)] == [10, 11]
     n = of(sentinels=few, random_roll=True)
-    assert [spans.span_counts(m, 0.15, 3)[1] for m in (n, n + 1)] == [9, 10]
+    assert [span_corruption.span_counts(m, 0.15, 3)[1] for m in (n, n + 1)] == [9, 10]
     assert of(sentinels=few, too_many_spans="lower") == 4096 - 1 - 2 * 10
     assert of(sentinels=few, too_many_spans="lower", random_roll=True) == 4096 - 1 - 2 * (9 + 1)
 
@@ -451,40 +456,40 @@ def test_fault_4_6_cut_pieces_tile_the_document_and_fit_after_corruption(
 def test_next_fit(inputs, expected):
     if "error" in expected:
         with pytest.raises(ValueError, match="length 9 at position 1"):
-            packing.pack(inputs["lengths"], inputs["max_length"], "next_fit")
+            cutting.pack(inputs["lengths"], inputs["max_length"], "next_fit")
         return
-    found, _ = packing.pack(inputs["lengths"], inputs["max_length"], "next_fit", inputs["max_segments"] or 0)
+    found, _ = cutting.pack(inputs["lengths"], inputs["max_length"], "next_fit", inputs["max_segments"] or 0)
     assert found == [row for row, (begin, end) in enumerate(expected["ranges"]) for _ in range(begin, end)]
     fill = [sum(inputs["lengths"][begin:end]) for begin, end in expected["ranges"]]
     assert fill == expected["fill"]
 
 
 def test_packing_examples():
-    assert packing.pack([5, 3, 4, 6, 2], 8, "next_fit") == ([0, 0, 1, 2, 2], [0, 5, 0, 0, 6])
-    assert packing.pack([5, 4, 3, 4, 8], 8, "first_fit") == ([0, 1, 0, 1, 2], [0, 0, 5, 4, 0])
-    assert packing.pack([5, 3, 4, 6, 2], 8, "best_fit") == ([1, 1, 2, 0, 0], [0, 5, 0, 0, 6])
-    assert packing.pack([], 8, "best_fit") == ([], [])
+    assert cutting.pack([5, 3, 4, 6, 2], 8, "next_fit") == ([0, 0, 1, 2, 2], [0, 5, 0, 0, 6])
+    assert cutting.pack([5, 4, 3, 4, 8], 8, "first_fit") == ([0, 1, 0, 1, 2], [0, 0, 5, 4, 0])
+    assert cutting.pack([5, 3, 4, 6, 2], 8, "best_fit") == ([1, 1, 2, 0, 0], [0, 5, 0, 0, 6])
+    assert cutting.pack([], 8, "best_fit") == ([], [])
     for length in (0, 9):
         with pytest.raises(ValueError, match="at position 1 is not in 1 … 8"):
-            packing.pack([3, length], 8, "best_fit")
+            cutting.pack([3, length], 8, "best_fit")
 
 
 def test_best_fit_prefers_the_row_that_reached_its_fill_last():
     # Rows 0 and 1 are both at 6: the first 2 goes to row 1, which came there last.
-    assert packing.pack([6, 6, 2, 2, 2], 8, "best_fit") == ([0, 1, 1, 0, 2], [0, 0, 6, 6, 0])
+    assert cutting.pack([6, 6, 2, 2, 2], 8, "best_fit") == ([0, 1, 1, 0, 2], [0, 0, 6, 6, 0])
     # The row just used is the fullest until it is full.
-    assert packing.pack([4, 4, 1, 1, 1], 6, "best_fit") == ([0, 1, 1, 1, 0], [0, 0, 4, 5, 4])
+    assert cutting.pack([4, 4, 1, 1, 1], 6, "best_fit") == ([0, 1, 1, 1, 0], [0, 0, 4, 5, 4])
 
 
 def test_max_segments_limits_every_algorithm():
     for algorithm in ("best_fit", "first_fit", "next_fit"):
-        assert packing.pack([1, 1, 1, 1, 1], 8, algorithm, 2)[0] == [0, 0, 1, 1, 2]
+        assert cutting.pack([1, 1, 1, 1, 1], 8, algorithm, 2)[0] == [0, 0, 1, 1, 2]
 
 
 @given(st.lists(st.integers(1, 16), max_size=60), st.sampled_from(["best_fit", "first_fit", "next_fit"]))
 @settings(max_examples=100, deadline=None)
 def test_rows_are_numbered_by_creation_and_filled_without_holes(lengths, algorithm):
-    found, offsets = packing.pack(lengths, 16, algorithm)
+    found, offsets = cutting.pack(lengths, 16, algorithm)
     fill = Counter()
     for i in sorted(range(len(lengths)), key=lambda i: (found[i], offsets[i])):
         assert offsets[i] == fill[found[i]]
@@ -503,7 +508,7 @@ def causal_segments(documents, pad=0):
 
 @golden("pack_row")
 def test_row_arrays(inputs, expected):
-    row = rows.row_arrays(causal_segments(inputs["docs"]), inputs["row_len"], 0)
+    row = shard.row_arrays(causal_segments(inputs["docs"]), inputs["row_len"], 0)
     assert row["tokens"] == expected["tokens"]
     assert row["segment_ids"] == expected["segment_ids_1based"]
     assert row["position_ids"] == expected["position_ids"]
@@ -513,7 +518,7 @@ def test_row_arrays(inputs, expected):
 
 
 def test_fault_1_3_row_arrays_with_padded_segments():
-    row = rows.row_arrays(causal_segments([[5, 6, 7], [8, 9], [1, 2, 3, 4]], pad=255), 16, 255, pad_seq_to_mult=4)
+    row = shard.row_arrays(causal_segments([[5, 6, 7], [8, 9], [1, 2, 3, 4]], pad=255), 16, 255, pad_seq_to_mult=4)
     assert row["tokens"] == [5, 6, 7, 255, 8, 9, 255, 255, 1, 2, 3, 4, 255, 255, 255, 255]
     assert row["labels"] == [6, 7, 255, 255, 9, 255, 255, 255, 2, 3, 4, 255, 255, 255, 255, 255]
     assert row["loss_mask"] == [1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
@@ -522,19 +527,19 @@ def test_fault_1_3_row_arrays_with_padded_segments():
     assert row["cu_seqlens"] == [0, 3, 5, 9]
     assert row["cu_seqlens_padded"] == [0, 4, 8, 12]
     with pytest.raises(ValueError, match="segment 2 ends at slot 8 of 6"):
-        rows.row_arrays(causal_segments([[5, 6, 7], [8, 9]]), 6, 0, pad_seq_to_mult=4)
+        shard.row_arrays(causal_segments([[5, 6, 7], [8, 9]]), 6, 0, pad_seq_to_mult=4)
 
 
 def test_ordered_rows_follow_keys():
     row_of_segment = [0, 1, 0, 2, 1, 0, 2]
     keys = [chance.text_key("order", i) for i in range(7)]
-    found = rows.ordered_rows(row_of_segment, keys, "best_fit")
+    found = shard.ordered_rows(row_of_segment, keys, "best_fit")
     assert sorted(sorted(row) for row in found) == [[0, 2, 5], [1, 4], [3, 6]]
     for row in found:
         drawn = [chance.bits64(keys[i], chance.SEGMENT_ORDER) for i in row]
         assert drawn == sorted(drawn)
     drawn = [chance.bits64(keys[row[0]], chance.ROW_ORDER) for row in found]
     assert drawn == sorted(drawn)
-    assert rows.ordered_rows(row_of_segment, [9] * 7, "best_fit") == [[0, 2, 5], [1, 4], [3, 6]]
-    assert rows.ordered_rows([0, 0, 1, 2, 2], keys[:5], "next_fit") == [[0, 1], [2], [3, 4]]
-    assert rows.ordered_rows([], [], "best_fit") == []
+    assert shard.ordered_rows(row_of_segment, [9] * 7, "best_fit") == [[0, 2, 5], [1, 4], [3, 6]]
+    assert shard.ordered_rows([0, 0, 1, 2, 2], keys[:5], "next_fit") == [[0, 1], [2], [3, 4]]
+    assert shard.ordered_rows([], [], "best_fit") == []

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from packprep.errors import PlanError, RecipeError
-from packprep.twin import packing
+from packprep.twin import cutting
 from packprep.twin.shard import check
 from packprep.verification import verify_dataset
 from tests import made
@@ -41,7 +41,7 @@ TEMPLATE = (
 
 
 def report(directory, replay=ALL):
-    return verify_dataset(directory, replay, {}, (0, 1), 1, made.Silent(), True)
+    return verify_dataset(directory, replay, {}, (0, 1), 0, made.Silent(), True)
 
 
 def holds(directory, replay=ALL):
@@ -83,6 +83,7 @@ def test_so_many_segments_as_asked_for(every_kind):
     assert holds(every_kind, 60)["twin"] == 60
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -105,6 +106,7 @@ def test_every_rule_of_cutting_and_packing(tmp_path, changes):
     holds(out, 25)
 
 
+@pytest.mark.long
 def test_parts_of_sources(tmp_path):
     """Fractions of uses, samples, own tasks, damaged lines, batches, members of gzip, and steps smaller than the file."""
     chance = random.Random(5)
@@ -178,6 +180,7 @@ def test_documents_that_say_what_is_trained(tmp_path):
     holds(tmp_path / "out", 50)
 
 
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("name", ["tokens", "labels", "loss_mask", "segment_noise", "block_noise"])
 def test_what_differs_is_named(every_kind, tmp_path, name):
     directory = copied(every_kind, tmp_path)
@@ -220,10 +223,11 @@ def every_row_looked_at(lengths, capacity, algorithm, max_segments):
     return [row_of[i] for i in range(len(lengths))]
 
 
+@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize("algorithm", ["best_fit", "first_fit"])
 @pytest.mark.parametrize("most", [40, 7, 64])
 @pytest.mark.parametrize("max_segments", [0, 2, 5])
 def test_packing_gives_what_looking_at_every_row_gives(algorithm, most, max_segments):
     lengths = np.random.default_rng(most).integers(1, most + 1, 900).tolist()
-    found = packing.pack(lengths, 64, algorithm, max_segments)
+    found = cutting.pack(lengths, 64, algorithm, max_segments)
     assert list(zip(*found, strict=True)) == every_row_looked_at(lengths, 64, algorithm, max_segments or 65535)

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from packprep.building.start import build
-from packprep.dataset.json_files import decode, encode, receipt_name, shard_name
+from packprep.building.run import build
 from packprep.dataset.shard import encode as encode_shard
 from packprep.dataset.shard import open_shard
-from packprep.digests import digest_of
+from packprep.format.digests import digest_of
+from packprep.format.json_files import decode, encode, receipt_name, shard_name
 from packprep.recipe import read_recipe
 from packprep.verification import verify_dataset
 from tests.made import Silent
@@ -79,7 +79,7 @@ def copied(dataset: Path, folder: Path) -> Path:
 
 def report_of(directory: Path, replay: int | None = None, **moved: str | Path) -> dict[str, Any]:
     """What `verify` gives; `moved`: source = prefix."""
-    return verify_dataset(directory, replay, {k: str(v) for k, v in moved.items()}, (0, 1), 1, Silent())
+    return verify_dataset(directory, replay, {k: str(v) for k, v in moved.items()}, (0, 1), 0, Silent())
 
 
 def faults_of(directory: Path, replay: int | None = None, **moved: str | Path) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from packprep.dataset.gathering import COLUMNS, MORE_COLUMNS
 from packprep.dataset.loader import Dataset, open_dataset
+from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
 from packprep.errors import PackprepError
 
 MORE_MEMORY = 1 << 29
@@ -73,7 +73,7 @@ def _read_batches(dataset: Dataset, rows: list[int], counted) -> None:
     with counted():
         dataset.with_loss_on(task=dataset.tasks[0]["name"]).batch(rows[:8])
     with counted():
-        batches = dataset.batches(4, epochs=2, redraw=True, read_ahead=2)
+        batches = dataset.batches(4, epochs=2, redraw=True)
         for _ in range(4):
             next(batches, None)
 

@@ -72,6 +72,7 @@ def corrupted(directory, seed, count, usual):
     return outcomes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", RECIPES)
 def test_a_thousand_corruptions(kind, tmp_path_factory, tmp_path):
     directory = copied(made(tmp_path_factory.mktemp("dataset"), **RECIPES[kind]), tmp_path)

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.building.ledger import add_ledgers
-from packprep.building.run import open_job
-from packprep.corpus.reading import in_sample
-from packprep.dataset.json_files import encode, receipt_name, rejects_name
-from packprep.digests import digest_of
+from packprep.building.plan import open_job
+from packprep.documents.reading import in_sample
+from packprep.format.digests import digest_of
+from packprep.format.json_files import encode, receipt_name, rejects_name
 from packprep.verification import coverage, verify_dataset
-from packprep.verification.coverage import Places, used_documents
+from packprep.verification.coverage import Locations, used_documents
 from tests.made import Silent, uses_of, write
 from tests.verification.damage import (
     arrays_of,
@@ -83,7 +83,7 @@ def test_what_a_shard_reads_is_worked_out_by_columns_as_part_by_part(sampled, mo
     for at_once, fewest in ((1 << 18, 1), (2, 2)):
         monkeypatch.setattr(coverage, "_AT_ONCE", at_once)
         for b in range(job.shards):
-            parts = [coverage._in_part(s, extent) for s in job.sources for extent in s.extents(b, job.shards)]
+            parts = [coverage._in_part(source.slices(b, job.shards)) for source in job.sources]
             expected = sorted(map(tuple, np.concatenate(parts, axis=1).T.tolist()))
             some = list(coverage._extents(job, b))
             assert sorted(tuple(row) for own in some for row in np.array(own).T.tolist()) == expected
@@ -268,6 +268,7 @@ def test_a_good_dataset_has_all_its_documents(dataset, sampled):
         assert len(list(good.glob("rejects/*/*"))) >= 2
 
 
+@pytest.mark.long
 def test_each_share_of_an_array_has_its_documents(dataset):
     for index in range(3):
         assert verify_dataset(dataset, ALL, {}, (index, 3), 1, Silent())["faults"] == 0
@@ -549,7 +550,9 @@ def test_a_place_is_inside_of_an_extent_that_holds_it(places, extents):
             apart.append((file, use, begin, begin + size))
     table = np.array(apart, np.int64).reshape(-1, 4)
     sorted_places = sorted(places)
-    found = coverage._inside(Places(*np.array(sorted_places, np.int64).reshape(-1, 3).T), coverage._Extents(*table.T))
+    found = coverage._inside(
+        Locations(*np.array(sorted_places, np.int64).reshape(-1, 3).T), coverage._Extents(*table.T)
+    )
     assert found.tolist() == [
         any((f, u) == (file, use) and b <= p < e for file, use, b, e in apart) for f, u, p in sorted_places
     ]

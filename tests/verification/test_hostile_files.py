@@ -11,10 +11,10 @@ import socket
 
 import pytest
 
-from packprep.dataset.json_files import encode, receipt_name, rejects_name, shard_name
-from packprep.digests import digest_of
 from packprep.errors import PackprepError
-from packprep.verification.promises import PROMISES
+from packprep.format.digests import digest_of
+from packprep.format.json_files import encode, receipt_name, rejects_name, shard_name
+from packprep.verification.verify import PROMISES
 from tests.fuzz.mutations import value_changed
 from tests.verification import test_coverage, test_plan, test_promises
 from tests.verification.damage import copied, edit_manifest, edit_receipt, made, manifest_of, read_json, report_of, sign
@@ -72,6 +72,7 @@ def test_every_promise_has_a_hostile_file_of_its_own():
     assert {number for number in PROMISES if any(number.lower() in words for words in tests)} == set(PROMISES)
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["fifo", "folder", "device", "endless", "socket", "link to itself", "link out"])
 def test_what_is_no_regular_file_is_refused_without_waiting(directory, name, kind, monkeypatch):
@@ -135,6 +136,7 @@ MANIFESTS = {
 }
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("case", MANIFESTS)
 def test_a_hostile_manifest(directory, case):
     edit_manifest_unread(directory, MANIFESTS[case])
@@ -166,6 +168,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", ["dataset.json", "plan.json", receipt_name(0), rejects_name(0)])
 @pytest.mark.parametrize("case", TEXTS)
 def test_json_that_is_none(directory, name, case):
@@ -200,6 +203,7 @@ PLANS = {
     "no pad": lambda p: p["vocabulary"].update(roles={}),
     "a row of no slots": lambda p: p["recipe"].update(seq_length=0),
     "a row of all slots": lambda p: p["recipe"].update(seq_length=1 << 40),
+    "a format that is none": lambda p: p["recipe"]["sources"][0].update(format="x"),
     "an objective that is none": lambda p: p["recipe"]["tasks"][0].update(objective="x"),
     "a parameter that is none": lambda p: p["recipe"]["tasks"][0]["parameters"].update(x=1),
     "another task": lambda p: p["tasks"].pop(),
@@ -211,6 +215,7 @@ PLANS = {
 }
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("case", PLANS)
 def test_a_hostile_plan(directory, case):
     plan = read_json(directory / "plan.json")
@@ -219,6 +224,7 @@ def test_a_hostile_plan(directory, case):
     assert outcome(directory, load=False) != ["good"]
 
 
+@pytest.mark.long
 def test_any_value_changed_in_a_signed_json_file_is_seen_or_without_effect(directory):
     """Whatever a value of plan, manifest or a receipt is replaced by, `verify` and the loader end well."""
     good = {name: (directory / name).read_bytes() for name in ("plan.json", "dataset.json", receipt_name(0))}

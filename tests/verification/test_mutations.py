@@ -53,7 +53,7 @@ BUILD_AND_VERIFY = """
 import json, sys
 from pathlib import Path
 import packprep
-from packprep.building.start import build
+from packprep.building.run import build
 from packprep.recipe import read_recipe
 from packprep.verification import verify_dataset
 class Silent:
@@ -64,8 +64,8 @@ class Silent:
 recipe, base, out = json.loads(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
 assert Path(packprep.__file__).is_relative_to(Path.cwd())
 if not out.exists():
-    build(read_recipe(recipe, base), out, Silent(), 1)
-found = [verify_dataset(out, -1, {}, (0, 1), 1, Silent(), twin) for twin in (False, True)]
+    build(read_recipe(recipe, base), out, Silent())
+found = [verify_dataset(out, -1, {}, (0, 1), 0, Silent(), twin) for twin in (False, True)]
 print(json.dumps(found))
 """
 
@@ -112,14 +112,14 @@ MUTATIONS = [
     ),
     Mutation(
         "sentinel_order",
-        "building/inputs.py",
+        "building/plan.py",
         "sentinels=np.array(vocabulary.sentinels, np.int32)",
         "sentinels=np.array(vocabulary.sentinels[::-1], np.int32)",
         True,
     ),
     Mutation(
         "last_document_of_a_piece_dropped",
-        "corpus/readers/lines.py",
+        "sources/formats/jsonl.py",
         'ends = np.flatnonzero(np.frombuffer(data, np.uint8)[begin:some_end] == ord("\\n")) + begin',
         'ends = (np.flatnonzero(np.frombuffer(data, np.uint8)[begin:some_end] == ord("\\n")) + begin)[:-1]',
         True,
@@ -133,7 +133,7 @@ MUTATIONS = [
     ),
     Mutation(
         "row_order",
-        "building/layout.py",
+        "building/packing.py",
         'shuffled = np.argsort(row_draws, kind="stable")',
         'shuffled = np.argsort(row_draws, kind="stable")[::-1].copy()',
         True,
@@ -195,6 +195,7 @@ def test_the_package_as_it_is_has_no_fault(tmp_path):
     assert reports[1]["twin"] == reports[1]["replayed"] == reports[1]["segments"] > 60
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.name for mutation in MUTATIONS])
 def test_a_fault_in_the_code_is_found(tmp_path, mutation):
     corpus, package = write_corpus(tmp_path), package_copy(tmp_path / "copy")
@@ -202,24 +203,22 @@ def test_a_fault_in_the_code_is_found(tmp_path, mutation):
     assert_found(json.loads(run(package, PLAIN + BUILD_AND_VERIFY, corpus, tmp_path / "out")[-1]), mutation)
 
 
+@pytest.mark.long
 def test_a_stale_kernel_is_found(tmp_path):
-    """A cache in which the callers of a kernel were compiled with another one: the folder of a changed package, under the
-    name that the folder of the package as it is has."""
+    """A cache in which the callers of a kernel were compiled with another one: that of a changed package, whose code has the
+    digest of the package as it is."""
     corpus, package = write_corpus(tmp_path), package_copy(tmp_path / "copy")
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     recipe = {**RECIPE, "tasks": [{"preset": "prefix_lm"}, {"preset": "causal"}]}  # few kernels to compile
-    folder = "from packprep.cache import cache_folder; print(cache_folder())"
+    any_code = "import packprep.cache\npackprep.cache.code_digest = lambda path: ''\n"
     source = package / "packprep" / STALE.file
     sound = source.read_bytes()
-    named = Path(run(package, folder, corpus, tmp_path, **cache)[-1])
     edit(package, STALE)
-    run(package, BUILD_AND_VERIFY, corpus, tmp_path / "changed", recipe, **cache)  # compiles
-    changed = Path(run(package, folder, corpus, tmp_path, **cache)[-1])
+    run(package, any_code + BUILD_AND_VERIFY, corpus, tmp_path / "changed", recipe, **cache)  # compiles
     source.write_bytes(sound)
-    shutil.rmtree(named)
-    changed.rename(named)
     code = (
-        BUILD_AND_VERIFY
+        any_code
+        + BUILD_AND_VERIFY
         + "\nfrom packprep.objectives.prefix_lm import _pivots\nprint(_pivots.compiled.stats.cache_hits)"
     )
     *_, reports, hits = run(package, code, corpus, tmp_path / "out", recipe, **cache)

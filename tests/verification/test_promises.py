@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from packprep.building.run import open_job
-from packprep.dataset.json_files import rejects_name, shard_name
-from packprep.digests import digest_of
+from packprep.building.plan import open_job
+from packprep.format.digests import digest_of
+from packprep.format.json_files import rejects_name, shard_name
 from packprep.randomness import segment_key, text_key
-from packprep.verification.promises import PROMISES
-from packprep.verification.report import Faults
-from packprep.verification.rows import check_arrays, check_layout
+from packprep.verification.arrays import check_arrays, check_layout
+from packprep.verification.faults import Faults
+from packprep.verification.verify import PROMISES
 from tests import made as builds
 from tests.verification.damage import (
     arrays_of,
@@ -176,6 +176,7 @@ def test_p2_a_receipt_that_counts_other_rejects(directory):
     assert_only(faults_of(directory), "P2", rejects_name(0), value=99)
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("key", ["rejects", "text_digests"])
 @pytest.mark.parametrize("value", [[], 3, {"web": 1}, "x"])
 def test_p2_a_receipt_whose_parts_are_none(directory, key, value):

@@ -11,11 +11,11 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from packprep.building.replay import replay_segments
-from packprep.building.run import open_job
-from packprep.dataset.json_files import encode, rejects_name
-from packprep.digests import digest_of
+from packprep.building.plan import open_job
 from packprep.errors import RecipeError
+from packprep.format.digests import digest_of
+from packprep.format.json_files import encode, rejects_name
+from packprep.restoring.documents import replay_segments
 from tests.verification.damage import (
     arrays_of,
     copied,
@@ -133,6 +133,7 @@ def test_a_source_that_is_none_is_refused(dataset, tmp_path):
 # Damage that only the source gives away. What the arrays tell by themselves is found before replay: test_promises.py.
 
 
+@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("replay", [10**6, ALL])
 @pytest.mark.parametrize("task", ["r", "x-long", "x-dense", "s", "causal", "too_short"])
 def test_another_token_of_each_task(directory, task, replay):
@@ -314,6 +315,7 @@ def write_kinds(folder):
         (folder / f"t/{i}.txt").write_text(t)
 
 
+@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("paths", ["p.parquet", "a.arrow", "l.jsonl", "g.jsonl.gz", "t/*.txt", "?.*"])
 @pytest.mark.parametrize("more", [{}, {"repeat": 2.3, "sample": [0.2, 0.9]}], ids=["once", "repeated"])
 def test_every_kind_of_source_is_built_again(tmp_path, paths, more):

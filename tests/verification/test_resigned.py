@@ -77,6 +77,7 @@ def change(array, place, how):
     return flat.tobytes() != before
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("kind", RECIPES)
 @settings(max_examples=60)
@@ -110,8 +111,8 @@ def test_a_zero_with_a_sign_is_found(name, tmp_path_factory):
 
 def test_documents_that_sample_leaves_out_are_found_without_replay(tmp_path):
     """A segment of a document outside the sample, with the right key."""
-    from packprep.building.run import open_job
-    from packprep.corpus.reading import in_sample
+    from packprep.building.plan import open_job
+    from packprep.documents.reading import in_sample
     from packprep.randomness import segment_key, text_key
 
     write_lines(tmp_path / "in/a.jsonl", [f"the text of document {i} " * 3 for i in range(300)])

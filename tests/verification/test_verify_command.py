@@ -11,11 +11,11 @@ import termios
 
 import pytest
 
-from packprep.dataset.json_files import LAW_VERSION, encode, receipt_name, rejects_name, shard_name
-from packprep.digests import digest_of, own_digest
+from packprep.format.digests import digest_of, own_digest
+from packprep.format.json_files import LAW_VERSION, encode, receipt_name, rejects_name, shard_name
 from tests.command_line import inside, packprep, refused
-from tests.corpus import tokenizers_made
 from tests.made import environment, texts, write, write_lines, write_parquet
+from tests.tokenizer import tokenizers_made
 from tests.verification.damage import edit_manifest, edit_receipt, manifest_of, read_json
 
 RECIPE = """
@@ -127,6 +127,7 @@ def test_workers_and_a_bar_on_a_terminal(dataset):
     assert b"100%|" in shown and b"tokens" in shown and b"documents" not in shown and b"Traceback" not in shown
 
 
+@pytest.mark.long
 def test_off_a_terminal_there_is_no_bar(dataset):
     said = packprep("verify", dataset, "--replay", "3", "--workers", "2")
     (line,) = said.err.splitlines()

@@ -2,7 +2,7 @@
 
 ```
 loader ──► Loader ──► batch: name → jax.Array [B, T] ──► dense_mask or splash_attention ──► masked_loss
-sharding.py loading.py       names.py                    attention.py                        loss.py
+           loading.py                                    attention.py                       loading.py
 ```
 grain_source.py gives the same rows as a Grain dataset; it is imported by itself, since it needs Grain.
 """
@@ -13,9 +13,7 @@ except ImportError as error:
     raise ImportError("packprep.adapters.jax needs JAX, which is not installed: pip install 'packprep[jax]'") from error
 
 from packprep.adapters.jax.attention import block_masks, dense_mask, splash_attention, splash_kernel, splash_segment_ids
-from packprep.adapters.jax.loading import Loader, loader
-from packprep.adapters.jax.loss import masked_loss
-from packprep.adapters.jax.sharding import data_rank
+from packprep.adapters.jax.loading import Loader, data_rank, loader, masked_loss
 
 __all__ = [
     "Loader",

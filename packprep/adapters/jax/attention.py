@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
+from packprep.dataset import boundaries
+from packprep.dataset.attention import RULES
 from packprep.errors import ArgumentError
 
 _EMPTY, _PARTIAL, _FULL = 0, 1, 2  # what splash attention's block_mask says
@@ -40,34 +42,28 @@ def dense_mask(
     keys = jnp.arange(segment_ids.shape[-1])
     allowed = keys < _reach(segment_ids, prefix_ends)[..., None]
     if position_ids is not None and block_lengths is not None:
-        in_blocks = _block_mask(segment_ids, position_ids, block_lengths)
-        allowed = jnp.where(block_lengths[..., None] > 0, in_blocks, allowed)
+        columns = {"position_ids": position_ids, "block_lengths": block_lengths}
+        ranges = RULES["block_diffusion"].keys(keys, *_runs(segment_ids), columns, jnp.where)
+        own, clean = [(begin[..., None] <= keys) & (keys < end[..., None]) for begin, end in ranges]
+        allowed = jnp.where(block_lengths[..., None] > 0, own | clean, allowed)
     return (allowed & (segment_ids[..., :, None] == segment_ids[..., None, :]))[..., None, :, :]
 
 
-def _block_mask(segment_ids: jax.Array, position_ids: jax.Array, block_lengths: jax.Array) -> jax.Array:
-    """bool[…, T, T]: block diffusion's rule (Arriola et al., "Block Diffusion", 2025), segments not compared."""
-    # Positions count from 0 twice in a segment, in x_t and in x_0: a slot's half is how often they began again.
-    first = _starts(segment_ids)
-    begun = jnp.cumsum(position_ids == 0, axis=-1)
-    half = begun - jax.lax.cummax(jnp.where(first, begun, 0), axis=begun.ndim - 1)
-    block = position_ids // jnp.maximum(block_lengths, 1)
-    q_half, k_half = half[..., :, None] > 0, half[..., None, :] > 0
-    q_block, k_block = block[..., :, None], block[..., None, :]
-    own = (q_half == k_half) & (q_block == k_block)
-    return own | (~q_half & k_half & (k_block < q_block)) | (q_half & k_half & (k_block <= q_block))
-
-
-def _starts(segment_ids: jax.Array) -> jax.Array:
-    """bool[…, T]: where a run of one id begins, a run of padding too."""
-    changed = segment_ids[..., 1:] != segment_ids[..., :-1]
-    return jnp.concatenate((jnp.ones_like(changed[..., :1]), changed), axis=-1)
+def _runs(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(begin, end), shaped as the ids: the run of one id in which each slot lies. Each run of padding is a segment here: it
+    sees itself, and blocks of padding far apart need not meet."""
+    slots = jnp.arange(segment_ids.shape[-1], dtype=jnp.int32)
+    return boundaries.runs(segment_ids, slots, jnp, lambda values: jax.lax.cummax(values, axis=values.ndim - 1))
 
 
 def _reach(segment_ids: jax.Array, prefix_ends: jax.Array | None) -> jax.Array:
     """int32[…, T]: the first slot that each slot does not see, if its segment went on so far."""
-    reach = jnp.broadcast_to(jnp.arange(1, segment_ids.shape[-1] + 1, dtype=jnp.int32), segment_ids.shape)
-    return reach if prefix_ends is None else jnp.maximum(reach, prefix_ends.astype(jnp.int32))
+    queries = jnp.broadcast_to(jnp.arange(segment_ids.shape[-1], dtype=jnp.int32), segment_ids.shape)
+    if prefix_ends is None:
+        return queries + 1
+    columns = {"prefix_ends": prefix_ends.astype(jnp.int32)}
+    ((_, reach),) = RULES["prefix"].keys(queries, None, None, columns, jnp.where)
+    return reach
 
 
 def block_masks(segment_ids: jax.Array, prefix_ends: jax.Array | None = None, block: int = 128) -> jax.Array:
@@ -76,7 +72,7 @@ def block_masks(segment_ids: jax.Array, prefix_ends: jax.Array | None = None, bl
 
     segment_ids, prefix_ends: [T]. A 2 says nothing of segments, which splash attention compares by itself.
     """
-    runs = _runs(segment_ids).reshape(-1, block)
+    runs = _runs(segment_ids)[0].reshape(-1, block)
     reach = _reach(segment_ids, prefix_ends).reshape(-1, block)
     first, last = runs[:, 0], runs[:, -1]
     begin = jnp.arange(len(runs)) * block  # of each block of keys
@@ -84,12 +80,6 @@ def block_masks(segment_ids: jax.Array, prefix_ends: jax.Array | None = None, bl
     some = meet & (begin < reach.max(axis=1)[:, None])
     every = begin + block <= reach.min(axis=1)[:, None]
     return jnp.where(some, jnp.where(every, _FULL, _PARTIAL), _EMPTY).astype(jnp.int8)
-
-
-def _runs(segment_ids: jax.Array) -> jax.Array:
-    """int32[T]: 1, 2, … by run of one id. Each run of padding is a segment here: it sees itself, and blocks of padding
-    far apart need not meet."""
-    return jnp.cumsum(_starts(segment_ids), dtype=jnp.int32)
 
 
 def _next_to_load(needed: jax.Array, width: int) -> jax.Array:
@@ -155,8 +145,8 @@ def splash_kernel(
 
 def splash_segment_ids(segment_ids: jax.Array) -> splash_attention_kernel.SegmentIds:
     """One row's ids as the kernel wants them, int32[T] each, every run of padding a segment of its own."""
-    runs = _runs(segment_ids)
-    return splash_attention_kernel.SegmentIds(q=runs, kv=runs)
+    begin, _ = _runs(segment_ids)
+    return splash_attention_kernel.SegmentIds(q=begin, kv=begin)
 
 
 def splash_attention(

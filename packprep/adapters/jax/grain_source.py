@@ -6,7 +6,7 @@ Grain takes the dataset that open_dataset gives as a random-access source too; o
 import os
 from typing import Any
 
-from packprep.adapters.opening import opened
+from packprep.adapters import opened
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 

@@ -1,24 +1,59 @@
-"""A dataset as an iterator over global arrays: each process reads the rows that its devices hold."""
+"""A dataset as an iterator over global arrays: each process reads the rows that its devices hold, as numpy arrays of fixed
+shapes, each laid so that JAX on a CPU need not copy it; and the loss that its labels are made for."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from packprep.adapters.jax.columns import LAYOUT_COLUMNS, ROW_COLUMNS, read
-from packprep.adapters.jax.names import NAMES, check_attention, check_names
-from packprep.adapters.jax.sharding import data_rank, global_arrays
-from packprep.adapters.opening import opened, tasks_of
+from packprep.adapters import opened, tasks_of
 from packprep.dataset import order
+from packprep.dataset.attention import RULES, pad_cu_seqlens, thd
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.manifest import StoredTask
 from packprep.dataset.mixture import Mixture
+from packprep.dataset.rows import MORE_COLUMNS, SUMS
 from packprep.errors import ArgumentError
 
+ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in SUMS)
+LAYOUT_COLUMNS = ("cu_seqlens", "cu_seqlens_padded", "seqlens", "offsets")
+TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
+
+_ALIGNMENT = 64  # bytes: an array that begins elsewhere is copied
+_DTYPES = {"loss_mask": np.dtype(bool), "loss_weights": np.dtype(np.float32)}  # all others are int32
 _STEPS_AHEAD = 64
+
+ATTENTION: dict[str, frozenset[str]] = {
+    "causal": frozenset(),
+    "splash": frozenset({"prefix_ends"}),
+    "dense": frozenset({"prefix_ends", "position_ids", "block_lengths"}),
+}
+"""Attention path → the columns beside segment_ids that it reads, and so the rules that it can do. "causal": a kernel that is
+told segments alone."""
+
+NAMES = {
+    # It trains where targets_segmentation is not 0, and reads no weights.
+    "maxtext": {
+        "inputs": "tokens",
+        "inputs_position": "position_ids",
+        "inputs_segmentation": "segment_ids",
+        "targets": "labels",
+        "targets_position": "position_ids",
+        "targets_segmentation": TRAINED_SEGMENT_IDS,
+    },
+    # The fields of GrugLmExample, whose loss_weight stands at the predicting slot; the ids go into its attn_mask.
+    "levanter": {
+        "tokens": "tokens",
+        "loss_weight": "loss_weights",
+        "segment_ids": "segment_ids",
+        "position_ids": "position_ids",
+    },
+}
+"""Trainer → its name → the column. Columns that it has no name for keep their own."""
 
 
 class _Form(NamedTuple):
@@ -168,7 +203,200 @@ def _named(
             own.append("loss_weights")
         if attention != "causal":
             own.append("prefix_ends")
-        if attention == "dense" and any(task["attention"] == "block_diffusion" for task in tasks):
+        if attention == "dense" and any(RULES[task["attention"]].in_blocks for task in tasks):
             own.append("block_lengths")
     own += LAYOUT_COLUMNS if max_segments is not None else ()
     return {**NAMES.get(names, {}), **{name: name for name in own}}
+
+
+# What the model and the trainer can do
+
+
+def check_attention(tasks: Sequence[StoredTask], attention: str, prefix_bidirectional: bool) -> None:
+    """ArgumentError, by the task's name, if the path cannot do the attention rule of one of the tasks."""
+    if attention not in ATTENTION:
+        raise ArgumentError(f"attention is {attention!r} and should be one of {', '.join(map(repr, ATTENTION))}")
+    for task in tasks:
+        rule = RULES[task["attention"]]
+        read = () if rule.ahead == "prefix" and not prefix_bidirectional else rule.columns
+        if not ATTENTION[attention].issuperset(read):
+            ways = [f"attention={name!r}" for name, columns in ATTENTION.items() if columns.issuperset(read)]
+            if rule.ahead == "prefix":
+                ways.append("prefix_bidirectional=False, which reads prefixes causally")
+            raise ArgumentError(
+                f"{attention} attention cannot do task {task['name']!r}, whose attention rule is {task['attention']}; "
+                f"use {' or '.join(ways) or 'a model of your own'}"
+            )
+
+
+def check_names(tasks: Sequence[StoredTask], names: str) -> None:
+    """ArgumentError if there is no such trainer, or if it cannot train one of the tasks."""
+    if names not in ("packprep", *NAMES):
+        raise ArgumentError(f"names is {names!r} and should be 'packprep', {', '.join(map(repr, NAMES))}")
+    if names == "levanter":
+        for task in tasks:
+            if task["label_alignment"] == "same_slot":
+                raise ArgumentError(
+                    f"Levanter's target is the next slot's token, but task {task['name']!r} predicts in place"
+                )
+
+
+# The rows of this process
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array, not filled in, that JAX on a CPU takes without a copy. Arrays made of it share its memory, so it is
+    written to once and never used again."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def read(
+    dataset: Dataset | Mixture,
+    rows: np.ndarray,
+    epochs: np.ndarray | None,
+    n_rows: int,
+    columns: Collection[str],
+    max_segments: int | None,
+    prefix_bidirectional: bool,
+) -> dict[str, np.ndarray]:
+    """The columns of `rows`, [n_rows, T] each; rows that are missing are padding.
+
+    columns: of ROW_COLUMNS, TRAINED_SEGMENT_IDS, and with max_segments of LAYOUT_COLUMNS; segment_ids come in any case.
+    epochs: as of `Dataset.batch`.
+    """
+    shape = (n_rows, dataset.seq_length)
+    stored = {name for name in ROW_COLUMNS if name in columns} | {"segment_ids"}
+    if TRAINED_SEGMENT_IDS in columns:
+        stored.add("loss_mask")
+    batch = {name: aligned(shape, _DTYPES.get(name, np.dtype(np.int32))) for name in sorted(stored)}
+    dataset.batch(rows, out={name: values[: len(rows)] for name, values in batch.items()}, epochs=epochs)
+    for name, values in batch.items():
+        values[len(rows) :] = dataset.pad_id if name in ("tokens", "labels") else 0
+    if "prefix_ends" in batch and not prefix_bidirectional:
+        _read_prefixes_causally(dataset, rows, batch["prefix_ends"])
+    if TRAINED_SEGMENT_IDS in columns:
+        trained = aligned(shape, np.dtype(np.int32))
+        batch[TRAINED_SEGMENT_IDS] = np.multiply(batch["segment_ids"], batch["loss_mask"], out=trained)
+    if max_segments is not None:
+        batch |= _layouts(batch["segment_ids"], rows, max_segments)
+    return batch
+
+
+def _read_prefixes_causally(dataset: Dataset | Mixture, rows: np.ndarray, prefix_ends: np.ndarray) -> None:
+    """Put the begin of its segment into prefix_ends, [n_rows, T], wherever a task's rule is a prefix."""
+    for number, ends in zip(rows.tolist(), prefix_ends, strict=False):
+        row = dataset.row(number)
+        is_prefix = np.array([RULES[task["attention"]].ahead == "prefix" for task in row.dataset.tasks])
+        begin = np.append(-1, np.where(is_prefix[row.segments["task"]], row.segments["begin"], -1))[row.segment_ids]
+        np.copyto(ends, begin, where=begin >= 0, casting="unsafe")
+
+
+def _layouts(segment_ids: np.ndarray, rows: Sequence[int] | np.ndarray, max_segments: int) -> dict[str, np.ndarray]:
+    """LAYOUT_COLUMNS of a batch's rows, whose numbers in the dataset are for messages."""
+    n_rows, length = segment_ids.shape
+    made = {name: aligned((n_rows, max_segments + (name != "seqlens")), np.dtype(np.int32)) for name in LAYOUT_COLUMNS}
+    for i, ids in enumerate(segment_ids):
+        try:
+            seqlens, offsets = thd(ids, max_segments)
+            n = int(ids.max(initial=0))
+            real = np.append(0, np.cumsum(seqlens[:n]))
+            end = int(offsets[n - 1] + seqlens[n - 1]) if n else 0
+            physical = np.append(offsets[:n], end)
+            if (
+                end < length
+            ):  # the padding behind them: kernels leave what is in no segment unwritten, and 0 · NaN is NaN
+                real, physical = np.append(real, real[-1] + length - end), np.append(physical, length)
+            made["cu_seqlens"][i] = pad_cu_seqlens(real, max_segments + 1)
+            made["cu_seqlens_padded"][i] = pad_cu_seqlens(physical, max_segments + 1)
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"row {rows[i]} does not fit max_segments={max_segments}, which counts the padding behind a row's "
+                f"segments as one more: {error}"
+            ) from error
+        made["seqlens"][i], made["offsets"][i] = seqlens, offsets
+    return made
+
+
+# Global arrays
+
+
+def data_rank(sharding: Any, shape: tuple[int, int]) -> tuple[int, int]:
+    """(rank, world size) of this process among those that share the rows of a global batch of `shape`, [B, T].
+
+    The rows that this process' devices hold are [rank · B/world size, (rank + 1) · B/world size). Axes that do not cut
+    rows do not count: processes that are replicas have the same rank. Raises ArgumentError if the sharding does not
+    fit the shape, or if those rows are no such share.
+    """
+    if not hasattr(sharding, "addressable_devices_indices_map"):
+        raise ArgumentError(
+            f'sharding is {sharding!r} and should be a jax.sharding.Sharding, as NamedSharding(mesh, PartitionSpec("data"))'
+        )
+    try:
+        indices = sharding.addressable_devices_indices_map(shape).values()
+    except ValueError as error:
+        raise ArgumentError(f"the sharding does not fit a batch of {list(shape)}: {error}") from error
+    n_rows = shape[0]
+    held = np.zeros(n_rows, bool)
+    for rows, *_ in indices:
+        held[rows] = True
+    rows = np.flatnonzero(held)
+    if len(rows) == 0:
+        raise ArgumentError("the sharding has no device of this process: build the mesh over the devices of all")
+    begin, size = int(rows[0]), len(rows)
+    if rows[-1] - begin + 1 != size:
+        apart = int(rows[int(np.argmax(np.diff(rows) > 1))])
+        raise ArgumentError(
+            f"this process' devices hold rows {begin} … {apart} and then row {rows[rows > apart][0]} of {n_rows}: order "
+            "the mesh so that each process' devices are neighbours on the axes that cut rows"
+        )
+    if n_rows % size or begin % size:
+        raise ArgumentError(
+            f"this process' devices hold rows [{begin}, {begin + size}) of {n_rows}, no equal share of them: give every "
+            "process equally many devices on the axes that cut rows"
+        )
+    return begin // size, n_rows // size
+
+
+def _row_sharding(sharding: Sharding) -> Sharding:
+    """The sharding of arrays whose second axis is not the row's slots: only rows are cut."""
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+    return sharding
+
+
+def global_arrays(
+    sharding: Sharding, batch: Mapping[str, np.ndarray], columns: Collection[str], n_rows: int
+) -> dict[str, jax.Array]:
+    """These columns of this process' rows as global arrays of `n_rows` rows, which all processes make together."""
+    cut_by_rows = _row_sharding(sharding)
+    arrays = {}
+    for name in columns:
+        its_sharding = cut_by_rows if name in LAYOUT_COLUMNS else sharding
+        shape = (n_rows, batch[name].shape[1])
+        arrays[name] = jax.make_array_from_process_local_data(its_sharding, batch[name], shape)
+    return arrays
+
+
+# The loss
+
+
+def masked_loss(
+    logits: jax.Array, labels: jax.Array, loss_mask: jax.Array, loss_weights: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """(sum of the trained slots' cross entropies, number of trained slots), float32 and int32 scalars.
+
+    logits: [B, T, vocabulary]; labels, loss_mask, loss_weights: [B, T]. The prediction made at a slot is trained where
+    its loss_mask is not 0, times its loss_weights if given: nothing is shifted. What to divide by is the trainer's
+    choice. Logits of other slots take part in neither the sum nor its gradient, whatever they are, NaN too: they are
+    replaced before anything is computed from them, since 0 · NaN is NaN.
+    """
+    trained = loss_mask != 0
+    logits = jnp.where(trained[..., None], logits.astype(jnp.float32), 0)
+    chosen = jnp.take_along_axis(logits, labels[..., None].astype(jnp.int32), axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+    if loss_weights is not None:
+        losses = losses * loss_weights
+    return jnp.where(trained, losses, 0).sum(), trained.sum(dtype=jnp.int32)

@@ -2,12 +2,12 @@
 
 ```
 manifest ─► totals, ledger, mix ───────────────┐
-shards  ─┬► figures ─► distributions ─► charts ┼─► page ─► FILE, whole or not at all
-         └► choice ─► sample ──────────────────┤
+shards  ─┬► figures ─► charts ─────────────────┼─► page ─► FILE, whole or not at all
+         └► rows that are chosen ─► sample ────┤
 faults, from the verification that the caller made
 ```
 """
 
-from packprep.inspection.report.writing import check_place, shards_shown, write_report
+from packprep.inspection.report.writing import check_file, shards_shown, write_report
 
-__all__ = ["check_place", "shards_shown", "write_report"]
+__all__ = ["check_file", "shards_shown", "write_report"]

@@ -1,25 +1,30 @@
-"""The header columns and slots of some shards → histograms, as they are and as they should be.
+"""The header columns and slots of some shards → histograms, as they are and as they should be → charts with words and table.
 
 ```
 shard ─► columns of all its segments ─► lengths of documents and segments, fill of rows
-      └► slots of its first rows ─────► trained slots, span lengths, pivots, noise by level
+      └► slots of its first rows ─────► trained slots, span lengths, noise by level
 ```
-Only shards in which verification found no fault are read: what stands in them may be believed.
+Only shards in which verification found no fault are read: what stands in them may be believed. What chance
+should give them, their objectives say. Charts are inline SVG: bars of what
+is there, a line of what should be, and one text for those who cannot see them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
-from packprep.dataset import noise
+from packprep.building.plan import Job
+from packprep.building.segments import SegmentTable
+from packprep.dataset.boundaries import fill_slots
 from packprep.dataset.manifest import Manifest
-from packprep.dataset.segments import next_token_loss_mask, spread
+from packprep.dataset.noise import LAWS
+from packprep.dataset.rows import next_token_loss_mask, segments_of
 from packprep.dataset.shard import Shard
-from packprep.inspection.columns import segments_of
-from packprep.inspection.report.theory import corrupted_shares, counts_of, pivot_bins
-from packprep.objectives.tasks import whole_task
+from packprep.objectives.objective import Task
+from packprep.restoring.segments import restore, slots_of_tokens, stored_segments
 
 CHUNK_SLOTS = 1 << 22
 """Slots that are looked at in one go."""
@@ -28,6 +33,12 @@ LENGTHS = np.unique(np.rint(2.0 ** (np.arange(64) / 2)).astype(np.int64))
 """The least value of each bin of lengths: two bins an octave."""
 FILLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """The least fill of each bin of rows; the last bin is that of full rows."""
+WIDTH, HEIGHT = 340, 170
+"""Of a chart, shown at that size or larger, with text of 14 units. Colours are the page's, by class."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 4, 336, 24, 144
+
+Tick = tuple[float, str]
+"""(place, text) below a chart; place: in bins, from the left end of the first."""
 
 
 class Columns(NamedTuple):
@@ -43,7 +54,7 @@ class Columns(NamedTuple):
     start: np.ndarray
     prefix: np.ndarray  # int64
     level: np.ndarray  # float32
-    may: np.ndarray | None  # uint8, flat: slots inside trained ranges; None: the shard has no ranges
+    trainable: np.ndarray | None  # uint8, flat: slots inside trained ranges; None: the shard has no ranges
     whole: np.ndarray  # bool: all of the body may be trained
     block_level: np.ndarray | None  # float32[blocks]
     block_offsets: np.ndarray | None  # int64[m + 1]
@@ -61,19 +72,18 @@ class Levels:
 
 @dataclass
 class Spans:
-    """Runs of noise of one span corruption task."""
+    """Runs of noise of one task: neighbouring tokens of the document whose slots lie behind the prefix."""
 
-    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # runs of k tokens
-    segments: dict[int, int] = field(default_factory=dict)  # content tokens → segments
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # how many have k tokens
+    segments: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # how many segments have n tokens
 
 
 class Figures:
     """What was counted so far. tasks: int64[tasks] each. The rest are histograms over the bins above."""
 
-    def __init__(self, manifest: Manifest):
-        self.manifest = manifest
-        self.tasks = [whole_task(task) for task in manifest["tasks"]]
-        tasks = len(manifest["tasks"])
+    def __init__(self, manifest: Manifest, job: Job):
+        self.manifest, self.job, self.tasks = manifest, job, job.tasks
+        tasks = len(self.tasks)
         self.shards = self.rows = self.segments = self.slot_rows = 0
         self.supervised = False  # whether any shard has trained ranges
         self.documents = np.zeros(len(LENGTHS), np.int64)
@@ -83,7 +93,6 @@ class Figures:
         self.task_slots, self.task_trained = np.zeros(tasks, np.int64), np.zeros(tasks, np.int64)
         self.levels: dict[int, Levels] = {}
         self.spans: dict[int, Spans] = {}
-        self.pivots: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # counted int64, expected float64
 
     def add(self, shard: Shard, most_slots: int) -> None:
         """Count a shard; of its slots those of the first rows, `most_slots` at most but one row at least."""
@@ -103,10 +112,12 @@ class Figures:
         rows = min(shard.rows, max(most_slots // length, 1))
         step = max(CHUNK_SLOTS // length, 1)
         self.slot_rows += rows
+        stored = stored_segments(self.job, arrays)
         for first in range(0, rows, step):
-            self._add_slots(_columns(shard, first, min(first + step, rows)))
+            self._add_slots(shard, stored, range(first, min(first + step, rows)))
 
-    def _add_slots(self, c: Columns) -> None:
+    def _add_slots(self, shard: Shard, stored: SegmentTable, rows: range) -> None:
+        c = _columns(shard, self.manifest, rows)
         if not len(c.at):
             return
         trained = _sums(c.loss, c.at, c.at + c.slots)
@@ -115,61 +126,42 @@ class Figures:
         self.task_trained += np.bincount(c.task, trained, tasks).astype(np.int64)
         for t in np.unique(c.task).tolist():
             task, which = self.tasks[t], np.flatnonzero(c.task == t)
-            if task["objective"] == "span_corruption":
-                self._add_spans(t, task, c, which)
-            elif task["objective"] == "prefix_lm":
-                self._add_pivots(t, task, c, which[c.whole[which]])
-            elif task["objective"] in noise.LAWS:
+            if task.objective.expected is None:
+                continue
+            if task.in_place:
                 self._add_noise(t, task, c, which)
+            elif len(which := which[c.whole[which]]):
+                self._add_spans(shard, stored, t, int(shard.arrays["row_offsets"][rows.start]) + which)
 
-    def _before(self, task: Mapping[str, Any], c: Columns, which: np.ndarray) -> np.ndarray:
+    def _before(self, task: Task, c: Columns, which: np.ndarray) -> np.ndarray:
         """int64: slots of bos and mode token."""
         bos = bool(self.manifest["recipe"]["documents"]["prepend_bos"])
-        return ((c.start[which] == 0) & bos).astype(np.int64) + int(task["mode_token"] is not None)
+        return ((c.start[which] == 0) & bos).astype(np.int64) + task.mode
 
-    def _add_pivots(self, t: int, task: Mapping[str, Any], c: Columns, which: np.ndarray) -> None:
-        which = which[c.n[which] >= 2]
-        n, pivot = c.n[which], c.prefix[which] - self._before(task, c, which)
-        counted, expected = self.pivots.setdefault(t, (np.zeros(LEVEL_BINS, np.int64), np.zeros(LEVEL_BINS)))
-        counted += np.bincount(np.clip(pivot * LEVEL_BINS // n, 0, LEVEL_BINS - 1), minlength=LEVEL_BINS)
-        expected += pivot_bins(n, LEVEL_BINS)
-
-    def _add_spans(self, t: int, task: Mapping[str, Any], c: Columns, which: np.ndarray) -> None:
-        """Runs lie between sentinels of the targets. A segment whose text has sentinels of its own is left out."""
-        sentinels = self.manifest["specials"]["sentinels"]
-        is_sentinel = np.zeros(self.manifest["vocab_size"], np.bool_)
-        is_sentinel[np.array(sentinels, np.int64)] = True
-        n, before, prefix = c.n[which], self._before(task, c, which), c.prefix[which]
-        distinct, inverse = np.unique(n, return_inverse=True)
-        n_noise = np.array([counts_of(task["parameters"], len(sentinels), m)[0] for m in distinct.tolist()])[inverse]
-        runs = prefix - before - (n - n_noise)
-        eos = c.slots[which] - before - n - 2 * runs
-        begins, ends = c.at[which] + prefix, c.at[which] + c.slots[which] - eos
-        places = np.flatnonzero(is_sentinel[c.tokens])
-        low, high = np.searchsorted(places, begins), np.searchsorted(places, ends)
-        good = (high - low == runs) & (runs > 0)
-        low, high, ends = low[good], high[good], ends[good]
-        many = high - low
-        if not len(many):
-            return
-        own = np.repeat(low, many) + np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many)
-        here = places[own]
-        then = np.append(here[1:], 0)
-        then[np.cumsum(many) - 1] = ends
-        counted = np.bincount(then - here - 1)
+    def _add_spans(self, shard: Shard, stored: SegmentTable, t: int, chosen: np.ndarray) -> None:
+        """Noise is a token whose slot lies behind the prefix. A segment that cannot be inverted is left out."""
+        arrays = shard.arrays
+        restored = restore(self.job, arrays, stored, chosen)
+        n = np.diff(restored.offsets)
+        slots = slots_of_tokens(self.job, arrays, stored, chosen, restored.ids)
+        known = restored.fits & (np.add.reduceat(slots < 0, restored.offsets[:-1]) == 0)
+        inputs_end = stored.first_slot[chosen] + arrays["segment_prefix"][chosen]
+        noise = np.append(slots >= np.repeat(inputs_end, n), False) & np.append(np.repeat(known, n), False)
+        begins = noise.copy()
+        begins[1:] &= ~noise[:-1]
+        begins[restored.offsets[:-1]] = noise[restored.offsets[:-1]]
+        runs = np.bincount(np.cumsum(begins)[noise] - 1)
         spans = self.spans.setdefault(t, Spans())
-        if len(counted) > len(spans.lengths):
-            spans.lengths = np.concatenate((spans.lengths, np.zeros(len(counted) - len(spans.lengths), np.int64)))
-        spans.lengths[: len(counted)] += counted
-        for m, count in zip(*(a.tolist() for a in np.unique(n[good], return_counts=True)), strict=True):
-            spans.segments[m] = spans.segments.get(m, 0) + count
+        spans.lengths = _added(spans.lengths, np.bincount(runs))
+        spans.segments = _added(spans.segments, np.bincount(n[known]))
 
-    def _add_noise(self, t: int, task: Mapping[str, Any], c: Columns, which: np.ndarray) -> None:
+    def _add_noise(self, t: int, task: Task, c: Columns, which: np.ndarray) -> None:
         """Candidates are what redraw takes: the body, and eos unless noise_eos is off; no prompt, no mask of the text's own."""
-        parameters, blocks = task["parameters"], task["attention"] == "block_diffusion"
-        before, half = self._before(task, c, which), c.slots[which] // (1 + blocks)
+        parameters, copies, flips = task.parameters, task.objective.copies, LAWS[task.objective.name].flips
+        blocks = copies > 1
+        before, half = self._before(task, c, which), c.slots[which] // copies
         count = half - before
-        if not parameters.get("noise_eos", True) and (c.may is None or blocks):
+        if not parameters.get("noise_eos", True) and (c.trainable is None or blocks):
             count = np.minimum(count, c.n[which])
         at = c.at[which]
         if blocks:
@@ -185,22 +177,28 @@ class Figures:
             ends = begins + np.maximum(high - low, 0)
         else:
             level, begins, ends = c.level[which], at + before, at + before + count
-        flips = task["objective"] == "uniform_diffusion"
-        allowed = np.ones(len(c.tokens), np.uint8) if c.may is None or blocks else c.may.copy()
+        allowed = np.ones(len(c.tokens), np.uint8) if c.trainable is None or blocks else c.trainable.copy()
         if not flips:
             allowed &= c.labels != self.manifest["specials"].get("mask", -1)
         candidates = _sums(allowed, begins, ends)
         corrupted = _sums((c.tokens != c.labels).view(np.uint8) if flips else c.loss, begins, ends)
-        expected = corrupted_shares(task, level, candidates) * candidates
+        assert task.objective.expected is not None
+        expected = task.objective.expected(task, level, candidates) * candidates
         low_level, high_level = parameters["noise_range"]
         width = high_level - low_level
-        place = (level.astype(np.float64) - low_level) / width * LEVEL_BINS if width > 0 else np.zeros(len(level))
-        bin = np.clip(place.astype(np.int64), 0, LEVEL_BINS - 1)
+        position = (level.astype(np.float64) - low_level) / width * LEVEL_BINS if width > 0 else np.zeros(len(level))
+        bin = np.clip(position.astype(np.int64), 0, LEVEL_BINS - 1)
         found = self.levels.setdefault(t, Levels())
         found.units += np.bincount(bin, minlength=LEVEL_BINS)
         found.candidates += np.bincount(bin, candidates, LEVEL_BINS).astype(np.int64)
         found.corrupted += np.bincount(bin, corrupted, LEVEL_BINS).astype(np.int64)
         found.expected += np.bincount(bin, expected, LEVEL_BINS)
+
+
+def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """The sum of two counts, of which one may be longer."""
+    size = max(len(counts), len(more))
+    return np.pad(counts, (0, size - len(counts))) + np.pad(more, (0, size - len(more)))
 
 
 def binned(values: np.ndarray) -> np.ndarray:
@@ -212,36 +210,32 @@ def _document_tokens(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """int64[documents]: the content tokens of each use of a document; all its segments are in one shard."""
     names = ("segment_repeat", "segment_doc", "segment_file")
     order = np.lexsort([arrays[name] for name in names])
-    places = [arrays[name][order] for name in names]
+    columns = [arrays[name][order] for name in names]
     first = np.ones(len(order), np.bool_)
-    first[1:] = np.any([place[1:] != place[:-1] for place in places], axis=0)
+    first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return np.add.reduceat(arrays["segment_tokens"][order], np.flatnonzero(first), dtype=np.int64)
 
 
-def _columns(shard: Shard, first: int, end: int) -> Columns:
-    arrays, length = shard.arrays, shard.seq_length
+def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
+    arrays, first, end = shard.arrays, rows.start, rows.stop
     begin, last = int(arrays["row_offsets"][first]), int(arrays["row_offsets"][end])
-    own = slice(begin, last)
-    row = np.repeat(np.arange(first, end), np.diff(arrays["row_offsets"][first : end + 1]))
-    here = np.arange(begin, last) + row
-    real = arrays["cu_seqlens"].astype(np.int64)
-    at = arrays.get("cu_seqlens_padded", real).astype(np.int64)[here] + (row - first) * length
-    slots = real[here + 1] - real[here]
-    prefix, n = (arrays[f"segment_{name}"][own].astype(np.int64) for name in ("prefix", "tokens"))
-    size = (end - first) * length
+    chosen = slice(begin, last)
+    segments = segments_of(shard, manifest, rows)
+    at, slots, size = segments.at, segments.slots, segments.size
+    prefix, n = (arrays[f"segment_{name}"][chosen].astype(np.int64) for name in ("prefix", "tokens"))
     tokens = arrays["tokens"][first:end].reshape(-1)
     if "loss_mask" in arrays:
         loss = arrays["loss_mask"][first:end].reshape(-1)
     else:
         loss = next_token_loss_mask(at, slots, prefix, size)
-    may, whole = None, np.ones(len(at), np.bool_)
+    trainable, whole = None, np.ones(len(at), np.bool_)
     if "trained_offsets" in arrays:
         offsets, ranges = arrays["trained_offsets"][begin : last + 1], arrays["trained_ranges"].astype(np.int64)
         many = np.diff(offsets)
         ranges = ranges[offsets[0] : offsets[-1]]
         begins = np.repeat(at, many) + ranges[:, 0]
-        may = spread(begins, ranges[:, 1] - ranges[:, 0], np.ones(len(ranges), np.uint8), 0, size)
-        whole = _sums(may, at, at + slots) >= n
+        trainable = fill_slots(begins, ranges[:, 1] - ranges[:, 0], np.ones(len(ranges), np.uint8), 0, size)
+        whole = _sums(trainable, at, at + slots) >= n
     blocks = arrays["block_offsets"][begin : last + 1] if "block_offsets" in arrays else None
     return Columns(
         tokens,
@@ -249,12 +243,12 @@ def _columns(shard: Shard, first: int, end: int) -> Columns:
         loss,
         at,
         slots,
-        arrays["segment_task"][own],
+        arrays["segment_task"][chosen],
         n,
-        arrays["segment_start"][own],
+        arrays["segment_start"][chosen],
         prefix,
-        arrays["segment_noise"][own],
-        may,
+        arrays["segment_noise"][chosen],
+        trainable,
         whole,
         None if blocks is None else arrays["block_noise"][blocks[0] : blocks[-1]],
         None if blocks is None else blocks - blocks[0],
@@ -268,3 +262,230 @@ def _sums(values: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarra
     bounds = np.stack((begins, ends), axis=1).reshape(-1)
     sums = np.add.reduceat(np.append(values, values.dtype.type(0)), bounds, dtype=np.int64)[::2]
     return np.where(ends > begins, sums, 0)
+
+
+MOST_TASKS = 24
+"""Tasks of one kind that have charts."""
+SPAN_BINS = 34
+
+
+class Chart(NamedTuple):
+    """A chart with all that stands around it. head, rows: its numbers as a table."""
+
+    title: str
+    note: str
+    svg: Markup
+    theory: bool
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def charts_of(figures: Figures) -> list[tuple[str, str, list[Chart]]]:
+    """[(heading, what it says, charts)], without those that have nothing to show."""
+    lengths = [
+        _lengths("Document length", "tokens of a document, each use once", figures.documents),
+        _lengths("Segment length", "slots of a segment", figures.segment_slots),
+        _lengths("Segments of a row", "how many a row holds", figures.row_segments),
+        _fill(figures),
+    ]
+    groups = [
+        ("Lengths", "Bins of lengths double every second bar.", [one for one in lengths if one is not None]),
+        (
+            "Spans",
+            "Neighbouring tokens of a document that stand behind the prefix, and are predicted. The line is exact: what chance "
+            "gives each segment, summed over the segments seen.",
+            list(_spans(figures)),
+        ),
+        (
+            "Noise",
+            "Levels are uniform over the task's range. Below them, the share of the candidates that was corrupted at each "
+            "level, over what the law says.",
+            list(_noise(figures)),
+        ),
+    ]
+    return [group for group in groups if group[2]]
+
+
+def _lengths(title: str, note: str, counts: np.ndarray) -> Chart | None:
+    filled = np.flatnonzero(counts)
+    if not len(filled):
+        return None
+    low, high = int(filled[0]), int(filled[-1]) + 1
+    while high - low < 8 and high < len(LENGTHS) - 1:
+        low, high = max(low - 1, 0), high + 1
+    shown = counts[low:high].tolist()
+    names = [_range(int(LENGTHS[i]), int(LENGTHS[i + 1]) - 1) for i in range(low, high)]
+    powers = [i for i in range(low, high) if int(LENGTHS[i]).bit_count() == 1]
+    ticks = [(float(i - low), _short(int(LENGTHS[i]))) for i in powers[:: -(-len(powers) // 6)]]
+    words = f"{title}: {sum(shown):,} in all, most often {names[int(np.argmax(shown))]}"
+    svg = chart(shown, None, ticks, (max(shown), f"{max(shown):,}"), words)
+    return Chart(title, note, svg, False, (title.lower(), "count"), list(zip(names, map(_count, shown), strict=True)))
+
+
+def _fill(figures: Figures) -> Chart | None:
+    counts = figures.fill.tolist()
+    if not sum(counts):
+        return None
+    edges = [f"{100 * low:g}" for low in FILLS]
+    names = [f"{low} … {high} %" for low, high in zip(edges[:-1], edges[1:], strict=True)] + ["100 %"]
+    ticks = [(i + 0.5, text) for i, text in ((0, "< 50"), (2, "80"), (4, "95"), (6, "99"), (8, "100 %"))]
+    full = counts[-1] / sum(counts)
+    words = f"Row fill: {full:.1%} of {sum(counts):,} rows have no padding"
+    svg = chart(counts, None, ticks, (max(counts), f"{max(counts):,}"), words)
+    note = f"per cent of a row's slots in segments; {full:.1%} of the rows are full"
+    return Chart("Row fill", note, svg, False, ("row fill", "rows"), list(zip(names, map(_count, counts), strict=True)))
+
+
+def _spans(figures: Figures) -> Iterator[Chart]:
+    for t, spans in sorted(figures.spans.items())[:MOST_TASKS]:
+        task, n = figures.tasks[t], np.flatnonzero(spans.segments)
+        if not len(n):
+            continue
+        assert task.objective.expected is not None
+        expected = task.objective.expected(task, n, spans.segments[n])
+        size = max(len(expected), len(spans.lengths))
+        counted = np.pad(spans.lengths, (0, size - len(spans.lengths)))
+        expected = np.pad(expected, (0, size - len(expected)))
+        total = int(counted.sum())
+        shown = int(np.searchsorted(np.cumsum(expected), 0.997 * total)) + 1
+        width = -(-shown // (SPAN_BINS - 1))
+        bins = np.minimum(np.maximum(np.arange(size) - 1, 0) // width, -(-shown // width))
+        counts, theory_counts = np.bincount(bins, counted).tolist(), np.bincount(bins, expected).tolist()
+        names = [_range(1 + i * width, (i + 1) * width) for i in range(len(counts))]
+        if len(counts) > -(-shown // width):
+            names[-1] = f"{1 + (len(counts) - 1) * width:,} and more"
+        k = np.arange(size)
+        mean, theory = float(k @ counted) / total, float(k @ expected) / total
+        note = f"mean {mean:.2f} tokens, by theory {theory:.2f}; {total:,} spans"
+        ticks = [(i + 0.5, f"{1 + i * width}") for i in range(0, len(counts) - 2, max(len(counts) // 5, 1))]
+        words = f"Span lengths of task {task.name}: {note}"
+        yield _over_theory(
+            f"{task.name}: span length", note, words, ("tokens", "spans"), names, counts, theory_counts, ticks
+        )
+
+
+def _noise(figures: Figures) -> Iterator[Chart]:
+    for t, levels in sorted(figures.levels.items())[:MOST_TASKS]:
+        task = figures.tasks[t]
+        low, high = task.parameters["noise_range"]
+        thing = "blocks" if task.objective.copies > 1 else "segments"
+        edges = np.linspace(low, high, LEVEL_BINS + 1)
+        names = [f"{a:.3g} … {b:.3g}" for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        units, candidates = levels.units, np.maximum(levels.candidates, 1)
+        shares, law = (levels.corrupted / candidates).tolist(), (levels.expected / candidates).tolist()
+        count = int(units.sum())
+        if high > low:
+            even, level_ticks = [count / LEVEL_BINS] * LEVEL_BINS, _unit_ticks(low, high)
+            stratified = ", stratified in a row" if task.parameters.get("stratified") else ""
+            note = f"uniform over {low:g} … {high:g}{stratified}; {count:,} {thing}"
+            words = f"Noise levels of task {task.name}: {note}, in bins of {units.min():,} to {units.max():,}"
+            title, counts = f"{task.name}: noise level", units.tolist()
+            yield _over_theory(title, note, words, ("level", thing), names, counts, even, level_ticks)
+        else:
+            names, shares, law = [f"{low:g}"], shares[:1], law[:1]
+        total = max(int(levels.candidates.sum()), 1)
+        mean, theory = levels.corrupted.sum() / total, levels.expected.sum() / total
+        note = f"{mean:.2%} of {levels.candidates.sum():,} candidates corrupted, by the law {theory:.2%}"
+        ticks = _unit_ticks(low, high) if high > low else [(0.5, f"level {low:g}")]
+        words = f"Corrupted share by level of task {task.name}: {note}"
+        svg = chart(shares, law, ticks, (1.0, "100 %"), words)
+        rows = [(name, f"{a:.2%}", f"{b:.2%}") for name, a, b in zip(names, shares, law, strict=True)]
+        yield Chart(f"{task.name}: corrupted, by level", note, svg, True, ("level", "corrupted", "by the law"), rows)
+
+
+def _unit_ticks(low: float, high: float) -> list[Tick]:
+    return [(LEVEL_BINS * i / 4, f"{low + (high - low) * i / 4:.3g}") for i in range(5)]
+
+
+def _over_theory(
+    title: str,
+    note: str,
+    words: str,
+    of: tuple[str, str],
+    names: Sequence[str],
+    counts: Sequence[float],
+    theory_counts: Sequence[float],
+    ticks: Sequence[Tick],
+) -> Chart:
+    """Counts and what theory says of them. of: what is counted by, and what is counted."""
+    most = max(*counts, *theory_counts)
+    svg = chart(counts, theory_counts, ticks, (most, f"{round(most):,}"), words)
+    rows = [(name, f"{a:,.0f}", f"{b:,.1f}") for name, a, b in zip(names, counts, theory_counts, strict=True)]
+    return Chart(title, note, svg, True, (*of, "by theory"), rows)
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low >= high else f"{low:,} … {high:,}"
+
+
+def _short(value: int) -> str:
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return str(value)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def chart(
+    values: Sequence[float], expected: Sequence[float] | None, ticks: Sequence[Tick], top: tuple[float, str], words: str
+) -> Markup:
+    """Bars of the values, one a bin, and points of what is expected joined by a line.
+
+    top: (value, text) of the line above which no bar should go; words: what the chart says, for a screen reader.
+    """
+    most = max([top[0], *values, *(expected if expected is not None else ())], default=0.0) or 1.0
+    step = (_RIGHT - _LEFT) / max(len(values), 1)
+    gap = min(2.0, step * 0.15)
+
+    def y(value: float) -> float:
+        return _BOTTOM - value / most * (_BOTTOM - _TOP)
+
+    parts = [
+        Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(_LEFT, y(top[0]), _RIGHT),
+        Markup('<text x="{}" y="{:.1f}">{}</text>').format(_LEFT, y(top[0]) - 6, top[1]),
+    ]
+    for i, value in enumerate(values):
+        if value > 0:
+            height = max(_BOTTOM - y(value), 1.0)
+            box = (_LEFT + i * step + gap / 2, _BOTTOM - height, step - gap, height)
+            parts.append(
+                Markup('<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(*box)
+            )
+    if expected is not None:
+        points = [(_LEFT + (i + 0.5) * step, y(value)) for i, value in enumerate(expected)]
+        if len(points) > 1:
+            line = " ".join(f"{x:.1f},{height:.1f}" for x, height in points)
+            parts.append(Markup('<polyline class="theory" points="{}"/>').format(line))
+        parts += [Markup('<circle class="theory" cx="{:.1f}" cy="{:.1f}" r="2.2"/>').format(*point) for point in points]
+    parts.append(Markup('<path class="axis" d="M{} {}H{}"/>').format(_LEFT, _BOTTOM, _RIGHT))
+    for position, text in ticks:
+        x = _LEFT + position * step
+        anchor = "start" if x < 30 else "end" if x > WIDTH - 30 else "middle"
+        parts.append(Markup('<text x="{:.1f}" y="164" text-anchor="{}">{}</text>').format(x, anchor, text))
+    head = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, words)
+    return head + Markup("").join(parts) + Markup("</svg>")
+
+
+def meter(share: float | None, wanted: float | None = None) -> Markup:
+    """A bar of a share of 1, with a mark where it was wanted; the numbers stand beside it."""
+    parts = [Markup('<rect class="track" width="100" height="8"/>')]
+    if share:
+        parts.append(Markup('<rect class="bar" width="{:.2f}" height="8"/>').format(100 * min(share, 1)))
+    if wanted is not None:
+        x = min(max(100 * wanted, 0.75), 99.25)
+        parts.append(Markup('<path class="wanted" d="M{:.2f} -2V10"/>').format(x))
+    head = Markup('<svg class="meter" viewBox="0 -2 100 12" preserveAspectRatio="none" aria-hidden="true">')
+    return head + Markup("").join(parts) + Markup("</svg>")
+
+
+def stack(parts: Sequence[tuple[str, float]], words: str) -> Markup:
+    """One bar of several (class, share of 1), side by side."""
+    drawn, x = [], 0.0
+    for kind, share in parts:
+        drawn.append(Markup('<rect class="{}" x="{:.3f}" width="{:.3f}" height="20"/>').format(kind, x, 1000 * share))
+        x += 1000 * share
+    head = Markup('<svg class="stack" viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="{}">')
+    return head.format(words) + Markup("").join(drawn) + Markup("</svg>")

@@ -15,10 +15,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from packprep.building.progress import visible
-from packprep.inspection.lines import clipped, counted, size_of
-from packprep.inspection.report.charts import meter, stack
-from packprep.inspection.report.distributions import charts_of
-from packprep.inspection.report.figures import Figures
+from packprep.inspection.report.figures import Figures, charts_of, meter, stack
+from packprep.inspection.text import clipped, counted, size_of
 
 MOST_LINES = 200
 """Lines of a table: faults, tasks, sources."""

@@ -8,24 +8,26 @@ Texts have every character showing, as in a terminal; a flag is a digit of base 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from packprep.building.job import Job
+from packprep.building.plan import Job
 from packprep.building.progress import visible
-from packprep.building.replay import Stored, restore, stored_segments
-from packprep.corpus.planning import UNREAD
-from packprep.corpus.readers import PIECE_BYTES
-from packprep.dataset.json_files import shard_name
+from packprep.building.segments import SegmentTable
+from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Row
+from packprep.dataset.noise import LAWS
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
-from packprep.inspection.decoding import BYTES, SPECIAL
-from packprep.inspection.lines import clipped
-from packprep.inspection.opened import Opened
+from packprep.format.json_files import shard_name
+from packprep.inspection.opened import OpenedDataset
 from packprep.inspection.row import row_with
+from packprep.inspection.text import BYTES, SPECIAL, clipped
+from packprep.restoring.segments import restore, slots_of_tokens, stored_segments
+from packprep.sources.formats import PIECE_BYTES, position_of
+from packprep.sources.slices import UNREAD
 
 TRAINED, IN_PART, IS_SPECIAL, CORRUPTED, IS_BYTES = 1, 2, 4, 8, 16
 DIGITS = "0123456789abcdefghijklmnopqrstuv"
@@ -52,43 +54,43 @@ _SIZES = (
 _TEXT, _NAME, _MESSAGE = 80, 200, 400  # characters that are kept
 
 
-def sample_rows(data: Opened, rows: Sequence[int], sound: frozenset[int]) -> list[dict[str, Any]]:
+def sample_rows(data: OpenedDataset, rows: Sequence[int], sound: frozenset[int]) -> list[dict[str, Any]]:
     """The rows as plain values; {row, shard, unreadable: why} where one cannot be read.
 
     sound: shards in which verification found no fault: only their segments are inverted and built again.
     """
     described: list[dict[str, Any]] = []
-    places = [data.place(row) for row in rows]
+    locations = [data.location(row) for row in rows]
     read, left, unshown = 0, ALL_BYTES, len(rows)
-    for shard in dict.fromkeys(shard for shard, _ in places):
-        own = [row for row, (b, _) in zip(rows, places, strict=True) if b == shard]
+    for shard in dict.fromkeys(shard for shard, _ in locations):
+        of_shard = [row for row, (b, _) in zip(rows, locations, strict=True) if b == shard]
         with data.near.brought(shard_name(shard)):
             try:
-                shown, read = _of_shard(data, shard, own, shard in sound, (left, unshown), read)
+                shown, read = _of_shard(data, shard, of_shard, shard in sound, (left, unshown), read)
             except DatasetError as error:
-                shown = [_unreadable(data, row, error) for row in own]
+                shown = [_unreadable(data, row, error) for row in of_shard]
             described += shown
             left -= sum(map(_size, shown))
-            unshown -= len(own)
+            unshown -= len(of_shard)
     return described
 
 
-def _unreadable(data: Opened, row: int, error: Exception) -> dict[str, Any]:
+def _unreadable(data: OpenedDataset, row: int, error: Exception) -> dict[str, Any]:
     message = clipped(visible(data.near.named(str(error))), _MESSAGE)
-    return {"row": row, "shard": shard_name(data.place(row)[0]), "unreadable": message, "tasks": []}
+    return {"row": row, "shard": shard_name(data.location(row)[0]), "unreadable": message, "tasks": []}
 
 
 def _of_shard(
-    data: Opened, number: int, rows: Sequence[int], sound: bool, room: tuple[int, int], read: int
+    data: OpenedDataset, number: int, rows: Sequence[int], sound: bool, room: tuple[int, int], read: int
 ) -> tuple[list[dict[str, Any]], int]:
     shard = shard_in(data.near.folder, data.dataset.manifest, number)
-    ranges = {row: shard.segment_range(data.place(row)[1]) for row in rows}
-    every = np.concatenate([np.arange(*own) for own in ranges.values()])
+    ranges = {row: shard.segment_range(data.location(row)[1]) for row in rows}
+    every = np.concatenate([np.arange(*bounds) for bounds in ranges.values()])
     job = data.job
     verdicts = dict.fromkeys(
         every.tolist(), "not rebuilt: verification found faults in this shard, or did not look at it"
     )
-    stored: Stored | None = None
+    stored: SegmentTable | None = None
     if sound and isinstance(job, Job):
         chosen, read = _affordable(job, shard.arrays, every, read)
         verdicts = dict.fromkeys(
@@ -101,12 +103,12 @@ def _of_shard(
         verdicts = dict.fromkeys(every.tolist(), f"not rebuilt: {job}")
     shown: list[dict[str, Any]] = []
     left, unshown = room
-    for row, own in ranges.items():
+    for row, bounds in ranges.items():
         budget = min(MOST_BYTES, (left - sum(map(_size, shown))) // (unshown - len(shown)))
         try:
             view = data.dataset.row(row)
-            plain = row_with(data, row, [verdicts[g] for g in range(*own)])
-            shown.append(_fitted(data, plain, view, own[0], stored, shard.arrays, budget))
+            plain = row_with(data, row, [verdicts[g] for g in range(*bounds)])
+            shown.append(_fitted(data, plain, view, bounds[0], stored, shard.arrays, budget))
         except DatasetError as error:
             shown.append(_unreadable(data, row, error))
     return shown, read
@@ -119,21 +121,26 @@ def _affordable(job: Job, arrays: Mapping[str, np.ndarray], every: np.ndarray, r
     known: dict[tuple[int, ...], bool] = {}
     for g, s, file in zip(every.tolist(), sources, files, strict=True):
         source = job.sources[s]
-        format, compression = source.formats[file - source.first_file]
         size = 0 if source.prefix == UNREAD else int(source.files.sizes[file - source.first_file])
-        place: tuple[int, ...] = (file, int(arrays["segment_repeat"][g]))
-        if format == "jsonl" and not compression:
-            size, place = min(size, PIECE_BYTES), (*place, int(arrays["segment_doc"][g]) // PIECE_BYTES)
-        if place not in known:
-            known[place] = read + size <= MOST_READ_BYTES
-            read += size if known[place] else 0
-        if known[place]:
+        read_for: tuple[int, ...] = (file, int(arrays["segment_repeat"][g]))
+        if position_of(*source.formats[file - source.first_file]) == "byte":
+            size, read_for = min(size, PIECE_BYTES), (*read_for, int(arrays["segment_doc"][g]) // PIECE_BYTES)
+        if read_for not in known:
+            known[read_for] = read + size <= MOST_READ_BYTES
+            read += size if known[read_for] else 0
+        if known[read_for]:
             chosen.append(g)
     return np.array(chosen, np.int64), read
 
 
 def _fitted(
-    data: Opened, plain: Mapping[str, Any], view: Row, first: int, stored: Stored | None, arrays: Any, budget: int
+    data: OpenedDataset,
+    plain: Mapping[str, Any],
+    view: Row,
+    first: int,
+    stored: SegmentTable | None,
+    arrays: Any,
+    budget: int,
 ) -> dict[str, Any]:
     """The row, of which as much is left out as it takes to have `budget` bytes of JSON."""
     tasks, columns = data.dataset.tasks, view.segments
@@ -166,7 +173,12 @@ def _size(row: Mapping[str, Any]) -> int:
 
 
 def _segment(
-    data: Opened, segment: Mapping[str, Any], view: Row, g: int, stored: Stored | None, arrays: Mapping[str, np.ndarray]
+    data: OpenedDataset,
+    segment: Mapping[str, Any],
+    view: Row,
+    g: int,
+    stored: SegmentTable | None,
+    arrays: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
     task = data.dataset.tasks[int(view.segments["task"][segment["number"] - 1])]
     begin, slots, in_place = segment["begin"], segment["slots"], task["label_alignment"] == "same_slot"
@@ -178,8 +190,8 @@ def _segment(
         parts.append(_tokens(part["name"], part["pieces"], changed[at:], begin + at))
         at += sum(len(piece["ids"]) for piece in part["pieces"])
     original, why = _original(data, segment, task, view, g, stored, arrays)
-    kept = ("number", "document", "start", "tokens", "begin", "slots", "padding", "prefix", "trained", "noise")
-    described = {name: segment[name] for name in (*kept, "loss_weight", "key", "repeat", "predicts")}
+    names = ("number", "document", "start", "tokens", "begin", "slots", "padding", "prefix", "trained", "noise")
+    described = {name: segment[name] for name in (*names, "loss_weight", "key", "repeat", "predicts")}
     for name in ("task", "objective", "source", "file"):
         described[name] = clipped(visible(segment[name]), _NAME)
     rebuilt = clipped(visible(data.near.named(segment["rebuilt"])), _MESSAGE)
@@ -194,23 +206,22 @@ def _segment(
 
 
 def _original(
-    data: Opened,
+    data: OpenedDataset,
     segment: Mapping[str, Any],
     task: Mapping[str, Any],
     view: Row,
     g: int,
-    stored: Stored | None,
+    stored: SegmentTable | None,
     arrays: Any,
 ) -> tuple[dict[str, Any] | None, str]:
     """(the segment before its objective, its corrupted tokens flagged; or None and why there is nothing to show)."""
-    begin, slots = segment["begin"], segment["slots"]
+    begin = segment["begin"]
     if task["label_alignment"] == "same_slot":
-        half = slots // 2 if task["attention"] == "block_diffusion" else slots
-        ids, noised = view.labels[begin : begin + half], (view.tokens != view.labels)[begin : begin + half]
-        noised = (
-            noised | (view.loss_mask[begin : begin + half] != 0) if task["objective"] != "uniform_diffusion" else noised
-        )
-    elif task["objective"] in ("causal", "prefix_lm"):
+        first_copy = slice(begin, begin + segment["slots"] // RULES[task["attention"]].copies)
+        ids, noised = view.labels[first_copy], (view.tokens != view.labels)[first_copy]
+        if not LAWS[task["objective"]].flips:
+            noised |= view.loss_mask[first_copy] != 0
+    elif isinstance(data.job, Job) and data.job.tasks[int(arrays["segment_task"][g])].objective.supervised:
         return None, "The row holds the text as it is."
     elif stored is None:
         return None, "Not inverted: that takes a plan that can be opened here and a shard without faults."
@@ -219,38 +230,11 @@ def _original(
         ids, _, fits = restore(data.job, arrays, stored, np.array([g]))
         if not fits[0]:
             return None, "Not inverted: its sentinels are not where the header says."
-        noised = np.zeros(len(ids), np.bool_)
-        if task["objective"] == "span_corruption":
-            before, prefix = int(stored.bos[g]) + int(task["mode_token"] is not None), segment["prefix"]
-            inputs = view.tokens[begin + before : begin + prefix]
-            noised = noise_of(
-                inputs,
-                len(ids),
-                view.tokens[begin + prefix : begin + slots],
-                data.dataset.manifest["specials"]["sentinels"],
-            )
+        slots = slots_of_tokens(data.job, arrays, stored, np.array([g]), ids)
+        noised = (slots >= begin + segment["prefix"]) & (segment["prefix"] > 0)  # what stands behind the prefix
     texts = data.texts.pieces(ids.tolist())
     pieces = [{"text": p.text, "ids": p.ids, "kind": p.kind, "loss": [0] * len(p.ids)} for p in texts]
     return _tokens("original", pieces, noised, -1), ""
-
-
-def noise_of(inputs: np.ndarray, n: int, targets: np.ndarray, sentinels: Iterable[int]) -> np.ndarray:
-    """bool[n]: which tokens of a span-corrupted body were noise; none where sentinels and tokens do not add up.
-
-    inputs, targets: the slots before and after the prefix's end, without bos and mode token; targets may have eos.
-    """
-    ids = np.fromiter(sentinels, np.int64)
-    here, there = np.flatnonzero(np.isin(inputs, ids)), np.flatnonzero(np.isin(targets, ids))
-    noised = np.zeros(n, np.bool_)
-    if len(here) != len(there) or not len(here):
-        return noised
-    lengths = np.diff(np.append(there, len(here) + n - len(inputs) + len(there))) - 1
-    if (lengths < 0).any() or len(inputs) - len(here) + lengths.sum() != n:
-        return noised
-    begins = here - np.arange(len(here)) + np.cumsum(lengths) - lengths
-    for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
-        noised[begin : begin + length] = True
-    return noised
 
 
 def _tokens(name: str, pieces: Sequence[Mapping[str, Any]], corrupted: np.ndarray, first: int) -> dict[str, Any]:

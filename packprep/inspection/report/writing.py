@@ -1,24 +1,27 @@
-"""The report of a dataset, from what can be read of it, and its file."""
+"""The report of a dataset, from what can be read of it: which rows it shows, what it says, and its file."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from packprep.building.files import write_whole
-from packprep.building.output import Nearby, Output, nearby, output_of
-from packprep.dataset.json_files import MANIFEST_NAME, shard_name
+import numpy as np
+
+from packprep.building.plan import Job
 from packprep.dataset.manifest import Manifest, first_rows, read_manifest
+from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
-from packprep.inspection.columns import segments_of, spread
-from packprep.inspection.lines import counted
-from packprep.inspection.opened import opened
-from packprep.inspection.report.choice import chosen_rows, rows_with_tasks
+from packprep.format.json_files import MANIFEST_NAME, shard_name
+from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.report.figures import Figures
 from packprep.inspection.report.page import MOST_LINES, page
 from packprep.inspection.report.sample import sample_rows
-from packprep.inspection.summary import describe_manifest
+from packprep.inspection.summary import describe_manifest, evenly
+from packprep.inspection.text import counted
+from packprep.storage import Folder, LocalFolder, folder_at
+from packprep.storage.copies import Nearby, nearby
 
 MOST_SHARDS = 32
 """Shards that a report verifies and looks at."""
@@ -28,7 +31,7 @@ MOST_SLOTS = 1 << 25
 """Slots that are read for spans, noise and trained shares, but for a row of each shard."""
 
 
-def check_place(html: str | os.PathLike) -> None:
+def check_file(html: str | os.PathLike) -> None:
     """ArgumentError unless a file can be written there; before work that would be in vain."""
     path = Path(html)
     if path.is_dir():
@@ -39,15 +42,15 @@ def check_place(html: str | os.PathLike) -> None:
         raise ArgumentError(f"--html {html}: the folder {path.parent} cannot be written; choose another place")
 
 
-def shards_shown(directory: str | os.PathLike | Output) -> Sequence[int]:
+def shards_shown(directory: str | os.PathLike | Folder) -> Sequence[int]:
     """The shards that a report of this dataset looks at, ascending: those to verify. DatasetError where there is no manifest."""
-    with nearby(output_of(directory)) as near:
+    with nearby(folder_at(directory)) as near:
         near.bring(MANIFEST_NAME)
-        return spread(len(read_manifest(near.folder)["shards"]), MOST_SHARDS)
+        return evenly(len(read_manifest(near.folder)["shards"]), MOST_SHARDS)
 
 
 def write_report(
-    directory: str | os.PathLike | Output,
+    directory: str | os.PathLike | Folder,
     html: str | os.PathLike,
     moved: Mapping[str, str],
     verification: Mapping[str, Any] | PackprepError,
@@ -61,13 +64,13 @@ def write_report(
     Gives {html, bytes, directory, rows, shown_rows, shards, looked_at: shards, faults: count, None where it was not verified}.
     Raises DatasetError without a manifest, ArgumentError and BuildError where the file cannot be written.
     """
-    check_place(html)
-    with nearby(output_of(directory)) as near:
+    check_file(html)
+    with nearby(folder_at(directory)) as near:
         near.bring(MANIFEST_NAME)
         manifest = read_manifest(near.folder)
         data, says = _page(near, manifest, moved, from_plan, verification, promises)
     path = Path(html)
-    write_whole(path, [data], path.parent)
+    LocalFolder(path.parent).write(path.name, [data])
     return {"html": str(html), "bytes": len(data), "directory": str(near.out), **says}
 
 
@@ -86,15 +89,16 @@ def _page(
         totals = describe_manifest(str(near.out), manifest)
     except DatasetError as error:
         notes.append(f"The ledger cannot be shown: {error}")
-    looked = list(spread(shards, MOST_SHARDS))
+    looked = list(evenly(shards, MOST_SHARDS))
     sound = _sound(verification, looked)
-    figures, rows = _figures(near, manifest, sound, notes)
-    if len(sound) < len(looked):
-        why = "is left out of the figures: it has faults, or was not verified."
-        notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
-    described, first = _rows(near, manifest, moved, from_plan, looked, sound, rows, notes)
+    with _opened(near, moved, from_plan) as data:
+        figures, rows = _figures(near, manifest, data.job if isinstance(data, OpenedDataset) else data, sound, notes)
+        if len(sound) < len(looked):
+            why = "is left out of the figures: it has faults, or was not verified."
+            notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
+        described, first = _rows(manifest, data, looked, sound, rows, notes)
     total = first_rows(manifest)[-1]
-    data = {
+    shown = {
         "rows": described,
         "first": first,
         "length": manifest["seq_length"],
@@ -110,11 +114,23 @@ def _page(
         figures,
         _verdict(verification, promises, looked, shards),
         notes,
-        data,
+        shown,
         _looked_at(figures, shards, total),
         _sample_says(described, total),
     )
     return written, {**says, "faults": faults}
+
+
+@contextmanager
+def _opened(near: Nearby, moved: Mapping[str, str], from_plan: bool) -> Iterator[OpenedDataset | PackprepError]:
+    """The dataset, or why its rows cannot be shown."""
+    with ExitStack() as stack:
+        data: OpenedDataset | PackprepError
+        try:
+            data = stack.enter_context(opened(near.out, moved, from_plan))
+        except (DatasetError, PlanError, VocabularyError) as error:
+            data = error
+        yield data
 
 
 def _sound(verification: Mapping[str, Any] | PackprepError, looked: Sequence[int]) -> list[int]:
@@ -129,14 +145,19 @@ Rows = tuple[list[Mapping[int, Sequence[int]]], int]
 """(task → rows that have it, of each shard; the row with the most tasks, −1 for none)."""
 
 
-def _figures(near: Nearby, manifest: Manifest, sound: Sequence[int], notes: list[str]) -> tuple[Figures, Rows]:
+def _figures(
+    near: Nearby, manifest: Manifest, job: Job | PackprepError, sound: Sequence[int], notes: list[str]
+) -> tuple[Figures | None, Rows]:
+    """(figures, None where nothing can be inverted; which rows have which tasks)."""
     by_task: list[Mapping[int, Sequence[int]]] = []
-    figures, best, most, begins = Figures(manifest), -1, 0, first_rows(manifest)
+    figures = None if isinstance(job, PackprepError) else Figures(manifest, job)
+    best, most, begins = -1, 0, first_rows(manifest)
     for b in sound:
         with near.brought(shard_name(b)):
             try:
                 shard = shard_in(near.folder, manifest, b)
-                figures.add(shard, MOST_SLOTS // len(sound))
+                if figures is not None:
+                    figures.add(shard, MOST_SLOTS // len(sound))
                 if shard.segments and b in _with_rows(sound):
                     found = segments_of(shard, manifest)
                     tasks, row, count = rows_with_tasks(found.row, found.task, begins[b])
@@ -148,14 +169,12 @@ def _figures(near: Nearby, manifest: Manifest, sound: Sequence[int], notes: list
 
 
 def _with_rows(looked: Sequence[int]) -> list[int]:
-    return [looked[i] for i in spread(len(looked), SHARDS_WITH_ROWS)]
+    return [looked[i] for i in evenly(len(looked), SHARDS_WITH_ROWS)]
 
 
 def _rows(
-    near: Nearby,
     manifest: Manifest,
-    moved: Mapping[str, str],
-    from_plan: bool,
+    data: OpenedDataset | PackprepError,
     looked: Sequence[int],
     sound: Sequence[int],
     found: Rows,
@@ -163,18 +182,15 @@ def _rows(
 ) -> tuple[list[dict[str, Any]], int]:
     """(the rows to show, which of them first)."""
     by_task, best = found
-    first_rows = [0]
-    for entry in manifest["shards"]:
-        first_rows.append(first_rows[-1] + entry["rows"])
+    begins = first_rows(manifest)
     shown = sorted({*_with_rows(sound), *_with_rows([b for b in looked if b not in sound])})
-    chosen = chosen_rows(
-        [range(first_rows[b], first_rows[b + 1]) for b in shown], by_task, best, manifest["seq_length"]
-    )
+    chosen = chosen_rows([range(begins[b], begins[b + 1]) for b in shown], by_task, best, manifest["seq_length"])
     if not chosen:
         return [], 0
     try:
-        with opened(near.out, moved, from_plan) as data:
-            return sample_rows(data, chosen, frozenset(sound)), best if best >= 0 else chosen[0]
+        if isinstance(data, PackprepError):
+            raise data
+        return sample_rows(data, chosen, frozenset(sound)), best if best >= 0 else chosen[0]
     except (DatasetError, PlanError, VocabularyError) as error:
         notes.append(f"No row can be shown: {error}")
         return [], 0
@@ -190,8 +206,8 @@ def _verdict(
             "title": "Not verified",
             "text": f"Nothing of this dataset could be verified: {verification}",
         }
-    some = "All" if len(looked) == shards else f"{len(looked)} of {shards:,}"
-    which = f"{some} shards" if shards > 1 else "Its one shard"
+    part = "All" if len(looked) == shards else f"{len(looked)} of {shards:,}"
+    which = f"{part} shards" if shards > 1 else "Its one shard"
     counts = ", ".join(counted(verification[f"{what}s"], what) for what in ("row", "segment", "token"))
     did = (
         f"{which} recomputed ({counts}), and all files of the dataset's own. Of the sources at most the segments shown below "
@@ -226,12 +242,13 @@ def _verdict(
     }
 
 
-def _looked_at(figures: Figures, shards: int, total: int) -> str:
+def _looked_at(figures: Figures | None, shards: int, total: int) -> str:
+    looked, rows, slot_rows = (0, 0, 0) if figures is None else (figures.shards, figures.rows, figures.slot_rows)
     text = "Of all rows."
-    if figures.shards < shards:
-        text = f"Of {figures.rows:,} of {counted(total, 'row')}, in {figures.shards} of {shards:,} shards."
-    if figures.slot_rows < figures.rows:
-        text += f" Spans, pivots and noise are of the first rows of each, {figures.slot_rows:,} together."
+    if looked < shards:
+        text = f"Of {rows:,} of {counted(total, 'row')}, in {looked} of {shards:,} shards."
+    if slot_rows < rows:
+        text += f" Spans and noise are of the first rows of each, {slot_rows:,} together."
     return text
 
 
@@ -239,9 +256,60 @@ def _sample_says(rows: Sequence[Mapping[str, Any]], total: int) -> str:
     if not rows:
         return "There is no row to show."
     if len(rows) == total:
-        some = "All rows, as a model reads them."
+        part = "All rows, as a model reads them."
     else:
-        some = (
+        part = (
             f"{len(rows)} of {counted(total, 'row')}, as a model reads them: at even places, and some with each task."
         )
-    return f"{some} Each segment, what is trained in it, and what it was before. The arrow keys page."
+    return f"{part} Each segment, what is trained in it, and what it was before. The arrow keys page."
+
+
+MOST_ROWS, FEWEST_ROWS = 48, 8
+MOST_SHOWN_SLOTS = 1 << 18
+"""Slots that the rows of a report have together, but for FEWEST_ROWS."""
+ROWS_OF_A_TASK = 4
+
+
+def rows_with_tasks(row: np.ndarray, task: np.ndarray, first: int) -> tuple[dict[int, list[int]], int, int]:
+    """(task → some rows that have it, at even places; the first row with the most tasks, its number of them).
+
+    row, task: int64[segments] of a shard that has some; first: the number of its first row in the dataset.
+    """
+    by_task, pairs = {}, np.unique(np.stack((task, row), axis=1), axis=0)
+    for t in np.unique(task).tolist():
+        rows = pairs[pairs[:, 0] == t, 1]
+        by_task[t] = (rows[evenly(len(rows), ROWS_OF_A_TASK)] + first).tolist()
+    counts = np.bincount(pairs[:, 1])
+    return by_task, int(counts.argmax()) + first, int(counts.max())
+
+
+def chosen_rows(
+    rows: Sequence[range], by_task: Sequence[Mapping[int, Sequence[int]]], best: int, length: int
+) -> list[int]:
+    """The rows to show, ascending. rows: of each shard that is looked at; by_task: as `rows_with_tasks` gives, of each shard.
+
+    best: a row that is shown in any case; −1: none. length: slots of a row. Each task gets a row first, however many there
+    are; what is left is shared by even places and by tasks with few rows.
+    """
+    most = max(min(MOST_ROWS, MOST_SHOWN_SLOTS // length), FEWEST_ROWS)
+    every = np.concatenate([np.array(of_shard, np.int64) for of_shard in rows]) if rows else np.zeros(0, np.int64)
+    chosen = {best} if best >= 0 else set()
+    found: dict[int, list[int]] = {}
+    for of_shard in by_task:
+        for t, with_task in of_shard.items():
+            found.setdefault(t, []).extend(with_task)
+    candidates = {
+        t: [with_task[i] for i in evenly(len(with_task), ROWS_OF_A_TASK)] for t, with_task in sorted(found.items())
+    }
+    for with_task in candidates.values():
+        if not chosen.intersection(with_task):
+            chosen.add(with_task[0])
+    chosen.update(every[evenly(len(every), max(most // 2, 1))].tolist()[: max(most - len(chosen), 0)])
+    for turn in range(ROWS_OF_A_TASK):
+        for with_task in candidates.values():
+            if turn < len(with_task) and len(chosen) < most:
+                chosen.add(with_task[turn])
+    for row in every[evenly(len(every), most)].tolist():
+        if len(chosen) < most:
+            chosen.add(row)
+    return sorted(chosen)

@@ -24,7 +24,7 @@ HOSTILE = [
 def report(directory: Path, html: Path, **options: Any) -> dict[str, Any]:
     """Verify what the report looks at and write it, as the command does."""
     verification = verify_dataset(
-        directory, None, {}, (0, 1), 1, made.Silent(), only=options.get("only", shards_shown(directory))
+        directory, None, {}, (0, 1), 0, made.Silent(), only=options.get("only", shards_shown(directory))
     )
     return write_report(directory, html, {}, verification, PROMISES, True)
 

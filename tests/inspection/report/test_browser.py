@@ -88,6 +88,7 @@ def test_it_opens_whole(page, mixed_html):
     assert page.locator("svg.chart").count() == page.locator("#distributions figure").count() > 10
 
 
+@pytest.mark.long
 def test_paging_by_button_by_key_and_by_number(page, mixed_html):
     rows = [row["row"] for row in data_of(mixed_html)["rows"]]
     at = rows.index(row_of(page))
@@ -112,6 +113,7 @@ def test_paging_by_button_by_key_and_by_number(page, mixed_html):
     assert row_of(page) in rows
 
 
+@pytest.mark.long
 def test_rows_by_hash(look, mixed_html):
     rows = [row["row"] for row in data_of(mixed_html)["rows"]]
     page = look(mixed_html, f"#row={rows[7]}")
@@ -122,6 +124,7 @@ def test_rows_by_hash(look, mixed_html):
     look(mixed_html, "#row=x<b>")
 
 
+@pytest.mark.long
 def test_filter_by_task(page, mixed_html):
     data = data_of(mixed_html)
     for task in ("bd3", "x-long", "mlm"):
@@ -138,6 +141,7 @@ def test_filter_by_task(page, mixed_html):
     assert page.locator("#task option").count() == 1 + len({t for row in data["rows"] for t in row["tasks"]})
 
 
+@pytest.mark.long
 def test_the_header_is_shown_by_focus_by_pointer_and_by_strip(page, mixed, mixed_html):
     row = open_dataset(mixed).row(row_of(page))
     buttons = page.locator("#segments article > h3 button")
@@ -154,6 +158,7 @@ def test_the_header_is_shown_by_focus_by_pointer_and_by_strip(page, mixed, mixed
     assert page.evaluate("document.activeElement !== document.body")
 
 
+@pytest.mark.long
 def test_masks_have_the_ink_that_the_rule_allows(look, mixed, mixed_html):
     """As much of a segment's square as dense_mask and block_mask allow."""
     dataset, data = open_dataset(mixed), data_of(mixed_html)
@@ -178,6 +183,7 @@ def test_masks_have_the_ink_that_the_rule_allows(look, mixed, mixed_html):
     assert len(seen) >= 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast(look, mixed_html, scheme):
     page = look(mixed_html, color_scheme=scheme)
@@ -188,6 +194,7 @@ def test_contrast(look, mixed_html, scheme):
         page.locator("#next").click()
 
 
+@pytest.mark.long
 def test_a_phone_scrolls_no_page_sideways(look, mixed_html):
     page = look(mixed_html, **PHONE)
     for _ in range(4):

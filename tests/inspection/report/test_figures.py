@@ -4,13 +4,17 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset.json_files import shard_name
+from packprep.building.plan import open_job
 from packprep.dataset.manifest import read_manifest
 from packprep.dataset.shard import shard_of
+from packprep.format.json_files import shard_name
 from packprep.inspection.report import figures as module
-from packprep.inspection.report.distributions import charts_of
-from packprep.inspection.report.figures import FILLS, LENGTHS, LEVEL_BINS, Figures
-from packprep.inspection.report.theory import expected_spans
+from packprep.inspection.report.figures import (
+    FILLS,
+    LENGTHS,
+    Figures,
+    charts_of,
+)
 
 EOS, SENTINEL = 258, 266
 
@@ -18,7 +22,7 @@ EOS, SENTINEL = 258, 266
 @pytest.fixture(scope="module", params=[1 << 22, 2000])
 def counted(request, mixed):
     manifest = read_manifest(mixed)
-    figures = Figures(manifest)
+    figures = Figures(manifest, open_job(mixed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_SLOTS", request.param)
         for b in range(len(manifest["shards"])):
@@ -66,10 +70,18 @@ def test_trained_slots(counted):
     assert figures.task_slots.tolist() == slots.tolist() and figures.task_trained.tolist() == trained.tolist()
 
 
-def test_spans_are_the_runs_between_sentinels(counted):
+def test_spans_are_the_runs_between_sentinels_or_what_follows_the_pivot(counted):
     figures, dataset = counted
     lengths = {}
     for row, task, c in segments(dataset):
+        if task["objective"] == "prefix_lm":
+            g = int(row._shard.arrays["row_offsets"][row._row]) + int(
+                np.flatnonzero(row.segments["begin"] == c["begin"])[0]
+            )
+            ranges = row._shard.arrays["trained_ranges"][slice(*row._shard.arrays["trained_offsets"][g : g + 2])]
+            if sum(int(b - a) for a, b in ranges) >= c["tokens"]:  # else the document decided where the prefix ends
+                pivot = c["prefix"] - (task["mode_token"] is not None)
+                lengths.setdefault(c["task"], []).append(c["tokens"] - pivot)
         if task["objective"] == "span_corruption":
             targets = row.tokens[c["begin"] + c["prefix"] : c["end"]].tolist()
             targets = targets[:-1] if targets[-1] == EOS else targets
@@ -78,9 +90,8 @@ def test_spans_are_the_runs_between_sentinels(counted):
     assert lengths.keys() == figures.spans.keys() and lengths
     for t, found in lengths.items():
         assert figures.spans[t].lengths.tolist() == np.bincount(found).tolist()
-        theory = expected_spans(
-            dataset.tasks[t], len(dataset.manifest["specials"]["sentinels"]), figures.spans[t].segments
-        )
+        n = np.flatnonzero(figures.spans[t].segments)
+        theory = figures.tasks[t].objective.expected(figures.tasks[t], n, figures.spans[t].segments[n])
         assert theory.sum() == pytest.approx(len(found))  # no roll: the number of spans is no chance
 
 
@@ -119,27 +130,9 @@ def test_noise_is_counted_over_its_candidates(counted):
         assert abs(levels.expected.sum() - corrupted[t]) < spread
 
 
-def test_pivots_are_those_that_chance_decided(counted):
-    figures, dataset = counted
-    found = {}
-    for row, task, c in segments(dataset):
-        if task["objective"] != "prefix_lm":
-            continue
-        g = int(row._shard.arrays["row_offsets"][row._row]) + int(
-            np.flatnonzero(row.segments["begin"] == c["begin"])[0]
-        )
-        ranges = row._shard.arrays["trained_ranges"][slice(*row._shard.arrays["trained_offsets"][g : g + 2])]
-        if sum(int(b - a) for a, b in ranges) >= c["tokens"]:
-            pivot = c["prefix"] - (task["mode_token"] is not None)
-            found.setdefault(c["task"], []).append(pivot * LEVEL_BINS // c["tokens"])
-    for t, (counts, expected) in figures.pivots.items():
-        assert counts.tolist() == np.bincount(found.get(t, []), minlength=LEVEL_BINS).tolist()
-        assert expected.sum() == pytest.approx(counts.sum())
-
-
 def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
     groups = charts_of(counted[0])
-    assert [heading for heading, _, _ in groups] == ["Lengths", "Spans and pivots", "Noise"]
+    assert [heading for heading, _, _ in groups] == ["Lengths", "Spans", "Noise"]
     for _, _, charts in groups:
         for chart in charts:
             assert 'role="img" aria-label="' in chart.svg and chart.rows
@@ -149,9 +142,9 @@ def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
 
 def test_of_a_large_shard_the_first_rows_are_read(mixed):
     manifest = read_manifest(mixed)
-    figures = Figures(manifest)
+    figures = Figures(manifest, open_job(mixed))
     figures.add(shard_of(mixed / shard_name(0), manifest, 0), 5 * manifest["seq_length"])
     assert figures.slot_rows == 5 < figures.rows
-    figures = Figures(manifest)
+    figures = Figures(manifest, open_job(mixed))
     figures.add(shard_of(mixed / shard_name(0), manifest, 0), 1)
     assert figures.slot_rows == 1

@@ -9,8 +9,7 @@ from packprep import open_dataset
 from packprep.building.progress import visible
 from packprep.inspection.opened import opened
 from packprep.inspection.report import sample
-from packprep.inspection.report.sample import CORRUPTED, IS_SPECIAL, TRAINED, noise_of, sample_rows
-from packprep.objectives.span_corruption import render_with_mask
+from packprep.inspection.report.sample import CORRUPTED, IS_SPECIAL, TRAINED, sample_rows
 
 
 def tokens_of(part):
@@ -66,20 +65,6 @@ def test_originals_are_the_documents_text(rows):
         "uniform_diffusion",
         "block_diffusion",
     }
-
-
-@pytest.mark.parametrize("mask", ["0011000111", "1", "0110", "1001", "111", "0101010"])
-def test_noise_is_found_again(mask):
-    flags = np.array([c == "1" for c in mask])
-    slots, prefix = render_with_mask(np.arange(len(mask)), flags, np.arange(100, 120))
-    for targets in (slots[prefix:], np.append(slots[prefix:], 99)):
-        assert noise_of(slots[:prefix], len(mask), targets, range(100, 120)).tolist() == flags.tolist()
-
-
-def test_noise_that_does_not_add_up_is_not_shown():
-    slots = np.array([0, 100, 1, 100, 2])
-    assert not noise_of(slots[:2], 9, slots[2:], [100]).any()
-    assert not noise_of(slots[:2], 3, slots[4:], [100]).any()
 
 
 def test_an_unsound_shard_is_neither_inverted_nor_built_again(mixed):

@@ -7,13 +7,16 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from packprep.building.output import RemoteOutput
 from packprep.dataset.manifest import read_manifest
 from packprep.errors import ArgumentError, DatasetError, PlanError
-from packprep.inspection.report import check_place, shards_shown, write_report
+from packprep.inspection.report import check_file, shards_shown, write_report
 from packprep.inspection.report import writing as module
 from packprep.inspection.report.page import as_data
+from packprep.inspection.report.writing import FEWEST_ROWS, MOST_ROWS, chosen_rows, rows_with_tasks
+from packprep.inspection.summary import evenly
 from packprep.storage import Remote
 from packprep.verification import PROMISES
 from tests import made
@@ -112,6 +115,7 @@ def test_a_damaged_shard_is_told_of_and_left_out(own, tmp_path):
     assert shown and not any(s["rebuilt"] == "identical" for row in shown for s in row.get("segments", []))
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize(
     "damage, title",
     [
@@ -185,6 +189,7 @@ def test_of_many_shards_some_are_looked_at(tmp_path, monkeypatch):
     assert report(tmp_path / "out", tmp_path / "b.html")["faults"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seq_length, words", [(65536, 9), (4096, 2), (512, 40)])
 def test_a_report_stays_small(tmp_path, seq_length, words):
     made.write_lines(
@@ -206,6 +211,7 @@ def test_a_dataset_without_rows_has_a_report(tmp_path):
 # The command
 
 
+@pytest.mark.long
 def test_the_command_says_what_it_wrote(mixed, tmp_path):
     said = packprep("inspect", mixed, "--html", tmp_path / "a.html")
     size = (tmp_path / "a.html").stat().st_size
@@ -233,7 +239,7 @@ def test_places_that_cannot_be_written_are_refused_first(mixed, tmp_path):
 def test_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module.os, "access", lambda *_: False)
     with pytest.raises(ArgumentError, match="cannot be written; choose another place"):
-        check_place(tmp_path / "a.html")
+        check_file(tmp_path / "a.html")
 
 
 def test_a_report_replaces_one_whole_or_not_at_all(mixed, tmp_path, monkeypatch):
@@ -257,9 +263,36 @@ def test_sources_that_have_moved(mixed, tmp_path):
 
 
 def test_a_dataset_at_a_url(mixed, tmp_path):
-    remote = RemoteOutput(Remote(f"memory://report{tmp_path.name}/out"))
+    remote = Remote(f"memory://report{tmp_path.name}/out")
     for name, data in made.contents(mixed).items():
-        remote.write_whole(name, [data])
+        remote.write(name, [data])
     said, local = report(remote, tmp_path / "a.html"), report(mixed, tmp_path / "b.html")
     assert said["directory"] == str(remote) and said["faults"] == 0
     assert data_of(tmp_path / "a.html") == data_of(tmp_path / "b.html") and said["shown_rows"] == local["shown_rows"]
+
+
+@given(st.integers(0, 500), st.integers(1, 60))
+def test_places_ascend_and_are_even(count, most):
+    found = [*evenly(count, most)]
+    assert found == sorted(set(found)) and len(found) == min(count, most)
+    assert all(0 <= place < count for place in found)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 80), st.integers(0, 30)), min_size=1),
+    st.sampled_from([8, 2048, 1 << 16, 1 << 20]),
+)
+def test_every_task_has_a_row(segments, length):
+    row, task = (np.array(column) for column in zip(*sorted(segments), strict=True))
+    by_task, best, most = rows_with_tasks(row, task, 100)
+    assert most == max(len({t for r, t in segments if r == one}) for one, _ in segments)
+    chosen = chosen_rows([range(100, 181)], [by_task], best, length)
+    assert chosen == sorted(set(chosen)) and best in chosen and set(chosen) <= set(range(100, 181))
+    shown = {t for r, t in segments if r + 100 in chosen}
+    assert shown == {t for _, t in segments}
+    assert len(chosen) <= max(MOST_ROWS, len(shown) + 1) and len(chosen) >= FEWEST_ROWS - 1
+
+
+def test_a_small_dataset_is_shown_whole():
+    assert chosen_rows([range(3), range(3, 5)], [], -1, 2048) == [0, 1, 2, 3, 4]
+    assert chosen_rows([], [], -1, 2048) == []

@@ -1,0 +1,369 @@
+"""A recipe and what it names, looked up, and the plan that is made of them: all that is resolved once, by whoever comes first.
+
+A plan lists the input files and the rule by which pieces and shards follow from them, and stores what must not be worked out
+twice: ids, ratios, repeats, the engine and its version. A plan, its tokenizer and the input files make every shard.
+"""
+
+import contextlib
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from packprep.building.plan import ids_of
+from packprep.building.plan_form import LATER, MOST_SHARDS
+from packprep.documents.calibration import Estimates, calibrate, first_texts
+from packprep.documents.chat_template import compile_template, find_template
+from packprep.documents.reading import MOST_DOCUMENTS
+from packprep.documents.supervision import supervise
+from packprep.errors import RecipeError
+from packprep.format.digests import own_digest
+from packprep.format.json_files import FORMAT, LAW_VERSION, VERSION, as_stored, json_value
+from packprep.objectives.objective import Task
+from packprep.objectives.tasks import (
+    check_supervised,
+    complete,
+    needs_of,
+    resolve,
+    task_table,
+    whole_recipe,
+)
+from packprep.recipe import Recipe, fingerprint, normalised, without_places
+from packprep.sources.files import Files, below_one_folder, find_files
+from packprep.sources.first_look import first_look
+from packprep.sources.slices import MOST_PIECES, PlannedSource, pieces_of_all_uses, step_bytes
+from packprep.tokenizer.engines import ENGINES, candidates, engine_facts, loaded, refused
+from packprep.tokenizer.engines.engine import EngineFault, EngineRefusal
+from packprep.tokenizer.proof import prove, prove_on_nasty_text
+from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A recipe with what it names: the completed recipe, its vocabulary, and each source's prefix and files."""
+
+    recipe: Recipe
+    vocabulary: Vocabulary
+    prefixes: tuple[str, ...]
+    files: tuple[Files, ...]
+    chat_template: str | None
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """The recipe's tasks, `too_short` last. RecipeError where one cannot work with these ids or this seq_length."""
+        return resolve(self.recipe, ids_of(self.vocabulary), self.vocabulary.mode_tokens)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of what determines the shards, computed once: of a million files it takes seconds."""
+        files = [list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files]
+        return fingerprint(self.recipe, files, self.vocabulary.digest, self.chat_template)
+
+
+def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
+    """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix where its files lie now."""
+    recipe = complete(recipe)
+    names = [source.name for source in recipe.sources]
+    for name in moved:
+        if name not in names:
+            raise RecipeError(f"--source {name}=…: the recipe has no source of that name; it has {', '.join(names)}")
+    found = [find_files(source, i, recipe.base, moved.get(source.name)) for i, source in enumerate(recipe.sources)]
+    if not any(files.sizes.any() for _, files in found):
+        raise RecipeError("the inputs hold no bytes: every file that the sources name is empty")
+    vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe)))
+    template = None
+    if recipe.documents.loss_spans == "use":
+        template = find_template(recipe.documents.chat_template, recipe.base, recipe.tokenizer)
+    return Inputs(recipe, vocabulary, tuple(p for p, _ in found), tuple(files for _, files in found), template)
+
+
+def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
+    """uint16 or int32; RecipeError if the recipe asks for uint16 and an id may not fit."""
+    if recipe.output.token_dtype == "uint16" and vocab_size > 1 << 16:
+        raise RecipeError(
+            f'output.token_dtype = "uint16": the vocabulary has {vocab_size} ids, and uint16 holds 65536; use "auto"'
+        )
+    narrow = vocab_size <= 1 << 16 and recipe.output.token_dtype != "int32"
+    return np.dtype(np.uint16 if narrow else np.int32)
+
+
+MIB = 1 << 20
+MOST_REPEAT = 100_000
+"""Of what a share comes to: each use is an order of its own."""
+EVEN_SHARDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of shards that 2, 4, … workers end with at the same time: of five, one worker makes three and another two."""
+UNKNOWN_TURNS = (
+    "warning: the chat template does not look at add_generation_prompt and has no {% generation %} blocks: what opens an "
+    "assistant's turn cannot be told from the turn, and is trained too. Let a copy of the template answer "
+    "add_generation_prompt, and give it in documents.chat_template"
+)
+LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
+
+
+def make_plan(
+    inputs: Inputs, say: Callable[[str], None] = lambda message: None, samples: list[Estimates] | None = None
+) -> dict[str, Any]:
+    """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no more.
+
+    say: is told of a fast engine that failed its proof, where engine = "auto" takes another one. samples: gets what the
+    sample of each source tells, of which the plan holds only what work needs.
+    """
+    recipe, vocabulary = inputs.recipe, inputs.vocabulary
+    tasks = inputs.tasks
+    for source, files in zip(recipe.sources, inputs.files, strict=True):
+        first_look(source, files, recipe.documents.loss_spans == "use")
+    engine, sources, estimates = _proven_and_calibrated(inputs, say)
+    if samples is not None:
+        samples += estimates
+    template, has_chat = inputs.chat_template, any(estimate.chat for estimate in estimates)
+    if template is not None and has_chat and not compile_template(template).knows_turns:
+        say(UNKNOWN_TURNS)
+    for planned, estimate in zip(sources, estimates, strict=True):
+        planned.ratios = estimate.ratios
+    derived = follows(recipe, vocabulary, tasks, sources, [estimate.tokens_per_byte for estimate in estimates])
+    plan = {
+        "format": FORMAT,
+        "version": VERSION,
+        "law_version": LAW_VERSION,
+        "fingerprint": inputs.fingerprint,
+        "recipe": normalised(recipe),
+        "engine": engine_facts(engine),
+        "made_with": made_with(),
+        "tokenizer": {"file": "tokenizer.json", "digest": vocabulary.digest},
+        "beside_tokenizer": [dict(file) for file in vocabulary.beside],
+        "chat_template": inputs.chat_template,
+        **derived,
+        "sources": [
+            {
+                **resolved,
+                "prefix": planned.prefix,
+                "patterns": below_one_folder(planned.source, recipe.base)[1],
+                "ratios": estimate.ratios,
+                "tokens_per_byte": estimate.tokens_per_byte,
+                "documents": (
+                    round(resolved["text_bytes"] / estimate.document_bytes) if estimate.document_bytes else 0
+                ),
+                "relative_error": _error(planned, estimate),
+            }
+            for planned, estimate, resolved in zip(sources, estimates, derived["sources"], strict=True)
+        ],
+        "files": [file for files in inputs.files for file in files.as_planned()],
+    }
+    documents, text_bytes = (sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes"))
+    of_one = documents / plan["shards"]
+    if of_one > MOST_DOCUMENTS:  # before any is made
+        raise RecipeError(
+            f"each of {plan['shards']} shards would have some {of_one:.0f} documents; at most {MOST_DOCUMENTS}. Set "
+            f"output.shard_text_bytes to {int(text_bytes * MOST_DOCUMENTS / documents * 0.8)} or less",
+            ("output", "shard_text_bytes"),
+        )
+    return {**plan, "digest": own_digest(as_stored(plan, LATER))}
+
+
+def follows(
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    tasks: Sequence[Task],
+    sources: Sequence[PlannedSource],
+    tokens_per_byte: Sequence[float],
+) -> dict[str, Any]:
+    """What of a plan follows from its recipe, vocabulary and files, and from what samples told; verification asks it, too.
+
+    sources: with their ratios; their repeats are set here. tokens_per_byte: of each.
+    """
+    once = [int(source.weights().sum()) for source in sources]  # text bytes of one use of all documents
+    for source, repeat in zip(sources, repeats(recipe, once, tokens_per_byte), strict=True):
+        source.repeat = repeat
+    if (pieces := pieces_of_all_uses(sources)) > MOST_PIECES:
+        raise RecipeError(
+            f"the sources come to {pieces:,} pieces, once for each use, and a dataset has at most {MOST_PIECES:,}: compress "
+            "line files (a compressed file is one piece), write larger row groups, lower repeat, or make several datasets"
+        )
+    weights = [source.weight for source in sources]
+    rate = sum(w * t for w, t in zip(weights, tokens_per_byte, strict=True)) / max(1, sum(weights))
+    shard_text_bytes = _shard_text_bytes(recipe, sum(weights), rate)
+    shards = max(1, -(-sum(weights) // shard_text_bytes))
+    if shards > MOST_SHARDS:
+        raise RecipeError(
+            f"output.shard_text_bytes = {shard_text_bytes} makes {shards:,} shards, and a dataset has at most "
+            f"{MOST_SHARDS:,}: give at least {-(-sum(weights) // MOST_SHARDS)}",
+            ("output", "shard_text_bytes"),
+        )
+    compressed = [  # bytes
+        int(source.files.sizes[np.array([bool(by) for _, by in source.files.kinds])[source.files.kind]].sum())
+        for source in sources
+    ]
+    return {
+        "vocabulary": vocabulary.as_planned(),
+        "token_dtype": token_dtype(recipe, vocabulary.vocab_size).name,
+        "tasks": task_table(tasks),
+        "shards": shards,
+        "shard_text_bytes": shard_text_bytes,
+        "sources": [
+            {
+                "name": source.name,
+                "repeat": source.repeat,
+                "step_bytes": step_bytes(size * source.uses, shards),
+                "text_bytes": weight,
+                "tokens": round(weight * tokens),
+            }
+            for source, size, weight, tokens in zip(sources, compressed, weights, tokens_per_byte, strict=True)
+        ],
+    }
+
+
+def _proven_and_calibrated(
+    inputs: Inputs, say: Callable[[str], None]
+) -> tuple[str, list[PlannedSource], list[Estimates]]:
+    """(the name of the engine, the sources, what a sample of each tells), the engine proven on nasty text and that sample.
+
+    RecipeError if an engine that is asked for by name fails its proof.
+    """
+    recipe, vocabulary, special_text = inputs.recipe, inputs.vocabulary, inputs.recipe.documents.special_text
+    names, looks = candidates(recipe.engine, vocabulary), recipe.documents.loss_spans == "use"
+    first = np.cumsum([0, *map(len, inputs.files)]).tolist()
+    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}  # what a sample tells
+    sources = [
+        PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first[i], dict(unresolved), recipe.seed)
+        for i, source in enumerate(recipe.sources)
+    ]
+    supervised = partial(supervise, template=inputs.chat_template) if looks else None
+    texts: list[str] = []
+    for source in sources if any(ENGINES[name].proven for name in names) else ():
+        with _named(source):
+            texts += first_texts(source, supervised)
+    for name in names:
+        try:
+            engine = loaded(name, vocabulary, special_text)
+            prove_on_nasty_text(engine, special_text, vocabulary)
+            estimates = []
+            for source in sources:
+                with _named(source):
+                    precise = source.source.share is not None
+                    estimates.append(calibrate(source, engine, vocabulary, recipe.documents, supervised, precise))
+                if estimates[-1].supervised:
+                    check_supervised(recipe, source.index)
+            prove(engine, texts, special_text, vocabulary)
+            return name, sources, estimates
+        except (EngineRefusal, EngineFault) as error:
+            if recipe.engine != "auto":
+                raise refused(name, str(error)) from error
+            say(f"engine {name} is not used: {error}")
+    raise AssertionError("the reference engine takes every tokenizer and needs no proof")
+
+
+@contextlib.contextmanager
+def _named(source: PlannedSource) -> Iterator[None]:
+    """What is wrong with a source names it."""
+    try:
+        yield
+    except RecipeError as error:
+        raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
+
+
+def _error(source: PlannedSource, estimate: Estimates) -> float:
+    """The standard error of a source's tokens, as a part of them."""
+    low, high = source.source.sample
+    return estimate.error_of(high - low, source.repeat, len(source.pieces))
+
+
+def made_with() -> dict[str, str]:
+    """The versions of Python, packprep and the libraries that a build uses."""
+    versions = {name: importlib.metadata.version(name) for name in (*LIBRARIES, "packprep")}
+    return {"python": platform.python_version(), **versions}
+
+
+def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float]) -> list[float]:
+    """Each source's repeat: the recipe's, or what its share comes to, to six digits."""
+    shares = [source.share for source in recipe.sources]
+    if shares[0] is None:
+        return [source.repeat for source in recipe.sources]
+    whole = sum(share for share in shares if share is not None)
+    tokens = []
+    for source, size, of_byte in zip(recipe.sources, once, tokens_per_byte, strict=True):
+        low, high = source.sample
+        tokens.append(size * (high - low) * of_byte)
+        if not tokens[-1]:
+            raise RecipeError(
+                f"source {source.name!r} has a share of {source.share} and no tokens: give it files with text"
+            )
+    parts = [share / whole for share in shares if share is not None]
+    total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
+    found = [max(1e-6, float(f"{total * part / t:.6g}")) for t, part in zip(tokens, parts, strict=True)]
+    for source, repeat in zip(recipe.sources, found, strict=True):
+        if repeat > MOST_REPEAT:
+            raise RecipeError(
+                f"source {source.name!r}: its share of total_tokens = {recipe.total_tokens} would use each of its documents "
+                f"{repeat:g} times, and {MOST_REPEAT} is the most: ask for fewer tokens, or give it more text"
+            )
+    return found
+
+
+def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -> int:
+    """The recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most 512 MiB.
+
+    Then less, where that makes a few shards one of EVEN_SHARDS and leaves enough rows.
+    """
+    if recipe.output.shard_text_bytes != "auto":
+        return int(recipe.output.shard_text_bytes)
+    long_rows = int(2000 * recipe.seq_length / max(tokens_per_byte, 1e-6))
+    most = min(max(64 * MIB, long_rows, -(-text_bytes // 50_000)), 512 * MIB)
+    even = next((n for n in EVEN_SHARDS if n * most >= text_bytes), 1)
+    less = -(-text_bytes // even)
+    return less if even > 1 and less >= long_rows else most
+
+
+def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
+    """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty if nothing does."""
+    if inputs.fingerprint == plan["fingerprint"]:
+        return []
+    found = []
+    if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:
+        found.append(
+            f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan {plan['tokenizer']['digest']})"
+        )
+    if plan["chat_template"] != inputs.chat_template:
+        found.append("the chat template changed")
+    now, planned = (json_value(without_places(whole_recipe(r))) for r in (normalised(inputs.recipe), plan["recipe"]))
+    found += changed_keys(now, planned, "{} is {} here and {} in the plan")
+    listed: dict[tuple[int, str], int] = {(f["source"], f["name"]): f["size"] for f in plan["files"]}
+    here = {
+        (files.source, name): size
+        for files in inputs.files
+        for name, size in zip(files.names, files.sizes.tolist(), strict=True)
+    }
+    names = dict(enumerate([source["name"] for source in plan["recipe"]["sources"]]))
+    names |= {i: source.name for i, source in enumerate(inputs.recipe.sources)}
+    for key in sorted(set(listed) | set(here)):
+        if listed.get(key) != here.get(key):
+            before, after = ("no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, here))
+            found.append(f"input {key[1]!r} of source {names[key[0]]!r}: {before} in the plan, {after} now")
+    return found[:10] + (["…"] if len(found) > 10 else []) or ["the fingerprint differs"]
+
+
+def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[str]:
+    """What differs between two plain values, in words: a format of the place and both values."""
+    if isinstance(now, dict) and isinstance(planned, dict):
+        keys = sorted(set(now) | set(planned))
+        places = [(k, f"{where}.{k}" if where else k) for k in keys]
+        return [c for k, place in places for c in changed_keys(now.get(k), planned.get(k), words, place)]
+    if (
+        isinstance(now, list)
+        and isinstance(planned, list)
+        and len(now) == len(planned)
+        and any(isinstance(v, dict) for v in now)
+    ):
+        pairs = enumerate(zip(now, planned, strict=True))
+        return [c for i, (a, b) in pairs for c in changed_keys(a, b, words, f"{where}[{i}]")]
+    return [] if now == planned else [words.format(where, _short(now), _short(planned))]
+
+
+def _short(value: Any) -> str:
+    """A value of a recipe in a message; tables by their names."""
+    if isinstance(value, list) and value and all(isinstance(v, dict) and "name" in v for v in value):
+        return f"[{', '.join(v['name'] for v in value)}]"
+    return f"{value!r:.200}"

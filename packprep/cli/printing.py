@@ -1,0 +1,108 @@
+"""How each command begins and prints: plain values as one JSON object, or forecasts, states of builds, profiles as text."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from packprep.building.array_tasks import ranges
+from packprep.building.progress import put_line
+from packprep.clock import WAITING
+
+
+def one_thread() -> None:
+    """No threads of libraries, before they are imported: processes scale, and only a process of one thread may be forked."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _escaped(text: str) -> str:
+    """JSON that says the same, with escapes for all that does not show: names and texts may hold what a terminal obeys."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def put(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:
+    """Print a result: as one JSON object, or by its printer."""
+    try:
+        if as_json:
+            print(_escaped(json.dumps(result, ensure_ascii=False, sort_keys=True)))
+        else:
+            printer(result)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of stdout has read enough; the exit status stays that of the command
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+SUMS = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "tokens"}
+
+
+def print_forecast(f: dict[str, Any]) -> None:
+    """The figures as text."""
+    shards, files = (f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files"))
+    put_line(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
+    sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]  # a sample may have seen no document
+    put_line(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
+    put_line(
+        f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, "
+        f"{f['worker_bytes'] / 2**20:.0f} MiB a worker"
+    )
+    fill = f["utilisation"]
+    if fill["all_rows"] is not None:
+        without = fill["without_last_rows"]
+        last = "" if without is None else f"; {without:.2%} without each shard's last row"
+        put_line(f"about {fill['all_rows']:.2%} of their slots filled{last}")
+    put_line()
+    put_line(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
+    for s in f["sources"]:
+        put_line(f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%} {s['share_error']:>7.2%}")
+    put_line()
+    longest = f"{'longest inner':>14} {'last piece':>11} {'in a row':>9}"
+    put_line(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  an inner piece's")
+    for t in f["tasks"]:
+        figures = ", ".join(f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})" for name, v in t["figures"].items())
+        longest = f"{t['longest_inner']:>14,} {t['longest_last']:>11,} {t['pieces_of_a_row']:>9}"
+        put_line(f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip())
+    for warning in f["warnings"]:
+        put_line(f"warning: {warning}")
+
+
+def print_status(result: dict[str, Any]) -> None:
+    """The status in a few lines."""
+    put_line(f"{result['out']}: {result['done']} of {result['shards']} shards done")
+    if result["missing"]:
+        put_line(f"missing: {ranges(result['missing'])}")
+    if result.get("array"):
+        put_line(f"--array={result['array']}")
+    if not result["missing"] and not result["published"]:
+        put_line("complete, but without a manifest: run the build's command once more anywhere to publish it")
+    elif result["published"]:
+        put_line("published")
+    if "redo" in result:
+        put_line(f"if no job is at work on it: {result['redo']}")
+
+
+def print_profile(profile: Mapping[str, Any]) -> None:
+    """A described profile as a table."""
+    for line in _lines(profile):
+        put_line(line)
+
+
+def _lines(profile: Mapping[str, Any]) -> Iterator[str]:
+    workers = f"{profile['workers']} worker{'s' if profile['workers'] > 1 else ''}"
+    made = f"{profile['documents']:,} documents, {profile['tokens']:,} tokens, {profile['text_bytes'] / 1e6:,.1f} MB of text"
+    rates = [
+        f"{profile[name] / 1e6:.{digits}f} {unit}"
+        for name, digits, unit in (("tokens_per_s", 2, "M tokens/s"), ("text_bytes_per_s", 1, "MB/s"))
+        if profile[name] is not None
+    ]
+    said = f"{made}: {', '.join(rates)}" if rates else made if profile["documents"] else "nothing was read"
+    yield f"{profile['wall_s']:.2f} s with {workers}: {said}"
+    yield f"{'stage':<10} {'seconds':>9} {'share':>7} {'MB/s':>9} {'M tokens/s':>11}   (of all workers; rates of one)"
+    for stage in profile["stages"]:
+        text, tokens = (
+            None if stage["stage"] == WAITING else stage[name] for name in ("text_bytes_per_s", "tokens_per_s")
+        )
+        columns = ("" if text is None else f"{text / 1e6:,.0f}", "" if tokens is None else f"{tokens / 1e6:,.1f}")
+        line = f"{stage['stage']:<10} {stage['seconds']:>9.2f} {stage['share']:>7.1%} {columns[0]:>9} {columns[1]:>11}"
+        yield line.rstrip()

@@ -1,0 +1,453 @@
+"""Rows of shards → columns: what is stored is copied, the rest follows from the boundaries of segments.
+
+    row          ┌────────── 0 ──────────┐┌────────── 1 ──────────┐
+    flat slot    0  1  2  3  4  5  6  7   8  9 10 11 12 13 14 15      T = 8
+    segment      a  a  a  ·  b  b  b  ·   c  c  c  c  c  ·  ·  ·
+    at 0 4 8     slots 3 3 5              gaps 3 7 13 14 15
+
+`fill` writes one column of any number of rows; a Row is the same for one row, as views of its shard where it can be.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.dataset import attention
+from packprep.dataset.boundaries import boundaries, fill_slots, ranks
+from packprep.dataset.manifest import Manifest, StoredTask
+from packprep.dataset.shard import Shard
+from packprep.errors import ArgumentError, DatasetError
+
+Place = tuple[Shard, int]
+"""A row: its shard, and which of the shard's rows it is."""
+HEADER = ("task", "source", "file", "doc", "start", "tokens", "prefix", "noise", "loss_weight", "key", "repeat")
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What a manifest says of the rows, as far as their columns need it. where: the dataset, for messages.
+
+    loss_on: (bool[sources], bool[tasks]) whose segments keep their loss; None: all.
+    """
+
+    where: str
+    seq_length: int
+    pad_id: int
+    token_dtype: np.dtype
+    tasks: list[StoredTask]
+    loss_on: tuple[np.ndarray, np.ndarray] | None = None
+
+    @cached_property
+    def in_blocks(self) -> np.ndarray:
+        """bool[tasks]: those of block diffusion."""
+        return np.array([attention.RULES[task["attention"]].in_blocks for task in self.tasks])
+
+    def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
+        """These facts with loss on these sources and tasks alone, and on no others than before."""
+        if self.loss_on is not None:
+            sources, tasks = sources & self.loss_on[0], tasks & self.loss_on[1]
+        return replace(self, loss_on=(sources, tasks))
+
+    def block_lengths(self) -> np.ndarray:
+        """int64[tasks]: 0 without block diffusion; DatasetError if the manifest lacks one."""
+        table = np.zeros(len(self.tasks), np.int64)
+        for i in np.flatnonzero(self.in_blocks).tolist():
+            length = self.tasks[i]["parameters"].get("block_length")
+            if type(length) is not int or not 1 <= length < 1 << 31:
+                name = self.tasks[i]["name"]
+                raise DatasetError(f"{self.where}: task {name} has no block_length in the manifest; build it again")
+            table[i] = length
+        return table
+
+
+class Segments:
+    """The segments of the rows at `places` (one or more), [m] each in slot order; read when they are first asked for.
+
+    row: int64, place in the batch. at: int64, first slot in the flat rows. slots: int64, real length.
+    DatasetError, naming file and row, where boundaries are damaged: so segments lie inside their rows, apart, in order.
+    """
+
+    def __init__(self, facts: Facts, places: Sequence[Place]):
+        self.facts, self.places = facts, places
+        self.size = len(places) * facts.seq_length
+
+    @cached_property
+    def _ranges(self) -> list[tuple[int, int]]:
+        return [shard.segment_range(row) for shard, row in self.places]
+
+    def parts(self, name: str, more: int = 0, rows: int = 0) -> list[np.ndarray]:
+        """Of each row its part of an array by segments; more: entries beyond; rows: 1 if there is one more a row."""
+        return [
+            shard.part(name, row, begin + rows * row, end + rows * row + more)
+            for (shard, row), (begin, end) in zip(self.places, self._ranges, strict=True)
+        ]
+
+    @cached_property
+    def _laid(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        real = physical = np.concatenate(self.parts("cu_seqlens", 1, 1), dtype=np.int64)
+        if padded := "cu_seqlens_padded" in self.places[0][0].layout:
+            physical = np.concatenate(self.parts("cu_seqlens_padded", 1, 1), dtype=np.int64)
+        many = np.array([end - begin for begin, end in self._ranges])
+        row, begin, slots = boundaries(many, real, physical)
+        last = np.cumsum(many + 1) - 1
+        wrong = (real[last - many] != 0) | (physical[last] > self.facts.seq_length)
+        wrong[row[slots < 1]] = True
+        if padded:
+            wrong |= physical[last - many] != 0
+            wrong[row[physical[np.arange(len(row)) + row + 1] - begin < slots]] = True
+        if wrong.any():
+            name = "cu_seqlens or cu_seqlens_padded" if padded else "cu_seqlens"
+            what = f"its {name} do not ascend from 0 to at most {self.facts.seq_length}"
+            raise self.fault(int(np.argmax(wrong)), what)
+        return row, begin + row * self.facts.seq_length, slots
+
+    row = cached_property(lambda self: self._laid[0])
+    at = cached_property(lambda self: self._laid[1])
+    slots = cached_property(lambda self: self._laid[2])
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def fault(self, place: int, what: str) -> DatasetError:
+        """The error of a damaged row."""
+        shard, row = self.places[place]
+        return DatasetError(f"{shard.path}: row {row}: {what}; `packprep verify` says where else")
+
+    def column(self, name: str) -> np.ndarray:
+        """The header column segment_`name`."""
+        parts = self.parts(f"segment_{name}")
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def looked_up(self, name: str, table: np.ndarray) -> np.ndarray:
+        """What `table` says of each segment's task or source."""
+        index = self.column(name)
+        if len(index) and index.max() >= len(table):
+            i = int(index.argmax())
+            what = f"segment_{name} {index[i]} is beyond the manifest's {len(table)} {name}s"
+            raise self.fault(int(self.row[i]), what)
+        return table[index]
+
+    def at_slots(self, values: np.ndarray, elsewhere) -> np.ndarray:
+        """[size], of the dtype of `values`: each slot's value of its segment, and `elsewhere` between segments."""
+        return fill_slots(self.at, self.slots, values, elsewhere, self.size)
+
+    @cached_property
+    def gaps(self) -> np.ndarray:
+        """int64: the flat slots of no segment, ascending."""
+        begin = np.concatenate((np.zeros(1, np.int64), self.at + self.slots))
+        many = np.concatenate((self.at, np.array([self.size]))) - begin
+        ends = np.cumsum(many)
+        return np.repeat(begin - (ends - many), many) + np.arange(ends[-1])
+
+    def without_next(self) -> np.ndarray:
+        """int64: the flat slots after which no slot of their segment comes: last slots, then gaps."""
+        return np.concatenate((self.at + self.slots - 1, self.gaps))
+
+    def kept(self) -> np.ndarray:
+        """bool[size]: the slots of the segments that keep their loss; padding False."""
+        assert self.facts.loss_on is not None
+        sources, tasks = self.facts.loss_on
+        return self.at_slots(self.looked_up("source", sources) & self.looked_up("task", tasks), False)
+
+    def lengths_of_blocks(self) -> np.ndarray:
+        """int64[m]: the segments' block lengths, 0 without block diffusion."""
+        if not self.facts.in_blocks.any():
+            return np.zeros(len(self), np.int64)
+        return self.looked_up("task", self.facts.block_lengths())
+
+    @cached_property
+    def task(self) -> np.ndarray:
+        """int64[m]: the segments' tasks."""
+        return self.looked_up("task", np.arange(len(self.facts.tasks)))
+
+    # What is not stored, [size] each
+
+    def position_ids(self) -> np.ndarray:
+        at, slots = self.at.astype(np.int32), self.slots
+        if self.facts.in_blocks.any() and (halved := self.looked_up("task", self.facts.in_blocks)).any():
+            half = slots // 2
+            at, slots = np.repeat(at, 1 + halved), np.repeat(slots, 1 + halved)
+            second = np.cumsum(1 + halved)[halved] - 1
+            at[second] += half[halved].astype(np.int32)
+            slots[second - 1] = half[halved]
+            slots[second] -= half[halved]
+        positions = fill_slots(at, slots, at, 0, self.size)
+        np.subtract(np.arange(self.size, dtype=np.int32), positions, out=positions)
+        positions[self.gaps] = 0
+        return positions
+
+    def prefix_ends(self, with_blocks: bool = False) -> np.ndarray:
+        """with_blocks: −1 in block diffusion, which is refused without."""
+        prefix = self.column("prefix").astype(np.int64)
+        blocks = self.lengths_of_blocks() > 0 if with_blocks else np.zeros(len(prefix), np.bool_)
+        wrong = ((prefix < 0) | (prefix > self.slots)) & ~blocks
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            why = f"and {self.slots[i]} slots"
+            if prefix[i] == -1:
+                why = "another attention rule holds there (block diffusion), see block_mask"
+            segment = i - int(np.searchsorted(self.row, self.row[i]))
+            what = f"prefix_ends cannot be given: segment {segment} has prefix {prefix[i]}: {why}"
+            raise self.fault(int(self.row[i]), what)
+        ends = self.at - self.row * self.facts.seq_length + prefix
+        return self.at_slots(np.where(blocks, -1, ends).astype(np.int32), 0)
+
+    def loss_weights(self) -> np.ndarray:
+        """The weight of each slot's segment or block, whether it is trained or not."""
+        weights = self.at_slots(self.column("loss_weight"), 0)
+        if not self.facts.in_blocks.any() or "block_offsets" not in self.places[0][0].layout:
+            return weights
+        lengths, half = self.lengths_of_blocks(), self.slots // 2
+        needed = np.where(lengths, -(-half // np.maximum(lengths, 1)), 0)
+        counts, values, begin = [], [], 0
+        for i, ((shard, row), own) in enumerate(zip(self.places, self.parts("block_offsets", 1), strict=True)):
+            count, stored = np.diff(own), shard.layout["block_loss_weight"][1][0]
+            should = needed[begin : begin + len(count)]
+            begin += len(count)
+            if own[0] < 0 or own[-1] > stored or (count != should).any():
+                raise self.fault(i, f"block_offsets do not give its segments {should.tolist()} blocks")
+            counts.append(count)
+            values.append(shard.part("block_loss_weight", row, int(own[0]), int(own[-1])))
+        which = np.flatnonzero(lengths)
+        put_blocks(
+            weights, self.at[which], half[which], lengths[which], np.concatenate(counts)[which], np.concatenate(values)
+        )
+        return weights
+
+
+def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> Segments:
+    """The segments of a shard's rows, at least one: all, or those of a range."""
+    dtype = np.dtype(manifest["token_dtype"])
+    facts = Facts(str(shard.path), shard.seq_length, manifest["pad_id"], dtype, manifest["tasks"])
+    return Segments(facts, [(shard, row) for row in (range(shard.rows) if rows is None else rows)])
+
+
+class SlotColumn(NamedTuple):
+    """A column with a value for each slot. dtype None: the tokens'. cast: whether one dtype for all ids goes for it."""
+
+    dtype: str | None
+    cast: bool
+    stored: tuple[str, ...]  # the arrays of slots that it is read from, where a shard has them
+    derived: Callable[[Segments], np.ndarray] | None  # [size]; None: it is stored in every shard
+
+
+SLOTS: dict[str, SlotColumn] = {
+    "tokens": SlotColumn(None, True, ("tokens",), None),
+    "labels": SlotColumn(None, True, ("labels", "tokens"), None),
+    "segment_ids": SlotColumn("u2", True, ("segment_ids",), lambda s: segment_ids(s.row, s.at, s.slots, s.size)),
+    "position_ids": SlotColumn("i4", True, (), Segments.position_ids),
+    "loss_mask": SlotColumn(
+        "u1",
+        False,
+        ("loss_mask",),
+        lambda s: next_token_loss_mask(s.at, s.slots, s.column("prefix"), s.size),
+    ),
+    "loss_weights": SlotColumn("f4", False, ("loss_mask",), Segments.loss_weights),
+    "prefix_ends": SlotColumn("i4", True, (), Segments.prefix_ends),
+    "block_lengths": SlotColumn("i4", False, (), lambda s: s.at_slots(s.lengths_of_blocks(), 0)),
+}
+SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}  # one number a row, [B], and what it sums
+COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
+MORE_COLUMNS = (*(name for name in SLOTS if name not in COLUMNS), *SUMS)  # given on request
+
+
+def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
+    """The dtype that a column has where none is asked for."""
+    if name in SUMS:
+        return np.dtype("i4" if name == "n_trained" else "f4")
+    return np.dtype(SLOTS[name].dtype or token_dtype)
+
+
+def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = False) -> None:
+    """Write a column of slots into [B, T] of any dtype. with_blocks: what Segments.prefix_ends asks."""
+    places, lacking = segments.places, []
+    mapped = places[0][0].io == "mmap"
+    for i, (shard, row) in enumerate(places):
+        if name not in shard.layout:
+            lacking.append(i)
+        elif mapped:
+            values[i] = shard.arrays[name][row]
+        else:
+            shard.read_arrays[name].read_row(row, values[i])
+    if lacking and name == "labels":  # all shards have them, or none
+        for target, (shard, row) in zip(values, places, strict=True):
+            target[:-1] = shard.tokens[row][1:]
+        values[np.divmod(segments.without_next(), values.shape[1])] = segments.facts.pad_id
+    elif lacking:
+        derive = SLOTS[name].derived
+        assert derive is not None
+        derived = segments.prefix_ends(True) if with_blocks and name == "prefix_ends" else derive(segments)
+        derived = derived.reshape(values.shape)
+        if name == "loss_weights":
+            loss_mask = np.empty(values.shape, np.uint8)
+            fill(segments, "loss_mask", loss_mask)
+            np.multiply(derived, loss_mask, out=derived)
+        if len(lacking) == len(places):
+            values[...] = derived
+        else:
+            values[lacking] = derived[lacking]
+    if name == "loss_mask" and segments.facts.loss_on is not None:
+        np.multiply(values, segments.kept().reshape(values.shape), out=values, casting="unsafe")
+
+
+def gather(facts: Facts, places: Sequence[Place], batch: Mapping[str, np.ndarray], redraw: Any = None) -> None:
+    """Fill the arrays of `batch`, column → [B, T] or [B], of any dtype. redraw: (segments, columns of slots) → None."""
+    if not places:
+        return
+    segments, sums = Segments(facts, places), [name for name in SUMS if name in batch]
+    slots = {name: values for name, values in batch.items() if name not in sums}
+    for name in sums:
+        own = own_dtype(SUMS[name], facts.token_dtype)
+        if SUMS[name] not in slots or slots[SUMS[name]].dtype != own:  # what it is cast to may lose something
+            slots[SUMS[name]] = np.empty((len(places), facts.seq_length), own)
+    for name, values in slots.items():
+        fill(segments, name, values, "block_lengths" in slots)
+    if redraw is not None:
+        redraw(segments, slots)
+    for name in sums:
+        summed = slots[SUMS[name]]
+        if name == "n_trained":
+            batch[name][...] = [np.count_nonzero(row) for row in summed]
+        else:
+            np.copyto(batch[name], summed.sum(axis=1, dtype=np.float64), casting="unsafe")
+        if batch.get(SUMS[name]) is not None and batch[SUMS[name]] is not summed:
+            np.copyto(batch[SUMS[name]], summed, casting="unsafe")
+
+
+# One row
+
+
+class Row:
+    """Row `index` of a dataset: views of the mapped shard, or read from it or derived at first use; read-only.
+
+        tokens        token_dtype[T]    loss_mask     uint8[T]     prefix_ends   int32[T]
+        labels        token_dtype[T]    loss_weights  float32[T]   block_lengths int32[T]
+        segment_ids   uint16[T]         position_ids  int32[T]
+        cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter None where segments are contiguous
+        segments      the header's columns by their short names, [n_segments] each, and begin, end: physical slots
+
+    Made by Dataset.row. Reading a part that is damaged raises DatasetError with file and row.
+    """
+
+    __slots__ = ("__dict__", "_opened", "_row", "dataset", "index", "tokens")  # the dict: what is derived
+    dataset: Any
+    index: int
+    tokens: np.ndarray
+    labels: np.ndarray
+    segment_ids: np.ndarray
+    position_ids: np.ndarray
+    loss_mask: np.ndarray
+    loss_weights: np.ndarray
+    prefix_ends: np.ndarray
+    block_lengths: np.ndarray
+    _opened: tuple[Any, int, Shard]  # what gives tokens, the shard's first row in the dataset, itself
+    _row: int  # in its shard
+
+    def __repr__(self) -> str:
+        return f"Row({self.index})"
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        """A column of slots, at its first use."""
+        if name not in SLOTS:
+            raise AttributeError(f"a Row has no {name!r}")
+        facts, shard = self.dataset.facts, self._shard
+        if name in shard.layout and (name != "loss_mask" or facts.loss_on is None):
+            values = shard.row(name, self._row)
+        else:
+            made = np.empty((1, facts.seq_length), own_dtype(name, facts.token_dtype))
+            fill(self._segments, name, made)
+            values = read_only(made[0])
+        self.__dict__[name] = values
+        return values
+
+    @property
+    def _shard(self) -> Shard:
+        return self._opened[2]
+
+    @cached_property
+    def _segments(self) -> Segments:
+        return Segments(self.dataset.facts, [(self._shard, self._row)])
+
+    def _offsets(self, name: str) -> np.ndarray:
+        _ = self._segments.at  # they are sound
+        return self._segments.parts(name, 1, 1)[0]
+
+    @cached_property
+    def cu_seqlens(self) -> np.ndarray:
+        return self._offsets("cu_seqlens")
+
+    @cached_property
+    def cu_seqlens_padded(self) -> np.ndarray | None:
+        return self._offsets("cu_seqlens_padded") if "cu_seqlens_padded" in self._shard.layout else None
+
+    @property
+    def n_segments(self) -> int:
+        begin, end = self._shard.segment_range(self._row)
+        return end - begin
+
+    @property
+    def n_tokens(self) -> int:
+        """Slots of segments: all but padding."""
+        return int(self.cu_seqlens[-1])
+
+    @property
+    def max_seqlen(self) -> int:
+        """Slots of the longest segment; 0 without one."""
+        return int(np.diff(self.cu_seqlens).max(initial=0))
+
+    @cached_property
+    def segments(self) -> dict[str, np.ndarray]:
+        columns = {name: self._segments.column(name) for name in HEADER}
+        physical = self.cu_seqlens if self.cu_seqlens_padded is None else self.cu_seqlens_padded
+        return {**columns, "begin": physical[:-1], "end": read_only(physical[:-1] + np.diff(self.cu_seqlens))}
+
+    def micro_sequences(self, size: int) -> Iterator[tuple[slice, attention.MicroSequence]]:
+        """The row in windows of at most `size` slots, in order: (slots of the queries, their layout).
+
+        Windows end where attention.cut_points allows it: not inside of a two-way prefix, and a longer one is refused.
+        The keys of a window are the slots from its first_document_begin to its end.
+        """
+        begin, prefix = 0, self.segments["prefix"]
+        for end in attention.cut_points(self, size).tolist():
+            yield (
+                slice(begin, end),
+                attention.micro_sequence(self.cu_seqlens, begin, end, prefix, self.cu_seqlens_padded),
+            )
+            begin = end
+
+
+# Slots from boundaries
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def put_blocks(slots: np.ndarray, at, half, block_length, count, values: np.ndarray) -> None:
+    """Put each block's value on its slots of x_t; count: blocks of each segment, values: of all of them."""
+    per_block = np.repeat(block_length, count)
+    lengths = np.minimum(np.repeat(half, count) - ranks(count) * per_block, per_block)
+    slots[np.repeat(at, half) + ranks(half)] = np.repeat(values, lengths)
+
+
+def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -> np.ndarray:
+    """uint16[size]: 1, 2, … over the segments of each row; padding 0. row ascends; at, slots: as in Segments."""
+    first = np.searchsorted(row, row)  # the first segment of each one's row
+    return fill_slots(at, slots, (np.arange(1, len(row) + 1) - first).astype(np.uint16), 0, size)
+
+
+def next_token_loss_mask(at: np.ndarray, slots: np.ndarray, prefix: np.ndarray, size: int) -> np.ndarray:
+    """uint8[size]: 1 where the next slot is of the same segment and lies after its prefix."""
+    lead = np.clip(prefix.astype(np.int64) - 1, 0, slots - 1)
+    return fill_slots(at + lead, slots - 1 - lead, np.ones(len(at), np.uint8), 0, size)
+
+
+def refuse_columns(names: Sequence[str]) -> None:
+    """ArgumentError if one is no column."""
+    for name in names:
+        if name not in COLUMNS + MORE_COLUMNS:
+            raise ArgumentError(f"no column is called {name!r}; there are {', '.join(COLUMNS + MORE_COLUMNS)}")

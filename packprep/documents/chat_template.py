@@ -1,0 +1,202 @@
+"""Chat templates: messages → text, as Hugging Face's tokenizers render them (transformers, utils/chat_template_utils.py).
+
+```
+{% for m in messages %}<|im_start|>{{ m.role }}    <|im_start|>user
+{{ m.content }}<|im_end|>                     ──►  2+2?<|im_end|>
+{% endfor %}                                       <|im_start|>assistant
+                                                   4<|im_end|>
+```
+A template is code from elsewhere: it runs in Jinja's sandbox, with limits (template_limits.py), and
+without whatever is not a function of the messages (the
+date, `random`, `lipsum`), for the bytes of a dataset may not depend on time or chance.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from packprep.errors import RecipeError, VocabularyError
+from packprep.storage import expanded
+from packprep.tokenizer.file import BYTES_ROLES, HINT_FILES, read_beside
+
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+_TOKEN_NAME = re.compile(r"\b(\w+_token)\b")
+_ROLE_NAMES = {f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")}
+
+
+MOST_TEMPLATE_BYTES = 1 << 20
+
+
+class TemplateRefusal(Exception):
+    """What a template says with raise_exception("…") about messages that it cannot render."""
+
+
+def find_template(path_key: str, base: Path, tokenizer: str) -> str | None:
+    """The text of the chat template, complete in itself: the tokens that it names (bos_token, …) are set at its top.
+
+    path_key: `documents.chat_template`, a Jinja file relative to base; "": the template beside the recipe's `tokenizer`
+    (chat_template.jinja, or chat_template in tokenizer_config.json; of several the one named "default"), None if there is
+    none. Raises RecipeError for a file of the recipe's that cannot be used; the template beside a tokenizer is looked into
+    only when a document needs it.
+    """
+    files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
+    configs = [_json_object(name, data) for name, data in files.items() if data is not None]
+    if not path_key:
+        source = _template_beside(tokenizer, base, configs)
+        return None if source is None else _with_tokens(source, _token_texts(source, tokenizer, configs))
+    path = base / expanded(path_key)
+    where = f"documents.chat_template = {path_key!r}"
+    if path.exists() and not path.is_file():
+        raise RecipeError(f"{where}: {path} is no regular file; give a Jinja file, relative to the recipe")
+    try:
+        if path.stat().st_size > MOST_TEMPLATE_BYTES:
+            raise RecipeError(f"{where}: {path} has more than {MOST_TEMPLATE_BYTES} bytes; give a Jinja file")
+        source = path.read_text("utf-8")
+    except OSError as error:
+        raise RecipeError(f"{where}: {path}: {error.strerror}; give a Jinja file, relative to the recipe") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{where}: {path} is not UTF-8 at byte {error.start}; give a Jinja file in UTF-8") from None
+    except ValueError as error:
+        raise RecipeError(f"{where}: no file has such a name ({error}); give a Jinja file") from None
+    compile_template(source)
+    texts = _token_texts(source, tokenizer, configs)
+    unknown = sorted(_ROLE_NAMES & set(_TOKEN_NAME.findall(source)) - texts.keys())
+    if unknown and not configs and tokenizer != "bytes":
+        raise RecipeError(
+            f"{where} uses {', '.join(unknown)}, and there is no {' or '.join(HINT_FILES)} beside tokenizer = "
+            f"{tokenizer!r} that says which token that is; write the token's text into the template instead"
+        )
+    return _with_tokens(source, texts)
+
+
+def _template_beside(tokenizer: str, base: Path, configs: Sequence[Mapping[str, Any]]) -> str | None:
+    data = read_beside(tokenizer, base, "chat_template.jinja")
+    if data is not None:
+        return data.decode("utf-8", "replace")
+    for config in configs:
+        found = config.get("chat_template")
+        if isinstance(found, list):
+            named = (entry for entry in reversed(found) if isinstance(entry, dict) and entry.get("name") == "default")
+            found = next(named, {}).get("template")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _json_object(name: str, data: bytes) -> Mapping[str, Any]:
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise VocabularyError(
+            f"the {name} beside the tokenizer is not JSON ({error}); mend it or move it away"
+        ) from None
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _token_texts(source: str, tokenizer: str, configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Name, as eos_token → text, of the tokens that a template names, as far as they are known."""
+    texts = {f"{role}_token": text for role, text in BYTES_ROLES.items()} if tokenizer == "bytes" else {}
+    for config in configs:
+        for name, value in config.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                texts.setdefault(name, text)
+    return {name: texts[name] for name in sorted(set(_TOKEN_NAME.findall(source))) if name in texts}
+
+
+def _with_tokens(source: str, texts: Mapping[str, str]) -> str:
+    # The newline is the block's own (trim_blocks), and makes what follows the start of a line (lstrip_blocks).
+    sets = (f"{{% set {name} = {json.dumps(text, ensure_ascii=False)} %}}\n" for name, text in texts.items())
+    return "".join(sets) + source
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    marks_generation: whether it says itself, by {% generation %}, what an assistant generates
+    knows_turns: whether it does, or looks at add_generation_prompt, so that what opens a turn can be told from the turn
+    """
+
+    def __init__(self, template: Any, source: str, names: Set[str]):
+        self.marks_generation = bool(_GENERATION.search(source))
+        self.knows_turns = self.marks_generation or "add_generation_prompt" in names
+        self.source = source
+        self._template = template
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], prompt: bool = False, around: tuple[str, str] = ("", "")
+    ) -> str:
+        """The text of messages. prompt: and what asks the assistant for the next. around: put around each
+        {% generation %} block.
+
+        Raises TemplateRefusal, and whatever a template's own mistakes raise.
+        """
+
+        def generation(caller: Callable[[], str]) -> str:
+            return f"{around[0]}{caller()}{around[1]}"
+
+        self._template.environment.begin()
+        text = self._template.render(
+            messages=messages, tools=None, documents=None, add_generation_prompt=prompt, packprep_generation=generation
+        )
+        return str(text)
+
+
+@lru_cache(maxsize=4)
+def compile_template(source: str) -> ChatTemplate:
+    """The template of a text. Raises RecipeError if it is no Jinja, or asks for the date."""
+    import jinja2
+    import jinja2.meta
+
+    from packprep.documents.template_limits import LimitedEnvironment, TemplateLimit, counting
+
+    environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = jinja2.pass_environment(_refuse)
+    del environment.filters["random"], environment.globals["lipsum"]
+    environment.limit()
+    as_calls = _GENERATION.sub(lambda m: m[1] + ("endcall" if m[2] else "call packprep_generation()") + m[3], source)
+    try:
+        tree = environment.parse(as_calls)
+        names = jinja2.meta.find_undeclared_variables(tree)
+        template = environment.from_string(counting(tree))
+    except jinja2.TemplateSyntaxError as error:
+        raise RecipeError(
+            f"the chat template cannot be used: line {error.lineno}: {error.message}; "
+            "mend it, or give another in documents.chat_template"
+        ) from None
+    except (RecursionError, SyntaxError, MemoryError):  # of the Python that it becomes
+        raise RecipeError(
+            "the chat template cannot be used: it is nested too deeply; give another in documents.chat_template"
+        ) from None
+    except TemplateLimit:
+        raise RecipeError(
+            "the chat template cannot be used: it has too many parts; give another in documents.chat_template"
+        ) from None
+    except ValueError:  # Python's limit
+        raise RecipeError(
+            f"the chat template cannot be used: it has a number of more than {sys.get_int_max_str_digits()} digits; "
+            "give another in documents.chat_template"
+        ) from None
+    if "strftime_now" in names:
+        raise RecipeError(
+            "the chat template asks for today's date (strftime_now), and a dataset may not depend on the day of its "
+            "build; write a date into a copy of the template, and give that in documents.chat_template"
+        )
+    return ChatTemplate(template, source, names)
+
+
+def _refuse(environment: Any, message: object) -> None:
+    environment.printed(message)
+    raise TemplateRefusal(str(message))
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """transformers' tojson: Jinja's own would escape < and >."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,481 @@
+"""What one shard reads: slices of files → token documents, as columns. After this there is no Python object per document."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from packprep.clock import Clock
+from packprep.documents.supervision import (
+    Conversation,
+    Trained,
+    Training,
+    read_supervised,
+    tokenize_supervised,
+    training_columns,
+)
+from packprep.errors import BuildError, SourceError
+from packprep.randomness import REPEAT, SAMPLE, bits64, segment_key, text_key
+from packprep.recipe import DocumentKeys, Recipe
+from packprep.sources.formats import (
+    BAD_REASONS,
+    TOKEN_TEXT_BYTES,
+    Batch,
+    Choice,
+    Decoders,
+    IdLists,
+    Keep,
+    Slice,
+    position_of,
+)
+from packprep.sources.slices import ALL, PlannedSource
+from packprep.tokenizer.encoding import TEXT_REASONS, Tokens
+from packprep.tokenizer.engines.engine import Engine, EngineFault, offsets_of
+from packprep.tokenizer.file import unknown_id
+from packprep.tokenizer.proof import EngineDifference, compared, difference, fault
+from packprep.tokenizer.roles import Vocabulary
+
+
+def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary) -> Tokens:
+    """The content of each list of ids: as `tokenize` gives it for texts.
+
+    A document with an id outside of [0, vocab_size) is rejected, reason "id_out_of_range".
+    append_eos: one eos at a document's end is the one that packprep appends, and no content. prepend_bos: likewise one bos
+    at its begin. special_text: under "text" and "special" ids of special tokens in the content stay what they are, as
+    their writer meant them; under "reject" they reject the document, reason "special_text".
+    """
+    ids, offsets = lists
+    rejected: dict[int, tuple[str, str]] = {}
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary.vocab_size):
+        outside = np.flatnonzero((ids < 0) | (ids >= vocabulary.vocab_size))
+        for i, place in _firsts(outside, offsets):
+            of = f"the vocabulary has {vocabulary.vocab_size} ids"
+            rejected[i] = ("id_out_of_range", f"token {place - int(offsets[i])} is {int(ids[place])}; {of}")
+    begin, end = offsets[:-1].copy(), offsets[1:].copy()
+    if documents.append_eos and len(ids):
+        end -= (end > begin) & (ids[np.maximum(end - 1, 0)] == vocabulary.roles["eos"])
+    if documents.prepend_bos and len(ids):
+        begin += (end > begin) & (ids[np.minimum(begin, len(ids) - 1)] == vocabulary.roles["bos"])
+    if documents.special_text == "reject":
+        forbidden = _forbidden(vocabulary)
+        places = np.flatnonzero(np.isin(ids, forbidden))
+        owner = np.searchsorted(offsets, places, side="right") - 1
+        places = places[(places >= begin[owner]) & (places < end[owner])]
+        for i, place in _firsts(places, offsets):
+            detail = f"token {place - int(offsets[i])} is the special id {int(ids[place])}"
+            rejected.setdefault(i, ("special_text", detail))
+    end[list(rejected)] = begin[list(rejected)]
+    lengths = end - begin
+    if int(lengths.sum()) != len(ids):
+        # What is left out lies before, between and behind the contents: a mark where it changes, summed up.
+        change = np.zeros(len(ids) + 1, np.int8)
+        np.add.at(change, begin, 1)
+        np.add.at(change, end, -1)
+        ids = ids[np.cumsum(change[:-1], dtype=np.int8).view(np.bool_)]
+    taken = ids.astype(np.int32, copy=False)
+    return Tokens(taken, offsets_of(lengths), [(i, *rejected[i]) for i in sorted(rejected)])
+
+
+def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
+    """(document, its first place) of ascending places in the flat ids."""
+    owner = np.searchsorted(offsets, places, side="right") - 1
+    documents, at = np.unique(owner, return_index=True)
+    return list(zip(documents.tolist(), places[at].tolist(), strict=True))
+
+
+@lru_cache(maxsize=4)
+def _forbidden(vocabulary: Vocabulary) -> np.ndarray:
+    """int64[k]: the special ids but the unknown token's, which any text may give."""
+    unknown = unknown_id(vocabulary.tokenizer_json)
+    return np.array([id for id in vocabulary.special_ids if id != unknown], np.int64)
+
+
+EMPTY = "empty"
+BELOW_MIN_TOKENS = "below_min_tokens"
+UNTRAINED = "untrained"
+DROP_REASONS = (EMPTY, BELOW_MIN_TOKENS, UNTRAINED)
+"""Why a document that was read has nothing to use."""
+MOST_DOCUMENTS = 1 << 22
+"""Of one shard: a document, used or rejected, takes up to some 200 bytes in memory beside its text."""
+
+
+@dataclass
+class Rejected:
+    """Documents that could not be used: where and why; one record a line of the rejects file.
+
+    They are kept as columns: a file of millions of bad lines costs some 100 bytes for each, not an object.
+    """
+
+    _places: Sequence[array] = field(default_factory=lambda: [array("q") for _ in range(3)])  # file, use, position
+    _reasons: array = field(default_factory=lambda: array("I"))
+    _ends: array = field(default_factory=lambda: array("q"))
+    _details: bytearray = field(default_factory=bytearray)
+    _names: dict[int, tuple[str, str]] = field(default_factory=dict)  # file → its source's name and its own
+    _known: dict[str, int] = field(default_factory=dict)  # reason → its number
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def add(self, source: PlannedSource, use: int, file: int, position: int, reason: str, detail: str) -> None:
+        """Note one document. `file` is the index into the plan's files."""
+        if file not in self._names:
+            self._names[file] = source.name, source.files.names[file - source.first_file]
+        for column, value in zip(self._places, (file, use, position), strict=True):
+            column.append(int(value))
+        self._reasons.append(self._known.setdefault(reason, len(self._known)))
+        self._details += detail.encode()
+        self._ends.append(len(self._details))
+
+    def _records(self, order: Iterable[int]) -> Iterator[dict[str, Any]]:
+        reasons = list(self._known)
+        for i in order:
+            file, use, position = (column[i] for column in self._places)
+            source, name = self._names[file]
+            detail = self._details[self._ends[i - 1] if i else 0 : self._ends[i]].decode()
+            record = {"source": source, "file": name, "position": position, "repeat": use}
+            yield {**record, "reason": reasons[self._reasons[i]], "detail": detail}
+
+    def since(self, first: int) -> Iterator[dict[str, Any]]:
+        """The records from number `first` on, as they were noted."""
+        return self._records(range(first, len(self)))
+
+    def in_order(self) -> Iterator[dict[str, Any]]:
+        """All records by source, file, use and position: independent of how the work was batched."""
+        rank = {file: i for i, file in enumerate(sorted(self._names, key=lambda file: self._names[file]))}
+        file, use, position = self.places()
+        ranks = np.zeros(max(rank, default=0) + 1, np.int64)
+        ranks[list(rank)] = list(rank.values())
+        return self._records(np.lexsort((position, use, ranks[file])))
+
+    def places(self) -> list[np.ndarray]:
+        """[file, use, position], int64 each, of the records as they were noted."""
+        return [np.array(column, np.int64) for column in self._places]
+
+    def counts(self, source: str) -> dict[str, int]:
+        """reason → how many documents of a source."""
+        own = [file for file, (name, _) in self._names.items() if name == source]
+        of_source = np.isin(self.places()[0], own)
+        found = np.bincount(np.array(self._reasons, np.int64)[of_source], minlength=len(self._known))
+        return {reason: int(count) for reason, count in zip(self._known, found, strict=True) if count}
+
+
+@dataclass
+class Documents:
+    """Token documents, one array a column; what could not be used; and each source's counts.
+
+    text_digests: xxh3-128 of the text bytes that were read; of tokens, of the content's ids as int32. text_bytes: a token of
+    a source of tokens counts as TOKEN_TEXT_BYTES. dropped_tokens: of documents left out after tokenization.
+    """
+
+    ids: np.ndarray  # uint16 or int32[tokens]: all documents, one after the other
+    offsets: np.ndarray  # int64[D + 1]: where each begins
+    position: np.ndarray  # int64[D]: byte of its line, row number, or number in an index
+    file: np.ndarray  # int64[D]: index into the plan's files
+    source: np.ndarray  # int64[D]
+    repeat: np.ndarray  # int64[D]: which use
+    file_key: np.ndarray  # uint64[D]: key of (seed, source name, file name)
+    training: Training | None = None  # None: no document says what of it is trained
+    rejected: Rejected = field(default_factory=Rejected)
+    read: dict[str, int] = field(default_factory=dict)  # source → documents
+    dropped_tokens: dict[str, dict[str, int]] = field(default_factory=dict)  # source → reason → tokens
+    text_digests: dict[str, str] = field(default_factory=dict)  # source → digest
+    text_bytes: dict[str, int] = field(default_factory=dict)  # source → bytes
+
+
+def is_bad(reason: str) -> bool:
+    """Whether a reject counts against `max_bad_fraction`: a damaged document, not one that the recipe leaves out."""
+    return reason in BAD_REASONS or reason in TEXT_REASONS
+
+
+def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.ndarray:
+    """bool[n]: the documents that `sample` keeps: u(file's relative name, position) in [low, high), whatever the seed and
+    the source's name. file: of the plan; positions: int64[n]."""
+    low, high = source.sample
+    name = source.files.names[file - source.first_file]
+    u = (bits64(segment_key(text_key("sample", name), positions, 0, 0), SAMPLE) >> np.uint64(11)).astype(np.int64)
+    return (u >= low) & (u < high)
+
+
+def keeps_all(source: PlannedSource, use: int) -> bool:
+    """Whether neither `sample` nor a fractional `repeat` leaves documents of a use out."""
+    return source.sample == ALL and source.kept_of_use(use) == 1
+
+
+def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
+    """The documents of a piece that `sample` and a fractional `repeat` keep in one use; None: all.
+
+    The fraction is a Choice; of text files, whose sizes the plan has, what it comes to. In a plan of law 1 it is a coin for
+    each document.
+    """
+    sample = None if source.sample == ALL else partial(in_sample, source)
+    part = source.kept_of_use(use)
+    if part == 1:
+        return sample
+    if source.law == 1:
+        return partial(_kept_by_coin, source, use)
+    first = int(source.pieces.at(np.array([piece])).file[0])
+    name, number = source.files.names[first], int(source.pieces.at(np.array([piece])).part[0])
+    key = segment_key(text_key(source.seed, source.name, name), number, use, 0)
+    choice = Choice(key, int(part * 2**32), sample)
+    if position_of(*source.formats[first]) != "whole":
+        return choice
+    chosen = {}
+    for i in source.files_of_piece(piece):
+        file = source.first_file + i
+        chosen[file] = choice(file, np.zeros(1, np.int64), source.files.sizes[i : i + 1])
+    return lambda file, positions: chosen[file]
+
+
+def with_keeps(
+    slices: Iterable[tuple[PlannedSource, Slice]],
+) -> Iterator[tuple[PlannedSource, Slice, Keep | None]]:
+    """(source, slice, the documents of it that are taken; None: all) of slices. Text files of one piece are chosen from
+    together."""
+    last, keep = None, None
+    for source, part in slices:
+        if keeps_all(source, part.use):
+            yield source, part, None
+            continue
+        piece = source.pieces.of_file(part.file - source.first_file)[part.piece]
+        if last != (source.index, piece, part.use) or position_of(part.format, "") != "whole":
+            last, keep = (source.index, piece, part.use), keeper(source, part.use, piece)
+        yield source, part, keep
+
+
+def _is_wanted(only: Mapping[int, np.ndarray], file: int, positions: np.ndarray) -> np.ndarray:
+    return np.isin(positions, only[file])
+
+
+def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
+    """bool[n]: which documents of a file of the plan a use may keep, as far as the plan tells: by `sample`, by the sizes of
+    text files, in a plan of law 1 by their keys. Where `chosen_by_size`, only the file tells the rest."""
+    piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
+    keep = None if piece is None else keeper(source, use, piece)
+    if isinstance(keep, Choice):
+        keep = keep.sample
+    return np.ones(len(positions), np.bool_) if keep is None else keep(file, positions)
+
+
+def chosen_by_size(source: PlannedSource, use: int, file: int) -> bool:
+    """Whether which documents of a file a use keeps follows from their sizes, which the plan does not have."""
+    is_text = position_of(*source.formats[file - source.first_file]) == "whole"
+    return source.law > 1 and not is_text and source.kept_of_use(use) < 1
+
+
+def _kept_by_coin(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
+    """Law 1's choice: u(key of the document in its last use) < fraction."""
+    kept = in_sample(source, file, positions)
+    name = source.files.names[file - source.first_file]
+    key = segment_key(text_key(source.seed, source.name, name), positions, use, 0)
+    return kept & ((bits64(key, REPEAT) >> np.uint64(11)).astype(np.int64) < int(source.kept_of_use(use) * 2**53))
+
+
+def read_documents(
+    recipe: Recipe,
+    sources: Sequence[PlannedSource],
+    slices: Iterable[tuple[PlannedSource, Slice]],
+    engine: Engine,
+    vocabulary: Vocabulary,
+    token_dtype: np.dtype,
+    decoders: Decoders | None = None,
+    progress: Callable[[int, int, int, int], None] | None = None,
+    template: str | None = None,
+    only: Mapping[int, np.ndarray] | None = None,
+    clock: Clock | None = None,
+    most_bytes: int | None = None,
+) -> Documents:
+    """Read and tokenize the documents of `slices`, in order.
+
+    template: of `find_template`, which makes a text of messages; None if there is none.
+    only: file → positions of the documents to read, of those files alone; None: what `sample` and `repeat` keep.
+    progress: called with (documents, text bytes, tokens, rejects) of each batch.
+    clock: gets the seconds of the stages read and tokenize.
+    most_bytes: SourceError once the text is more than that, or there are more than MOST_DOCUMENTS; None: any amount.
+    A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
+    """
+    clock = clock or Clock()
+    ids: list[np.ndarray] = []
+    documents: list[tuple[np.ndarray, ...]] = []  # of each batch: lengths, position, file, source, repeat, file_key
+    n_documents = 0
+    rejected = Rejected()
+    counts = {source.name: 0 for source in sources}
+    dropped: dict[str, dict[str, int]] = {source.name: {} for source in sources}
+    digests = {source.name: xxhash.xxh3_128() for source in sources}
+    text_bytes = {source.name: 0 for source in sources}
+    file_keys: dict[int, np.uint64] = {}
+    fewest = recipe.documents.min_tokens
+    special_text = recipe.documents.special_text
+    trained: dict[int, Trained] = {}
+    taken: Iterable[tuple[PlannedSource, Slice, Keep | None]] = with_keeps(slices)
+    if only is not None:
+        wanted = partial(_is_wanted, only)
+        taken = ((source, part, wanted) for source, part in slices if part.file in only)
+    for source, part, keep in taken:
+        if part.file not in file_keys:
+            file_keys[part.file] = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
+        batches = read_supervised(part, source.source, recipe.documents, template, keep, decoders=decoders)
+        for batch, conversations in clock.steps("read", batches):
+            before = len(rejected)
+            for reject in batch.rejects:
+                rejected.add(source, part.use, reject.file, reject.position, reject.reason, reject.detail)
+            trained_here: dict[int, Trained] = {}
+            if batch.tokens is not None:
+                with clock.stage("tokenize"):
+                    tokens = take_tokens(batch.tokens, recipe.documents, vocabulary)
+                batch_bytes = _add_content(digests[source.name], batch, tokens.ids)
+            else:
+                place = source, part.file, part.use, file_keys[part.file]
+                tokens, trained_here = _tokenized(batch, conversations, place, engine, special_text, vocabulary, clock)
+                # After the engine, which leaves the UTF-8 of a text with the text.
+                batch_bytes = _add_content(digests[source.name], batch)
+            for i, reason, detail in tokens.rejected:
+                rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
+            if recipe.documents.bad_documents == "fail":
+                _fail_on_bad(rejected.since(before), part.path)
+            lengths = np.diff(tokens.offsets)
+            used = lengths >= fewest
+            untrained = [i for i, part_trained in trained_here.items() if used[i] and not len(part_trained.spans)]
+            used[untrained] = False
+            if not used.all():
+                turned_away = {i for i, _, _ in tokens.rejected}
+                for i in map(int, np.flatnonzero(~used)):
+                    if i in turned_away:
+                        continue
+                    n = int(lengths[i])
+                    reason = EMPTY if n == 0 else BELOW_MIN_TOKENS
+                    detail = f"{n} tokens; documents.min_tokens = {fewest}" if n else "no text, or no token of it"
+                    if i in untrained:
+                        reason, detail = UNTRAINED, "none of its tokens begins inside of what is trained"
+                    rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
+                    if n:
+                        dropped[source.name][reason] = dropped[source.name].get(reason, 0) + n
+            used_ids = tokens.ids if used.all() else tokens.ids[np.repeat(used, lengths)]
+            ids.append(used_ids.astype(token_dtype))
+            count = int(used.sum())
+            if trained_here:
+                numbers = n_documents + np.cumsum(used) - 1
+                trained.update({int(numbers[i]): trained_here[i] for i in trained_here if used[i]})
+            n_documents += count
+            same = (part.file, source.index, part.use, file_keys[part.file])
+            documents.append((lengths[used], batch.positions[used], *(np.repeat(value, count) for value in same)))
+            counts[source.name] += len(batch.positions) + len(batch.rejects)
+            if most_bytes is not None and sum(counts.values()) > MOST_DOCUMENTS:
+                raise SourceError(
+                    f"{part.path}: one shard's part of it and of other files has more than {MOST_DOCUMENTS} documents. Set "
+                    "output.shard_text_bytes to less, or leave empty documents out, and build into another folder"
+                )
+            text_bytes[source.name] += batch_bytes
+            if most_bytes is not None and sum(text_bytes.values()) > most_bytes:
+                raise SourceError(
+                    f"{part.path}: one shard's part of it and of other files holds more than {most_bytes} bytes of text, "
+                    "many times what a sample let expect: the file expands beyond measure. Look at it, take it out of "
+                    "the recipe, or build with a larger output.shard_text_bytes into another folder"
+                )
+            if progress:
+                read_now = len(batch.positions) + len(batch.rejects)
+                progress(read_now, batch_bytes, int(lengths.sum()), len(rejected) - before)
+    none = (np.empty(0, np.int64),) * 5 + (np.empty(0, np.uint64),)
+    of_documents, position, file_of, source_of, repeat, file_key = map(
+        np.concatenate, zip(none, *documents, strict=True)
+    )
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(of_documents)))
+    all_ids = np.concatenate([np.empty(0, token_dtype), *ids])
+    training = training_columns(trained, n_documents) if trained else None
+    return Documents(
+        all_ids,
+        offsets,
+        position,
+        file_of,
+        source_of,
+        repeat,
+        file_key,
+        training,
+        rejected,
+        counts,
+        dropped,
+        {name: digest.hexdigest() for name, digest in digests.items()},
+        text_bytes,
+    )
+
+
+def _add_content(digest: xxhash.xxh3_128, batch: Batch, ids: np.ndarray | None = None) -> int:
+    """Add a batch's texts to the digest of a source, or its content's ids where it has tokens; their text bytes."""
+    if batch.tokens is not None:
+        assert ids is not None
+        digest.update(ids.astype("<i4", copy=False).data)
+        return TOKEN_TEXT_BYTES * len(batch.tokens.ids)
+    size = 0
+    for text in batch.texts:
+        encoded = text.encode()
+        digest.update(encoded)
+        size += len(encoded)
+    return size
+
+
+def text_digest(
+    recipe: Recipe,
+    source: PlannedSource,
+    slices: Iterable[Slice],
+    vocabulary: Vocabulary,
+    decoders: Decoders,
+    template: str | None,
+) -> str:
+    """The digest in `text_digests` that `read_documents` gives of these slices of a source, without tokenization."""
+    digest = xxhash.xxh3_128()
+    for _, part, keep in with_keeps((source, part) for part in slices):
+        for batch, _ in read_supervised(part, source.source, recipe.documents, template, keep, decoders=decoders):
+            tokens = None if batch.tokens is None else take_tokens(batch.tokens, recipe.documents, vocabulary).ids
+            _add_content(digest, batch, tokens)
+    return digest.hexdigest()
+
+
+def _tokenized(
+    batch: Batch,
+    conversations: Mapping[int, Conversation],
+    place: tuple[PlannedSource, int, int, np.uint64],
+    engine: Engine,
+    special_text: str,
+    vocabulary: Vocabulary,
+    clock: Clock,
+) -> tuple[Tokens, dict[int, Trained]]:
+    """The ids of a batch's texts, and what is trained of them; BuildError where the engine differs from its reference.
+
+    place: source, file, use, key of the file
+    """
+    source, file, use, file_key = place
+    try:
+        with clock.stage("tokenize"):
+            found = tokenize_supervised(engine, batch.texts, conversations, special_text, vocabulary)
+    except EngineFault as error:
+        position = batch.positions[batch.texts.index(error.text)]
+        raise _differs(engine, source, file, position, fault(engine, error)) from error
+    if engine.reference is not None:
+        with clock.stage("compare"):
+            for i in compared(file_key, batch.positions, use).tolist():
+                if i in conversations:
+                    continue  # its ids are the reference's
+                if differs := difference(engine, batch.texts[i], found[0], i, special_text, vocabulary):
+                    raise _differs(engine, source, file, batch.positions[i], differs)
+    return found
+
+
+def _differs(engine: Engine, source: PlannedSource, file: int, position: int, found: EngineDifference) -> BuildError:
+    """The error of a document of which an engine and the reference make different things."""
+    name = source.files.names[file - source.first_file]
+    return BuildError(
+        f"engine {engine.name} {engine.version} differs from the reference in the document at {position} of {name!r} "
+        f'of source {source.name!r}: {found}. Set engine = "reference", and build into another folder'
+    )
+
+
+def _fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
+    for record in records:
+        if is_bad(record["reason"]):
+            raise SourceError(
+                f"{path}: document at {record['position']}: {record['reason']}: {record['detail']}; "
+                'mend the file, or set documents.bad_documents = "reject" to count and log such documents'
+            )

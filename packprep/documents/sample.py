@@ -1,0 +1,529 @@
+"""What of a source is looked at before a plan is made: documents at keyed places, each with what it stands for.
+
+A document is looked at with a probability in proportion to its bytes: it is what lies at a place drawn evenly over all bytes,
+and stands for as many documents as its bytes go into the distance of two places. So a few long documents do not mislead, and
+of a long one a window is enough.
+
+    lines       windows all over the files, some places in each, the whole line around a place
+    others      whole pieces, a place every so many bytes of their text; the begins of a few where little is asked for
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from packprep.documents.reading import take_tokens
+from packprep.randomness import CALIBRATION, permute, uniforms
+from packprep.recipe import DocumentKeys
+from packprep.sources.formats import (
+    FORMATS,
+    MAX_DOCUMENT_BYTES,
+    TOKEN_TEXT_BYTES,
+    Batch,
+    Slice,
+    bytes_per_token,
+    position_of,
+    read,
+)
+from packprep.sources.formats.batch import Supervision, open_source
+from packprep.sources.formats.compressed import decompressed, said_bytes
+from packprep.sources.formats.jsonl import BOM, Outcome
+from packprep.sources.slices import PlannedSource
+from packprep.storage import is_url
+from packprep.tokenizer.roles import Vocabulary
+
+WINDOWS, WINDOW_BYTES, PLACES = 128, 32 << 10, 4
+"""Of line files: windows at first, or in each further round; bytes of one; places in it."""
+REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES = 16, 128 << 10, 32
+"""The same of files at URLs, where a request takes longest."""
+ROUNDS, ENOUGH = 16, 0.0015
+"""Precise: at most so many rounds, until the standard error of the tokens is so small a part of them."""
+WHOLE_BYTES, PRECISE_WHOLE_BYTES = 1 << 20, 8 << 20
+"""Stored, of files of one kind: up to here every document is looked at."""
+PIECES, PIECE_TEXT_BYTES = 6, 256 << 10
+"""Begins of pieces of other files, and stored bytes of each."""
+READ_BYTES = 128 << 20
+"""Precise: stored bytes of pieces that are read whole; what takes some seconds."""
+SPACING = 2048
+"""Places that the text of what is read is to have, four times as many if precise."""
+HELD_BYTES, HELD_DOCUMENTS = 64 << 20, 1 << 20
+"""Of a look, what is held; the rest is left out of it: 256 KiB of stored bytes may hold any number of gigabytes."""
+
+
+class Looked(NamedTuple):
+    """What the files of one kind came to. [k] each, by document that was looked at."""
+
+    held: float  # bytes that all of their pieces hold
+    text_bytes: float  # of all their documents
+    error: float  # standard error of their tokens
+    sizes: np.ndarray  # int64: text bytes
+    tokens: np.ndarray  # float64
+    weights: np.ndarray  # float64: how many documents each stands for
+    supervised: bool = False
+    chat: bool = False
+
+    @property
+    def all_tokens(self) -> float:
+        return float((self.weights * self.tokens).sum())
+
+
+class Place(NamedTuple):
+    """A document that is looked at, and where in it."""
+
+    text: str
+    conversation: Any
+    at: float  # the part of its bytes that lies before the place; −1: all of it is looked at
+
+
+Count = Callable[[Sequence[Place]], np.ndarray]
+Supervise = Callable[[Batch], tuple[Batch, dict[int, Any]]]
+"""A reader's batch → the batch with texts alone, and document → its conversation, of the supervised ones."""
+Look = tuple[list[str], list[Any]]
+"""Texts, and the conversation of each, or None."""
+
+
+def first_looks(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, supervise: Supervise | None, lines: bool
+) -> Iterator[Look]:
+    """The first texts of what is looked at of pieces of one kind, `lines` that are not compressed or others."""
+    if lines:
+        yield from _lines_looked_at(source, pieces, key, supervise)
+        return
+    for piece in _chosen(pieces, PIECES, key):
+        yield from _begin(source, piece, supervise).texts
+
+
+def _chosen(pieces: np.ndarray, count: int, key: np.uint64) -> list[int]:
+    """`count` of the pieces, or all, by the key."""
+    return pieces[permute(np.arange(min(count, len(pieces))), len(pieces), key)].tolist() if len(pieces) else []
+
+
+# Lines that are not compressed: places all over the files.
+
+
+def look_at_lines(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, supervise: Supervise | None, count: Count, precise: bool
+) -> Looked:
+    """What places in windows all over files of lines tell of all. precise: windows until the tokens are known well enough. Of
+    files that are small, or read in some seconds where it is to be precise, all are read."""
+    starts, files = _starts_of(source, pieces)
+    held = int(starts[-1])
+    decode = _decoder(source, pieces, supervise)
+    if held <= (READ_BYTES if precise else WHOLE_BYTES):
+        return look_at_pieces(source, pieces, key, supervise, count, precise, True)
+    rates: list[float] = []  # tokens per byte, by window
+    documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
+    text_rates: list[float] = []
+    supervised = chat = False
+    looked_at, last, document = 0, _NO_LINE, None
+    for round_ in range(ROUNDS if precise else 1):
+        for lines in _windows(source, starts, files, key, round_):
+            found: list[tuple[str, Any] | None] = []
+            for line, _ in lines:
+                if line is not last:
+                    last, document = line, _document(decode, line.data, supervise)
+                    looked_at += len(line.data)
+                found.append(document)
+            whole = [document or ("", None) for document in found]
+            places_ = [
+                Place(text, conversation, at) for (text, conversation), (_, at) in zip(whole, lines, strict=True)
+            ]
+            supervised |= any(place.conversation is not None for place in places_)
+            chat |= any(place.conversation is not None and place.conversation.chat for place in places_)
+            tokens = count(places_)
+            sizes = [len(place.text.encode()) for place in places_]
+            stored = np.array([len(line.data) + 1.0 for line, _ in lines])
+            rates.append(float((tokens / stored).mean()))
+            text_rates.append(float((sizes / stored).mean()))
+            documents += [
+                (size, float(n), float(line_bytes))
+                for size, n, line_bytes, document in zip(sizes, tokens, stored, found, strict=True)
+                if document is not None
+            ]
+            if looked_at > READ_BYTES and len(rates) > 1:
+                break
+        error = float(np.std(rates, ddof=1)) / math.sqrt(len(rates))
+        if error <= ENOUGH * float(np.mean(rates)) or looked_at > READ_BYTES:
+            break
+    places = len(rates) * len(lines)
+    sizes_, tokens_, stored_ = np.array(documents, np.float64).reshape(-1, 3).T
+    weights = held / places / stored_
+    return Looked(held, held * float(np.mean(text_rates)), held * error, sizes_, tokens_, weights, supervised, chat)
+
+
+def _decoder(source: PlannedSource, pieces: np.ndarray, supervise: Supervise | None) -> Callable[[bytes], Outcome]:
+    """What decodes a line of pieces of one kind."""
+    format = source.formats[int(source.pieces.at(pieces[:1]).file[0])][0] if len(pieces) else "jsonl"
+    return FORMATS[format].module.line_decoder(source.source.text_key, supervise is not None)
+
+
+def _document(decode: Callable[[bytes], Outcome], line: bytes, supervise: Supervise | None) -> tuple[str, Any] | None:
+    """(the text of a line, its conversation or None); None where it is blank, bad or too large."""
+    outcome = decode(line) if line and len(line) <= MAX_DOCUMENT_BYTES and not line.isspace() else None
+    if isinstance(outcome, Supervision) and supervise is not None:
+        alone = Batch([outcome.text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], {0: outcome})
+        batch, conversations = supervise(alone)
+        return (batch.texts[0], conversations[0]) if batch.texts else None
+    return (outcome, None) if isinstance(outcome, str) else None
+
+
+def _texts_and_conversations(found: Sequence[tuple[str, Any] | None]) -> Look:
+    there = [document for document in found if document is not None]
+    return [text for text, _ in there], [conversation for _, conversation in there]
+
+
+def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(int64[F + 1]: where the files of these pieces begin, laid end to end, and where the last one ends; int64[F])."""
+    files = np.unique(source.pieces.at(pieces).file) if len(pieces) else np.zeros(0, np.int64)
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(source.files.sizes[files]))), files
+
+
+class _Line(NamedTuple):
+    """A line of a file, from `begin` to `end`; of one beyond MAX_DOCUMENT_BYTES what lies around a place."""
+
+    path: str
+    begin: int
+    end: int
+    data: bytes
+
+
+_NO_LINE = _Line("", 0, 0, b"")
+
+
+def _windows(
+    source: PlannedSource, starts: np.ndarray, files: np.ndarray, key: np.uint64, round_: int
+) -> Iterator[list[tuple[_Line, float]]]:
+    """The lines at the places of each window of a round, as `_lines_at` gives them: windows lie at even distances, each
+    shifted by its key."""
+    remote = is_url(source.prefix)
+    windows, n_bytes, places = (
+        (REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES) if remote else (WINDOWS, WINDOW_BYTES, PLACES)
+    )
+    shifts = uniforms(key, CALIBRATION, round_ * windows + np.arange(windows))
+    at = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
+
+    def lines_of(place: int, last: _Line = _NO_LINE) -> list[tuple[_Line, float]]:
+        number = int(np.searchsorted(starts, place, "right")) - 1
+        i, first = int(files[number]), place - int(starts[number])
+        size = int(source.files.sizes[i])
+        wanted = [(first + k * n_bytes // places) % size for k in range(places)]
+        return _lines_at(os.path.join(source.prefix, source.files.names[i]), size, wanted, last)
+
+    if remote:
+        with ThreadPoolExecutor(REMOTE_WINDOWS) as threads:
+            yield from threads.map(lines_of, at.tolist())
+        return
+    last = _NO_LINE
+    for place in at.tolist():
+        lines = lines_of(place, last)
+        last = lines[-1][0]
+        yield lines
+
+
+_BACK = 16 << 10  # read before a place at first; most lines begin there
+
+
+def _lines_at(path: str, size: int, places: Sequence[int], last: _Line) -> list[tuple[_Line, float]]:
+    """(the whole line around a byte of a file, without its end, and the part of it that lies before) of each place. last: a line
+    that was found before, which is not looked for again."""
+    lines: list[tuple[_Line, float]] = []
+    with open_source(path, size) as file:
+        for place in places:
+            if last.path != path or not last.begin <= place < last.end:
+                last = _line_at(file, path, size, place)
+            lines.append((last, min((place - last.begin) / max(len(last.data), 1), 1.0)))
+    return lines
+
+
+def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
+    back = _BACK
+    while True:
+        begin = max(place - back, 0)
+        file.seek(begin)
+        data = file.read(place - begin + WINDOW_BYTES)
+        first = data.rfind(b"\n", 0, place - begin) + 1
+        if first or not begin or back > MAX_DOCUMENT_BYTES:
+            break
+        back *= 4
+    end = data.find(b"\n", place - begin)
+    if end < 0 and begin + len(data) < size:
+        data += file.readline(MAX_DOCUMENT_BYTES)
+        end = data.find(b"\n", place - begin)
+    end = end if end >= 0 else len(data)
+    line = data[first:end]
+    return _Line(path, begin + first, begin + end + 1, line.removeprefix(BOM) if begin + first == 0 else line)
+
+
+def _lines_looked_at(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, supervise: Supervise | None
+) -> Iterator[Look]:
+    """What `look_at_lines` looks at first, by window; all lines of a little."""
+    starts, files = _starts_of(source, pieces)
+    if int(starts[-1]) <= WHOLE_BYTES:
+        for piece in pieces.tolist():
+            yield from _read(source, source.slices_of(piece), supervise)
+        return
+    decode, last = _decoder(source, pieces, supervise), _NO_LINE
+    for lines in _windows(source, starts, files, key, 0):
+        new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}  # a long line reaches into many windows
+        last = lines[-1][0]
+        found = [_document(decode, line.data, supervise) for line in new.values()]
+        yield _texts_and_conversations(found)
+
+
+# All other texts: pieces that are read, whole or their begins.
+
+
+class _Piece(NamedTuple):
+    """A piece that is looked at, or its begin."""
+
+    held: float  # bytes that it holds, of what is looked at
+    whole: bool
+    texts: Iterator[Look]
+
+
+class _Places:
+    """Documents at places of a text, `distance` bytes apart; 0: all documents."""
+
+    def __init__(self, distance: float, count: Count):
+        self._distance, self._count, self._next = distance, count, distance / 2
+        self.text_bytes = 0
+        self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # sizes, tokens, how many each stands for
+        self._first: Place | None = None  # stands for all where the text is too little to have a place
+        self._supervised = self._chat = False
+
+    def add(self, texts: list[str], conversations: list[Any]) -> None:
+        """The next documents."""
+        self._supervised |= any(conversation is not None for conversation in conversations)
+        self._chat |= any(conversation is not None and conversation.chat for conversation in conversations)
+        sizes = np.array([len(text.encode()) for text in texts], np.int64)
+        if self._first is None and sizes.any():
+            longest = int(sizes.argmax())
+            self._first = Place(texts[longest], conversations[longest], -1.0)
+        ends = self.text_bytes + np.cumsum(sizes)
+        self.text_bytes += int(sizes.sum())
+        here, at, stand_for = np.arange(len(texts)), np.full(len(texts), -1.0), np.ones(len(texts))
+        if self._distance:
+            places = np.arange(self._next, self.text_bytes, self._distance)
+            self._next += len(places) * self._distance
+            here = np.searchsorted(ends, places, "right")
+            at = 1 - (ends[here] - places) / sizes[here]
+            stand_for = self._distance / sizes[here]
+        if len(here):
+            tokens = self._count([Place(texts[i], conversations[i], part) for i, part in zip(here, at, strict=True)])
+            self._found.append((sizes[here], tokens, stand_for))
+
+    def looked(self, held: float, text_bytes: float, error: float) -> Looked:
+        """What they tell of all documents, whose text bytes are known with an error, as a part of them."""
+        nothing = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        if self._first is not None and not any(len(sizes) for sizes, _, _ in self._found):
+            size = np.array([len(self._first.text.encode())], np.int64)
+            self._found.append((size, self._count([self._first]), self.text_bytes / size))
+        sizes, tokens, weights = (np.concatenate(column) for column in zip(nothing, *self._found, strict=True))
+        if self._distance and self.text_bytes:
+            at_places = weights * sizes
+            rates = tokens / np.maximum(sizes, 1)
+            mean = float(np.average(rates, weights=at_places))
+            variance = float(np.average((rates - mean) ** 2, weights=at_places)) * self._distance / self.text_bytes
+            error = math.hypot(error, math.sqrt(variance) / mean) if mean else error
+        weights = weights * (text_bytes / self.text_bytes if self.text_bytes else 1.0)
+        looked = Looked(held, text_bytes, 0.0, sizes, tokens, weights, self._supervised, self._chat)
+        return looked._replace(error=error * looked.all_tokens)
+
+
+def _read(source: PlannedSource, parts: Iterable[Slice], supervise: Supervise | None) -> Iterator[Look]:
+    for part in parts:
+        for batch in read(part, source.source.text_key, supervised=supervise is not None):
+            batch, conversations = supervise(batch) if supervise else (batch, {})
+            yield batch.texts, [conversations.get(i) for i in range(len(batch.texts))]
+
+
+def look_at_pieces(
+    source: PlannedSource,
+    pieces: np.ndarray,
+    key: np.uint64,
+    supervise: Supervise | None,
+    count: Count,
+    precise: bool,
+    whole: bool,
+) -> Looked:
+    """What pieces of one kind, whole or the begins of a few, tell of all. precise: `whole`, and many places in them."""
+    compressed = _compression(source, pieces)
+    if whole:  # as many as are read in some seconds
+        looks = [
+            _Piece(held_by(source, [piece]), True, _read(source, source.slices_of(piece), supervise))
+            for piece in _read_whole(source, pieces, key)
+        ]
+    else:
+        looks = [_begin(source, piece, supervise) for piece in _chosen(pieces, PIECES, key)]
+    expected = sum(look.held for look in looks) * (4 if compressed else 1)  # about what text expands to
+    few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
+    sampled = _Places(0.0 if few else expected / (4 * SPACING if precise else SPACING), count)
+    text_bytes = []
+    for look in looks:
+        before = sampled.text_bytes
+        for texts, conversations in look.texts:
+            sampled.add(texts, conversations)
+        text_bytes.append(sampled.text_bytes - before)
+    noted = compressed and precise
+    looked_at = _note(source, pieces, key, text_bytes) if noted else [look.held for look in looks]
+    held = held_by(source, pieces)
+    if len(looks) == len(pieces) and all(look.whole for look in looks):
+        return sampled.looked(held, sampled.text_bytes, 0.0)
+    of_all = held if noted else held * sum(text_bytes) / max(sum(looked_at), 1.0)
+    return sampled.looked(held, of_all, _error_of_ratio(text_bytes, looked_at))
+
+
+def _read_whole(source: PlannedSource, pieces: np.ndarray, key: np.uint64) -> list[int]:
+    """Pieces in keyed order, until they have READ_BYTES on disk."""
+    chosen = _chosen(pieces, len(pieces), key)
+    ends = np.cumsum(source.pieces.at(np.array(chosen, np.int64)).bytes) if chosen else np.zeros(0)
+    return chosen[: int(np.searchsorted(ends, READ_BYTES)) + 1]
+
+
+def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
+    """The bytes that some pieces hold."""
+    found = source.pieces.at(np.asarray(pieces, np.int64))
+    return float(source.files.held(found.file, found.part, found.bytes).sum())
+
+
+def _compression(source: PlannedSource, pieces: np.ndarray) -> bool:
+    """Whether pieces of one kind are compressed files of lines."""
+    if not len(pieces):
+        return False
+    return position_of(*source.formats[int(source.pieces.at(pieces[:1]).file[0])]) == "stream"
+
+
+def _note(source: PlannedSource, pieces: np.ndarray, key: np.uint64, text_bytes: Sequence[int]) -> list[float]:
+    """Note in `source.files` the text bytes of compressed files: of those that were read, the first of the keyed order, and
+    of the others by what their heads or ends say of their size, or by their bytes on disk. Gives what that would be of those
+    that were read."""
+    in_order = [int(i) for i in source.pieces.at(np.array(_chosen(pieces, len(pieces), key), np.int64)).file]
+    expansion = sum(text_bytes) / max(1, sum(int(source.files.sizes[i]) for i in in_order[: len(text_bytes)]))
+    said = []
+    for i in in_order if len(in_order) > len(text_bytes) else ():
+        path, size = os.path.join(source.prefix, source.files.names[i]), int(source.files.sizes[i])
+        said.append(said_bytes(path, size, source.formats[i][1], size * expansion) or size * expansion)
+    of_text = sum(text_bytes) / max(1.0, sum(said[: len(text_bytes)])) if said else 1.0
+    for k, i in enumerate(in_order):
+        source.files.note(i, [text_bytes[k] if k < len(text_bytes) else round(said[k] * of_text)])
+    return [of_text * n_bytes for n_bytes in said[: len(text_bytes)]]
+
+
+def _begin(source: PlannedSource, piece: int, supervise: Supervise | None) -> _Piece:
+    """The begin of a piece, PIECE_TEXT_BYTES of it on disk, or all."""
+    found = source.pieces.at(np.array([piece]))
+    stored, i = max(1, int(found.bytes[0])), int(found.file[0])
+    if _compression(source, np.array([piece])):
+        path = os.path.join(source.prefix, source.files.names[i])
+        lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), source.formats[i][1])
+        decode = _decoder(source, np.array([piece]), supervise)
+        texts, share = _texts_of(decode, lines, supervise)
+        return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
+    weight = 1 << 20
+    hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
+    parts = list(source.slices_of(piece, 0, 0, hi, weight))
+    held = held_by(source, [piece]) * hi / weight
+    if position_of(*source.formats[i]) == "whole":  # whole files
+        held = float(sum(part.size for part in parts))
+    texts_, share = _some(_read(source, parts, supervise))
+    return _Piece(held * share, hi == weight and share == 1.0, iter([texts_]))
+
+
+def _some(found: Iterator[Look]) -> tuple[Look, float]:
+    """(the first texts, at most HELD_BYTES and HELD_DOCUMENTS of them, and the part that these are of all)."""
+    texts: list[str] = []
+    conversations: list[Any] = []
+    held = n_bytes = 0
+    for some, of_some in found:
+        n_bytes += sum(len(text.encode()) for text in some)
+        if held < HELD_BYTES and len(texts) < HELD_DOCUMENTS:
+            texts += some
+            conversations += of_some
+            held = n_bytes
+    return (texts, conversations), held / n_bytes if n_bytes else 1.0
+
+
+def _texts_of(decode: Callable[[bytes], Outcome], lines: bytes, supervise: Supervise | None) -> tuple[Look, float]:
+    """(the texts of whole lines, at most HELD_DOCUMENTS, and the part of the bytes that these lines are)."""
+    *some, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
+    share = 1 - len(rest) / len(lines) if len(some) == HELD_DOCUMENTS else 1.0
+    found = [_document(decode, line, supervise) for line in (some if share < 1 else [*some, rest])]
+    return _texts_and_conversations(found), share
+
+
+def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, float]:
+    """(whole lines from the begin of a compressed file, the bytes that they take on disk)."""
+    blocks: list[bytes] = []
+    n_bytes, fed, ends = 0, 0, False
+    for block in decompressed(path, size, compression, _STEP_BYTES):
+        if block.data:
+            blocks.append(block.data)
+            n_bytes, fed = n_bytes + len(block.data), min((block.label + 1) * _STEP_BYTES, size)
+            ends |= b"\n" in block.data
+        elif n_bytes >= MAX_DOCUMENT_BYTES or (ends and block.label * _STEP_BYTES >= PIECE_TEXT_BYTES):
+            break
+    else:
+        return b"".join(blocks), size  # all of it
+    data = b"".join(blocks)
+    lines = data[: data.rfind(b"\n") + 1]
+    return lines, len(lines) * fed / max(n_bytes, 1)
+
+
+_STEP_BYTES = 4 << 10  # how exactly it is known which bytes on disk make a block
+
+
+def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> float:
+    """The standard error of a ratio of sums, as a part of it; 0 of one value, which tells none."""
+    if len(values) < 2 or not sum(values):
+        return 0.0
+    values_, stored = np.array(values, np.float64), np.array(looked_at, np.float64)
+    residuals = values_ - values_.sum() / stored.sum() * stored
+    return float(np.sqrt((residuals**2).sum() / (len(values) * (len(values) - 1))) / values_.mean())
+
+
+# Tokens: their lengths are there to be counted.
+
+
+def look_at_tokens(
+    source: PlannedSource,
+    pieces: np.ndarray,
+    key: np.uint64,
+    settings: DocumentKeys,
+    vocabulary: Vocabulary,
+    precise: bool,
+) -> Looked:
+    """What some pieces of one kind say, or the begins of a few. The bytes of a begin are those of the ids that are read, so
+    that a few long documents do not mislead."""
+    looked_at: list[float] = []
+    n_read: list[float] = []
+    lengths: list[np.ndarray] = []
+    whole, documents = True, 0
+    for piece in _read_whole(source, pieces, key) if precise else _chosen(pieces, PIECES, key):
+        found = source.pieces.at(np.array([piece]))
+        stored, weight = max(1, int(found.bytes[0])), 1 << 20
+        hi = weight if precise or stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
+        (part,) = source.slices_of(piece, 0, 0, hi, weight)
+        count = 0
+        for batch in read(part, source.source.text_key):
+            if batch.tokens is not None and documents < HELD_DOCUMENTS:
+                count, documents = count + len(batch.tokens.ids), documents + len(batch.positions)
+                lengths.append(np.diff(take_tokens(batch.tokens, settings, vocabulary).offsets))
+        per_token, all_of_it = (
+            bytes_per_token(part, source.source.text_key),
+            documents < HELD_DOCUMENTS and hi == weight,
+        )
+        looked_at.append(held_by(source, [piece]) if all_of_it or not per_token else count * per_token)
+        n_read.append(float(TOKEN_TEXT_BYTES * count))
+        whole &= all_of_it
+    held = held_by(source, pieces)
+    all_read = whole and len(looked_at) == len(pieces)
+    text_bytes = held * sum(n_read) / sum(looked_at) if sum(looked_at) else 0.0
+    found_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
+    weights = np.full(len(found_lengths), text_bytes / sum(n_read) if sum(n_read) else 1.0)
+    looked = Looked(held, text_bytes, 0.0, TOKEN_TEXT_BYTES * found_lengths, found_lengths.astype(float), weights)
+    return looked._replace(error=0.0 if all_read else looked.all_tokens * _error_of_ratio(n_read, looked_at))

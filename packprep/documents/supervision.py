@@ -1,0 +1,396 @@
+"""Documents that say what of them is trained: `loss_spans` or `messages` → a text, its trained characters, its trained tokens.
+
+```
+messages    user: 2+2?   assistant: 4
+text        <|im_start|>user␊2+2?<|im_end|>␊<|im_start|>assistant␊4<|im_end|>␊
+trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
+boundaries                                  ^
+```
+A template with {% generation %} blocks says what is trained. For others an assistant's turn is what rendering the messages
+up to it adds to rendering those before it with the generation prompt: what a model will have to write where it is asked to.
+
+```
+text      Q:·2+2?␊A:·4          span of characters [11, 12)
+tokens    Q  :  ·2 + 2 ? ␊ A  :  ·4
+begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span: it is not trained
+```
+The whole text is tokenized at once, so that a model sees the tokens that it will see; a token is trained iff it begins
+inside a span.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.documents.chat_template import ChatTemplate, TemplateRefusal, compile_template
+from packprep.errors import PackprepError, RecipeError
+from packprep.recipe import DocumentKeys, Source
+from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
+from packprep.sources.formats.batch import LOSS_SPANS, MAX_DETAIL, SURROGATE, Supervision
+from packprep.tokenizer.encoding import Tokens, tokenize
+from packprep.tokenizer.engines.engine import Engine
+from packprep.tokenizer.roles import Vocabulary
+
+_ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
+MAX_SPANS = 1 << 16  # of one document
+_MOST_SAID = 4096
+
+Problem = tuple[str, str]  # a reason and its detail
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The text of a supervised document, and what of it is trained.
+
+    spans       ascending half-open ranges of characters that are trained, apart from one another
+    boundaries  ascending: the characters at which messages after the first begin, as far as the template has such places
+    system_end  characters of the leading system message and its dressing; 0: none
+    chat        the special tokens in the text are the template's
+    strings     of a chat: what of it is not the template's, in which a special token's text means no special token
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    boundaries: tuple[int, ...] = ()
+    system_end: int = 0
+    chat: bool = False
+    strings: tuple[str, ...] = ()
+
+
+def supervise(batch: Batch, template: str | None) -> tuple[Batch, dict[int, Conversation]]:
+    """(a reader's batch with the text of every document, those that cannot be used among its rejects; document's number in it
+    → its conversation, of the supervised ones).
+
+    template: of `find_template`; None if there is none. RecipeError where messages have none.
+    """
+    if not batch.supervision:
+        return batch, {}
+    texts: list[str] = []
+    used: list[int] = []
+    rejects = list(batch.rejects)
+    conversations: dict[int, Conversation] = {}
+    for i, (text, position) in enumerate(zip(batch.texts, batch.positions.tolist(), strict=True)):
+        if i in batch.supervision:
+            found = conversation(batch.supervision[i], template)
+            if isinstance(found, tuple):
+                reason, detail = found
+                rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
+                continue
+            text = found.text
+            conversations[len(texts)] = found
+        texts.append(text)
+        used.append(i)
+    rejects.sort(key=lambda reject: reject.position)
+    return Batch(texts, batch.files[used], batch.positions[used], rejects, {}), conversations
+
+
+def read_supervised(
+    part: Slice,
+    source: Source,
+    settings: DocumentKeys,
+    template: str | None,
+    keep: Keep | None = None,
+    batch_bytes: int = 4 << 20,
+    decoders: Decoders | None = None,
+) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
+    """What `formats.read` gives of a part of a source, after `supervise`; settings: the recipe's, which may ignore the fields."""
+    for batch in read(part, source.text_key, keep, batch_bytes, decoders, settings.loss_spans == "use"):
+        yield supervise(batch, template) if batch.supervision else (batch, {})
+
+
+def conversation(given: Supervision, template: str | None) -> Conversation | Problem:
+    """What is trained of a document, or why it cannot be used.
+
+    Messages make the text: beside a text of its own, or loss_spans, it is not said which of them is meant, and
+    either guess would train what nobody asked for. Raises RecipeError when messages have no template.
+    """
+    messages = given.messages
+    if messages is None:
+        assert given.text is not None
+        return _with_spans(given.text, given.loss_spans)
+    if given.text is not None or given.loss_spans is not None:
+        other = "a text" if given.text is not None else LOSS_SPANS
+        return "bad_messages", (
+            f"the document has {other}, too; take one of them away, or set another text_key, or "
+            'documents.loss_spans = "ignore" for the text alone'
+        )
+    if problem := _problem_of(messages):
+        return "bad_messages", problem
+    # A Parquet or Arrow column gives every message every key: null is a key that is not there.
+    messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    if template is None:
+        raise RecipeError(
+            "a document has messages, and the tokenizer has no chat template: give one in documents.chat_template, "
+            'or set documents.loss_spans = "ignore"'
+        )
+    return _rendered(compile_template(template), messages)
+
+
+def _with_spans(text: str, spans: Any) -> Conversation | Problem:
+    """The characters inside any of the spans, in whatever order those stand, overlap, are empty or reach beyond the text."""
+    if not isinstance(spans, list):
+        return "bad_loss_spans", "a list of [begin, end] is wanted"
+    if len(spans) > MAX_SPANS:
+        return "bad_loss_spans", f"{len(spans)} entries; at most {MAX_SPANS}"
+    ranges: list[tuple[int, int]] = []
+    for k, span in enumerate(spans):
+        if not isinstance(span, list) or len(span) not in (2, 3) or not all(type(bound) is int for bound in span[:2]):
+            return "bad_loss_spans", f"entry {k} is not [begin, end] in whole numbers"
+        if len(span) == 3 and (type(span[2]) not in (int, float) or span[2] != 1):
+            return "bad_loss_spans", f"entry {k} has a weight, and weights other than 1 are not supported yet"
+        begin, end = span[:2]
+        if not 0 <= begin <= end:
+            shown = f"[{begin}, {end}]" if max(abs(begin), abs(end)) < 1 << 63 else "of huge numbers"
+            return "bad_loss_spans", f"entry {k} is {shown}; 0 <= begin <= end"
+        if begin < min(end, len(text)):
+            ranges.append((begin, min(end, len(text))))
+    united: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if united and begin <= united[-1][1]:
+            begin, last = united.pop()
+            end = max(end, last)
+        united.append((begin, end))
+    return Conversation(text, tuple(united))
+
+
+def _problem_of(messages: Any) -> str:
+    """What is wrong with messages; "" if nothing is."""
+    if not isinstance(messages, list):
+        return "a list of messages is wanted"
+    for k, message in enumerate(messages):
+        if not isinstance(message, dict):
+            return f"message {k} is not an object with a role and a content"
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                return f"message {k} has no {key} that is a string"
+    if not any(message["role"] == "assistant" for message in messages):
+        return "no message is the assistant's: nothing would be trained"
+    return ""
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, keys too, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _strings(key)
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+class _NotIncremental(Exception):
+    """Rendering more messages changes what stood before them."""
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> Conversation | Problem:
+    from packprep.documents.template_limits import TemplateLimit  # with jinja2, which came with the template
+
+    try:
+        if template.marks_generation:
+            text, spans = _spans_of_blocks(template, messages)
+            begins = _beginnings(template, messages, text)
+        else:
+            text = template.render(messages)
+            begins = _beginnings(template, messages, text)
+            spans = _spans_of_turns(template, messages, text, begins)
+    except (PackprepError, MemoryError):
+        raise
+    except _NotIncremental as error:
+        return "template_not_incremental", str(error)
+    except TemplateRefusal as error:
+        return "template_error", f"the template says {ascii(str(error)[:_MOST_SAID])}"
+    except TemplateLimit:
+        return "template_error", "the template does more than it may at these messages, or prints what is no text"
+    except Exception:
+        # Of any class, for a template is code. Its message would depend on the versions of Python and Jinja.
+        return "template_error", "the template failed at these messages"
+    contents = [content for message in messages if (content := message["content"].strip())]
+    if contents and not any(content in text for content in contents):
+        # as templates for pictures do, which expect lists of parts and pass over strings
+        return "template_error", "the template leaves every message's content out"
+    if found := SURROGATE.search(text):
+        return "lone_surrogate", f"character {found.start()} of the rendered text is {ascii(found[0])}"
+    system_end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
+    if messages[0]["content"].strip() not in text[:system_end]:
+        system_end = 0  # it stands in a later message
+    boundaries = tuple(sorted(set(begins.values())))
+    return Conversation(text, tuple(spans), boundaries, system_end, True, tuple(_strings(messages)))
+
+
+def _beginnings(template: ChatTemplate, messages: Sequence[dict[str, Any]], text: str) -> dict[int, int]:
+    """Message → the character at which it begins, of those after the first where the text can be cut.
+
+    No such place is where the messages before it cannot be rendered alone, or give something else alone, as under
+    templates that write the system message into the user's.
+    """
+    from packprep.documents.template_limits import TemplateLimit
+
+    begins: dict[int, int] = {}
+    for k in range(1, len(messages)):
+        try:
+            before = template.render(messages[:k])
+        except (MemoryError, TemplateLimit):
+            raise
+        except Exception:  # as in _rendered: here it only says that there is no place to cut
+            continue
+        if 0 < len(before) < len(text) and text.startswith(before):
+            begins[k] = len(before)
+    return begins
+
+
+def _spans_of_turns(
+    template: ChatTemplate, messages: Sequence[dict[str, Any]], text: str, begins: Mapping[int, int]
+) -> list[tuple[int, int]]:
+    spans = []
+    for k, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        asked = template.render(messages[:k], prompt=True)
+        if k + 1 in begins:
+            answered = text[: begins[k + 1]]
+        else:
+            answered = text if k == len(messages) - 1 else template.render(messages[: k + 1])
+        if not answered.startswith(asked):
+            raise _NotIncremental(f"message {k} does not begin with what the template asks for it with{_ADVICE}")
+        if not text.startswith(answered):
+            raise _NotIncremental(f"what follows message {k} changes what the template writes up to it{_ADVICE}")
+        if len(asked) < len(answered):
+            spans.append((len(asked), len(answered)))
+    return spans
+
+
+def _spans_of_blocks(template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
+    """The text, and what its {% generation %} blocks gave, found by characters around them that occur nowhere else."""
+    taken = set(template.source).union(*map(set, _strings(messages)))
+    free = [c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in taken]  # noncharacters of Unicode
+    if len(free) < 2:
+        raise TemplateRefusal("the messages hold all of the noncharacters U+FDD0 to U+FDEF")
+    opening, closing = free[:2]
+    pieces: list[str] = []
+    spans: list[tuple[int, int]] = []
+    size = depth = begin = 0
+    for piece in re.split(f"([{opening}{closing}])", template.render(messages, around=(opening, closing))):
+        if piece == opening:
+            begin = size if depth == 0 else begin
+            depth += 1
+        elif piece == closing:
+            depth -= 1
+            if depth < 0:
+                raise TemplateRefusal("{% endgeneration %} without its begin: the template cuts its own text")
+            if depth == 0 and begin < size:
+                spans.append((begin, size))
+        else:
+            pieces.append(piece)
+            size += len(piece)
+    if depth:
+        raise TemplateRefusal("{% generation %} without its end: the template cuts its own text")
+    return "".join(pieces), spans
+
+
+class Training(NamedTuple):
+    """Which tokens of D documents are trained. Token numbers are relative to their document."""
+
+    supervised: np.ndarray  # uint8[D]: 1 where the document says what is trained of it; all of the others is
+    span_offsets: np.ndarray  # int64[D + 1]
+    spans: np.ndarray  # int64[k, 2]: half-open ranges of trained tokens, ascending, apart from one another
+    cut_offsets: np.ndarray  # int64[D + 1]
+    cuts: np.ndarray  # int64[c]: ascending: the first tokens of messages after the first
+    system: np.ndarray  # int64[D]: leading tokens, of the system message, that a document's later pieces repeat
+    eos_trained: np.ndarray  # uint8[D]: whether the end of the text is trained
+
+
+class Trained(NamedTuple):
+    """One supervised document's part of `Training`."""
+
+    spans: np.ndarray  # int64[k, 2]
+    cuts: np.ndarray  # int64[c]
+    system: int
+    eos_trained: bool
+
+
+def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
+    """What is trained of a document whose tokens begin at the characters `begins: int64[n]`, ascending."""
+    spans = np.array(conversation.spans, np.int64).reshape(-1, 2)
+    before = np.searchsorted(spans[:, 0], begins, side="right") - 1  # the last span that begins at or before the token
+    ends = np.append(spans[:, 1], 0)  # of no span, −1: 0
+    trained = begins < ends[before]
+    edges = np.flatnonzero(np.diff(trained, prepend=False, append=False))
+    cuts = np.unique(np.searchsorted(begins, np.array(conversation.boundaries, np.int64)))
+    return Trained(
+        edges.reshape(-1, 2).astype(np.int64),
+        cuts[(cuts > 0) & (cuts < len(begins))].astype(np.int64),
+        int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0,
+        bool(len(spans)) and int(spans[-1, 1]) == len(conversation.text),
+    )
+
+
+def tokenize_supervised(
+    engine: Engine,
+    texts: Sequence[str],
+    conversations: Mapping[int, Conversation],
+    special_text: str,
+    vocabulary: Vocabulary,
+) -> tuple[Tokens, dict[int, Trained]]:
+    """The ids of each text, as `tokenize` gives them, and document → what is trained of it, of those with a conversation.
+
+    A rejected document is not among them.
+    """
+    if not conversations:
+        return tokenize(engine, texts, special_text, vocabulary), {}
+    plain = [i for i in range(len(texts)) if i not in conversations]
+    chats = [i for i in sorted(conversations) if conversations[i].chat]
+    spans = [i for i in sorted(conversations) if not conversations[i].chat]
+    strings = [conversations[i].strings for i in chats]
+    groups = [
+        (group, tokenize(engine, [texts[i] for i in group], special_text, vocabulary, begins, chat))
+        for group, begins, chat in ((plain, False, None), (spans, True, None), (chats, True, strings))
+    ]
+    lengths = np.zeros(len(texts), np.int64)
+    for group, tokens in groups:
+        lengths[group] = np.diff(tokens.offsets)
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    ids = np.empty(int(offsets[-1]), np.int32)
+    rejected: list[tuple[int, str, str]] = []
+    trained: dict[int, Trained] = {}
+    for group, tokens in groups:
+        shift = np.repeat(offsets[group] - tokens.offsets[:-1], np.diff(tokens.offsets))
+        ids[shift + np.arange(len(tokens.ids))] = tokens.ids
+        turned_away = {k for k, _, _ in tokens.rejected}
+        rejected += [(group[k], reason, detail) for k, reason, detail in tokens.rejected]
+        for k, i in enumerate(group):
+            if tokens.begins is not None and k not in turned_away:
+                begins_of = tokens.begins[tokens.offsets[k] : tokens.offsets[k + 1]]
+                trained[i] = trained_tokens(conversations[i], begins_of)
+    return Tokens(ids, offsets, sorted(rejected)), trained
+
+
+def training_columns(trained: Mapping[int, Trained], documents: int) -> Training | None:
+    """The columns of `documents` documents; None when none of them is supervised."""
+    if not trained:
+        return None
+    order = sorted(trained)
+    rows = [trained[i] for i in order]
+    supervised, eos_trained = np.zeros(documents, np.uint8), np.zeros(documents, np.uint8)
+    system, n_spans, n_cuts = (np.zeros(documents, np.int64) for _ in range(3))
+    supervised[order] = 1
+    eos_trained[order] = [row.eos_trained for row in rows]
+    system[order] = [row.system for row in rows]
+    n_spans[order] = [len(row.spans) for row in rows]
+    n_cuts[order] = [len(row.cuts) for row in rows]
+    zero = np.zeros(1, np.int64)
+    return Training(
+        supervised,
+        np.concatenate((zero, np.cumsum(n_spans))),
+        np.concatenate([row.spans for row in rows]),
+        np.concatenate((zero, np.cumsum(n_cuts))),
+        np.concatenate([row.cuts for row in rows]),
+        system,
+        eos_trained,
+    )

@@ -1,0 +1,513 @@
+"""A recipe from TOML, every key checked once, before work starts; what a dataset stores of it; its fingerprint."""
+
+import difflib
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packprep.errors import RecipeError
+from packprep.format.digests import digest_of
+from packprep.format.json_files import LAW_VERSION, as_stored, encode, unknown_key
+from packprep.recipe.places import KeyPath, key_of
+from packprep.recipe.schema import (
+    KEYS,
+    LATER,
+    MOST,
+    MOST_DRAWS,
+    SECTIONS,
+    Key,
+    Recipe,
+    Source,
+    TaskEntry,
+)
+
+
+def unknown(what: str, name: str, known: Sequence[str]) -> str:
+    """A message's part for a name that is not known, with the nearest known one."""
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"unknown {what} {name!r}" + (
+        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    )
+
+
+def misplaced(name: str) -> str:
+    """A message's part for a key that stands under the wrong header: which it belongs under; "" for a name of no key."""
+    if name in SECTIONS:
+        brackets = f"[[{name}]]" if name in ("sources", "tasks") else f"[{name}]"
+        return f"{name} is a table of its own: write {brackets} at the begin of a line, and its keys below it"
+    homes = [section for section, keys in KEYS.items() if name in keys]
+    if "" in homes:
+        return (
+            f"{name} is a key of the recipe itself: put it above the first [header], "
+            "because TOML gives a key to the header above it"
+        )
+    return f"{name} is a key of [{homes[0]}]: put it under that header" if homes else ""
+
+
+def read_value(key: Key, value: Any, where: str) -> Any:
+    """`value` as a key accepts it; RecipeError that names the place, the value and what was expected."""
+    try:
+        return key.accept(value)
+    except ValueError:
+        shown = str(value).lower() if isinstance(value, bool) else f"{value!r:.500}"
+        raise RecipeError(f"{where} = {shown}: expected {key.kind}{_meant(key, value)}", key_of(where)) from None
+
+
+def _meant(key: Key, value: Any) -> str:
+    """A message's part for a value that is nearly one of a key's: 512.0, "512", "False", "bestfit"; "" for others."""
+    written = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, str | float) and len(written) < 100:
+        for text in (written, written.lower()):
+            try:
+                key.accept(tomllib.loads(f"value = {text}")["value"])
+            except ValueError:  # a TOMLDecodeError is one
+                continue
+            return f"; write {text}{', without quotes' if isinstance(value, str) else ''}"
+    near = difflib.get_close_matches(written, key.kind.split(" | "), 1) if " | " in key.kind else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+_OTHERS = {"specials": "mode_tokens", "tasks": "parameters"}
+"""Section → which of its record's fields has the keys that the section takes beside its own."""
+
+
+def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
+    """The checked values of a table of a section; RecipeError names the key, the value and what was expected.
+
+    where: the table, as messages write it.
+    """
+    if not isinstance(table, dict):
+        brackets = f"; write [{where}], with one bracket" if isinstance(table, list) else ""
+        raise RecipeError(f"[{where}]: expected a table of keys, found {table!r:.100}{brackets}", key_of(where))
+    keys = {name: key for name, key in KEYS[section].items() if name != "mode_tokens"}
+    values, others = {}, {}
+    for name, value in table.items():
+        if name in keys:
+            values[name] = read_value(keys[name], value, f"{where}.{name}" if where else name)
+        elif section == "tasks":
+            others[name] = value
+        elif section == "specials" and not name.isidentifier():  # a mode token has brackets; a bare word is a slip
+            others[name] = read_value(KEYS[section]["mode_tokens"], value, f'specials."{name}"')
+        else:
+            known = [*keys, *([] if where else [name for name in SECTIONS if name])]
+            said = f"unknown key {name!r}: {misplaced(name)}" if misplaced(name) else unknown("key", name, known)
+            quoted = "; a mode token is quoted with its brackets" if section == "specials" else ""
+            raise RecipeError(f"{said} (in {f'[{where}]' if where else 'the recipe'}{quoted})", (*key_of(where), name))
+    for name, key in keys.items():
+        if name not in values and key.default is ...:
+            place = f"{where}.{name}" if where else name
+            raise RecipeError(f"{place} is missing: {key.meaning}; add a line {name} = …", key_of(place))
+    return {**values, _OTHERS[section]: others} if section in _OTHERS else values
+
+
+@cache
+def presets() -> dict[str, list[dict[str, Any]]]:
+    """name → list of task tables, from presets.toml beside this file."""
+    return tomllib.loads((Path(__file__).with_name("presets.toml")).read_text("utf-8"))
+
+
+def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
+    entries: list[TaskEntry] = []
+    names: set[str] = set()
+    for i, table in enumerate(tables):
+        where = f"tasks[{i}]"
+        if not isinstance(table, dict):
+            raise RecipeError(f"{where}: expected a table, found {table!r:.100}; {_TWO_BRACKETS}", ("tasks", i))
+        preset = table.get("preset")
+        if preset is None:
+            _check_named(table, where, i)
+            members, scale, prefix = [table], 1.0, ""
+        else:
+            others = [name for name in table if name not in ("preset", "weight")]
+            if others:
+                hint = misplaced(others[0]) if others[0] not in KEYS["tasks"] else ""
+                raise RecipeError(
+                    f"{where}: a preset takes only a weight, not {', '.join(others)}; "
+                    + (hint or "write its tasks out to change them"),
+                    ("tasks", i, others[0]),
+                )
+            if preset not in presets():
+                raise RecipeError(f"{where}: {unknown('preset', str(preset), list(presets()))}", ("tasks", i, "preset"))
+            members, prefix = presets()[preset], f"{preset}."
+            weight = read_value(KEYS["tasks"]["weight"], table.get("weight", 1.0), f"{where}.weight")
+            scale = weight / math.fsum(m.get("weight", 1.0) for m in members)
+        for member in members:
+            values = read_section("tasks", member, where)
+            name = values.get("name") or values["objective"]
+            if name in names and prefix:
+                name = prefix + name
+            if name in names or name == "too_short":
+                raise RecipeError(
+                    f"{where}.name = {name!r}: taken already; give each task its own name", ("tasks", i, "name")
+                )
+            names.add(name)
+            values["name"] = name
+            values["weight"] = values.get("weight", 1.0) * scale
+            entries.append(TaskEntry(**values))
+    return tuple(entries)
+
+
+_TWO_BRACKETS = "a list of tables is written with two brackets, [[tasks]] or [[sources]], once for each"
+
+
+def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
+    """RecipeError for a [[tasks]] that says neither preset nor objective."""
+    if "objective" in table:
+        return
+    known = ["preset", *KEYS["tasks"]]
+    others = [name for name in table if name not in known]
+    said = f"; {unknown('key', others[0], known)}" if others else ""
+    raise RecipeError(
+        f'{where}.objective is missing, and there is no preset: give one, as in preset = "ul2r"{said}',
+        ("tasks", i, *others[:1]),
+    )
+
+
+def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
+    """The recipe of a TOML table; RecipeError names the key, the value and what was expected."""
+    own = {name: value for name, value in table.items() if name not in SECTIONS or not name}
+    values = read_section("", own, "")
+    for section in ("documents", "packing", "output", "specials"):
+        values[section] = SECTIONS[section](**read_section(section, table.get(section, {}), section))
+    lists = {"sources": table.get("sources", []), "tasks": table.get("tasks", [{"preset": "causal"}])}
+    for name, tables in lists.items():
+        if not isinstance(tables, list):
+            raise RecipeError(f"{name}: expected [[{name}]] tables, found {tables!r:.100}; {_TWO_BRACKETS}", (name,))
+        if len(tables) > MOST[name]:
+            raise RecipeError(_TOO_MANY[name].format(len(tables)), (name,))
+    values["sources"] = _read_sources(lists["sources"])
+    values["tasks"] = _read_tasks(lists["tasks"])
+    if not values["tasks"]:
+        raise RecipeError("tasks is empty: give at least one [[tasks]], or leave it out for causal", ("tasks",))
+    recipe = Recipe(base=base, **values)
+    check_together(recipe)
+    return recipe
+
+
+def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
+    if not tables:
+        raise RecipeError('the recipe has no [[sources]]: give at least one with paths = ["data/*.jsonl"]')
+    sources: list[Source] = []
+    names: set[str] = set()
+    for i, source in enumerate(tables):
+        values = read_section("sources", source, f"sources[{i}]")
+        values["name"] = values.get("name") or f"source{i}"
+        if values["name"] in names:
+            raise RecipeError(
+                f"sources[{i}].name = {values['name']!r}: taken already; give each source its own name",
+                ("sources", i, "name"),
+            )
+        names.add(values["name"])
+        if any("://" in p for p in values["paths"]) and not all("://" in p for p in values["paths"]):
+            raise RecipeError(
+                f"sources[{i}].paths mixes URLs and local paths: make two sources of it", ("sources", i, "paths")
+            )
+        if "share" in values and "repeat" in values:
+            raise RecipeError(
+                f"sources[{i}] has both repeat and share: a source takes one of them, so take one out",
+                ("sources", i, "repeat"),
+            )
+        sources.append(Source(**values))
+    with_share = [s.share is not None for s in sources]
+    if any(with_share) and not all(with_share):
+        missing = ", ".join(s.name for s in sources if s.share is None)
+        raise RecipeError(
+            f"share is given for some sources and not for {missing}: give it in every source or in none",
+            ("sources", with_share.index(False)),
+        )
+    return tuple(sources)
+
+
+_TOO_MANY = {
+    "sources": f"{{}} sources: a dataset has at most {MOST['sources']}; give one source more paths",
+    "tasks": f"{{}} tasks: a dataset has at most {MOST['tasks']}; leave some out",
+}
+
+
+def check_together(recipe: Recipe) -> None:
+    """RecipeError for what only the whole recipe can tell."""
+    for name, count in (("sources", len(recipe.sources)), ("tasks", len(recipe.tasks))):
+        if count > MOST[name]:
+            raise RecipeError(_TOO_MANY[name].format(count), (name,))
+    draws = len(recipe.tasks) * sum(max(1, len(source.tasks or ())) for source in recipe.sources)
+    if draws > MOST_DRAWS:
+        raise RecipeError(
+            f"{len(recipe.sources)} sources that draw from {len(recipe.tasks)} tasks: a dataset has at most {MOST_DRAWS} "
+            "pairs of them; give one source more paths, or leave tasks out",
+            ("tasks",),
+        )
+    if recipe.seq_length % 8:
+        low = recipe.seq_length // 8 * 8
+        raise RecipeError(
+            f"seq_length = {recipe.seq_length}: must be a multiple of 8, as {low} and {low + 8} are", ("seq_length",)
+        )
+    mult = recipe.packing.pad_seq_to_mult
+    if recipe.seq_length % mult:
+        raise RecipeError(
+            f"packing.pad_seq_to_mult = {mult} does not divide seq_length = {recipe.seq_length}: "
+            f"take one that does, or seq_length = {max(recipe.seq_length // math.lcm(mult, 8), 1) * math.lcm(mult, 8)}",
+            ("packing", "pad_seq_to_mult"),
+        )
+    if mult > 1 and recipe.packing.algorithm == "concat":
+        raise RecipeError(
+            "packing.pad_seq_to_mult needs best_fit, first_fit or next_fit: concat leaves no room between segments",
+            ("packing", "pad_seq_to_mult"),
+        )
+    if recipe.total_tokens and recipe.sources[0].share is None:
+        raise RecipeError(
+            "total_tokens goes with share: give each source a share, or leave total_tokens out", ("total_tokens",)
+        )
+    names = [task.name for task in recipe.tasks]
+    for i, source in enumerate(recipe.sources):
+        for name in source.tasks or ():
+            if not tasks_named(name, names):
+                raise RecipeError(f"sources[{i}].tasks: {unknown('task', name, names)}", ("sources", i, "tasks"))
+
+
+def tasks_named(name: str, names: Sequence[str]) -> list[int]:
+    """Indices of the tasks that a name stands for: that task, and the family NAME-…"""
+    return [i for i, task in enumerate(names) if task == name or task.startswith(name + "-")]
+
+
+def normalised(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as a dataset stores it: defaults filled in but for those of keys that joined later, values in their types,
+    presets expanded, and nothing of where its files lie (no paths, only the tokenizer's last path component) or of the
+    engine."""
+    table = asdict(recipe)
+    for name in ("base", "engine"):
+        del table[name]
+    table["documents"]["chat_template"] = os.path.basename(recipe.documents.chat_template)
+    table["tokenizer"] = os.path.basename(os.path.normpath(recipe.tokenizer))
+    table["sources"] = [{k: v for k, v in source.items() if k != "paths"} for source in table["sources"]]
+    for task in table["tasks"]:
+        task["parameters"] = as_stored(task["parameters"], {"": task.pop("later")})
+    return as_stored(table, LATER)
+
+
+def without_places(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A normalised recipe without the names of the files whose contents the fingerprint holds instead."""
+    documents = {k: v for k, v in table["documents"].items() if k != "chat_template"}
+    return {**{k: v for k, v in table.items() if k != "tokenizer"}, "documents": documents}
+
+
+def fingerprint(
+    recipe: Recipe,
+    files: Sequence[Sequence[tuple[str, int]]],
+    tokenizer_digest: str,
+    chat_template: str | None,
+    law: int = LAW_VERSION,
+) -> str:
+    """The xxh3-128 of the canonical JSON of what determines the shards: the law, the recipe, each source's (relative name,
+    size), the tokenizer's digest, and the chat template where there is one."""
+    parts = {
+        "law_version": law,
+        "recipe": without_places(normalised(recipe)),
+        "files": [[[name, size] for name, size in source] for source in files],
+        "tokenizer": tokenizer_digest,
+    }
+    return digest_of(encode(parts if chat_template is None else {**parts, "chat_template": chat_template}))
+
+
+def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
+    """The recipe that a plan holds: `normalised` undone, but for the paths, which the plan's list of files replaces.
+
+    made_with: the plan's. RecipeError for anything that `normalised` would not have given.
+    """
+    if not isinstance(table, dict):
+        raise RecipeError(f"the recipe is {table!r:.100} and should be an object")
+    own = {name: value for name, value in table.items() if name not in SECTIONS or not name}
+    values = _stored("", {**own, "engine": engine}, "", made_with)
+    for section, record in list(SECTIONS.items())[1:]:
+        part = table.get(section)
+        if section not in ("sources", "tasks"):
+            values[section] = record(**_stored(section, part, section, made_with))
+            continue
+        if not isinstance(part, (list, tuple)) or not part or not all(isinstance(entry, dict) for entry in part):
+            raise RecipeError(f"{section} = {part!r:.100}: expected a list of objects, at least one")
+        values[section] = tuple(
+            record(**_stored(section, entry, f"{section}[{i}]", made_with)) for i, entry in enumerate(part)
+        )
+    recipe = Recipe(**values)
+    check_together(recipe)
+    return recipe
+
+
+def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, Any]:
+    """The checked values of a stored section, which has every key that did not join later, but for paths; those that stand at
+    a default of None keep it."""
+    if not isinstance(table, dict):
+        raise RecipeError(f"[{where}]: expected an object, found {table!r:.100}")
+    keys, values = {**KEYS[section]}, {**LATER[section], **table}
+    if section == "sources":
+        del keys["paths"]
+    fixed: dict[str, Any] = {"paths": ()} if section == "sources" else {}
+    if section == "tasks":
+        fixed["parameters"] = values.pop("parameters", None)
+        if not isinstance(fixed["parameters"], dict):
+            raise RecipeError(f"{where}.parameters = {fixed['parameters']!r:.100}: expected an object")
+    for wrong in sorted(values.keys() - keys):
+        raise RecipeError(f"{where}: {unknown_key(wrong, made_with)}".removeprefix(": "))
+    for wrong in sorted(keys.keys() - values):
+        raise RecipeError(f"{where}.{wrong} is missing".lstrip("."))
+    for name, value in values.items():
+        place = f"{where}.{name}" if where else name
+        if value is None and keys[name].default is None:
+            fixed[name] = None
+        elif name != "mode_tokens":
+            fixed[name] = read_value(keys[name], value, place)
+        elif isinstance(value, dict):
+            fixed[name] = {token: read_value(keys[name], role, f"{where}.{token}") for token, role in value.items()}
+        else:
+            raise RecipeError(f"{place} = {value!r:.100}: expected an object")
+    return fixed
+
+
+def recipe_text(path: Path) -> str:
+    """The text of a recipe file, without a byte order mark. RecipeError for what is no file, or no recipe by its size."""
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise RecipeError(f"{path} is no regular file but a pipe, a device or a socket: give a recipe file, or inputs")
+    if (size := path.stat().st_size) > MOST_RECIPE_BYTES:
+        raise RecipeError(
+            f"{path} has {size} bytes, and a recipe at most {MOST_RECIPE_BYTES}: name many files by patterns, as in data/*.jsonl"
+        )
+    return path.read_text("utf-8").removeprefix("\ufeff")
+
+
+def written_as(text: str) -> str:
+    """ "JSON" or "YAML" for a recipe that is written in one of these, "" for any other text."""
+    known = {*KEYS[""], *SECTIONS}
+    if text.lstrip().startswith("{"):
+        try:
+            table = json.loads(text)
+        except (ValueError, RecursionError):
+            return ""
+        return "JSON" if len(known & table.keys()) >= _KEYS else ""
+    keys = re.findall(r"^([A-Za-z_]+)[ \t]*:(?=[ \t\r\n]|\Z)", text, re.MULTILINE)
+    return "YAML" if len(known & set(keys)) >= _KEYS else ""
+
+
+def refuse_other_formats(path: Path) -> None:
+    """RecipeError for a file of inputs that is a recipe in JSON or YAML."""
+    if path.suffix.lower() not in (".json", ".yaml", ".yml"):
+        return
+    try:
+        with path.open("rb") as file:
+            found = written_as(file.read(_MOST_BYTES).decode().removeprefix("\ufeff"))
+    except (OSError, ValueError):
+        return  # no recipe, or nothing that can be read: who reads it as an input says so
+    if found:
+        raise RecipeError(f"{path}: {_OTHER_FORMAT[found]}")
+
+
+MOST_RECIPE_BYTES = 64 << 20
+_MOST_BYTES, _KEYS = 1 << 20, 2  # what is read of a file; keys of a recipe that make it one
+_OTHER_FORMAT = {
+    "JSON": 'is JSON, and a recipe is TOML: write seq_length = 512 for "seq_length": 512, a table as [[sources]] with its '
+    "keys in lines below, and name the file .toml",
+    "YAML": "is YAML, and a recipe is TOML: write seq_length = 512 for seq_length: 512, texts in quotes, a table as "
+    "[[sources]] with its keys in lines below, and name the file .toml",
+}
+
+
+def load_recipe(path: Path) -> dict[str, Any]:
+    """The TOML table of a recipe file; RecipeError if it cannot be read or parsed."""
+    try:
+        table = tomllib.loads(recipe_text(path))
+        _refuse_wide_integers(table)
+        return table
+    except OSError as error:
+        there = (
+            sorted(p.name for p in Path(path).parent.glob("*.toml"))[:5] if isinstance(error, FileNotFoundError) else []
+        )
+        beside = f"; recipes beside it: {', '.join(there)}" if there else ""
+        raise RecipeError(f"{path}: {error.strerror}; give a recipe file or inputs{beside}") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: not UTF-8 at byte {error.start}; a recipe is a TOML file in UTF-8") from None
+    except ValueError as error:  # a TOMLDecodeError is one
+        found = written_as(recipe_text(path))
+        what = _OTHER_FORMAT[found] if found else f"not TOML: {error}{_line_in_question(path, str(error))}"
+        raise RecipeError(f"{path}: {what}") from None
+    except RecursionError:
+        raise RecipeError(f"{path}: its values are nested too deeply for a recipe") from None
+
+
+def _line_in_question(path: Path, message: str) -> str:
+    """A message's part with the line that tomllib names, and what may be wrong with it."""
+    match = re.search(r"at line (\d+)", message)
+    if not match:
+        return ""
+    line = recipe_text(path).split("\n")[int(match[1]) - 1].strip()
+    value = line.partition("=")[2].strip()
+    hint = "a text needs quotes, numbers and lists do not; each key has one line"
+    if value in ("True", "False"):
+        hint = f"TOML writes {value.lower()}"
+    elif re.fullmatch(r"[A-Za-z_./*~][^\"'\[\]{}]*", value):
+        hint = f'a text needs quotes: "{value}"'
+    elif "overwrite" in message or "twice" in message:
+        hint = "it stands twice: take one out"
+    return f": {line:.100} – {hint}" if line else f"; {hint}"
+
+
+def _refuse_wide_integers(value: Any) -> None:
+    """ValueError for an integer of more than 64 bits, which TOML does not have and Python's parser takes."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            _refuse_wide_integers(item)
+    elif type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("an integer has more than 64 bits")
+
+
+def split_assignment(assignment: str) -> tuple[str, str]:
+    """Key and value of a `--set`, as they are written. RecipeError if it is no KEY=VALUE."""
+    path, equals, text = assignment.partition("=")
+    if not equals or not path.strip():
+        raise RecipeError(
+            f"--set {assignment}: expected KEY=VALUE without spaces around =, as in --set packing.algorithm=next_fit"
+        )
+    return path, text
+
+
+def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
+    """Apply one `--set a.b=c` to a recipe's table; the key that was set.
+
+    The value is TOML, or else a text. Lists go by number or by name.
+    """
+    path, text = split_assignment(assignment)
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    place: Any = table
+    key: list[str | int] = []
+    *parents, last = path.strip().split(".")
+    for name in parents:
+        if isinstance(place, list):
+            named = [item for item in place if isinstance(item, dict) and item.get("name") == name]
+            index = int(name) if name.isdigit() else -1
+            if not named and not 0 <= index < len(place):
+                raise RecipeError(
+                    f"--set {assignment}: there is no {name!r} among {len(place)} of {path.strip().split('.')[0]}; "
+                    f"go by number, 0 … {len(place) - 1}, or by name"
+                )
+            index = place.index(named[0]) if named else index
+            place = place[index]
+            key.append(index)
+        elif isinstance(place, dict):
+            place = place.setdefault(name, {})
+            key.append(name)
+        else:
+            raise RecipeError(f"--set {assignment}: {name!r} lies inside a value that is no table")
+    if not isinstance(place, dict):
+        raise RecipeError(f"--set {assignment}: {path.strip()!r} is no key; name one, as in sources.0.repeat=2")
+    place[last] = value
+    return (*key, last)

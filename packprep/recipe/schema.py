@@ -1,0 +1,454 @@
+"""The recipe's one declaration: every key with its type, range, default and meaning, as frozen records of checked values.
+
+Messages, the docs' tables of keys and the JSON schema for editors are made from it. What an objective reads (`[[tasks]]`) is
+declared by the objective and checked in `objectives/tasks.py`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from packprep.format.json_files import Later
+
+MOST = {
+    "sources": 65_535,
+    "tasks": 65_535,
+}  # a segment's header has their numbers in 16 bits, and one more task, too_short
+MOST_DRAWS = 1 << 22  # pairs of a source and a task: each has its threshold
+MOST_SENTINELS = 1 << 20
+_LARGEST = 2**63 - 1  # that TOML can write
+
+
+# What a recipe may give, in a type of msgspec, and in words where these do not follow from the type. Where a value's own type
+# is another, `given` is the type of what is given, and `read` makes the value of it or raises ValueError.
+
+
+def parse_size(value: int | str) -> int:
+    """Bytes of a size such as 1048576, "1MiB" or "64 MB"; ValueError if it is none."""
+    if type(value) is int and 0 < value < 2**63:
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if type(value) is str else None
+    if not match or match[2].upper() not in _UNITS or not 0 < float(match[1]) < 2**63:
+        raise ValueError
+    return max(1, round(float(match[1]) * _UNITS[match[2].upper()]))
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def _read_size(value: int | str) -> int | str:
+    return "auto" if value == "auto" else parse_size(value)
+
+
+def _read_strings(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value
+
+
+def _read_interval(value: tuple[float, ...]) -> tuple[float, ...]:
+    if not value[0] < value[1]:
+        raise ValueError
+    return value
+
+
+class SentinelRange(msgspec.Struct, forbid_unknown_fields=True):
+    """Sentinels whose ids follow each other."""
+
+    first: Annotated[int, Meta(description="the id of the first", ge=0, lt=1 << 31)]
+    count: Annotated[int, Meta(description="how many there are", ge=1, le=MOST_SENTINELS)]
+
+
+def _read_sentinels(value: Any) -> Any:
+    if isinstance(value, str) and value != "auto" and "{}" not in value:
+        raise ValueError
+    return msgspec.structs.asdict(value) if isinstance(value, SentinelRange) else value
+
+
+Text = Annotated[str, Meta(min_length=1)]
+Whole = Annotated[int, Meta(le=_LARGEST)]
+Name = Annotated[
+    str,
+    Meta(
+        title="a text of one line, without control characters",
+        pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*$(?!\n)",
+    ),
+]
+Role = Annotated[Text | Annotated[int, Meta(ge=0)], Meta(title="a token's text or its id")]
+Strings = Annotated[
+    tuple[str, ...],
+    Meta(
+        title="a text or a list of texts",
+        extra={"given": Text | Annotated[tuple[Text, ...], Meta(min_length=1)], "read": _read_strings},
+    ),
+]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Interval = Annotated[
+    tuple[Fraction, Fraction],
+    Meta(
+        title="two numbers [low, high], 0 ≤ low < high ≤ 1",
+        extra={
+            "given": Annotated[tuple[Fraction, ...], Meta(min_length=2, max_length=2)],
+            "read": _read_interval,
+        },
+    ),
+]
+Size = Annotated[
+    int | str,
+    Meta(
+        title='a size such as "64MiB", or "auto"',
+        extra={
+            "given": Annotated[int, Meta(ge=1, le=_LARGEST)]
+            | Annotated[
+                str, Meta(extra_json_schema={"pattern": r"^auto$|^\s*\d+(\.\d+)?\s*([KkMmGg][Ii]?[Bb]|[Bb])?\s*$"})
+            ],
+            "read": _read_size,
+        },
+    ),
+]
+Sentinels = Annotated[
+    Any,
+    Meta(
+        title='a pattern with {}, a list of tokens or ids, {first = ID, count = N}, or "auto"; at most 1 048 576',
+        extra={
+            "given": Annotated[str, Meta(extra_json_schema={"pattern": r"^auto$|\{\}"})]
+            | SentinelRange
+            | Annotated[tuple[Role, ...], Meta(min_length=1, max_length=MOST_SENTINELS)],
+            "read": _read_sentinels,
+        },
+    ),
+]
+
+
+def _key(meaning: str, kind: str | None = None, *, later: bool = False, **limits: Any) -> Meta:
+    """A key's declaration, beside its type: its meaning, what it is in words where neither type nor limits say so, and the
+    limits as `msgspec.Meta` has them.
+
+    later: it joined after datasets had been written, which are without it: stored only where it differs.
+    """
+    return Meta(description=meaning, title=kind, extra={"later": later}, **limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One `[[sources]]`: files whose documents share a format and a use."""
+
+    name: Annotated[Name, _key("default source0, source1, … by position")] = ""
+    paths: Annotated[Strings, _key("files, patterns or URLs, relative to the recipe; ** crosses folders")]
+    format: Annotated[
+        str, _key("auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and tokens: token ids")
+    ] = "auto"
+    text_key: Annotated[
+        str, _key("the field or column that holds the text; of tokens, the ids: by default input_ids, or else tokens")
+    ] = "text"
+    repeat: Annotated[
+        float,
+        _key(
+            "uses of each document; each use has its own order and chance; 2.5: all twice, half of them a third time",
+            "a number, 1e-9 … 1000",
+            ge=1e-9,
+            le=1000,
+        ),
+    ] = 1.0
+    share: (
+        Annotated[
+            float,
+            _key(
+                "instead of repeat, then in every source: share of the document tokens",
+                "a number, 1e-9 … 1",
+                ge=1e-9,
+                le=1,
+            ),
+        ]
+        | None
+    ) = None
+    sample: Annotated[
+        Interval,
+        _key("keep the documents whose u(file, position) lies in [low, high): held-out sets without overlap"),
+    ] = (0.0, 1.0)
+    tasks: (
+        Annotated[
+            Strings,
+            _key("which tasks its segments draw from, by name; NAME also stands for all NAME-…; all by default"),
+        ]
+        | None
+    ) = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentKeys:
+    """`[documents]`: what becomes of a document on its way to segments."""
+
+    append_eos: Annotated[bool, _key("eos after the last token of a document")] = True
+    prepend_bos: Annotated[bool, _key("bos before the first token of a document")] = False
+    long: Annotated[
+        Literal["split", "truncate", "drop"], _key("documents beyond a row or max_tokens; what is cut is counted")
+    ] = "split"
+    max_tokens: Annotated[Whole, _key("the most content tokens of a segment; 0: no limit beyond the row", ge=0)] = 0
+    min_tokens: Annotated[Whole, _key("shorter documents are dropped, and counted", ge=1)] = 1
+    special_text: Annotated[
+        Literal["text", "special", "reject"],
+        _key('what "<pad>" in a document\'s text is: text, the special token, a reject'),
+    ] = "text"
+    loss_spans: Annotated[
+        Literal["use", "ignore"], _key("whether a document's loss_spans and messages limit its loss")
+    ] = "use"
+    chat_template: Annotated[
+        str,
+        _key("a Jinja file that makes text of messages; by default the one in the tokenizer's tokenizer_config.json"),
+    ] = ""
+    bad_documents: Annotated[Literal["reject", "fail"], _key("reject: counted and logged; fail: the build stops")] = (
+        "reject"
+    )
+    max_bad_fraction: Annotated[
+        Fraction,
+        _key(
+            "at publication: fail if bad documents are more than this · read, and more than 100 or than a tenth of the used "
+            "ones",
+            "a number, 0 … 1",
+        ),
+    ] = 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """`[packing]`: segments → rows."""
+
+    algorithm: Annotated[
+        Literal["best_fit", "first_fit", "next_fit", "concat"],
+        _key("next_fit keeps document order; concat cuts at row ends, only for tasks whose law is n + constant"),
+    ] = "best_fit"
+    max_segments_per_row: Annotated[int, _key("0: 65 535, the format's limit", ge=0, le=65535)] = 0
+    pad_seq_to_mult: Annotated[
+        Whole, _key("each segment's physical length is a multiple of this; it divides seq_length", ge=1)
+    ] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specials:
+    """`[specials]`: which token plays which role."""
+
+    missing: Annotated[
+        Literal["error", "add"],
+        _key("error: list unused reserved tokens and the lines to paste; add: extend the vocabulary"),
+    ] = "error"
+    eos: Annotated[Role, _key("end of a document")] | None = None
+    bos: Annotated[Role, _key("begin of a document")] | None = None
+    pad: Annotated[Role, _key("padding; a tokenizer without one pads with eos")] | None = None
+    mask: Annotated[Role, _key("the mask of masked and block diffusion")] | None = None
+    fim_prefix: Annotated[Role, _key("fill-in-the-middle: before the prefix")] | None = None
+    fim_middle: Annotated[Role, _key("fill-in-the-middle: before the middle")] | None = None
+    fim_suffix: Annotated[Role, _key("fill-in-the-middle: before the suffix")] | None = None
+    sentinels: Annotated[
+        Sentinels,
+        _key(
+            'the sentinels of span corruption, "<extra_id_{}>" by default; "auto" with missing = "add": as many as needed; '
+            "≤ 2²⁰"
+        ),
+    ] = None
+    mode_tokens: Annotated[
+        Mapping[str, str | int] | None,
+        Meta(title="a token's text or its id", extra={"given": Role}),  # of each key of [specials] that is no other
+        _key('quoted, a mode token as a task writes it = the token that plays it: "[NLU]" = "<|reserved_1|>"'),
+    ] = None
+    vocab_size: Annotated[
+        int,
+        _key("ceiling that no id may reach: the embedding's rows; 0: the tokenizer's", ge=0, le=2**31 - 1),
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEntry:
+    """One task of `[[tasks]]`, presets expanded. `parameters` are the objective's own keys; of those that joined later
+    `later` has the defaults, once the objective is known."""
+
+    name: Annotated[Name, _key("default: the objective's name")] = ""
+    objective: Annotated[str, _key("which objective")]
+    weight: Annotated[
+        float, _key("relative probability that a segment gets this task", "a number above 0", gt=0, le=1e9)
+    ] = 1.0
+    mode_token: Annotated[str, _key("a token in front of the body that tells the task; none by default")] | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    later: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputKeys:
+    """`[output]`: how the shards are written."""
+
+    shard_text_bytes: Annotated[
+        Size,
+        _key(
+            "input text per shard; auto: 64MiB, less where few shards then split evenly over workers, more for long rows "
+            "(≥ 2000 rows) and to stay under 50 000 shards, at most 512MiB"
+        ),
+    ] = "auto"
+    token_dtype: Annotated[Literal["auto", "uint16", "int32"], _key("auto: uint16 where every id fits")] = "auto"
+    columns: Annotated[Literal["full", "compact"], _key("compact: without what the header determines")] = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The whole recipe; `base` is the folder that relative paths start from."""
+
+    seq_length: Annotated[
+        int,
+        _key("slots per row; a multiple of 8", ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8}),
+    ] = 4096
+    seed: Annotated[Whole, _key("the seed of all chance", ge=0)] = 0
+    tokenizer: Annotated[str, _key('a file, a directory with tokenizer.json, a Hub name, or "bytes"')]
+    engine: Annotated[str, _key("auto | reference | an engine's name; never changes bytes")] = "auto"
+    total_tokens: Annotated[
+        Whole, _key("with share: the document tokens to use; 0: as many as use no source twice", ge=0)
+    ] = 0
+    sources: tuple[Source, ...] = ()
+    documents: DocumentKeys = field(default_factory=DocumentKeys)
+    packing: Packing = field(default_factory=Packing)
+    specials: Specials = field(default_factory=Specials)
+    tasks: tuple[TaskEntry, ...] = ()
+    output: OutputKeys = field(default_factory=OutputKeys)
+    base: Path = Path()
+
+    @property
+    def min_tail(self) -> int:
+        """The fewest content tokens of a segment that is not a whole document."""
+        return max(3, self.documents.min_tokens)
+
+
+SECTIONS: dict[str, type] = {
+    "": Recipe,
+    "sources": Source,
+    "documents": DocumentKeys,
+    "packing": Packing,
+    "specials": Specials,
+    "tasks": TaskEntry,
+    "output": OutputKeys,
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a section, as it is declared above.
+
+    kind      what may be given, in words.
+    given     the type of what may be given, and `read`, which makes the value of it; None: it is the value.
+    default   `...` where the recipe has to give it.
+    later     whether it joined after datasets had been written.
+    """
+
+    kind: str
+    meaning: str
+    default: Any
+    given: Any
+    read: Callable[[Any], Any] | None
+    later: bool
+
+    def accept(self, value: Any) -> Any:
+        """The value of what a recipe gives; ValueError if that is not of the kind."""
+        if isinstance(value, set | frozenset):  # which msgspec takes for a list, and has no order
+            raise ValueError
+        value = msgspec.convert(value, self.given)
+        return value if self.read is None else self.read(value)
+
+
+def _keys_of(record: type) -> dict[str, Key]:
+    hints, found = get_type_hints(record, include_extras=True), {}
+    for f in fields(record):
+        hint = hints[f.name]
+        if get_origin(hint) in (Union, UnionType):  # with None, which nobody gives
+            hint = get_args(hint)[0]
+        metas = getattr(hint, "__metadata__", ())
+        if metas:
+            extra = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
+            kind = next((meta.title for meta in metas if meta.title), None) or _kind_of(hint.__origin__, metas)
+            default = ... if f.default is MISSING else f.default
+            found[f.name] = Key(
+                kind, metas[-1].description, default, extra.get("given", hint), extra.get("read"), extra["later"]
+            )
+    return found
+
+
+def _kind_of(value: Any, metas: Sequence[Meta]) -> str:
+    """A kind of values in words, of the type and its limits."""
+    if value is int:
+        low = next(meta.ge for meta in metas if meta.ge is not None)
+        high = next(meta.le for meta in metas if meta.le is not None)
+        return f"a whole number, {low}{' or more' if high == _LARGEST else f' … {high}'}"
+    return {bool: "true or false", str: "a text"}.get(value) or " | ".join(get_args(value))
+
+
+KEYS: dict[str, dict[str, Key]] = {section: _keys_of(record) for section, record in SECTIONS.items()}
+"""Section → name → the key."""
+LATER: Later = {
+    section: {name: key.default for name, key in keys.items() if key.later} for section, keys in KEYS.items()
+}
+"""Section → the defaults of its keys that joined later."""
+
+
+def json_schema(
+    presets: Sequence[str], objectives: Mapping[str, Mapping[str, Any]], formats: Sequence[str]
+) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a recipe, for editors. It takes every recipe that is right, and refuses what can be
+    said of one key alone: its name, type and range.
+
+    presets, formats: their names. objectives: name → parameter → its schema. Tasks of other objectives may have any keys.
+    """
+    shared: dict[str, Any] = {}
+    tables = {section: _table_schema(section, shared) for section in SECTIONS}
+    root, task = tables.pop(""), tables["tasks"]
+    tables["sources"]["properties"]["format"]["enum"] = list(formats)
+    for section in ("sources", "tasks"):
+        tables[section] = {"type": "array", "minItems": 1, "items": tables[section]}
+    mode_token = {**msgspec.json.schema(Role), "description": KEYS["specials"]["mode_tokens"].meaning}
+    tables["specials"]["patternProperties"] = {"^$|^[^A-Za-z_]|[^A-Za-z0-9_]": mode_token}  # which no bare word matches
+
+    keys, required = task.pop("properties"), task.pop("required")
+    del task["additionalProperties"]
+    keys["objective"]["anyOf"] = [{"enum": list(objectives)}, {"type": "string"}]  # an editor offers those of the first
+    preset = {"title": "a text", "description": "a list of tasks by its name", "enum": list(presets)}
+    task["if"] = {"required": ["preset"]}
+    task["then"] = {"properties": {"preset": preset, "weight": keys["weight"]}, "additionalProperties": False}
+    task["else"] = {
+        "properties": keys,
+        "required": required,
+        "allOf": [
+            {
+                "if": {"properties": {"objective": {"const": name}}, "required": ["objective"]},
+                "then": {"properties": {**dict.fromkeys(keys, True), **parameters}, "additionalProperties": False},
+            }
+            for name, parameters in objectives.items()
+        ],
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **root,
+        "title": "A recipe of packprep",
+        "properties": {**root["properties"], **tables},
+        "required": [*root["required"], "sources"],
+        "$defs": shared,
+    }
+
+
+def _table_schema(section: str, shared: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a section's table, of the keys that it declares. `shared` receives what it refers to."""
+    keys = {name: key for name, key in KEYS[section].items() if name != "mode_tokens"}
+    properties = {}
+    for name, key in keys.items():
+        about, made = {"title": key.kind, "description": key.meaning}, msgspec.json.schema(key.given)
+        shared.update(made.pop("$defs", {}))
+        if "pattern" in made:  # halves of characters stand in no file, and not every editor has a word for them
+            made["pattern"] = made["pattern"].replace(r"\ud800-\udfff", "")
+        properties[name] = about | made | about
+        if key.default not in (..., None, ""):
+            properties[name]["default"] = key.default
+    return {
+        "title": f"[{section}]",
+        "type": "object",
+        "properties": properties,
+        "required": [name for name, key in keys.items() if key.default is ...],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,225 @@
+"""The arrays of a shard → its segments, the tokens that they were made of, and the slots at which these stand.
+
+```
+stored     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›
+restored   t hod ias ericAl                            bos, mode, sentinels and eos are no tokens of the document
+```
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from packprep.building.plan import Job
+from packprep.building.segments import SegmentTable
+from packprep.dataset.boundaries import boundaries
+from packprep.dataset.shard import Shard
+from packprep.errors import DatasetError
+from packprep.objectives.objective import Bodies, BodySlots
+
+
+def segment_slots(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, first physical slot in it, slots without padding), int64[segments] each, of a shard whose cu_seqlens is sound."""
+    real = arrays["cu_seqlens"].astype(np.int64)
+    physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"]).astype(np.int64)
+    return boundaries(np.diff(arrays["row_offsets"]), real, physical)
+
+
+def stored_segments(job: Job, arrays: Mapping[str, np.ndarray]) -> SegmentTable:
+    """The segments of a shard as its arrays say, in row order, without documents: bos begins a document, eos is what the
+    length law leaves over, neither 0 nor 1 where the law does not hold.
+
+    A later piece of a supervised document may repeat a system message; there the last token says whether there is an eos.
+    """
+    row, begin, slots = segment_slots(arrays)
+    bos = ((arrays["segment_start"] == 0) & job.recipe.documents.prepend_bos).astype(np.int64)
+    n, key = arrays["segment_tokens"].astype(np.int64), arrays["segment_key"]
+    everywhere = np.full(len(row), -1, np.int64)  # no length depends on where training begins
+    extra = np.zeros(len(row), np.int64)
+    for t, task in enumerate(job.tasks):
+        of_task = np.flatnonzero(arrays["segment_task"] == t)
+        if len(of_task):
+            law = task.slots(
+                Bodies(n[of_task], key[of_task], everywhere[of_task]), bos[of_task], np.zeros(len(of_task), np.int64)
+            )
+            over = slots[of_task] - law
+            extra[of_task] = np.where(over % task.objective.copies, -1, over // task.objective.copies)
+    eos, copy = extra.copy(), np.zeros(len(row), np.int64)
+    if "trained_offsets" in arrays and len(row):
+        later = (arrays["segment_start"] > 0) & (extra > 0)
+        last = arrays["tokens" if "labels" not in arrays else "labels"][row, begin + slots - 1].astype(np.int64)
+        if "labels" in arrays:  # next-token labels end with pad: look at the token itself
+            plain = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
+            last = np.where(plain, arrays["tokens"][row, begin + slots - 1].astype(np.int64), last)
+        ends = (last == job.vocabulary.roles.get("eos", -1)) & job.recipe.documents.append_eos
+        eos = np.where(later, ends.astype(np.int64), extra)
+        copy = np.where(later, extra - eos, 0)
+    return SegmentTable(
+        document=everywhere, start=arrays["segment_start"], n=n, task=arrays["segment_task"].astype(np.int64), bos=bos, eos=eos,
+        key=key, copy=copy, first_trained=_first_trained(job, arrays, slots, bos, eos), slots=slots, row=row, first_slot=begin,
+    )  # fmt: skip
+
+
+def _first_trained(
+    job: Job, arrays: Mapping[str, np.ndarray], slots: np.ndarray, bos: np.ndarray, eos: np.ndarray
+) -> np.ndarray:
+    """int64[segments]: the first body slot of the trained ranges; −1 where all of the body may be trained."""
+    first = np.full(len(slots), -1, np.int64)
+    if "trained_offsets" not in arrays:
+        return first
+    offsets, ranges = arrays["trained_offsets"], arrays["trained_ranges"].astype(np.int64)
+    mode = np.array([task.mode for task in job.tasks])[arrays["segment_task"]]
+    copies = np.array([task.objective.copies for task in job.tasks])[arrays["segment_task"]]
+    with_ranges = np.flatnonzero(np.diff(offsets) > 0)
+    begin, end = ranges[offsets[with_ranges], 0], ranges[offsets[with_ranges], 1]
+    body, half = (bos + mode)[with_ranges], (slots // copies)[with_ranges]
+    whole = (np.diff(offsets)[with_ranges] == 1) & (begin <= body) & (end >= half - (eos[with_ranges] > 0))
+    first[with_ranges] = np.where(whole, -1, begin - body)
+    return first
+
+
+class RestoredTokens(NamedTuple):
+    """The content tokens of some segments, without what their objectives put in between."""
+
+    ids: np.ndarray  # of the dataset's dtype: one segment after the other
+    offsets: np.ndarray  # int64[k + 1]
+    fits: np.ndarray  # bool[k]: whether what stands between the tokens (sentinels, …) is what the header says
+
+
+def restore(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray) -> RestoredTokens:
+    """The tokens that the chosen segments were made of, by their objectives' inverses; labels of in-place kinds.
+
+    chosen: int64[k], indices of segments of a shard whose lengths obey the law.
+    """
+    n, copy = arrays["segment_tokens"][chosen].astype(np.int64), stored.copy[chosen]
+    ends = np.cumsum(n + copy)
+    begins = ends - n - copy
+    out = np.empty(int(ends[-1]) if len(ends) else 0, arrays["tokens"].dtype)
+    fits = np.ones(len(chosen), np.bool_)
+    length = arrays["tokens"].shape[1]
+    for t, task in enumerate(job.tasks):
+        of_task = np.flatnonzero(arrays["segment_task"][chosen] == t)
+        if not len(of_task):
+            continue
+        which = chosen[of_task]
+        body = stored.row[which] * length + stored.first_slot[which] + stored.bos[which] + task.mode
+        columns = BodySlots(begins[of_task], stored.of(which).bodies(), body)
+        # labels of in-place kinds are the tokens in their places, as causal's slots are
+        objective = job.tasks[-1].objective if task.in_place else task.objective
+        rows = arrays["labels" if task.in_place else "tokens"].reshape(-1)
+        assert objective.restore is not None
+        fits[of_task] = objective.restore(task, columns, rows, out)
+    if copy.any():
+        is_content = np.ones(len(out), np.bool_)
+        for i in np.flatnonzero(copy):
+            is_content[begins[i] : begins[i] + copy[i]] = False
+        out = out[is_content]
+    return RestoredTokens(out, np.concatenate((np.zeros(1, np.int64), np.cumsum(n))), fits)
+
+
+FITTING_TOKENS = 1 << 18
+"""Tokens that are inverted at a time: they stay in the processor's cache."""
+
+
+def fitting(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable) -> np.ndarray:
+    """bool[segments]: whether what stands between a segment's tokens is what its header says: `fits` of `restore`, in less
+    memory."""
+    fits = np.ones(len(stored.row), np.bool_)
+    length = arrays["tokens"].shape[1]
+    slots, scratch = arrays["tokens"].reshape(-1), np.empty(0, arrays["tokens"].dtype)
+    for t, task in enumerate(job.tasks):
+        if task.in_place or task.objective is job.tasks[-1].objective:
+            continue  # nothing stands between the tokens
+        of_task = np.flatnonzero(arrays["segment_task"] == t)
+        ends = np.cumsum(stored.n[of_task] + stored.copy[of_task])
+        if not len(of_task):
+            continue
+        bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), FITTING_TOKENS)), len(of_task)))
+        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            which = of_task[begin:end]
+            bodies = stored.of(which).bodies()
+            first = ends[begin:end] - bodies.n
+            first -= first[0]
+            size = int(first[-1] + bodies.n[-1])
+            if len(scratch) < size:
+                scratch = np.empty(size, scratch.dtype)
+            body = stored.row[which] * length + stored.first_slot[which] + stored.bos[which] + task.mode
+            assert task.objective.restore is not None
+            fits[which] = task.objective.restore(task, BodySlots(first, bodies, body), slots, scratch)
+    return fits
+
+
+def sound_segments(job: Job, shard: Shard) -> SegmentTable:
+    """The segments of a shard whose boundaries are sound, as `stored_segments` gives them; DatasetError where one cannot be
+    inverted: an inverse reads by the length law, so that must hold of every segment."""
+    arrays = shard.arrays
+    n = arrays["segment_tokens"].astype(np.int64)
+    if len(n) and (n.min() < 1 or n.max() > shard.seq_length):
+        raise _damaged(shard, int(np.argmax((n < 1) | (n > shard.seq_length))), "segment_tokens cannot be")
+    if "trained_offsets" in arrays:
+        offsets, ranges = arrays["trained_offsets"], arrays["trained_ranges"]
+        if offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] != len(ranges):
+            raise _damaged(shard, int(np.argmax(np.diff(offsets) < 0)), "trained_offsets does not ascend to the ranges")
+    stored = stored_segments(job, arrays)
+    holds = (stored.eos >= 0) & (stored.eos <= 1) & (stored.copy >= 0)
+    for t, task in enumerate(job.tasks):
+        of_task = np.flatnonzero((arrays["segment_task"] == t) & holds)
+        if len(of_task):
+            table = stored.of(of_task)
+            holds[of_task] = task.slots(table.bodies(), table.bos, table.eos) == table.slots
+    if not holds.all():
+        raise _damaged(shard, int(np.argmin(holds)), "its slots are not those of its task's length law")
+    return stored
+
+
+def _damaged(shard: Shard, segment: int, what: str) -> DatasetError:
+    return DatasetError(
+        f"{shard.path}: segment {segment}: {what}, so it cannot be inverted; the file is damaged: "
+        "`packprep verify` says where else"
+    )
+
+
+def slots_of_tokens(
+    job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray, ids: np.ndarray
+) -> np.ndarray:
+    """int64[n]: the slot of its row at which each original token stands; in block diffusion its slot in x_t.
+
+    chosen: int64[k], segments; ids: [n], their tokens as `restore` gives them. −1 where the slot is not known: an objective
+    from elsewhere may read values. The inverse itself says it: it is given rows whose slots hold their own numbers, counted
+    from beyond the vocabulary, in which the role tokens stay that fill_in_the_middle looks for.
+    """
+    if not len(chosen):
+        return np.zeros(0, np.int64)
+    length, vocab_size = arrays["tokens"].shape[1], job.vocabulary.vocab_size
+    first_row, end_row = int(stored.row[chosen].min()), int(stored.row[chosen].max()) + 1
+    labels, tokens = (
+        arrays[name][first_row:end_row] for name in ("labels" if "labels" in arrays else "tokens", "tokens")
+    )
+    numbers = (np.arange(tokens.size, dtype=np.int32) + vocab_size).reshape(tokens.shape)
+    roles = np.isin(tokens, np.unique([task.ids.fim for task in job.tasks]))
+    among_roles = np.where(roles, tokens.astype(np.int32), numbers)
+    shifted = stored._replace(row=stored.row - first_row)
+    found = restore(job, {**arrays, "tokens": among_roles, "labels": numbers}, shifted, chosen).ids
+    flat = found.astype(np.int64) - vocab_size
+    segment = np.repeat(chosen, arrays["segment_tokens"][chosen])  # the segment of each token
+    begin = shifted.row[segment] * length + stored.first_slot[segment]
+    end = begin + stored.slots[segment]
+    in_place = np.array([task.in_place for task in job.tasks])[arrays["segment_task"][segment]]
+
+    def holds(at: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """bool: whether slots `at` are of the segment and have the ids of tokens `which`."""
+        inside = (at >= begin[which]) & (at < end[which])
+        at = np.where(inside, at, 0)
+        values = np.where(in_place[which], labels.reshape(-1)[at], tokens.reshape(-1)[at])
+        return inside & (values == ids[which])
+
+    flat[~holds(flat, np.arange(len(flat)))] = -1
+    unknown = np.flatnonzero(flat < 0)
+    for step, order in ((1, unknown), (-1, unknown[::-1])):  # a role token of the text stands beside its neighbours
+        for i in order[(order >= step) & (order < len(flat) + min(step, 0))].tolist():
+            if flat[i] < 0 and flat[i - step] >= 0 and segment[i] == segment[i - step]:
+                beside = flat[i - step : i - step + 1] + step
+                if holds(beside, np.array([i]))[0]:
+                    flat[i] = beside[0]
+    return np.where(flat < 0, -1, flat - shifted.row[segment] * length)

@@ -1,0 +1,577 @@
+"""The files of a source: patterns, local or URLs, → a prefix and the files' names relative to it; and their pieces.
+
+A file's name, its order among the others and its size are the same wherever the files lie. Files and pieces are columns: a
+million files are a few arrays and a list of names.
+"""
+
+import contextlib
+import difflib
+import fnmatch
+import glob
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import combinations, islice, repeat
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from packprep.errors import SourceError
+from packprep.recipe import Source
+from packprep.sources.formats import (
+    FORMATS,
+    PIECE_BYTES,
+    bytes_of_pieces,
+    check_format,
+    detect_format,
+    format_of,
+    position_of,
+)
+from packprep.storage import Remote, expanded, is_url
+
+_AT_ONCE = 16  # remote files that are looked at together
+
+
+class Seen(NamedTuple):
+    """What the file system says of a file, or of a pair of them."""
+
+    size: int  # bytes, of both
+    modified: int = 0  # mtime in ns, of both summed; 0: nobody says
+    identity: int = 0  # of device and inode: two names of one file have the same
+
+
+class SourceFile(NamedTuple):
+    """One input file, as the plan lists it: its source's index, name relative to the source's prefix, bytes, pieces."""
+
+    source: int
+    name: str
+    size: int
+    pieces: int
+
+
+class Files(Sequence[SourceFile]):
+    """The files of one source, sorted bytewise by name.
+
+    names: relative to `root`; sizes: int64[F] in bytes; format: the recipe's, "auto" too. pieces: int64[F], how many each
+    has; None: they are counted when they are first asked for, which opens every file of a table and every index.
+    piece_bytes: file → about how much each of its pieces holds, of files that say so or were looked at; the pieces of the
+    others hold equal parts of what is stored.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        names: Sequence[str],
+        sizes: np.ndarray,
+        format: str,
+        root: str,
+        pieces: np.ndarray | None = None,
+        text_key: str = "text",
+        piece_bytes: Mapping[int, Sequence[int]] | None = None,
+        seen: np.ndarray | None = None,
+    ):
+        """seen: int64[F, 3], what was found of each file, as `Seen`; None: nothing, as of files at URLs and a plan's."""
+        self.piece_bytes: dict[int, Sequence[int]] = dict(piece_bytes or {})
+        self._text_key, self.seen = text_key, seen
+        self.source, self.names, self.sizes, self.root = source, names, sizes, root
+        self.kinds, self.kind = _kinds(names, format)
+        self._pieces = pieces
+
+    @cached_property
+    def formats(self) -> list[tuple[str, str]]:
+        """(format, compression) of each file."""
+        return [self.kinds[kind] for kind in self.kind.tolist()]
+
+    @cached_property
+    def pieces(self) -> np.ndarray:
+        """int64[F]: how many pieces each file has. SourceError for a file that has to be opened, and cannot be read."""
+        if self._pieces is not None:
+            return self._pieces
+        counts = np.zeros(len(self), np.int64)
+        for k, (format, compression) in enumerate(self.kinds):
+            own = np.flatnonzero(self.kind == k)
+            if FORMATS[format].position != "number":
+                counts[own] = FORMATS[format].counts(self.sizes[own], compression)
+                continue
+            paths = [os.path.join(self.root, self.names[i]) for i in own.tolist()]
+            sizes, key = self.sizes[own].tolist(), self._text_key
+            found = _each(self.root, bytes_of_pieces, paths, repeat(format), sizes, repeat(key))
+            for i, held in zip(own.tolist(), found, strict=True):
+                counts[i] = held if isinstance(held, int) else len(held)
+                if not isinstance(held, int):
+                    self.note(i, held)
+        return counts
+
+    def as_planned(self) -> Iterator[dict[str, Any]]:
+        """The files as a plan lists them."""
+        for i, file in enumerate(self):
+            yield {**file._asdict(), **({"piece_bytes": list(self.piece_bytes[i])} if i in self.piece_bytes else {})}
+
+    def note(self, i: int, held: Sequence[int]) -> None:
+        """Note about how much each piece of file i holds."""
+        self.piece_bytes[i] = held
+        self.__dict__.pop("_held", None)
+
+    def held(self, file: np.ndarray, part: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        """int64[n]: about how much some pieces hold: file, part, stored bytes of each, int64[n]."""
+        if not self.piece_bytes:
+            return stored
+        begin, flat = self._held
+        known = begin[file] >= 0
+        return np.where(known, flat[np.where(known, begin[file] + part, 0)], stored)
+
+    @cached_property
+    def _held(self) -> tuple[np.ndarray, np.ndarray]:
+        """(int64[F]: where each file's pieces begin in the second, −1: nowhere; int64: `piece_bytes` one after the other)."""
+        begin, files = np.full(len(self), -1, np.int64), sorted(self.piece_bytes)
+        counts = np.array([len(self.piece_bytes[i]) for i in files], np.int64)
+        begin[files] = np.cumsum(counts) - counts
+        return begin, np.array([n for i in files for n in self.piece_bytes[i]] or [0], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, i: int) -> SourceFile: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[SourceFile]: ...
+    def __getitem__(self, i: int | slice) -> SourceFile | list[SourceFile]:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        return SourceFile(self.source, self.names[i], int(self.sizes[i]), int(self.pieces[i]))
+
+    def __iter__(self) -> Iterator[SourceFile]:
+        columns = zip(self.names, self.sizes.tolist(), self.pieces.tolist(), strict=True)
+        return (SourceFile(self.source, *values) for values in columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Files) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _each(root: str, do: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+    """What `do` says of each of some files; of remote ones, each some answers of the store away, many at a time."""
+    if not is_url(root):
+        yield from map(do, *arguments)
+        return
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        yield from threads.map(do, *arguments)
+
+
+def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np.ndarray]:
+    """(the (format, compression) that there are, in order of their first file, uint8[F]: which of them each file has)."""
+    kinds: dict[tuple[str, str], int] = {}
+    of_ending: dict[tuple[str, ...], int] = {}
+    compresses = {"": False}
+    kind = np.empty(len(names), np.uint8)
+    for i, name in enumerate(names):
+        # A name says its format by its last ending, or its last two where the last one is a compression's.
+        parts = name[name.rfind("/") + 1 :].rsplit(".", 2)
+        last = parts[-1] if len(parts) > 1 else ""
+        if last not in compresses:
+            compresses[last] = bool(detect_format(f"x.{last}")[1])
+        ending = (parts[1], last) if compresses[last] and len(parts) > 2 else (last,)
+        if ending not in of_ending:
+            of_ending[ending] = kinds.setdefault(format_of(name, format), len(kinds))
+        kind[i] = of_ending[ending]
+    return list(kinds), kind
+
+
+class FileColumns(NamedTuple):
+    """Some pieces, one array a column, int64[n]."""
+
+    file: np.ndarray  # the first file's place in the source
+    files: np.ndarray  # how many files: 1, or more for small text files
+    part: np.ndarray  # which piece of the file
+    bytes: np.ndarray  # stored bytes
+
+
+class Pieces:
+    """The pieces of a source as arithmetic over its files: 60 TB of lines have 14 million pieces.
+
+    A run is a file with its pieces, or the text files that share one piece.
+    """
+
+    def __init__(self, first: np.ndarray, files: np.ndarray, sizes: np.ndarray, counts: np.ndarray, lines: np.ndarray):
+        """Runs with pieces, each int64[R]: first file, files, stored bytes, pieces; bool[R]: pieces of 4 MiB."""
+        self._first, self._files, self._sizes, self._counts, self._lines = first, files, sizes, counts, lines
+        self._ends = np.cumsum(counts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def at(self, pieces: np.ndarray) -> FileColumns:
+        """What is known of pieces: int64[n] in 0 … len − 1."""
+        run = np.searchsorted(self._ends, pieces, "right")
+        count, size = self._counts[run], self._sizes[run]
+        part = pieces - (self._ends[run] - count)
+        even = (part + 1) * size // count - part * size // count
+        stored = np.where(self._lines[run], np.minimum(PIECE_BYTES, size - part * PIECE_BYTES), even)
+        return FileColumns(self._first[run], self._files[run], part, stored)
+
+    def of_file(self, i: int) -> range:
+        """The pieces that hold something of file i of the source."""
+        run = int(np.searchsorted(self._first, i, "right")) - 1
+        if run < 0 or i >= self._first[run] + self._files[run]:
+            return range(0)
+        end = int(self._ends[run])
+        return range(end - int(self._counts[run]), end)
+
+
+def pieces_of(files: Files) -> Pieces:
+    """The pieces of a source's files, in the files' order. Neighbouring text files share a piece of about 4 MiB."""
+    positions = np.array([position_of(*kind) for kind in files.kinds])[files.kind]
+    is_text, is_lines = positions == "whole", positions == "byte"
+    begins = files.pieces > 0  # whether a file begins a run; it has pieces
+    group_bytes, before = 0, -2
+    for i in np.flatnonzero(is_text).tolist():
+        size = int(files.sizes[i])
+        if before == i - 1 and group_bytes + size <= PIECE_BYTES:
+            begins[i] = False
+        else:
+            group_bytes = 0
+        group_bytes, before = group_bytes + size, i
+    first = np.flatnonzero(begins)
+    many = np.ones(len(first), np.int64)
+    sizes = files.sizes[first]
+    if is_text.any():
+        run = np.cumsum(begins) - 1  # of every text file
+        own = run[is_text]
+        many[np.unique(own)] = 0
+        np.add.at(many, own, 1)
+        sizes = np.where(is_text[first], 0, sizes)
+        np.add.at(sizes, own, files.sizes[is_text])
+    return Pieces(first, many, sizes, files.pieces[first], is_lines[first])
+
+
+_LOOKED_AT, _SHOWN = 10_000, 6  # names of a folder, where a pattern matches nothing
+_SHOWN_TWICE = 3
+
+
+def _has_wildcard(part: str) -> bool:
+    return any(c in part for c in "*?[")
+
+
+def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
+    """The longest folder common to all absolute patterns up to their first wildcard; for a file, its folder.
+
+    Nothing in `base`, the recipe's folder, is a wildcard.
+    """
+    folders = []
+    for pattern in patterns:
+        parts = pattern.split(os.sep)
+        literal = len(os.path.commonprefix([parts, base.split(os.sep)]))
+        wild = (i for i, part in enumerate(parts) if i >= literal and _has_wildcard(part))
+        folders.append(os.sep.join(parts[: next(wild, len(parts) - 1)]) or os.sep)
+    return os.path.commonpath(folders)
+
+
+def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, Files]:
+    """(prefix, files sorted bytewise by name) of a source. `prefix` says where the files lie now, if they were moved.
+
+    A source's paths are local, or URLs of one bucket. A pair of Megatron's files, of which a pattern may find one or both,
+    is one file: the .bin, with the bytes of both. A folder of a Hugging Face dataset on disk is its files. SourceError for
+    a pattern that matches nothing, another folder, a pipe or device, a name that is not valid UTF-8, or a file that cannot
+    be read; StorageError for a store that refuses.
+    """
+    root, patterns = below_one_folder(source, base)
+    return find_below(source, index, root if prefix is None else absolute_prefix(prefix), patterns)
+
+
+def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -> tuple[str, Files]:
+    """(prefix, files) of a source, by patterns relative to the folder or URL `root`."""
+    check_format(source.format, index)
+    found = _find_remote(source, root, patterns) if is_url(root) else _find_local(source, root, patterns)
+    if any(format.paired for format in FORMATS.values() if source.format in ("auto", format.name)):
+        found = _in_pairs(source, root, found)
+    for name in found:
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError:
+            raise SourceError(
+                f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename the file"
+            ) from None
+    names = sorted(found)  # code points sort as their UTF-8 does
+    seen = np.array([found[name] for name in names], np.int64).reshape(-1, len(Seen._fields))
+    of_files = None if is_url(root) else seen
+    return root, Files(index, names, seen[:, 0].copy(), source.format, root, text_key=source.text_key, seen=of_files)
+
+
+def absolute_prefix(prefix: str) -> str:
+    """The folder where a source's files lie, as a plan names it: an absolute path, or a URL without a slash at its end."""
+    prefix = expanded(prefix)
+    return prefix.rstrip("/") if is_url(prefix) else os.path.abspath(prefix)
+
+
+def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
+    """A message about files that stand twice, by two names or in two sources; "" if none does.
+
+    Two sources may share a file where their `sample` keeps other documents of it.
+    """
+    # the same number for the same file
+    known = np.concatenate(
+        [
+            np.array([hash((files.root, name)) for name in files.names], np.int64)
+            if files.seen is None
+            else files.seen[:, 2]
+            for files in found
+        ]
+    )
+    _, which, counts = np.unique(known, return_inverse=True, return_counts=True)
+    ends = np.cumsum([len(files) for files in found])
+    groups: dict[int, list[tuple[int, int]]] = {}  # file → its places: source, number in it
+    for k in np.flatnonzero(counts[which] > 1).tolist():
+        s = int(np.searchsorted(ends, k, "right"))
+        groups.setdefault(int(which[k]), []).append((s, k - int(ends[s]) + len(found[s])))
+    shown: list[str] = []
+    count = 0
+    for places in groups.values():
+        pair = next((p for p in combinations(places, 2) if _overlap(sources, found, *p)), None)
+        if pair is None or (len(shown) < _SHOWN_TWICE and not _is_one(*(_path(found, place) for place in pair))):
+            continue
+        count += 1
+        if len(shown) < _SHOWN_TWICE:
+            path = _path(found, pair[0])
+            names = " and ".join(f"{found[s].names[i]!r} of source {sources[s].name!r}" for s, i in pair)
+            shown.append(f"{path if is_url(path) else os.path.realpath(path)} (as {names})")
+    more = f" and {count - len(shown)} more" if count > len(shown) else ""
+    return f"read more than once: {', '.join(shown)}{more}; name each file once" if shown else ""
+
+
+def _overlap(sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two places of a file may give one document twice."""
+    (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
+    named_alike = found[a[0]].names[a[1]] == found[b[0]].names[b[1]]  # by which `sample` goes
+    return not named_alike or (low < other_high and other_low < high)
+
+
+def _path(found: Sequence[Files], place: tuple[int, int]) -> str:
+    return os.path.join(found[place[0]].root, found[place[0]].names[place[1]])
+
+
+def _is_one(a: str, b: str) -> bool:
+    """Whether two names are of one file, also where a file system gives files no numbers of their own."""
+    return os.path.realpath(a) == os.path.realpath(b) or is_url(a) or os.stat(a).st_nlink > 1
+
+
+def match_below(source: Source, base: Path, files: Files, out: str, names: Sequence[str]) -> str | None:
+    """The first of `names`, of files below the folder or URL `out`, that a pattern of the source matches; None for none.
+
+    files: what was found of the source, through whose folders links are followed.
+    """
+    patterns = [pattern.split(os.sep) for pattern in below_one_folder(source, base)[1]]
+    root, out = (place.removeprefix("file://") for place in (files.root, out))
+    if is_url(root) != is_url(out):
+        return None
+    for folder in _below(root, out, files.names):
+        for name in names:
+            if any(matches(pattern, [*folder, *name.split("/")]) for pattern in patterns):
+                return name
+    return None
+
+
+def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
+    """The ways, as parts, from the folder `root` to the folder `out`, directly or through folders of the files `names`."""
+    if is_url(root):
+        parts, above = out.rstrip("/").split("/"), root.split("/")
+        return [parts[len(above) :]] if parts[: len(above)] == above else []
+    folders = {""}
+    for folder in {os.path.dirname(name) for name in names}:
+        while folder not in folders:
+            folders.add(folder)
+            folder = os.path.dirname(folder)
+    above_out: dict[int, list[str]] = {}  # folder that is there → the way from it
+    parts = os.path.realpath(out).split(os.sep)
+    for n in range(1, len(parts) + 1):
+        with contextlib.suppress(OSError):
+            above_out[_seen(os.sep.join(parts[:n]) or os.sep).identity] = parts[n:]
+    ways = []
+    for folder in sorted(folders):
+        with contextlib.suppress(OSError):
+            way = above_out.get(_seen(os.path.join(root, folder)).identity)
+            if way is not None:
+                ways.append([*(folder.split(os.sep) if folder else []), *way])
+    return ways
+
+
+def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
+    """(the folder of a source's patterns up to their first wildcard, the patterns relative to it)."""
+    urls = [expanded(path) for path in source.paths if is_url(path)]
+    if not urls:
+        patterns = [os.path.abspath(os.path.join(base, expanded(path))) for path in source.paths]
+        root = fixed_prefix(patterns, os.path.abspath(base))
+        return root, [os.path.relpath(pattern, root) for pattern in patterns]
+    buckets = sorted({"/".join(url.split("/")[:3]) for url in urls})
+    if len(buckets) > 1:
+        raise SourceError(f"source {source.name!r} has files in {', '.join(buckets)}; make a source for each")
+    below = ["/" + "/".join(part for part in url.split("/")[3:] if part not in ("", ".")) for url in urls]
+    folder = fixed_prefix(below).rstrip("/")
+    return buckets[0] + folder, [path[len(folder) + 1 :] for path in below]
+
+
+def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
+    """name → what is found of the files below a URL that match the patterns, as glob would match them."""
+    remote = Remote(root)
+    listed = dict(remote.list()) if any(map(_has_wildcard, patterns)) else {}
+    found: dict[str, Seen] = {}
+    for pattern in patterns:
+        size = listed[pattern] if pattern in listed else None if listed else remote.size(pattern)
+        if size is not None:
+            own = {pattern: Seen(size)}
+        else:
+            own = {name: Seen(listed[name]) for name in listed if matches(pattern.split("/"), name.split("/"))}
+        if not own and not _has_wildcard(pattern) and (listed or remote.list(pattern)):
+            raise SourceError(
+                f"source {source.name!r}: {root}/{pattern} is a folder; say which files, as in {root}/{pattern}/**/*.jsonl"
+            )
+        if not own:
+            raise SourceError(
+                f"source {source.name!r}: {root}/{pattern} matches no file; check the bucket, the folder and the pattern"
+            )
+        found |= own
+    for name in found:
+        if any(part in ("", ".", "..") for part in name.split("/")):
+            raise SourceError(f"source {source.name!r}: {root}/{name} cannot be the name of a file; rename it")
+    return found
+
+
+def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
+    """Whether glob, with `**`, would find a file by a pattern, both as parts: * and ** pass over what begins with a dot."""
+    if not pattern or not name:
+        return not pattern and not name
+    if pattern[0] == "**" and len(pattern) == 1:
+        return not any(part.startswith(".") for part in name)
+    if pattern[0] == "**":
+        deeper = not name[0].startswith(".") and matches(pattern, name[1:])
+        return deeper or matches(pattern[1:], name)
+    hidden = name[0].startswith(".") and not pattern[0].startswith(".")
+    return not hidden and fnmatch.fnmatchcase(name[0], pattern[0]) and matches(pattern[1:], name[1:])
+
+
+def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Seen]:
+    """The files, where Megatron's pairs are their .bin with the bytes of both. SourceError for one without the other."""
+    found = {}
+    for name, file in files.items():
+        ending = name[-4:]
+        other = name[:-4] + _OTHER_OF_PAIR.get(ending, "")
+        if ending not in _OTHER_OF_PAIR:
+            found[name] = file
+        elif ending.lower() == ".bin" or other not in files:
+            path = f"{root}/{other}" if is_url(root) else os.path.join(root, other)
+            beside = files.get(other) or (_remote_file(root, other) if is_url(root) else seen(path))
+            if beside is None:
+                raise SourceError(
+                    f"source {source.name!r}: {path} is missing. Megatron's data are pairs of an .idx and a .bin file: put it "
+                    f"beside {name!r}, or set the source's format if that is none of a pair"
+                )
+            both = Seen(file.size + beside.size, file.modified + beside.modified, file.identity)
+            found[name if ending.lower() == ".bin" else other] = both
+    return found
+
+
+_OTHER_OF_PAIR = {".bin": ".idx", ".idx": ".bin", ".BIN": ".IDX", ".IDX": ".BIN"}
+
+
+def _remote_file(root: str, name: str) -> Seen | None:
+    size = Remote(root).size(name)
+    return None if size is None else Seen(size)
+
+
+def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
+    """name → what is found of the files below a folder that match the patterns."""
+    files: dict[str, Seen] = {}
+    for i, name in enumerate(patterns):
+        pattern = os.path.join(root, name)
+        given = source.paths[i] if source.paths else name
+        if _has_wildcard(name) and not os.path.exists(pattern):
+            matched = False
+            for found in glob.iglob(name, root_dir=root, recursive=True):
+                file = seen(os.path.join(root, found))  # the one call for each file that the file system sees
+                if file is not None:
+                    files[found], matched = file, True
+            if not matched:
+                raise SourceError(
+                    f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}; if its "
+                    f"files have moved, --source {source.name}=FOLDER says where they lie now"
+                )
+        elif os.path.isfile(os.path.join(pattern, "state.json")):
+            from packprep.sources.formats.arrow import saved_files  # with pyarrow
+
+            for part in saved_files(pattern):
+                files[f"{name}/{part}"] = _seen(os.path.join(pattern, part), source)
+        elif os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
+            raise SourceError(
+                f"source {source.name!r}: {given} is a folder of several splits; name one of them, as in "
+                f"{given.rstrip('/')}/train"
+            )
+        elif os.path.isdir(pattern):
+            raise SourceError(
+                f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"
+            )
+        elif not os.path.exists(pattern):
+            raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern}){nearby(pattern)}")
+        elif not os.path.isfile(pattern):
+            raise SourceError(
+                f"source {source.name!r}: {given} is no regular file but a pipe, a device or a socket, which cannot be "
+                "read twice; write what it gives to a file"
+            )
+        else:
+            files[name] = _seen(pattern, source)
+    return files
+
+
+def _seen(path: str, source: Source | None = None) -> Seen:
+    """What the file system says of a file or folder. source: of which an error is a SourceError."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if source is None:
+            raise
+        raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
+    return Seen(status.st_size, status.st_mtime_ns, hash((status.st_dev, status.st_ino)))
+
+
+def seen(path: str, paired: bool = False) -> Seen | None:
+    """What the file system says of a regular file, or of a pair of which it is one; None where one is none, or cannot be
+    asked for."""
+    found = []
+    for part in (path, path[:-4] + _OTHER_OF_PAIR[path[-4:]]) if paired else (path,):
+        try:
+            status = os.stat(part)
+        except (OSError, ValueError):
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        found.append(status)
+    identity = 0 if paired else hash((found[0].st_dev, found[0].st_ino))
+    return Seen(sum(one.st_size for one in found), sum(one.st_mtime_ns for one in found), identity)
+
+
+def nearby(pattern: str) -> str:
+    """A message's part for a pattern that matches nothing: what lies in the deepest of its folders that there is."""
+    folder, *below = _deepest_folder(pattern)
+    try:
+        with os.scandir(folder) as entries:
+            there = sorted(entry.name + os.sep * entry.is_dir() for entry in islice(entries, _LOOKED_AT))
+    except OSError as error:
+        return f"; the folder {folder} cannot be looked into: {error.strerror}"
+    absent = f"; there is no folder {os.path.join(folder, below[0])}" if len(below) > 1 else ""
+    near = difflib.get_close_matches(below[0] if below else "", [name.rstrip(os.sep) for name in there], 1, 0.6)
+    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+    braces = "; {a,b} is no pattern: give each by itself" if "{" in pattern else ""
+    return (
+        f"{absent}; {folder} holds {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
+        + (f"; did you mean {near[0]}?" if near and not _has_wildcard(below[0]) else "")
+        + braces
+    )
+
+
+def _deepest_folder(pattern: str) -> list[str]:
+    """The longest begin of an absolute path that is a folder, and the parts behind it."""
+    parts = pattern.split(os.sep)
+    n = next(n for n in range(len(parts), 0, -1) if os.path.isdir(os.sep.join(parts[:n]) or os.sep))
+    return [os.sep.join(parts[:n]) or os.sep, *parts[n:]]

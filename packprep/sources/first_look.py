@@ -1,0 +1,203 @@
+"""A look at the begin of some files of a source, before a plan is made: are they what their names say, and is there text?
+
+What one document spoils is a reject. Here it is a whole source that is spoilt, by a wrong text_key or a file of another kind:
+that is said before anything is written, so that the recipe can be mended and the same output folder be used.
+"""
+
+import codecs
+import json
+import os
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+
+from packprep.errors import SourceError
+from packprep.recipe import Source
+from packprep.sources.files import Files
+from packprep.sources.formats import FORMATS
+from packprep.sources.formats.batch import MESSAGES, open_source
+from packprep.sources.formats.compressed import decompressed
+from packprep.sources.formats.jsonl import BOM
+
+_KINDS_OF_VALUES: dict[type, str] = {
+    list: "a list",
+    dict: "an object",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+}
+FILES = 8
+BYTES = 64 << 10
+LINES = 200
+_STEP_BYTES = 16 << 10
+_KINDS = {
+    b"PAR1": 'a Parquet file: name it .parquet, or set format = "parquet"',
+    b"ARROW1": 'an Arrow file: name it .arrow, or set format = "arrow"',
+    b"\x1f\x8b": "a gzip file: let its name end in .gz, as in .jsonl.gz",
+    b"\x28\xb5\x2f\xfd": "a zstd file: let its name end in .zst, as in .jsonl.zst",
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"BZh": "a bzip2 file: decompress it, or compress it with gzip or zstd",
+    b"\xfd7zXZ\x00": "an xz file: decompress it, or compress it with gzip or zstd",
+    b"%PDF-": "a PDF: extract its text",
+    b"SQLite format 3\x00": "an SQLite database: export its text as JSONL or Parquet",
+}
+_TABLES = (".csv", ".tsv")
+_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+"""Byte order marks, the longer ones first: FF FE is the begin of both."""
+_OTHER_KEY = (
+    "set text_key (--text-key) to the key that holds the text; lists of token ids are read from Parquet and Arrow files, with "
+    'format = "tokens"'
+)
+_ADVICE = {
+    "malformed_json": 'its lines are no JSON objects: write one object a line, or set format = "text"',
+    "missing_text": "set text_key (--text-key) to the key that holds the text",
+    "not_a_string": _OTHER_KEY,
+    "too_large": "cut its documents",
+    "not_tokens": "give lists of token ids without nulls",
+    "id_out_of_range": "give the tokenizer that its ids are of",
+    "tokenizer_error": "give a tokenizer that takes any text: one with an unknown token, or of bytes",
+    "template_error": "mend the chat template, or give another in documents.chat_template",
+    "special_text": 'set documents.special_text = "text"',
+    "untrained": 'mend its loss_spans or roles, or set documents.loss_spans = "ignore"',
+    "empty": "if another key holds the text, name it as text_key (--text-key)",
+    "below_min_tokens": "lower documents.min_tokens",
+    "too_long": 'set documents.long = "split"',
+}
+
+
+def advice_on(reason: str, path: str, begin: bytes) -> str:
+    """What to do about a source whose documents are all rejects for one reason. path, begin: of a file, begin of its data."""
+    if encoding := encoding_of(begin):
+        return encoding_advice(encoding, path, begin)
+    if reason == "invalid_utf8":
+        return f"it may be Latin-1: {_converted('latin1', path)}"
+    return _ADVICE.get(reason, "mend its documents")
+
+
+def encoding_of(begin: bytes) -> str:
+    """The encoding other than UTF-8 that the begin of a file shows; "" for none."""
+    marked = next((encoding for mark, encoding in _MARKS.items() if begin.startswith(mark)), "")
+    even, odd = begin[:64:2], begin[1:64:2]
+    if marked or len(odd) < 4:
+        return marked
+    return "UTF-16LE" if not any(odd) and all(even) else "UTF-16BE" if not any(even) and all(odd) else ""
+
+
+def encoding_advice(encoding: str, path: str, begin: bytes) -> str:
+    """What to do about a file of that encoding."""
+    return f"it begins with {begin[:2].hex(' ').upper()}: {encoding}, and text is read as UTF-8: {_converted(encoding, path)}"
+
+
+def _converted(encoding: str, path: str) -> str:
+    """The command that makes UTF-8 of a file, under a name that says the same format."""
+    folder, name = os.path.split(path)
+    return f"iconv -f {encoding} -t UTF-8 {path} > {os.path.join(folder, f'utf8-{name}')}"
+
+
+def first_look(source: Source, files: Files, messages: bool) -> None:
+    """SourceError if all files looked at, FILES at most, are mistaken in a way that is known.
+
+    messages: whether a document may have messages in place of a text.
+    """
+    filled = np.flatnonzero(files.sizes)
+    chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
+    first = ""
+    for i in dict.fromkeys(chosen.tolist()):
+        found = _mistake(source, files, i, messages)
+        if not found:
+            return
+        first = first or f"source {source.name!r}: {os.path.join(files.root, files.names[i])}: {found}"
+    if first:
+        raise SourceError(first)
+
+
+def _mistake(source: Source, files: Files, i: int, messages: bool) -> str:
+    """What is mistaken about a file, and what to do; "" if nothing is known to be."""
+    format, compression = files.formats[i]
+    is_text = FORMATS[format].position == "whole"
+    if not (is_text or FORMATS[format].json):
+        return ""  # its reader looks for the column, and says so
+    path = os.path.join(files.root, files.names[i])
+    begin, whole = begin_of(path, int(files.sizes[i]), compression)
+    if encoding := encoding_of(begin):
+        return encoding_advice(encoding, path, begin)
+    kind = next((kind for magic, kind in _KINDS.items() if begin.startswith(magic)), None)
+    if kind:
+        return f"it is read as {format} and begins as {kind}"
+    if is_text:
+        if source.format == "auto" and files.names[i].lower().endswith(_TABLES):
+            return (
+                "a table as text would be one document with all its rows: write it as JSONL or Parquet, "
+                'or set format = "text" if that is meant'
+            )
+        return "" if _is_utf8(begin, whole) else f"it is not UTF-8: {advice_on('invalid_utf8', path, begin)}"
+    return _mistake_of_lines(source.text_key, begin.removeprefix(BOM).lstrip(), whole, messages, path)
+
+
+def begin_of(path: str, size: int, compression: str) -> tuple[bytes, bool]:
+    """(the first BYTES of a file's data, whether that is all)."""
+    if not compression:
+        with open_source(path, size) as file:
+            return file.read(BYTES), size <= BYTES
+    data = b""
+    for block in decompressed(path, size, compression, _STEP_BYTES):
+        data += block.data
+        if len(data) > BYTES:
+            return data[:BYTES], False
+    return data, True
+
+
+def _is_utf8(begin: bytes, whole: bool) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(begin, whole)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _mistake_of_lines(text_key: str, begin: bytes, whole: bool, messages: bool, path: str) -> str:
+    if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
+        return "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]' FILE > FILE.jsonl"
+    if begin.split(b"\n", 1)[0].strip() == b"{":
+        return "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
+    lines = begin.split(b"\n")
+    longest: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()  # what stands in place of a text
+    looked_at = undecodable = 0
+    for line in islice(lines if whole else lines[:-1], LINES):
+        if not line.strip():
+            continue
+        looked_at += 1
+        if not _is_utf8(line, True):
+            undecodable += 1
+            continue
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            return ""
+        if not isinstance(document, dict) or (messages and MESSAGES in document):
+            return ""
+        if text_key in document:
+            kind = _KINDS_OF_VALUES.get(type(document[text_key]))
+            if kind is None:
+                return ""
+            kinds[kind] += 1
+        for key, value in document.items():
+            longest[key] += len(value) if isinstance(value, str) else 0
+    if not looked_at or 0 < undecodable < looked_at or 0 < kinds.total() < looked_at:
+        return ""
+    if undecodable:
+        return f"none of its first {looked_at} lines is UTF-8: {advice_on('invalid_utf8', path, begin)}"
+    if kinds:
+        listed = " or ".join(kinds)
+        return (
+            f"in all of its first {looked_at} documents the value of {text_key!r} is {listed}, not a text: {_OTHER_KEY}"
+        )
+    keys = ", ".join(map(repr, list(longest)[:20])) or "none"
+    likely = max(longest, key=longest.__getitem__, default="")
+    example = f", as in text_key = {json.dumps(likely, ensure_ascii=False)}" if longest[likely] else ""
+    return (
+        f"none of its first {looked_at} documents has the key {text_key!r}; their keys are: {keys}. "
+        f"Set text_key (--text-key) to the one that holds the text{example}"
+    )

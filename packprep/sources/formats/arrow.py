@@ -1,0 +1,309 @@
+"""Arrow IPC files and streams (as Hugging Face datasets writes them): a piece is a record batch.
+
+pyarrow can count the rows before a batch only by decoding them all. The message headers have the counts, so they are
+read here: the framing is in the Arrow columnar format's "Serialization and Interprocess Communication" and in
+format/Message.fbs and format/File.fbs, the tables in FlatBuffers' "Internals".
+
+Folders that `datasets` writes with `save_to_disk` are such streams, and a state.json that lists them.
+"""
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import pyarrow as pa
+
+from packprep.errors import SourceError
+from packprep.sources.formats.batch import Batch, BatchBuilder, Choice, Keep, Slice, open_source
+from packprep.sources.formats.compressed import Decoders
+from packprep.sources.formats.table import (
+    RecordColumns,
+    arrow_errors,
+    check_block,
+    find_columns,
+    find_token_column,
+    list_lengths,
+    read_lists,
+    read_rows,
+)
+from packprep.storage import is_url
+
+_MAGIC = b"ARROW1"
+_CONTINUATION = 0xFFFFFFFF
+_SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3  # Message.fbs, MessageHeader
+_MAX_HEADER_BYTES = 1 << 28
+
+
+class BatchIndex(NamedTuple):
+    """Where an Arrow file's record batches lie."""
+
+    is_stream: bool
+    dictionaries: list[int]  # byte of each dictionary's message
+    offsets: list[int]  # byte of each batch's message
+    rows: list[int]
+    sizes: list[int]  # bytes of each
+
+
+def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> list[int]:
+    """The bytes of each record batch of an IPC file or stream, by their headers."""
+    with _opened(path, size) as file:
+        return _index(file, size).sizes
+
+
+def read(
+    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, supervised: bool
+) -> Iterator[Batch]:
+    """The documents of a slice of a record batch; see `formats.read`."""
+    with _opened(part.path, part.size) as file:
+        index = decoders.fact(part.path, lambda: _index(file, part.size))
+        begin, end = part.range(index.rows[part.piece])
+        if begin == end:
+            return
+        if not is_url(part.path):  # there each buffer would be a request
+            for offset in (*index.dictionaries, index.offsets[part.piece]):
+                advice = "Write it with fewer rows a batch"
+                check_block(part.path, "a record batch", _largest_decompressed(file, offset), advice)
+        # Mapped, so that only the pages of the columns that are read are touched.
+        with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
+            columns = _columns(part, source, index, text_key, supervised)
+            low = 0 if isinstance(keep, Choice) else begin
+            columns = columns.of([_validated(column).slice(low, end - low) for column in columns.there()])
+            batch = BatchBuilder(part.file)
+            first = sum(index.rows[: part.piece])
+            if part.format == "arrow_tokens":
+                yield from read_lists(part.file, columns.text, first + low, keep, batch_bytes, first + begin)
+                return
+            yield from read_rows(batch, columns, first + low, keep, batch_bytes, first + begin)
+            yield from batch.take()
+
+
+def bytes_per_token(part: Slice, text_key: str) -> float | None:
+    """The bytes that a part's record batch takes for each id of its column of tokens; None if it has no id."""
+    with _opened(part.path, part.size) as file:
+        index = _index(file, part.size)
+        with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
+            lengths = list_lengths(_columns(part, source, index, text_key, False).text)
+    begin = index.offsets[part.piece]
+    end = min((offset for offset in index.offsets if offset > begin), default=part.size)
+    return (end - begin) / int(lengths.sum()) if lengths.any() else None
+
+
+def _columns(part: Slice, source: pa.NativeFile, index: BatchIndex, text_key: str, supervised: bool) -> RecordColumns:
+    source.seek(0)  # of a URL it is one with the file that the index was read from
+    schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
+    if part.format == "arrow_tokens":
+        columns = RecordColumns(find_token_column(part.path, schema, text_key))
+    else:
+        columns = find_columns(part.path, schema, text_key, supervised)
+    wanted = columns.there()
+    if index.is_stream and not index.dictionaries:
+        source.seek(index.offsets[part.piece])
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
+        return columns.of([batch.column(i) for i in wanted])
+    only_wanted = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    in_order = [sorted(wanted).index(i) for i in wanted]
+    if not index.is_stream:
+        batch = pa.ipc.open_file(source, options=only_wanted).get_batch(part.piece)
+        return columns.of([batch.column(i) for i in in_order])
+    # Dictionaries before the batch belong to it, so all that precedes it is gone through (nothing of it is copied).
+    source.seek(0)
+    reader = pa.ipc.open_stream(source, options=only_wanted)
+    for _ in range(part.piece):
+        reader.read_next_batch()
+    batch = reader.read_next_batch()
+    return columns.of([batch.column(i) for i in in_order])
+
+
+def _validated(column: pa.Array) -> pa.Array:
+    """The column, checked so that a damaged file cannot lead outside of its buffers; strings as their bytes."""
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices, _validated(column.dictionary))
+    as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    if column.type in as_bytes:  # full validation would refuse the whole column for one text that is not UTF-8
+        column = column.view(as_bytes[column.type])
+    column.validate(full=True)
+    return column
+
+
+@contextmanager
+def _opened(path: str, size: int) -> Iterator[BinaryIO]:
+    with open_source(path, size) as file, arrow_errors(path, "Arrow IPC file or stream"):
+        try:
+            yield file
+        except (struct.error, IndexError, StopIteration) as error:
+            raise pa.ArrowInvalid("it ends too early, or its headers are damaged") from error
+
+
+def _index(file: BinaryIO, size: int) -> BatchIndex:
+    if _read(file, 0, min(size, len(_MAGIC))) != _MAGIC:
+        return _index_of_stream(file, size)
+    (footer_bytes,) = struct.unpack("<i", _read(file, size - 10, 4))
+    footer = _read(file, size - 10 - footer_bytes, footer_bytes)
+    root = _root(footer)
+    offsets = _block_offsets(footer, _field(footer, root, 3))
+    headers = [_read_header(file, offset) for offset in offsets]
+    if any(header is None or header.kind != _RECORD_BATCH for header in headers):
+        raise pa.ArrowInvalid("its footer does not point to record batches")
+    dictionaries = _block_offsets(footer, _field(footer, root, 2))
+    there = [header for header in headers if header]
+    sizes = [min(header.end, size) - offset for header, offset in zip(there, offsets, strict=True)]
+    return BatchIndex(False, dictionaries, offsets, [header.rows for header in there], sizes)
+
+
+def _index_of_stream(file: BinaryIO, size: int) -> BatchIndex:
+    offsets, rows, sizes, dictionaries = [], [], [], []
+    at = 0
+    while at < size and (header := _read_header(file, at)):
+        if at == 0 and header.kind != _SCHEMA:
+            raise pa.ArrowInvalid("it does not begin with a schema")
+        if header.kind == _RECORD_BATCH:
+            offsets.append(at)
+            rows.append(header.rows)
+            sizes.append(header.end - at)
+        elif header.kind == _DICTIONARY_BATCH:
+            dictionaries.append(at)
+        at = header.end
+        if at > size:
+            raise pa.ArrowInvalid(f"a message ends at byte {at}, but the file has {size}; it is truncated")
+    if at == 0:
+        raise pa.ArrowInvalid("it is empty")
+    return BatchIndex(True, dictionaries, offsets, rows, sizes)
+
+
+class _Header(NamedTuple):
+    kind: int
+    rows: int  # of a record batch; else 0
+    end: int  # byte after the message's body
+
+
+def _read_header(file: BinaryIO, at: int) -> _Header | None:
+    """The header of the message at a byte of the file; None at the mark that ends a stream."""
+    found = _read_message(file, at)
+    if found is None:
+        return None
+    data, body = found
+    root = _root(data)
+    kind_at, header_at, body_at = (_field(data, root, k) for k in (1, 2, 3))
+    kind = data[kind_at] if kind_at else 0
+    body_bytes = struct.unpack_from("<q", data, body_at)[0] if body_at else 0
+    rows = 0
+    if kind == _RECORD_BATCH and header_at:
+        rows_at = _field(data, _table(data, header_at), 0)
+        rows = struct.unpack_from("<q", data, rows_at)[0] if rows_at else 0
+    if body_bytes < 0 or rows < 0:
+        raise pa.ArrowInvalid(f"what should be a message at byte {at} is none")
+    return _Header(kind, rows, body + body_bytes)
+
+
+def _largest_decompressed(file: BinaryIO, at: int) -> int:
+    """The bytes that the largest compressed buffer of a record batch or dictionary has once it is decompressed; 0 where none
+    is compressed. Each begins with that number; it is −1 where this buffer is not."""
+    found = _read_message(file, at)
+    if found is None:
+        return 0
+    data, body = found
+    root = _root(data)
+    kind_at, header_at = _field(data, root, 1), _field(data, root, 2)
+    if not (kind_at and header_at):
+        return 0
+    batch = _table(data, header_at)
+    if data[kind_at] == _DICTIONARY_BATCH:
+        batch = _table(data, _field(data, batch, 1))
+    largest, buffers = 0, _field(data, batch, 2)
+    if _field(data, batch, 3) and buffers:  # its compression, and a vector of structs of 16 bytes
+        buffers = _table(data, buffers)
+        for i in range(struct.unpack_from("<I", data, buffers)[0]):
+            offset, stored = struct.unpack_from("<qq", data, buffers + 4 + 16 * i)
+            if stored:
+                largest = max(largest, *struct.unpack("<q", _read(file, body + offset, 8)))
+    return largest
+
+
+def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
+    """(a message's header, the byte of the file at which its body begins); None at the mark that ends a stream."""
+    mark, n_bytes = struct.unpack("<II", _read(file, at, 8))
+    begin = at + 8
+    if mark != _CONTINUATION:  # before format version 0.15 there was no mark
+        n_bytes, begin = mark, at + 4
+    if n_bytes == 0:
+        return None
+    if n_bytes > _MAX_HEADER_BYTES:
+        raise pa.ArrowInvalid(f"what should be a message at byte {at} is none")
+    return _read(file, begin, n_bytes), begin + n_bytes
+
+
+def _block_offsets(footer: bytes, at: int) -> list[int]:
+    """The offsets in a vector of File.fbs's `Block`, structs of 24 bytes."""
+    if not at:
+        return []
+    at += struct.unpack_from("<I", footer, at)[0]
+    (count,) = struct.unpack_from("<I", footer, at)
+    return [struct.unpack_from("<q", footer, at + 4 + 24 * i)[0] for i in range(count)]
+
+
+def _table(data: bytes, at: int) -> int:
+    """Where the table or vector lies to which a byte of a FlatBuffers table refers."""
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _root(data: bytes) -> int:
+    return int(struct.unpack_from("<I", data, 0)[0])
+
+
+def _field(data: bytes, table: int, k: int) -> int:
+    """Where field k of a FlatBuffers table lies; 0 if it is absent."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    (vtable_bytes,) = struct.unpack_from("<H", data, vtable)
+    if 4 + 2 * k >= vtable_bytes:
+        return 0
+    (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * k)
+    return table + offset if offset else 0
+
+
+def _read(file: BinaryIO, at: int, n_bytes: int) -> bytes:
+    if at < 0 or n_bytes < 0:
+        raise pa.ArrowInvalid("it ends too early")
+    file.seek(at)
+    data = file.read(n_bytes)
+    if len(data) != n_bytes:
+        raise pa.ArrowInvalid("it ends too early")
+    return data
+
+
+_MOST_BYTES = 64 << 20  # of a state.json
+
+
+def saved_files(folder: str) -> list[str]:
+    """The names of a dataset's Arrow files, ascending.
+
+    SourceError where state.json is damaged, or says that the dataset is another selection of its files' rows.
+    """
+    path = Path(folder) / "state.json"
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        state = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(
+            f"{path}: cannot be read: {error}. Save the dataset anew, or name its .arrow files."
+        ) from error
+    if not isinstance(state, dict) or not isinstance(state.get("_data_files"), list):
+        raise SourceError(f"{path}: it lists no _data_files. Save the dataset anew, or name its .arrow files.")
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise SourceError(
+            f"{path}: the dataset has an indices mapping (_indices_files): it is another selection of the rows of its files. "
+            "Save it again after flatten_indices(), with save_to_disk."
+        )
+    return sorted(_name_of(path, entry) for entry in state["_data_files"])
+
+
+def _name_of(path: Path, entry: Any) -> str:
+    name = entry.get("filename") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise SourceError(f"{path}: {name!r} is no name of a file in its folder. Save the dataset anew.")
+    if not (path.parent / name).is_file():
+        raise SourceError(f"{path.parent / name}: the file is missing, and state.json lists it. Put it back.")
+    return name

@@ -1,0 +1,496 @@
+"""Line files: which lines belong to a part, and their texts, or the reasons why they have none.
+
+A line begins at byte 0 or after b"\\n". It belongs to the part in which its first byte lies, and is read to its end,
+wherever that lies. In a compressed file a byte lies in the step that it came out of; see `compressed`.
+
+Almost every line takes a fast path: msgspec decodes the one field of many lines and skips the rest. Only lines that it
+refuses are looked at again by Python's own decoder, which finds the reason, or takes what msgspec is too strict about
+(a lone surrogate in another field; a repeated key whose last value counts), and lines with loss_spans or messages.
+
+Checking what a decoder skips (is it UTF-8? how deep does it nest?) costs as much as decoding. Where a file's other fields
+are few and short, they are decoded, too: a record whose keys are all known, with a string or a number at each, has nothing
+that was skipped. Which fields a part has is learnt from its first lines; only speed depends on it.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from operator import attrgetter
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+import numpy as np
+
+from packprep.errors import SourceError
+from packprep.sources.formats import batch as limits
+from packprep.sources.formats.batch import (
+    LOSS_SPANS,
+    MESSAGES,
+    SURROGATE,
+    Batch,
+    BatchBuilder,
+    Choice,
+    Keep,
+    Slice,
+    Supervision,
+    invalid_utf8,
+    kept,
+    open_source,
+    slices,
+    too_large,
+)
+from packprep.sources.formats.compressed import Block, Cursor, Decoders
+
+# How deep decoders can go depends on the version of Python and on the depth of the caller: a limit of our own, far
+# below theirs, keeps one line's fate the same everywhere.
+MAX_NESTING = 256
+MIN_NESTED_BYTES = 2 * (MAX_NESTING + 1)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_NO_BRACKET = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_MAX_DIGITS = 4000  # Python refuses to read integers of more than 4300, unless it is told otherwise
+
+Outcome = str | Supervision | tuple[str, str]  # a text, the fields of a supervised document, or a reason and its detail
+
+
+@lru_cache(maxsize=64)
+def line_decoder(text_key: str, supervised: bool = False) -> Callable[[bytes], Outcome]:
+    """A function from one line, without its end, to its text or to (reason, detail); it never raises.
+
+    supervised: of a line with loss_spans or messages it gives the fields, as `Supervision`, by the exact way: its messages
+    take longer to render anyway.
+    """
+    names = tuple(name for name in (LOSS_SPANS, MESSAGES) if supervised and name != text_key)
+    decoder = fast_decoder(text_key, names)
+    fast, others = decoder.decode if decoder else _refuse, [attrgetter(name) for name in names]
+
+    def decode(line: bytes) -> Outcome:
+        try:
+            record = fast(line)
+            text: str = record.text
+            nests = len(line) - len(text) >= MIN_NESTED_BYTES and nested_too_deep(line)
+            if nests or any(get(record) for get in others):
+                return decode_slowly(line, text_key, supervised)
+            # msgspec does not look at the UTF-8 of what it skips.
+            if not line.isascii():
+                line.decode()
+            return text
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            return decode_slowly(line, text_key, supervised)
+
+    return decode
+
+
+@lru_cache(maxsize=64)
+def fast_decoder(text_key: str, others: tuple[str, ...] = ()) -> msgspec.json.Decoder[Any] | None:
+    """A decoder of records with `text` and, undecoded, `others`, which are empty where they are not there.
+
+    None: msgspec cannot look for such a key.
+    """
+    fields: list[Any] = [("text", str), *((name, msgspec.Raw, msgspec.Raw()) for name in others)]
+    try:
+        record = msgspec.defstruct("Record", fields, rename={"text": text_key}, gc=False)
+    except ValueError:  # msgspec refuses keys that JSON has to escape
+        return None
+    return msgspec.json.Decoder(record)
+
+
+def _refuse(_: object) -> NoReturn:
+    raise ValueError
+
+
+def _integer(digits: str) -> int:
+    """One that is too long to be read is as far beyond any text: ±2⁶⁴."""
+    return int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
+
+
+def decode_slowly(line: bytes, text_key: str, supervised: bool = False) -> Outcome:
+    """What `line_decoder` gives, of any line, and exact about the reason."""
+    try:
+        source = line.decode()
+    except UnicodeDecodeError as error:
+        return invalid_utf8(error, "line")
+    if nested_too_deep(line):
+        return "malformed_json", f"nested deeper than {MAX_NESTING} levels"
+    try:
+        # Numbers are not read where none is needed: Python refuses very long ones.
+        read_int, read_float = (_integer, float) if supervised else (len, len)
+        record = json.loads(source, parse_constant=_refuse, parse_int=read_int, parse_float=read_float)
+    except ValueError:
+        return "malformed_json", f"not JSON; the line begins {ascii(source[:60])}"
+    if not isinstance(record, dict):
+        return "malformed_json", f"the line is {_kind(record)}, not an object"
+    spans = messages = None
+    if supervised:
+        spans, messages = (None if name == text_key else record.get(name) for name in (LOSS_SPANS, MESSAGES))
+        if messages is not None and record.get(text_key) is None:
+            return Supervision(None, spans, messages)
+    if text_key not in record:
+        keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
+        return "missing_text", f"no key {ascii(text_key[:40])}; the line's keys are: {keys or 'none'}"
+    text = record[text_key]
+    if not isinstance(text, str):
+        return "not_a_string", f"the value of {ascii(text_key[:40])} is {_kind(text)}"
+    if found := SURROGATE.search(text):
+        return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
+    return text if spans is None and messages is None else Supervision(text, spans, messages)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    kinds: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
+    return kinds.get(type(value), "a number")
+
+
+def nested_too_deep(line: bytes) -> bool:
+    """Whether brackets outside of strings nest deeper than MAX_NESTING. Most lines are done after two counts."""
+    if line.count(b"[") + line.count(b"{") <= MAX_NESTING:
+        return False
+    brackets = np.frombuffer(_STRING.sub(b"", line).translate(None, _NO_BRACKET), np.uint8)
+    depth = 0
+    for begin in range(0, len(brackets), 1 << 16):  # in blocks, so that a line of brackets needs no memory
+        block = brackets[begin : begin + (1 << 16)]
+        opening = (block == ord("[")) | (block == ord("{"))
+        depths = depth + np.cumsum(np.where(opening, 1, -1))
+        if depths.max() > MAX_NESTING:
+            return True
+        depth = int(depths[-1])
+    return False
+
+
+_LEARNT_LINES = 32
+_MAX_FIELDS = 32
+_MAX_OTHER_BYTES = 256  # of a line's other values; longer ones are skipped faster than they are decoded
+_CHECKED_BYTES = 16 << 10  # of UTF-8 at once: what comes of it stays in the cache
+_Scalar = str | int | float | bool | None
+
+_get_text = attrgetter("text")
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def block_decoder(
+    text_key: str, supervised: bool = False
+) -> Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]:
+    """A function from n lines to their n texts, or to None: look at them one by one.
+
+    It takes data, starts: int64[n], sizes: int64[n]: line i is data[starts[i] : starts[i] + sizes[i]], and nothing but
+    blank lines lies between two lines. None is given if any line has no text, or a size of −1, or, where `supervised`,
+    loss_spans or messages.
+    """
+    fields = tuple(name for name in (LOSS_SPANS, MESSAGES) if supervised and name != text_key)
+    skipping = fast_decoder(text_key, fields)
+    getters = [attrgetter(name) for name in fields]
+    whole: msgspec.json.Decoder[Any] | None = None
+    has_learnt = False
+
+    def decode(data: bytes, starts: np.ndarray, sizes: np.ndarray) -> list[str] | None:
+        nonlocal whole, has_learnt
+        if skipping is None or sizes.min() <= 0:
+            return None
+        # Each line begins with "{" and ends with "}" (and "\r"). Then no record can reach over a line's end: "}" with a "{"
+        # behind it is JSON in a string alone, and a string has no line's end in it. So as many records as lines are one record
+        # a line, although a decoder of many records does not mind two in one line.
+        characters, last = np.frombuffer(data, np.uint8), starts + sizes - 1
+        last -= characters[last] == ord("\r")
+        if not ((characters[starts] == ord("{")).all() and (characters[last] == ord("}")).all()):
+            return None
+        block = memoryview(data)[starts[0] : starts[-1] + sizes[-1]]
+        if not has_learnt:
+            some = zip(starts[:_LEARNT_LINES].tolist(), sizes[:_LEARNT_LINES].tolist(), strict=True)
+            whole = _whole_decoder(text_key, fields, [data[start : start + size] for start, size in some])
+            has_learnt = True
+        if whole is not None:
+            try:
+                records = whole.decode_lines(block)
+                return list(map(_get_text, records)) if len(records) == len(starts) else None
+            except (ValueError, msgspec.MsgspecError, RecursionError):
+                pass
+        try:
+            records = skipping.decode_lines(block)
+            if len(records) != len(starts) or any(any(map(get, records)) for get in getters):
+                return None
+            texts = list(map(_get_text, records))
+            _check_utf8(bytes(block))
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            return None
+        whole = None  # another field, or one that is no string or number
+        n_chars = np.fromiter(map(len, texts), np.int64, len(texts))
+        for i in np.flatnonzero(sizes - n_chars >= MIN_NESTED_BYTES):
+            if nested_too_deep(data[starts[i] : starts[i] + sizes[i]]):
+                return None
+        return texts
+
+    return decode
+
+
+def _whole_decoder(text_key: str, fields: Sequence[str], lines: Sequence[bytes]) -> msgspec.json.Decoder[Any] | None:
+    """A decoder of records that skips nothing, and refuses what it would have to skip; None: it would not be faster."""
+    names: dict[str, None] = {}
+    for line in lines:
+        try:
+            others = _fields.decode(line)
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            continue
+        others.pop(text_key, None)
+        if sum(map(len, map(bytes, others.values()))) > _MAX_OTHER_BYTES:
+            return None
+        if any(bytes(value)[:1] in (b"[", b"{") for value in others.values()):
+            return None
+        names.update(dict.fromkeys(others))
+        if len(names) > _MAX_FIELDS:
+            return None
+    return _decoder_of(text_key, tuple(fields), tuple(name for name in names if name not in fields))
+
+
+@lru_cache(maxsize=64)
+def _decoder_of(text_key: str, absent: Sequence[str], others: Sequence[str]) -> msgspec.json.Decoder[Any] | None:
+    kinds: list[tuple[str, Any]] = [*((name, None) for name in absent), *((name, _Scalar) for name in others)]
+    fields: list[Any] = [("text", str), *((f"field{i}", kind, None) for i, (_, kind) in enumerate(kinds))]
+    keys = {"text": text_key} | {f"field{i}": name for i, (name, _) in enumerate(kinds)}
+    try:
+        record = msgspec.defstruct("Record", fields, rename=keys, gc=False, forbid_unknown_fields=True)
+    except ValueError:  # msgspec refuses keys that JSON has to escape
+        return None
+    return msgspec.json.Decoder(record)
+
+
+def _check_utf8(block: bytes) -> None:
+    """Raises UnicodeDecodeError unless the block is UTF-8."""
+    if block.isascii():
+        return
+    begin = 0
+    while begin < len(block):
+        end = begin + _CHECKED_BYTES
+        some = block[begin:end]
+        begin += len(some) if some.isascii() else codecs.utf_8_decode(some, "strict", end >= len(block))[1]
+
+
+BOM = b"\xef\xbb\xbf"
+_READ_BYTES = 1 << 20
+_FINISH_BYTES = 16 << 10  # first read beyond a part's end: most lines end soon
+_AT_ONCE_BYTES = 1 << 20  # of lines that are decoded at once; decompressed blocks are smaller, or much larger
+_IS_SPACE = np.array([bytes([byte]).isspace() for byte in range(256)])
+
+
+class Lines(NamedTuple):
+    """Lines without their ends: line i is `data[starts[i] : starts[i] + sizes[i]]`, or too large and not held."""
+
+    data: bytes
+    positions: np.ndarray  # int64[n] of the lines in the stream; strictly increasing
+    starts: np.ndarray  # int64[n]; strictly increasing
+    sizes: np.ndarray  # int64[n] in bytes; −1: too large
+
+    def line(self, i: int) -> bytes | None:
+        """Line i; None: too large."""
+        start, size = int(self.starts[i]), int(self.sizes[i])
+        return self.data[start : start + size] if size >= 0 else None
+
+    def stored_sizes(self) -> np.ndarray:
+        """int64[n]: sizes; of what is too large, one that is."""
+        return np.where(self.sizes < 0, limits.MAX_DOCUMENT_BYTES + 1, self.sizes)
+
+    def at(self, which: np.ndarray | slice) -> "Lines":
+        """The lines at a slice, or where a mask is true; `data` stays."""
+        return Lines(self.data, self.positions[which], self.starts[which], self.sizes[which])
+
+
+def read(
+    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, supervised: bool
+) -> Iterator[Batch]:
+    """The documents of a slice of a line file, compressed or not; see `formats.read`."""
+    one = partial(line_decoder, text_key, supervised)
+    return read_lines(part, keep, batch_bytes, decoders, one, block_decoder(text_key, supervised))
+
+
+def read_lines(
+    part: Slice,
+    keep: Keep | None,
+    batch_bytes: int,
+    decoders: Decoders,
+    decoder: Callable[[], Callable[[bytes], Outcome]],
+    decode_block: Callable[[bytes, np.ndarray, np.ndarray], list[str] | None],
+) -> Iterator[Batch]:
+    """The documents of a slice of a file of lines. decoder: gives what decodes one line; decode_block: of many, as
+    `block_decoder` gives it."""
+    batch = BatchBuilder(part.file)
+    for found in _part_lines(part, keep, decoders):
+        all_wanted = keep is None
+        if not all_wanted:
+            wanted = kept(keep, part.file, found.positions, found.stored_sizes)
+            all_wanted = bool(wanted.all())
+            found = found if all_wanted else found.at(wanted)
+        for some in slices(found.sizes, _AT_ONCE_BYTES):
+            lines = found.at(some)
+            # What lies between the lines that are wanted would be decoded, too.
+            texts = decode_block(lines.data, lines.starts, lines.sizes) if all_wanted else None
+            if texts is not None:
+                yield from batch.extend(lines.positions, texts, lines.sizes, batch_bytes)
+            else:
+                yield from _add_one_by_one(batch, lines, decoder(), batch_bytes)
+    yield from batch.take()
+
+
+def _add_one_by_one(
+    batch: BatchBuilder, lines: Lines, decode: Callable[[bytes], Outcome], batch_bytes: int
+) -> Iterator[Batch]:
+    for i, position in enumerate(lines.positions.tolist()):
+        line = lines.line(i)
+        if line is None:
+            batch.reject(position, *too_large())
+        elif isinstance(outcome := decode(line), tuple):
+            batch.reject(position, *outcome)
+        else:
+            batch.add(position, outcome, len(line))
+        if batch.bytes >= batch_bytes:
+            yield from batch.take()
+
+
+def _part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
+    """The lines of a part. A Choice is asked for those of its piece that lie before it."""
+    most = limits.MAX_DOCUMENT_BYTES
+    if not part.compression:
+        first = part.piece * part.piece_bytes
+        begin, end = part.range(min(part.piece_bytes, part.size - first))
+        if begin < end:
+            if isinstance(keep, Choice) and begin:
+                before = Cursor(byte_blocks(part.path, part.size, first, first + begin))
+                _choose(keep, part.file, take_lines(before, 1, 2, most))
+            cursor = Cursor(byte_blocks(part.path, part.size, first + begin, first + end))
+            yield from take_lines(cursor, 1, 2, most)
+        return
+    begin, end = part.range(-(-part.size // part.step_bytes))
+    if begin < end:
+        of_choice = int(keep.key) if isinstance(keep, Choice) else None
+        cursor = decoders.take(part.path, part.size, part.compression, part.step_bytes, begin, of_choice)
+        if isinstance(keep, Choice):
+            keep.seen = cursor.seen = keep.seen if cursor.seen is None else cursor.seen
+            _choose(keep, part.file, take_lines(cursor, cursor.next_label, begin, most))
+        yield from take_lines(cursor, begin, end, most)
+        if part.hi < part.weight:
+            decoders.give_back(cursor)
+
+
+def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
+    """Let a choice see lines that are not read."""
+    for lines in some:
+        choice(file, lines.positions, lines.stored_sizes())
+
+
+def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
+    """Blocks of a file around the bytes [begin, end): label 0 is the one byte before them, 1 they, 2 what follows."""
+    with open_source(path, size) as file:
+        position = max(begin - 1, 0)
+        file.seek(position)
+        step = _FINISH_BYTES
+        while position < size:
+            if position < begin:
+                label, n_bytes = 0, 1
+            elif position < end:
+                label, n_bytes = 1, min(_READ_BYTES, end - position)
+            else:
+                label, n_bytes = 2, step
+                step = min(2 * step, _READ_BYTES)
+            data = file.read(n_bytes)
+            if not data:
+                raise SourceError(f"{path}: the file became shorter while it was read, at byte {position} of {size}.")
+            yield Block(label, position, data)
+            position += len(data)
+
+
+def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
+    """The lines whose first byte lies in a block with begin ≤ label < end; no Lines are empty.
+
+    Blank lines are left out, and the byte order mark of the stream's first line. A line of more than `max_bytes`
+    is not held. Then the cursor stands where a call with this `end` as its `begin` goes on.
+    """
+    pending: list[bytes] = []  # the beginning of a line that is wanted, but has not ended
+    pending_bytes = pending_at = 0
+    cursor.next_label = end
+    while block := cursor.next():
+        label, position, data = block
+        if label >= end and not pending:
+            cursor.rest = block
+            return
+        if not data:
+            continue
+        if label < begin:
+            cursor.at_line_start = data.endswith(b"\n")
+            continue
+        if label < end:
+            data = _with_following(cursor, data, end)
+        start = 0
+        if not cursor.at_line_start:
+            start = data.find(b"\n") + 1
+            cursor.at_line_start = start > 0
+            if pending:
+                pending.append(data[: start - 1] if start else data)
+                pending_bytes += len(pending[-1])
+                if start or pending_bytes > max_bytes:
+                    yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
+                    pending = []
+        if label >= end:
+            cursor.rest = Block(label, position + start, data[start:]) if start else None
+            if not pending:
+                return
+        elif cursor.at_line_start:
+            last = data.rfind(b"\n") + 1  # 0 only if start is 0
+            if last > start:
+                yield from _whole_lines(data, position, start, last, max_bytes)
+            if last < len(data):
+                cursor.at_line_start = False
+                pending, pending_bytes, pending_at = [data[last:]], len(data) - last, position + last
+                if pending_bytes > max_bytes:
+                    yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
+                    pending = []
+    if pending:
+        yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
+
+
+def _with_following(cursor: Cursor, data: bytes, end: int) -> bytes:
+    """The bytes of a block and of those after it: about _AT_ONCE_BYTES of labels below `end`."""
+    blocks, n_bytes = [data], len(data)
+    while n_bytes < _AT_ONCE_BYTES and (block := cursor.next()):
+        if block.label >= end:
+            cursor.rest = block
+            break
+        blocks.append(block.data)
+        n_bytes += len(block.data)
+    return b"".join(blocks)
+
+
+def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -> Iterator[Lines]:
+    is_held = n_bytes <= max_bytes
+    at, start, size = (np.array([value], np.int64) for value in (position, 0, n_bytes if is_held else -1))
+    return _without_blank(Lines(b"".join(parts) if is_held else b"", at, start, size))
+
+
+def _whole_lines(data: bytes, position: int, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
+    """The lines of data[begin:end], which ends with a line's end; some at a time, since each may be a line's end."""
+    while begin < end:
+        some_end = data.find(b"\n", min(begin + _AT_ONCE_BYTES, end - 1)) + 1
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8)[begin:some_end] == ord("\n")) + begin
+        starts = np.concatenate([[begin], ends[:-1] + 1])
+        sizes = ends - starts
+        sizes[sizes > max_bytes] = -1
+        yield from _without_blank(Lines(data, position + starts, starts, sizes))
+        begin = some_end
+
+
+def _without_blank(lines: Lines) -> Iterator[Lines]:
+    data, positions, starts, sizes = lines
+    if positions[0] == 0 and sizes[0] >= 0 and data.startswith(BOM, int(starts[0])):
+        starts[0] += len(BOM)
+        sizes[0] -= len(BOM)
+    blank = sizes == 0
+    bytes_there = np.frombuffer(data or b"\0", np.uint8)
+    first = bytes_there[np.minimum(starts, len(bytes_there) - 1)]
+    for i in np.flatnonzero(_IS_SPACE[first] & (sizes > 0)):
+        blank[i] = data[starts[i] : starts[i] + sizes[i]].isspace()
+    if blank.any():
+        lines = lines.at(~blank)
+    if len(lines.positions):
+        yield lines

@@ -1,0 +1,304 @@
+"""Megatron's indexed datasets: a pair of a .bin file, the ids of all sequences, and an .idx file, where they lie.
+
+```
+.idx   "MMIDIDX\\0\\0"  version u64 = 1  dtype u8  S u64  N u64
+       lengths i32[S]  pointers i64[S]  document_indices i64[N]  [modes i8[S]]      little-endian
+```
+Sequence s is `lengths[s]` ids from byte `pointers[s]` of the .bin on; document d is the sequences from
+`document_indices[d]` to `document_indices[d + 1]`, so there are N − 1. Megatron's own writer and reader are
+megatron/core/datasets/indexed_dataset.py. A piece is a run of documents. Only the entries of a run are read, wherever it
+lies: the index of a billion documents is never read whole.
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from packprep.errors import SourceError
+from packprep.sources.formats.batch import (
+    PIECE_BYTES,
+    TOKEN_TEXT_BYTES,
+    Batch,
+    Choice,
+    IdLists,
+    Keep,
+    Reject,
+    Slice,
+    are_too_long,
+    kept,
+    open_source,
+    slices,
+    source_errors,
+    too_many_tokens,
+)
+from packprep.sources.formats.compressed import Decoders
+from packprep.storage import is_url, locate
+
+_MAGIC = b"MMIDIDX\0\0"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_FLOATS = {6: "float64", 7: "float32"}
+_SEQUENCES = 1 << 20  # whose entries are held at once, or those of one document
+
+
+class Index(NamedTuple):
+    """The head of an .idx file, checked against the sizes of both files."""
+
+    dtype: np.dtype
+    sequences: int
+    documents: int
+    has_modes: bool
+    ids_bytes: int  # of the .bin
+
+    @property
+    def pointers_at(self) -> int:
+        """The byte of the .idx at which the pointers begin."""
+        return _HEADER.size + 4 * self.sequences
+
+    @property
+    def documents_at(self) -> int:
+        """The byte of the .idx at which the document indices begin."""
+        return self.pointers_at + 8 * self.sequences
+
+    @property
+    def modes_at(self) -> int:
+        """The byte of the .idx at which the modes begin, if there are any."""
+        return self.documents_at + 8 * (self.documents + 1)
+
+
+def index_path(path: str) -> str:
+    """The .idx file of a .bin file."""
+    return path[:-4] + (".IDX" if path.endswith(".BIN") else ".idx")
+
+
+def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int = PIECE_BYTES) -> int:
+    """The pieces of a pair of `size` bytes together, from the head of its index."""
+    with _opened(path, size) as (index_file, ids_file):
+        return _runs(_read_index(path, index_file, ids_file), size, piece_bytes)
+
+
+def bytes_per_token(part: Slice, text_key: str) -> float:
+    """The bytes that a pair takes on disk for one token, its index among them."""
+    with _opened(part.path, part.size) as (index_file, ids_file):
+        index = _read_index(part.path, index_file, ids_file)
+    return part.size / max(1, index.ids_bytes // index.dtype.itemsize)
+
+
+def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
+    """int64[k], ascending: the pieces that hold the documents at `positions: int64[n]`."""
+    with _opened(path, size) as (index_file, ids_file):
+        index = _read_index(path, index_file, ids_file)
+    runs = _runs(index, size, PIECE_BYTES)
+    ends = np.array([(i + 1) * index.documents // runs for i in range(runs)], np.int64)
+    found = np.unique(np.searchsorted(ends, positions, "right"))
+    return found[found < runs]
+
+
+def _runs(index: Index, size: int, piece_bytes: int) -> int:
+    return min(index.documents, -(-size // piece_bytes))
+
+
+def read(
+    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, supervised: bool
+) -> Iterator[Batch]:
+    """The documents of a slice of a run; see `formats.read`."""
+    with _opened(part.path, part.size) as (index_file, ids_file):
+        path = index_path(part.path)
+        index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
+        runs = _runs(index, part.size, part.piece_bytes)
+        if part.piece >= runs:
+            raise SourceError(
+                f"{path}: it lists {index.documents} documents, fewer than when the plan was made. Put the file back as it "
+                "was, or build into a new output folder."
+            )
+        first, end = (p * index.documents // runs for p in (part.piece, part.piece + 1))
+        low, high = part.range(end - first)
+        if low == high:
+            return
+        chosen_from, first, end = first, first + low, first + high
+        bounds = _array(index_file, path, index.documents_at + 8 * first, "<i8", end - first + 1)
+        falls = np.flatnonzero(np.diff(bounds) < 0)
+        if len(falls) or bounds[0] < 0 or bounds[-1] > index.sequences:
+            at = int(falls[0]) if len(falls) else 0
+            raise _damaged(path, f"document {first + at} has the sequences from {bounds[at]} to {bounds[at + 1]}")
+        positions = np.arange(chosen_from if isinstance(keep, Choice) else first, end, dtype=np.int64)
+        wanted = kept(keep, part.file, positions, lambda: _sizes(path, index, index_file, positions))[first - end :]
+        for some in slices(np.maximum(np.diff(bounds), 1), _SEQUENCES):
+            if wanted[some].any():
+                own = bounds[some.start : some.stop + 1]
+                group = _Group(path, index, first + some.start, own, *_entries(path, index, index_file, own))
+                yield from group.batches(part.file, ids_file, wanted[some], batch_bytes)
+
+
+def _entries(path: str, index: Index, file: BinaryIO, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lengths in ids, pointers) of the sequences of some documents, int64 each, that lie in the .bin; none has a mode."""
+    s, count = int(bounds[0]), int(bounds[-1] - bounds[0])
+    lengths = _array(file, path, _HEADER.size + 4 * s, "<i4", count).astype(np.int64)
+    pointers = _array(file, path, index.pointers_at + 8 * s, "<i8", count)
+    last = index.ids_bytes - lengths * index.dtype.itemsize  # where a sequence may begin at most
+    odd = np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > last))
+    if len(odd):
+        i = int(odd[0])
+        raise _damaged(
+            path,
+            f"sequence {s + i} has {lengths[i]} ids from byte {pointers[i]} on, and the .bin {index.ids_bytes} bytes",
+        )
+    if index.has_modes and (modes := np.flatnonzero(_array(file, path, index.modes_at + s, "i1", count))).size:
+        raise SourceError(
+            f"{path}: sequence {s + int(modes[0])} has a mode other than 0: the data are multimodal, and only text can be "
+            "read. Take the file out of the recipe."
+        )
+    return lengths, pointers
+
+
+def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np.ndarray:
+    """int64[n]: the tokens of neighbouring documents; what of the index is damaged, whoever reads them tells."""
+    first, count = int(positions[0]), len(positions)
+    bounds = _array(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(0, index.sequences)
+    s, sequences = int(bounds[0]), max(int(bounds[-1] - bounds[0]), 0)
+    lengths = _array(file, path, _HEADER.size + 4 * s, "<i4", sequences).astype(np.int64)
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    return np.diff(before[(bounds - s).clip(0, sequences)]).clip(0)
+
+
+class _Group(NamedTuple):
+    """Neighbouring documents with the entries of all their sequences."""
+
+    path: str  # of the .idx
+    head: Index
+    first: int  # number of the first document
+    bounds: np.ndarray  # int64[n + 1]: sequences, from the file's first
+    lengths: np.ndarray  # int64[sequences]
+    pointers: np.ndarray  # int64[sequences]
+
+    def batches(self, file: int, ids_file: BinaryIO, wanted: np.ndarray, batch_bytes: int) -> Iterator[Batch]:
+        """The wanted documents, bool[n], in batches of about `batch_bytes`."""
+        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.lengths)))
+        of_document = self.bounds - self.bounds[0]
+        sizes = np.diff(before[of_document])  # tokens of each document
+        documents = np.flatnonzero(wanted)
+        for some in slices(np.maximum(sizes[documents] * TOKEN_TEXT_BYTES, 1), batch_bytes):
+            own = documents[some]
+            large = are_too_long(sizes[own])
+            rejects = [Reject(file, self.first + i, *too_many_tokens(int(sizes[i]))) for i in own[large].tolist()]
+            own = own[~large]
+            ids = self._ids(ids_file, own, int(sizes[own].sum()))
+            offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes[own])))
+            files = np.full(len(own), file, np.int32)
+            yield Batch([], files, self.first + own, rejects, {}, IdLists(ids, offsets))
+
+    def _ids(self, ids_file: BinaryIO, documents: np.ndarray, total: int) -> np.ndarray:
+        """The ids of documents one after the other. Sequences that follow one another in the .bin are read at once."""
+        ids = np.empty(total, self.head.dtype)
+        here = np.diff(self.bounds)[documents]  # sequences of each
+        begins = self.bounds[documents] - self.bounds[0]
+        which = np.repeat(begins - (np.cumsum(here) - here), here) + np.arange(int(here.sum()))
+        begin = self.pointers[which]
+        end = begin + self.lengths[which] * self.head.dtype.itemsize
+        starts = np.flatnonzero(np.concatenate(([True], begin[1:] != end[:-1]))) if len(which) else which
+        stops = np.append(starts[1:], len(which))[: len(starts)] - 1
+        target, at = ids.view(np.uint8).data, 0
+        for a, b in zip(begin[starts].tolist(), end[stops].tolist(), strict=True):
+            _read_into(ids_file, self.path, a, target[at : at + b - a])
+            at += b - a
+        return ids
+
+
+def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
+    """The head of an index, and what it says of both files as wholes. SourceError where that cannot be."""
+    path = index_path(path)
+    index_bytes, ids_bytes = index_file.seek(0, 2), ids_file.seek(0, 2)
+    if index_bytes < _HEADER.size:
+        raise _damaged(path, f"it has {index_bytes} bytes, and its head alone takes {_HEADER.size}")
+    magic, version, code, sequences, count = _HEADER.unpack(_bytes(index_file, path, 0, _HEADER.size))
+    if magic != _MAGIC:
+        raise SourceError(
+            f"{path}: not an index of Megatron's: it begins with {magic!r}, not {_MAGIC!r}. Take the file out of the recipe, "
+            "or set format to what it is."
+        )
+    if version != 1:
+        raise SourceError(f"{path}: version {version} of Megatron's index; only 1 is known. Write the data anew.")
+    if code not in _DTYPES:
+        what = (
+            f"ids of {_FLOATS[code]}, which are no token ids" if code in _FLOATS else f"an unknown dtype code, {code}"
+        )
+        raise SourceError(f"{path}: the index names {what}. Write the data with an integer dtype.")
+    least = _HEADER.size + 12 * sequences + 8 * count
+    if index_bytes not in (least, least + sequences):
+        raise _damaged(
+            path,
+            f"it lists {sequences} sequences and {count} document indices, which take {least} bytes (with modes "
+            f"{least + sequences}), and has {index_bytes}",
+        )
+    index = Index(np.dtype(_DTYPES[code]), sequences, max(count - 1, 0), index_bytes > least, ids_bytes)
+    first, last = (
+        int(_array(index_file, path, index.documents_at + 8 * i, "<i8", 1)[0]) if count else 0 for i in (0, count - 1)
+    )
+    if (first, last) != (0, sequences):
+        raise _damaged(
+            path,
+            f"its documents go from sequence {first} to {last}, and there are {sequences}: its writer did not end the last "
+            "document",
+        )
+    end = 0
+    if sequences:
+        length = int(_array(index_file, path, index.pointers_at - 4, "<i4", 1)[0])
+        end = int(_array(index_file, path, index.documents_at - 8, "<i8", 1)[0]) + length * index.dtype.itemsize
+    if end != ids_bytes:
+        raise _damaged(
+            path, f"its last sequence ends at byte {end} of the .bin, which has {ids_bytes}: they are no pair"
+        )
+    return index
+
+
+def _damaged(path: str, what: str) -> SourceError:
+    return SourceError(f"{path}: damaged: {what}. Fetch both files again, or take them out of the recipe.")
+
+
+def _array(file: BinaryIO, path: str, at: int, dtype: str, count: int) -> np.ndarray:
+    """`count` numbers of the .idx from byte `at` on; they lie inside of it, by its checked head."""
+    return np.frombuffer(_bytes(file, path, at, count * np.dtype(dtype).itemsize), dtype)
+
+
+def _bytes(file: BinaryIO, path: str, at: int, count: int) -> bytearray:
+    data = bytearray(count)
+    _read_into(file, path, at, memoryview(data))
+    return data
+
+
+def _read_into(file: Any, path: str, at: int, target: memoryview) -> None:
+    file.seek(at)
+    done = 0
+    while done < len(target):
+        count = file.readinto(target[done:])
+        if not count:
+            raise _damaged(path, f"the pair ends too early, {len(target) - done} bytes before it should")
+        done += count
+
+
+@contextmanager
+def _opened(path: str, size: int) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """The .idx and the .bin, open, after a check that they have the planned `size` together."""
+    sizes = [_size_of(index_path(path)), _size_of(path)]
+    if sum(sizes) != size:
+        raise SourceError(
+            f"{path}: the file and its .idx have {sum(sizes)} bytes together, but had {size} when the plan was made. Put "
+            "both back as they were, or build into a new output folder."
+        )
+    with open_source(index_path(path), sizes[0]) as index_file, open_source(path, sizes[1]) as ids_file:
+        yield index_file, ids_file
+
+
+def _size_of(path: str) -> int:
+    with source_errors(path):
+        if not is_url(path):
+            return Path(path).stat().st_size
+        remote, name = locate(path)
+        size = remote.size(name)
+        if size is None:
+            raise FileNotFoundError(path)
+        return size

@@ -1,0 +1,310 @@
+"""A folder of this machine, whose files appear whole or not at all.
+
+A temporary is `.NAME.HOST-PID-RANDOM.tmp` beside its file: written, flushed to disk, renamed; then the folder is flushed.
+"""
+
+import contextlib
+import errno
+import glob
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import xxhash
+
+from packprep.errors import BuildError
+from packprep.format.digests import digest_of_buffers, digest_of_file
+from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
+from packprep.format.opening import read_file
+
+T = TypeVar("T")
+
+TEMPORARIES = ".*.tmp"
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+ATTEMPTS = 100
+"""How often a file is written whose temporary others remove: each has to publish in that very moment."""
+PIECE_BYTES = 4 << 20
+"""How much of a file is written before the system is told to store it."""
+_KINDS = ("shards", "receipts", "rejects")
+_NAMES = {MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, FIRST_SEEN_NAME, *_KINDS, "lost+found"}
+_HINTS = {
+    errno.ENOSPC: "the disk is full: make room",
+    errno.EDQUOT: "the quota is used up: make room",
+    errno.EFBIG: "the file would be larger than this process may write (ulimit -f): raise the limit",
+    errno.EROFS: "the folder cannot be written: choose another --out",
+    errno.EACCES: "the folder cannot be written: choose another --out, or its permissions",
+    errno.EIO: "the disk reports an error: see to it",
+}
+
+
+def write_error(path: str | Path, error: OSError) -> BuildError:
+    """The BuildError of a failed write: what, where, what to do."""
+    hint = _HINTS.get(error.errno or 0, "see to it")
+    return BuildError(
+        f"{path}: {error.strerror or error}; {hint}, and run the same command again: what is committed stays"
+    )
+
+
+@contextlib.contextmanager
+def _reported(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def _owner(process: int) -> str:
+    """The part of a temporary's name that says whose it is."""
+    host = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
+    return f".{host}-{process}-"
+
+
+def write_temporary(path: Path, buffers: Iterable) -> Path:
+    """The temporary of a file, with all bytes of the buffers, on disk; nothing is left of it where it cannot be written."""
+    temporary = path.with_name(f".{path.name}{_owner(os.getpid())}{secrets.token_hex(4)}.tmp")
+    _make_folder(path.parent)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            _write(descriptor, buffers)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return temporary
+
+
+def _write(descriptor: int, buffers: Iterable) -> None:
+    """Write all bytes of the buffers to the end of a file.
+
+    After every PIECE_BYTES the system begins to store what is new and lets go of what is stored. So a disk works beside
+    the copying, and a large file takes the memory of some pieces: fresh memory costs more than what is written to it,
+    most of all where a virtual machine has to ask for it, and under a job's limit all of it counts.
+    """
+    kept = 0
+    for buffer in buffers:
+        view = memoryview(buffer)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        while len(view):
+            written = os.write(descriptor, view[:PIECE_BYTES])
+            view, kept = view[written:], kept + written
+            if kept >= PIECE_BYTES:
+                kept = 0
+                _leave_to_disk(descriptor)
+
+
+def _leave_to_disk(descriptor: int) -> None:
+    """Have the system begin to store what is new of a file, and keep no copy in memory of what it has stored."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # it is advice
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, each with its entry in the one above on disk."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # what may be written and not listed cannot be flushed
+        _flush_folder(folder.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_folders(path: Path, top: Path) -> None:
+    """Flush the folders from a file's own up to `top`, so that their entries survive a power cut too."""
+    folder = path.parent
+    while True:
+        _flush_folder(folder)
+        if folder == top or folder == folder.parent:
+            return
+        folder = folder.parent
+
+
+class Growing:
+    """A file that is written piece by piece and appears whole: `append` what comes next, then `commit`; or `discard`.
+
+    It holds no descriptor between two pieces, so that there may be many. BuildError where it cannot be written.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.bytes = path, 0
+        self._temporary: Path | None = None
+        self._digest = xxhash.xxh3_128()
+
+    def append(self, buffer: Any) -> None:
+        """The next bytes: of anything contiguous."""
+        try:
+            if self._temporary is None:
+                self._temporary = write_temporary(self.path, [])
+            descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
+            try:
+                _write(descriptor, [buffer])
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self.discard()
+            raise write_error(self.path, error) from error
+        self._digest.update(buffer)
+        self.bytes += memoryview(buffer).nbytes
+
+    def commit(self) -> dict[str, Any]:
+        """Make it appear, in place of one that stands; it and its folder's entry are on disk then. {file, bytes, digest}."""
+        self.append(b"")
+        assert self._temporary is not None
+        try:
+            descriptor = os.open(self._temporary, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(self._temporary, self.path)
+            _flush_folder(self.path.parent)
+        except OSError as error:
+            self.discard()
+            raise write_error(self.path, error) from error
+        self._temporary = None
+        return {"file": self.path.name, "bytes": self.bytes, "digest": self._digest.hexdigest()}
+
+    def discard(self) -> None:
+        """Leave nothing behind of a file that was not committed."""
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary)
+
+
+def create_file(path: Path, data: bytes) -> bool:
+    """Write a file unless there is one, whole or not at all; whether this call wrote it. Its bytes are on disk then.
+
+    OSError where it cannot be written.
+    """
+    for _ in range(ATTEMPTS):
+        temporary = write_temporary(path, [data])
+        try:
+            os.link(temporary, path)
+            return True
+        except OSError as error:
+            if path.exists():  # taken; or whoever took it has also removed the temporary
+                return False
+            if error.errno in _NO_LINKS:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(temporary, path)
+                    return True
+            elif error.errno != errno.ENOENT:  # which says that another process that publishes too tidied it up
+                raise
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def remove_temporaries(folder: Path, name: str | None = None, of_process: int | None = None) -> None:
+    """Remove the temporaries in a folder: all, or those of one file, or those of one process of this host."""
+    pattern = f".{glob.escape(name)}.*.tmp" if name else TEMPORARIES
+    for temporary in folder.glob(pattern):
+        if of_process is None or _owner(of_process) in temporary.name:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder of a file system. BuildError where a file cannot be written, or where somebody else removed the temporary and
+    left another file than this."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def location(self) -> Path:
+        return self.path
+
+    def reach(self) -> None:
+        return  # what cannot be read or made says so itself
+
+    def path_of(self, name: str) -> str:
+        return str(self.path / name)
+
+    def read(self, name: str) -> bytes:
+        return read_file(self.path / name)
+
+    def size(self, name: str) -> int | None:
+        try:
+            return os.path.getsize(self.path / name)
+        except OSError:
+            return None
+
+    def exists(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+    def others(self) -> Sequence[str]:
+        try:
+            names = sorted(os.listdir(self.path))
+        except OSError:
+            return []  # there is none, or it cannot be read: what is written there says so
+        return [name for name in names if name not in _NAMES and not name.startswith(".")]
+
+    def write(self, name: str, buffers: Sequence) -> None:
+        path = self.path / name
+        with _reported(path):
+            temporary = write_temporary(path, buffers)
+            try:
+                os.rename(temporary, path)
+            except FileNotFoundError:
+                # another committer of the same file was faster and tidied up
+                if not path.exists() or digest_of_file(path) != digest_of_buffers(buffers):
+                    raise BuildError(
+                        f"{path}: its temporary {temporary.name} was removed while this process wrote it; run the same "
+                        "command again"
+                    ) from None
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+            _flush_folders(path, self.path)
+        remove_temporaries(path.parent, path.name)
+
+    def create(self, name: str, data: bytes) -> bool:
+        path = self.path / name
+        with _reported(path):
+            first = not path.exists() and create_file(path, data)
+            _flush_folders(path, self.path)  # also where another process wrote it
+        return first
+
+    def remove(self, name: str) -> None:
+        with _reported(self.path / name):
+            (self.path / name).unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        with _reported(self.path):
+            for folder in (*self._folders(), *map(self.path.joinpath, _KINDS), self.path):
+                if folder.is_dir():
+                    _flush_folder(folder)
+
+    def remove_temporaries(self, of_process: int | None = None) -> None:
+        for folder in (self.path, *self._folders()):
+            remove_temporaries(folder, of_process=of_process)
+
+    def each(self, do: Callable[[Self, int], T], shards: Sequence[int]) -> Iterator[T]:
+        return (do(self, shard) for shard in shards)
+
+    def _folders(self) -> Iterator[Path]:
+        """The folders of a thousand shards each, their receipts and rejects."""
+        return (folder for kind in _KINDS for folder in (self.path / kind).glob("*/"))

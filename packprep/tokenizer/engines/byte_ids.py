@@ -1,0 +1,74 @@
+"""The built-in vocabulary without a library."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from packprep.tokenizer.engines.engine import any_of, offsets_of
+from packprep.tokenizer.file import BYTES_SPECIALS, byte_characters
+from packprep.tokenizer.roles import Vocabulary
+
+
+class BytesEngine:
+    """The ids of a text are its UTF-8 bytes: exact by its making, so that nothing needs to be compared."""
+
+    name = "bytes"
+    version = "1"
+    library = ()
+    reference = None
+
+    def __init__(self, vocabulary: Vocabulary, special_text: str):
+        self._any_special = any_of(BYTES_SPECIALS)
+        self._special = self._any_special if special_text == "special" else None
+        self._ids = {text: np.array([256 + k], dtype=np.int32) for k, text in enumerate(BYTES_SPECIALS)}
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1]."""
+        if self._special is not None and any(map(self._special.search, texts)):
+            documents = [self._with_specials(text, self._special) for text in texts]
+            lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
+            return np.concatenate(documents), offsets_of(lengths)
+        encoded = [text.encode() for text in texts]
+        lengths = np.array([len(data) for data in encoded], dtype=np.int64)
+        return _byte_ids(b"".join(encoded)), offsets_of(lengths)
+
+    def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1], begins: int64[total]."""
+        special = self._any_special if chat else self._special
+        ids, begins = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+        lengths = []
+        for text in texts:
+            size = begin = 0
+            for match in special.finditer(text) if special else ():
+                size += _append_bytes(ids, begins, text, begin, match.start())
+                size += 1
+                ids.append(self._ids[match.group()])
+                begins.append(np.array([match.start()], np.int64))
+                begin = match.end()
+            lengths.append(size + _append_bytes(ids, begins, text, begin, len(text)))
+        return np.concatenate(ids), offsets_of(np.array(lengths, np.int64)), np.concatenate(begins)
+
+    def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
+        """id → token as the tokenizer.json writes it, of those ids that are tokens."""
+        tokens = [*byte_characters(), *BYTES_SPECIALS]
+        return {id: tokens[id] for id in ids if 0 <= id < len(tokens)}
+
+    def _with_specials(self, text: str, special: re.Pattern[str]) -> np.ndarray:
+        parts, begin = [], 0
+        for match in special.finditer(text):
+            parts += [_byte_ids(text[begin : match.start()].encode()), self._ids[match.group()]]
+            begin = match.end()
+        return np.concatenate([*parts, _byte_ids(text[begin:].encode())])
+
+
+def _byte_ids(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, dtype=np.uint8).astype(np.int32)
+
+
+def _append_bytes(ids: list[np.ndarray], begins: list[np.ndarray], text: str, begin: int, end: int) -> int:
+    """Append the bytes of text[begin:end] and the characters that they begin at; gives how many there are."""
+    data = _byte_ids(text[begin:end].encode())
+    ids.append(data)
+    begins.append(begin - 1 + np.cumsum((data & 0xC0) != 0x80))  # all bytes but a character's first are 10xxxxxx
+    return len(data)

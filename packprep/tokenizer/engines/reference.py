@@ -1,0 +1,179 @@
+"""The reference engine: the `tokenizers` library, any tokenizer.json.
+
+A text of which the normalizer would make gigabytes is found out without making them.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.tokenizer.engines.engine import offsets_of
+from packprep.tokenizer.file import outline_of, plain_tokenizer_json, steps_of
+from packprep.tokenizer.roles import Vocabulary
+
+MOST_CHARACTERS, MOST_GROWTH = 1 << 20, 16
+"""A normalizer may make either so many characters of a text, or so many times those that it has."""
+
+
+class NormalizerLimit(Exception):
+    """A normalizer makes more of a text than it may."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the tokenizer's normalizer makes more than {MOST_CHARACTERS} characters of its text")
+
+
+def most_of_one(step: Any) -> int:
+    """The most characters that a step of a normalizer or decoder makes of one, as far as its author wrote them."""
+    kind = step.get("type") if isinstance(step, dict) else None
+    if kind == "Prepend":
+        return 1 + len(step["prepend"])
+    if kind != "Replace":
+        return 1
+    replaced, content = len(step["pattern"].get("String", "")), len(step["content"])
+    return max(1, -(-content // replaced)) if replaced else 1 + content
+
+
+class NormalForms:
+    """How long texts become by a tokenizer.json's normalizer."""
+
+    def __init__(self, normalizer: Mapping[str, Any] | None):
+        steps = [*steps_of(normalizer, "normalizers")]
+        self._most = math.prod(map(most_of_one, steps))
+        self._steps = [_step(step) for step in steps] if self._most > MOST_GROWTH else []
+
+    def characters(self, text: str) -> int:
+        """What a text counts for where memory is counted: its own characters, or more where it may become many.
+
+        Raises NormalizerLimit.
+        """
+        if not self._steps:
+            return len(text)
+        if len(text) * self._most <= MOST_CHARACTERS:
+            return len(text) * self._most
+        form, longest, most = text, len(text), max(MOST_CHARACTERS, MOST_GROWTH * len(text))
+        for step in self._steps:
+            if (length := step.length(form)) > most:
+                raise NormalizerLimit
+            form, longest = step.normalizer.normalize_str(form), max(longest, length)
+        return longest
+
+
+class _Step(NamedTuple):
+    table: Mapping[str, Any]
+    normalizer: Any
+    without: Any  # the same with nothing for what it puts in the place of a pattern; None for other steps
+    with_one: Any  # with one character for it
+
+    def length(self, form: str) -> int:
+        """How long it makes a text, without making it; of a library's own steps the text's own length."""
+        if self.table["type"] == "Prepend":  # to each part between added tokens
+            return len(form) * (1 + len(self.table["prepend"]))
+        if self.without is None:
+            return len(form)
+        left = len(self.without.normalize_str(form))
+        return left + (len(self.with_one.normalize_str(form)) - left) * len(self.table["content"])
+
+
+def _step(table: Mapping[str, Any]) -> _Step:
+    def normalizer(**changes: str) -> Any:
+        import tokenizers
+
+        model = {"type": "BPE", "vocab": {}, "merges": []}
+        return tokenizers.Tokenizer.from_str(
+            json.dumps({"normalizer": {**table, **changes}, "model": model})
+        ).normalizer
+
+    if table["type"] != "Replace":
+        return _Step(table, normalizer(), None, None)
+    return _Step(table, normalizer(), normalizer(content=""), normalizer(content="."))
+
+
+BATCH_CHARACTERS = 1 << 20
+
+
+class ReferenceEngine:
+    """`tokenizers`, without its post-processor, truncation, padding and dropout."""
+
+    name = "reference"
+    reference = None
+
+    def __init__(self, vocabulary: Vocabulary, special_text: str):
+        import tokenizers
+
+        as_special = special_text == "special"
+        plain = plain_of(vocabulary, special_text)
+        self.version = tokenizers.__version__
+        self.library = (tokenizers.tokenizers.__file__,)
+        self._tokenizer = tokenizers.Tokenizer.from_buffer(plain)
+        self._tokenizer.encode_special_tokens = not as_special
+        self._plain, self._chat = plain, self._tokenizer if as_special else None
+        self._forms = NormalForms(outline_of(vocabulary.tokenizer_json).normalizer)
+
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, as far as it is text. Raises whatever the decoder does, panics included."""
+        return self._tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
+
+    def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
+        """id → token as the tokenizer.json writes it, of those ids that are tokens."""
+        return {id: token for id in ids if (token := self._tokenizer.id_to_token(id)) is not None}
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1]."""
+        parts, lengths = [], []
+        for batch in _batches(texts, self._forms):
+            lists = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+            counts = [len(ids) for ids in lists]
+            parts.append(np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(counts)))
+            lengths += counts
+        ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+        return ids, offsets_of(np.array(lengths, dtype=np.int64))
+
+    def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1], begins: int64[total]."""
+        ids: list[int] = []
+        begins: list[int] = []
+        lengths: list[int] = []
+        tokenizer = self._for_chat() if chat else self._tokenizer
+        for batch in _batches(texts, self._forms):
+            # not encode_batch_fast, which leaves the offsets out; Python's are counted in characters
+            for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
+                ids += encoding.ids
+                begins += [begin for begin, _ in encoding.offsets]
+                lengths.append(len(encoding))
+        return np.array(ids, np.int32), offsets_of(np.array(lengths, dtype=np.int64)), np.array(begins, np.int64)
+
+    def _for_chat(self) -> Any:
+        """The tokenizer that takes the text of a special token for that token."""
+        if self._chat is None:
+            import tokenizers
+
+            self._chat = tokenizers.Tokenizer.from_buffer(self._plain)
+            self._chat.encode_special_tokens = False
+        return self._chat
+
+
+def special_ids_of(vocabulary: Vocabulary, special_text: str) -> frozenset[int]:
+    """What is special in the tokenizer.json that engines load: what plays a role, unless such text is meant as the token."""
+    return frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
+
+
+def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = True) -> bytes:
+    """The tokenizer.json that engines load. with_special: whether it has its special tokens."""
+    return plain_tokenizer_json(vocabulary.tokenizer_json, special_ids_of(vocabulary, special_text), with_special)
+
+
+def _batches(texts: Sequence[str], forms: NormalForms) -> Iterator[Sequence[str]]:
+    """Neighbouring texts of about BATCH_CHARACTERS: the library's encodings take many times the room of their ids.
+
+    Raises NormalizerLimit.
+    """
+    begin = characters = 0
+    for end, text in enumerate(texts, start=1):
+        characters += forms.characters(text)
+        if characters >= BATCH_CHARACTERS or end == len(texts):
+            yield texts[begin:end]
+            begin, characters = end, 0

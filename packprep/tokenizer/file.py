@@ -1,0 +1,567 @@
+"""A tokenizer.json: where it comes from, what it holds, the same with tokens added, and that of the vocabulary of bytes.
+
+It is a file or in a folder, on the Hugging Face Hub, or built in.
+"""
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from packprep.cache import remembered
+from packprep.errors import VocabularyError
+from packprep.format.digests import digest_of
+from packprep.storage import expanded
+
+MOST_BYTES = 1 << 29
+HINT_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+HINT_KEYS = {
+    "eos": ("eos_token", "sep_token"),
+    "bos": ("bos_token", "cls_token"),
+    "pad": ("pad_token",),
+    "mask": ("mask_token",),
+}
+
+
+Beside = Sequence[Mapping[str, Any]]
+"""What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles": role → token text}."""
+
+
+def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    """The bytes of the tokenizer.json that `name` means, and what the files beside it say, as `Beside`.
+
+    name: "bytes"; a file, or a folder with a tokenizer.json, relative to base; or a name on the Hugging Face Hub.
+    The roles are of eos, bos, pad, mask, as far as the files have them. Raises VocabularyError when there is nothing to
+    read.
+    """
+    if name == "bytes":
+        return bytes_tokenizer_json(), []
+    path = base / expanded(name)
+    if path.is_file():
+        if path.suffix == ".model":
+            raise VocabularyError(
+                f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. "
+                f"Write one with transformers: AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(FOLDER)"
+            )
+        return _read(path), _beside(lambda file: _read_if_there(path.with_name(file)))
+    if path.is_dir():
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+            raise VocabularyError(
+                f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
+                "Write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+        return _read(file), _beside(lambda beside: _read_if_there(path / beside))
+    if path.exists():
+        raise VocabularyError(
+            f"tokenizer = {name!r}: {path} is no regular file but a pipe, a device or a socket: give a tokenizer.json, or a "
+            "folder with one"
+        )
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or name.endswith(".json"):
+        raise VocabularyError(
+            f"tokenizer = {name!r}: {path} does not exist. Give a tokenizer.json, a folder with one, "
+            'a name on the Hugging Face Hub, or "bytes"; a path is relative to the recipe'
+        )
+    return _from_hub(name, path)
+
+
+def read_beside(name: str, base: Path, file: str) -> bytes | None:
+    """The bytes of a file that lies beside the tokenizer.json of `load_tokenizer_json`; None if there is none."""
+    if name == "bytes":
+        return None
+    path = base / expanded(name)
+    if path.exists() or path.is_symlink():
+        return _read_if_there(path / file if path.is_dir() else path.with_name(file))
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return _read(Path(huggingface_hub.hf_hub_download(name, file)))
+    except EntryNotFoundError:
+        return None
+    except VocabularyError:
+        raise
+    except Exception as error:  # see _from_hub
+        first_line = (str(error).strip().splitlines() or ["no message"])[0]
+        raise VocabularyError(
+            f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({type(error).__name__}: {first_line}). "
+            "Check the network, or download the tokenizer's files once and give their folder"
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise VocabularyError(
+                f"the tokenizer file {path} has {size} bytes, and one has at most {MOST_BYTES}: give a tokenizer.json"
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise VocabularyError(f"the tokenizer file {path} cannot be read: {error.strerror}") from error
+
+
+def _read_if_there(path: Path) -> bytes | None:
+    return _read(path) if path.is_file() else None
+
+
+def hints_of(data: bytes, beside: Beside) -> dict[str, str]:
+    """Role → token text by the files beside a tokenizer.json, of which the first wins; all roles for that of "bytes"."""
+    if not beside and data == bytes_tokenizer_json():
+        return dict(BYTES_ROLES)
+    return {role: text for file in reversed(beside) for role, text in file["roles"].items()}
+
+
+def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    """What `load_tokenizer_json` gives, from the Hub or its cache. path: where a file was looked for before."""
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    def optional(file: str) -> bytes | None:
+        try:
+            return _read(Path(huggingface_hub.hf_hub_download(name, file)))
+        except EntryNotFoundError:
+            return None
+
+    try:
+        return _read(Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))), _beside(optional)
+    except VocabularyError:
+        raise
+    except Exception as error:  # the Hub's client raises errors of the HTTP library below it, which changes
+        first_line = (str(error).strip().splitlines() or ["no message"])[0]
+        raise VocabularyError(
+            f"tokenizer = {name!r}: no such file or folder ({path}), and the Hugging Face Hub gave no tokenizer.json "
+            f"for that name ({type(error).__name__}: {first_line}). Check the name and the network, "
+            "or download the file once and give its path"
+        ) from error
+
+
+def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
+    """What the files that transformers writes beside a tokenizer.json say."""
+    found: list[dict[str, Any]] = []
+    for file in HINT_FILES:
+        data = read(file)
+        if data is None:
+            continue
+        try:
+            parsed = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise VocabularyError(
+                f"the {file} beside the tokenizer is not JSON ({error}); mend it or move it away"
+            ) from error
+        roles: dict[str, str] = {}
+        for role, keys in HINT_KEYS.items():
+            for key in keys:
+                value = parsed.get(key) if isinstance(parsed, dict) else None
+                text = value.get("content") if isinstance(value, dict) else value
+                if isinstance(text, str) and text:
+                    roles.setdefault(role, text)
+        found.append({"file": file, "digest": digest_of(data), "roles": roles})
+    return found
+
+
+BYTES_VOCAB_SIZE = 528
+MOST_WORD_CHARACTERS = 1000
+"""Of a WordPiece model's words: on a longer one `tokenizers` takes the cube of its length, half a second at 1000 characters."""
+MOST_HOLES = 1 << 20
+"""Ids below vocab_size that no token has: tables of ids are that much longer than a tokenizer is large, at most."""
+BYTES_ROLES = {
+    "pad": "<pad>",
+    "bos": "<bos>",
+    "eos": "<eos>",
+    "mask": "<mask>",
+    "fim_prefix": "<fim_prefix>",
+    "fim_middle": "<fim_middle>",
+    "fim_suffix": "<fim_suffix>",
+}
+BYTES_SPECIALS = (
+    "<pad>", "<bos>", "<eos>", "<mask>",
+    "[NLU]", "[NLG]", "[S2S]",
+    "<fim_prefix>", "<fim_middle>", "<fim_suffix>",
+    *(f"<extra_id_{k}>" for k in range(256)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Token:
+    """One entry of a tokenizer.json's `added_tokens`."""
+
+    id: int
+    text: str
+    special: bool
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """The tokens of a tokenizer, as `tokenizers` sees them."""
+
+    ids: dict[str, int]  # text → id, model and added
+    texts: dict[int, str]  # id → text
+    added: dict[str, Token]  # text → entry of added_tokens
+    n_ids: int  # greatest id + 1
+    notes: tuple[str, ...]  # what the file asks for and packprep does not do
+
+
+def bytes_tokenizer_json() -> bytes:
+    """The built-in vocabulary: ids 0–255 are the UTF-8 bytes, 256–521 special tokens; no id reaches 528.
+
+    id 256   257   258   259    260   261   262   263          264          265          266 … 521
+       <pad> <bos> <eos> <mask> [NLU] [NLG] [S2S] <fim_prefix> <fim_middle> <fim_suffix> <extra_id_0> … <extra_id_255>
+    """
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return _dump(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": _entries(256, BYTES_SPECIALS),
+            "normalizer": None,
+            "pre_tokenizer": byte_level,
+            "post_processor": None,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": {character: byte for byte, character in enumerate(byte_characters())},
+                "merges": [],
+            },
+        }
+    )
+
+
+def byte_characters() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode` in encoder.py)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    characters, shifted = [], 0x100
+    for byte in range(256):
+        if byte in printable:
+            characters.append(chr(byte))
+        else:
+            characters.append(chr(shifted))
+            shifted += 1
+    return characters
+
+
+def parse_tokenizer_json(data: bytes, name: str) -> Mapping[str, Any]:
+    """The parsed tokenizer.json, with the shape that packprep touches checked. Not to be changed: it is remembered.
+
+    Raises VocabularyError, in which `name` says which tokenizer it is.
+    """
+    try:
+        return _parse(data)
+    except _Unusable as error:
+        raise VocabularyError(f"tokenizer = {name!r}: {error}") from error
+
+
+class Outline(msgspec.Struct):
+    """A tokenizer.json that `parse_tokenizer_json` takes, without its model."""
+
+    added_tokens: list[dict[str, Any]] | None = None
+    decoder: dict[str, Any] | None = None
+    normalizer: dict[str, Any] | None = None
+
+
+def outline_of(data: bytes) -> Outline:
+    """The outline of a tokenizer.json, of whose vocabulary nothing is kept: at once, where that is megabytes.
+
+    Raises VocabularyError for what is no tokenizer.json.
+    """
+    try:
+        return msgspec.json.decode(data, type=Outline)
+    except ValueError:  # `json` says where
+        parsed = parse_tokenizer_json(data, "tokenizer.json")
+        return Outline(parsed["added_tokens"], parsed.get("decoder"), parsed.get("normalizer"))
+
+
+class _Unusable(Exception):
+    """What is wrong with a tokenizer.json, whatever its name."""
+
+
+@functools.lru_cache(maxsize=2)  # some megabytes of JSON take a tenth of a second
+def _parse(data: bytes) -> Mapping[str, Any]:
+    try:
+        try:
+            parsed = msgspec.json.decode(data)
+        except ValueError:  # json says where
+            parsed = json.loads(data)
+            json.dumps(parsed, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise _Unusable(
+            f"not JSON ({error}). Give a tokenizer.json of the `tokenizers` library, or its folder"
+        ) from error
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
+        raise _Unusable(
+            'JSON, but no tokenizer.json of the `tokenizers` library: it has no "model". '
+            "Give that file, not a vocabulary or a configuration"
+        )
+    added = parsed.get("added_tokens") or []
+    sound = isinstance(added, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get("content"), str) and type(entry.get("id")) is int
+        for entry in added
+    )
+    if not sound:
+        raise _Unusable("an entry of added_tokens has no integer id or no content")
+    parsed["added_tokens"] = added
+    return parsed
+
+
+def steps_of(part: Any, key: str) -> Iterator[Any]:
+    """The steps of a normalizer, pre-tokenizer or decoder, sequences taken apart. key: a sequence's name for its steps."""
+    if isinstance(part, dict) and part.get("type") == "Sequence":
+        for inner in part.get(key) or ():
+            yield from steps_of(inner, key)
+    elif part is not None:
+        yield part
+
+
+def read_tokens(data: bytes, name: str) -> TokenTable:
+    """The tokens of a tokenizer.json. Raises VocabularyError when `tokenizers` would use other ids than the file says.
+
+    `tokenizers` numbers added tokens itself, upward from the size of the vocabulary, and ignores their written ids:
+    with a hole in the vocabulary it encodes <|endoftext|> as 100256 where the file, and the model, say 100257.
+    """
+    try:
+        return _read_tokens(data)
+    except _Unusable as error:
+        raise VocabularyError(f"tokenizer = {name!r}: {error}") from error
+
+
+@contextlib.contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """A panic of a library, which is no Exception, becomes a RuntimeError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ == "pyo3_runtime":
+            raise RuntimeError(str(error)) from error
+        raise
+
+
+def library_version() -> str:
+    """Of `tokenizers`."""
+    import tokenizers
+
+    return tokenizers.__version__
+
+
+@functools.lru_cache(maxsize=2)
+def _read_tokens(data: bytes) -> TokenTable:
+    from tokenizers import Tokenizer
+
+    parsed = _parse(data)
+    longest = parsed["model"].get("max_input_chars_per_word")
+    if isinstance(longest, int) and longest > MOST_WORD_CHARACTERS:
+        raise _Unusable(
+            f"max_input_chars_per_word is {longest}, and `tokenizers` would take minutes for one long word: at most "
+            f"{MOST_WORD_CHARACTERS} are taken, and models are trained with 100. Give the file that the model was trained with"
+        )
+    try:
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # what the library raises for a bad file is a bare Exception
+        raise _Unusable(f"`tokenizers` cannot load it ({error})") from error
+    wrong = [
+        f"{entry['content']} is {entry['id']} in the file and {tokenizer.token_to_id(entry['content'])} in `tokenizers`"
+        for entry in parsed["added_tokens"]
+        if tokenizer.token_to_id(entry["content"]) != entry["id"]
+    ]
+    if wrong:
+        raise _Unusable(
+            f"the ids of {len(wrong)} added tokens are not those that `tokenizers` uses, so text "
+            f"would be encoded with other ids than the model was trained on: {_some(wrong)}. The vocabulary has a "
+            "hole, or added_tokens is not in the order of its ids: fill the hole with unused tokens, or sort the list"
+        )
+    table = _table(parsed, tokenizer.get_vocab(with_added_tokens=False))
+    by_id = {id: text for text, id in table.ids.items() if text not in table.added}
+    shared = [
+        f"{token.text} and {by_id[token.id]} are both {token.id}"
+        for token in table.added.values()
+        if by_id.get(token.id, token.text) != token.text
+    ]
+    if shared:
+        raise _Unusable(f"an added token has the id of another token: {_some(shared)}. Give the added token a free id")
+    return table
+
+
+def tokens_in_file(data: bytes, name: str) -> TokenTable:
+    """The tokens of a tokenizer.json: by the file alone where that tells, without the checks of `read_tokens`, and at once."""
+    parsed = parse_tokenizer_json(data, name)
+    vocabulary = parsed["model"].get("vocab")
+    if isinstance(vocabulary, dict):
+        if not all(type(id) is int and 0 <= id < 1 << 32 for id in vocabulary.values()):
+            raise VocabularyError(
+                f"tokenizer = {name!r}: an entry of its vocab has an id that is none. Fetch the file again"
+            )
+        return _table(parsed, vocabulary)
+    return read_tokens(data, name)  # a Unigram's, or none
+
+
+def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTable:
+    added = {
+        entry["content"]: Token(entry["id"], entry["content"], bool(entry.get("special", False)))
+        for entry in parsed["added_tokens"]
+    }
+    ids = {**model_ids, **{token.text: token.id for token in added.values()}}
+    listed = parsed["model"].get("vocab")
+    notes = [f"the tokenizer's own {key} is off" for key in ("truncation", "padding") if parsed.get(key)]
+    if parsed["model"].get("dropout"):
+        notes.append(f"the tokenizer's dropout of {parsed['model']['dropout']} is off: equal text gives equal tokens")
+    return TokenTable(
+        ids=ids,
+        texts={id: text for text, id in ids.items()},
+        added=added,
+        # a Unigram's vocabulary is a list, in which a piece may stand twice
+        n_ids=max(max(ids.values(), default=-1) + 1, len(listed) if isinstance(listed, list) else 0),
+        notes=tuple(notes),
+    )
+
+
+def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], name: str) -> bytes:
+    """The tokenizer.json with `texts` as special added tokens, ids from first_id upward.
+
+    Keys and entries keep their order, so equal input gives equal bytes with any version of any library.
+    """
+    parsed = parse_tokenizer_json(data, name)
+    return _dump({**parsed, "added_tokens": [*parsed["added_tokens"], *_entries(first_id, texts)]})
+
+
+def without_last_tokens(data: bytes, count: int, name: str) -> bytes:
+    """The tokenizer.json without the last `count` of its added tokens: what `extended_tokenizer_json` extended."""
+    if not count:
+        return data
+    parsed = parse_tokenizer_json(data, name)
+    return _dump({**parsed, "added_tokens": parsed["added_tokens"][:-count]})
+
+
+@functools.lru_cache(maxsize=2)
+def plain_tokenizer_json(data: bytes, special_ids: frozenset[int], with_special: bool = True) -> bytes:
+    """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws.
+
+    with_special: whether the special tokens are among its added ones, of which an engine looks for each in every text.
+    """
+    depends_on = digest_of(data), sorted(special_ids), with_special
+    return remembered("plain", depends_on, bytes, lambda: _plain(data, special_ids, with_special))
+
+
+def _plain(data: bytes, special_ids: frozenset[int], with_special: bool) -> bytes:
+    parsed = parse_tokenizer_json(data, "tokenizer.json")
+    added = [
+        {**entry, "special": bool(entry.get("special")) or entry["id"] in special_ids}
+        for entry in parsed["added_tokens"]
+    ]
+    if not with_special:
+        added = [entry for entry in added if not entry["special"]]
+    model = {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    if isinstance(vocabulary, dict):  # in order it loads faster: libraries put it into trees first
+        model = {**model, "vocab": dict(sorted(vocabulary.items()))}
+    if isinstance(merges, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) and " " not in p for p in pair)
+        for pair in merges
+    ):
+        model = {**model, "merges": list(map(" ".join, merges))}  # the older form, which loads faster
+    nothing = {"truncation": None, "padding": None, "post_processor": None}
+    return msgspec.json.encode({**parsed, **nothing, "added_tokens": added, "model": model})
+
+
+def added_tokens(data: bytes) -> list[tuple[str, int]]:
+    """(text, id) of each of the added tokens."""
+    return remembered(
+        "added",
+        (digest_of(data),),
+        list[tuple[str, int]],
+        lambda: [(e["content"], e["id"]) for e in parse_tokenizer_json(data, "tokenizer.json")["added_tokens"]],
+    )
+
+
+def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
+    """The texts of these ids, of those that are tokens; by the file, which `read_tokens` has compared with `tokenizers`."""
+    wanted = set(ids)
+
+    def find() -> dict[int, str]:
+        parsed = parse_tokenizer_json(data, "tokenizer.json")
+        vocabulary = parsed["model"].get("vocab") or {}
+        listed = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
+        texts = {id: text for text, id in listed if id in wanted}
+        return texts | {entry["id"]: entry["content"] for entry in parsed["added_tokens"] if entry["id"] in wanted}
+
+    return remembered("texts", (digest_of(data), sorted(wanted)), dict[int, str], find)
+
+
+def unknown_id(data: bytes) -> int | None:
+    """The id that the model gives to what it does not know, as [UNK]; None where it has none."""
+
+    def find() -> int | None:
+        model = parse_tokenizer_json(data, "tokenizer.json")["model"]
+        if isinstance(model.get("unk_id"), int):
+            return model["unk_id"]
+        vocabulary = model.get("vocab")
+        return vocabulary.get(model.get("unk_token")) if isinstance(vocabulary, dict) else None
+
+    return remembered("unknown", (digest_of(data),), int | None, find)
+
+
+def _entries(first_id: int, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Special added tokens, ids from first_id upward."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return [{"id": first_id + k, "content": text, **flags} for k, text in enumerate(texts)]
+
+
+def _dump(parsed: Mapping[str, Any]) -> bytes:
+    return (json.dumps(parsed, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
+
+
+def _some(items: Sequence[str]) -> str:
+    return "; ".join(items[:5]) + (f"; and {len(items) - 5} more" if len(items) > 5 else "")
+
+
+@functools.lru_cache(maxsize=4)
+def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
+    """A byte for each of vocab_size ids: 1 where a token begins inside a character of UTF-8: a text is not cut before it.
+
+    Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
+    """
+    depends_on = digest_of(data), vocab_size
+    return remembered("continuing", depends_on, bytes, lambda: _continuing(data, vocab_size))
+
+
+def _continuing(data: bytes, vocab_size: int) -> bytes:
+    try:
+        parsed = _parse(data)
+        model = parsed["model"]
+        vocab = model["vocab"]
+        pairs = list(vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab)))
+        if not all(type(i) is int and 0 <= i < vocab_size and isinstance(text, str) for text, i in pairs):
+            raise VocabularyError(
+                f"a token of the tokenizer has no id below {vocab_size}, which is said to be its vocab_size"
+            )
+    except (_Unusable, LookupError, TypeError) as error:
+        raise VocabularyError(f"the tokenizer.json has no vocabulary: {error!r}") from error
+    tokens = len(pairs) + len(parsed["added_tokens"])
+    if vocab_size > max(tokens, BYTES_VOCAB_SIZE) + MOST_HOLES:
+        raise VocabularyError(
+            f"the tokenizer.json has {tokens} tokens, and vocab_size is {vocab_size}: at most {MOST_HOLES} ids may be without "
+            "a token; put the right file back"
+        )
+    if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
+        inside = {character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80}
+        which = [i for text, i in pairs if text[:1] in inside]
+    else:
+        inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}
+        which = [i for text, i in pairs if text in inside] if model.get("byte_fallback") else []
+    continues = bytearray(vocab_size)
+    for i in which:
+        continues[i] = 1
+    return bytes(continues) if which else b""

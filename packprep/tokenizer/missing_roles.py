@@ -1,0 +1,142 @@
+"""What to say when a tokenizer lacks roles: all of them at once, and lines for the recipe that mend it."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from packprep.tokenizer.file import TokenTable
+
+RESERVED = re.compile("reserved|unused|extra_id|place.?holder|dummy", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A role without a token.
+
+    key     as in [specials]
+    why     what was looked for
+    add     texts that would fill it; empty when a new token cannot, as for an unknown id
+    wanted  how many tokens it takes
+    instead a token of the tokenizer that is known to play it; "" if there is none
+    """
+
+    key: str
+    why: str
+    add: tuple[str, ...]
+    wanted: int = 1
+    instead: str = ""
+
+
+def missing_message(
+    name: str,
+    tokens: TokenTable,
+    missing: Sequence[Missing],
+    playing: Collection[int],
+    spare_sentinels: Sequence[int],
+    vocab_size: int,
+) -> str:
+    """All that is missing of tokenizer `name`, its unused reserved tokens, and the lines to paste.
+
+    playing: ids that play a part. spare_sentinels: sentinels that a pattern found and that may get another role;
+    the last go first. vocab_size: the ceiling, 0 for none.
+    """
+    reserved = _reserved(tokens, playing)
+    lines = [f"tokenizer = {name!r} lacks {len(missing)} of the roles that the recipe uses:"]
+    lines += [f"  {part.key}: {part.why}" for part in missing]
+    if reserved:
+        shown = [f"{tokens.texts[id]} ({id})" for id in reserved]
+        lines += [f"It has {len(shown)} reserved tokens that play no role: {listed(shown, 8)}."]
+    else:
+        lines += ["It has no reserved tokens to spare."]
+
+    n_new = len({text for part in missing for text in part.add})
+    addable = all(part.add for part in missing)
+    fits = not vocab_size or tokens.n_ids + n_new <= vocab_size
+    pasted, complete = _lines_from_reserved(reserved, spare_sentinels, tokens, missing)
+    if pasted and (complete or (addable and fits)):
+        what = "To use tokens that it has" if complete else "To use tokens that it has and add the rest"
+        lines += [f"{what}, paste into the recipe:", "", "[specials]", *([] if complete else ['missing = "add"'])]
+        lines += [*pasted, ""]
+    if addable and fits:
+        lines += [
+            f"To extend the vocabulary (the embedding then needs at least {tokens.n_ids + n_new} rows), paste:",
+            "",
+            "[specials]",
+            'missing = "add"',
+        ]
+    elif addable:
+        lines += [f'missing = "add" would need ids up to {tokens.n_ids + n_new - 1}, and vocab_size is {vocab_size}.']
+    elif not pasted:
+        lines += [f"Name tokens that it has, by text or by id (0 to {tokens.n_ids - 1}), in the recipe's [specials]."]
+    return "\n".join(lines).rstrip()
+
+
+def _reserved(tokens: TokenTable, playing: Collection[int]) -> list[int]:
+    """Ids of tokens that look made for this and play no part. A vocabulary of text holds "unused" as a word, too."""
+    return sorted(
+        id
+        for text, id in tokens.ids.items()
+        if id not in playing and (is_reserved(text) or (text in tokens.added and RESERVED.search(text)))
+    )
+
+
+def is_reserved(text: str) -> bool:
+    """Whether a token's name says that it was made for later use, and is written as no word is: <unused_1>, [unused1]."""
+    return looks_special(text) and bool(RESERVED.search(text))
+
+
+def looks_special(text: str) -> bool:
+    """Whether a token is written like <this> or [this]."""
+    return len(text) > 2 and text.lstrip("▁")[:1] in ("<", "[") and text[-1:] in (">", "]")
+
+
+def _lines_from_reserved(
+    reserved: Sequence[int], spare_sentinels: Sequence[int], tokens: TokenTable, missing: Sequence[Missing]
+) -> tuple[list[str], bool]:
+    """TOML lines that give missing roles to tokens that are there, and whether they are enough for all roles."""
+    singles = [part for part in missing if part.key != "sentinels"]
+    spans = next((part for part in missing if part.key == "sentinels"), None)
+    known = [part for part in singles if part.instead]
+    singles = [part for part in singles if not part.instead]
+    free = list(reserved)
+    short = len(singles) - len(free)
+    if 0 < short < len(spare_sentinels):
+        free += spare_sentinels[-short:]
+    played = [(part, part.instead) for part in known]
+    played += [(part, tokens.texts[id]) for part, id in zip(singles, free, strict=False)]
+    lines = [f"{_toml_key(part.key)} = {_toml_string(text)}" for part, text in played]
+    if spans is None:
+        return lines, len(lines) == len(known) + len(singles)
+    rest = free[len(singles) :]
+    run = _consecutive(rest, spans.wanted)
+    if run:
+        lines.append(f"sentinels = {{first = {run[0]}, count = {len(run)}}}")
+    elif rest:
+        texts = ", ".join(_toml_string(tokens.texts[id]) for id in rest[: spans.wanted])
+        lines.append(f"sentinels = [{texts}]")
+    return lines, bool(rest)
+
+
+def _consecutive(ids: Sequence[int], count: int) -> Sequence[int]:
+    """The first `count` consecutive ids, or all of ids if they are fewer and consecutive, else nothing."""
+    count = min(count, len(ids))
+    for k in range(len(ids) - count + 1):
+        if count and ids[k + count - 1] - ids[k] == count - 1:
+            return ids[k : k + count]
+    return []
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_string(key)
+
+
+def _toml_string(text: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def listed(items: Iterable[str], most: int = 5) -> str:
+    """The first items, and how many more there are."""
+    texts = list(items)
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -1,0 +1,494 @@
+"""Roles: which token id pads, ends, masks, or marks a span or a mode.
+
+A role is given in the recipe's [specials], or found: by the files beside the tokenizer, then by well-known names.
+What is given comes first. A token that was given one role and that the tokenizer itself has in another is refused, where
+the recipe uses both: a mask that is also the padding would be looked for among padding. A sentinel is no token of text.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from packprep.cache import remembered
+from packprep.errors import VocabularyError
+from packprep.format.digests import digest_of
+from packprep.recipe import Specials
+from packprep.tokenizer.file import (
+    BYTES_VOCAB_SIZE,
+    MOST_HOLES,
+    Beside,
+    TokenTable,
+    bytes_tokenizer_json,
+    extended_tokenizer_json,
+    hints_of,
+    library_version,
+    load_tokenizer_json,
+    read_tokens,
+    tokens_in_file,
+    without_last_tokens,
+)
+from packprep.tokenizer.missing_roles import Missing, is_reserved, listed, looks_special, missing_message
+
+SHARED = {"eos", "bos", "pad"}
+"""Roles of which eos may play the other two."""
+
+Players = Iterable[tuple[str, int]]  # key of [specials] and id, for each token that plays a part
+
+
+def may_share(parts: set[str]) -> bool:
+    """Whether one token may play all of these: pad and bos may be eos, nothing else is shared."""
+    return len(parts) < 2 or ("eos" in parts and parts <= SHARED)
+
+
+def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable) -> None:
+    """VocabularyError for a token that plays two roles. own: roles that the recipe gave no token, but the tokenizer has."""
+    by_id: dict[int, list[str]] = {}
+    for key, id in players:
+        by_id.setdefault(id, []).append(key)
+    for id, keys in by_id.items():
+        if may_share(set(keys)):
+            continue
+        if "eos" in keys and "pad" in own:
+            keys = [key for key in keys if key != "pad"]  # it only follows eos
+        roles = [f"{key} (the tokenizer's own)" if key in own else key for key in keys]
+        raise VocabularyError(
+            f"[specials]: {tokens.texts[id]} (id {id}) would play {' and '.join(roles)}; a token plays one role "
+            "(only pad and bos may be the eos token). Give one of them another token"
+        )
+
+
+def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> None:
+    """VocabularyError for sentinels that text gives.
+
+    Text does not give special added tokens, other added ones that are written as no word is, and what the model's own
+    vocabulary reserves by name. An added token may be a run of spaces, and a vocabulary of code has "<div>" as a word.
+    """
+    ordinary = []
+    for id in sorted(sentinels):
+        text = tokens.texts[id]
+        added = tokens.added.get(text)
+        if not is_reserved(text) and not (added and (added.special or looks_special(text))):
+            ordinary.append(id)
+    if not ordinary:
+        return
+    begins = [i for i, id in enumerate(ordinary) if i == 0 or id != ordinary[i - 1] + 1]
+    runs = [ordinary[a:b] for a, b in zip(begins, [*begins[1:], len(ordinary)], strict=True)]
+    ranges = [f"{run[0]} … {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    ids = listed(ranges) if len(ranges) > 5 else " and ".join(filter(None, (", ".join(ranges[:-1]), ranges[-1])))
+    one = len(ordinary) == 1
+    raise VocabularyError(
+        f"[specials] sentinels: {'id' if one else 'ids'} {ids} {'is an' if one else 'are'} ordinary "
+        f"token{'' if one else 's'} of the vocabulary, which text gives "
+        f"({listed((repr(tokens.texts[id]) for id in ordinary), 3)}). Name special or reserved ones, or add them: "
+        'sentinels = "auto" and missing = "add"'
+    )
+
+
+def ordinary_players(players: Players, tokens: TokenTable) -> Iterator[str]:
+    """Notes on roles played by tokens that text itself can give, as far as a tokenizer file tells."""
+    for key, id in players:
+        text = tokens.texts[id]
+        if text not in tokens.added and not looks_special(text):
+            yield (
+                f"{key}: {text!r} (id {id}) is an ordinary token of the vocabulary; documents in which it occurs are "
+                'rejected unless special_text = "special"'
+            )
+
+
+__all__ = ["Needs", "Vocabulary", "bytes_tokenizer_json", "resolve_again", "resolve_vocabulary"]
+
+ROLES = ("eos", "bos", "pad", "mask", "fim_prefix", "fim_middle", "fim_suffix")
+
+# The first name is the one that is added when nothing is found and missing = "add".
+WELL_KNOWN = {
+    "eos": (
+        "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>", "<|im_end|>",
+        "[SEP]",
+    ),
+    "bos": (
+        "<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<|bos|>", "[BOS]", "<｜begin▁of▁sentence｜>",
+        "[CLS]",
+    ),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>", "<PAD>", "<｜▁pad▁｜>"),
+    "mask": ("<mask>", "[MASK]", "<|mask|>", "<|mdm_mask|>", "<MASK>"),
+}  # fmt: skip
+WELL_KNOWN_FIM = (
+    ("<fim_prefix>", "<fim_middle>", "<fim_suffix>"),
+    ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),
+    ("<fim-prefix>", "<fim-middle>", "<fim-suffix>"),
+    ("▁<PRE>", "▁<MID>", "▁<SUF>"),
+    ("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>"),
+)
+FIM_ROLES = ("fim_prefix", "fim_middle", "fim_suffix")
+SENTINEL_PATTERN = "<extra_id_{}>"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the recipe uses.
+
+    roles       of ROLES; pad is always needed
+    mode_tokens as the tasks write them
+    sentinels   how many the longest segment would use; 0: none
+    """
+
+    roles: frozenset[str]
+    mode_tokens: tuple[str, ...]
+    sentinels: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer with every role resolved.
+
+    tokenizer_json  the bytes that the dataset keeps; digest is theirs, and compared in their place
+    vocab_size      no id reaches it
+    roles           role → id; pad is always there
+    sentinels       the k-th marks the k-th span
+    mode_tokens     text as a task writes it → id
+    added_tokens    {"id", "text", "role"} of those that packprep added; role is a key of specials()
+    special_ids     ascending: ids that are no ordinary text. Special tokens, whatever plays a role, and ids below
+                    vocab_size that no token has
+    notes           what should be said aloud
+    beside          what was taken of the files beside the tokenizer
+    """
+
+    tokenizer_json: bytes = field(compare=False)
+    digest: str
+    vocab_size: int
+    roles: dict[str, int] = field(hash=False)
+    sentinels: tuple[int, ...]
+    mode_tokens: dict[str, int] = field(hash=False)
+    added_tokens: tuple[dict[str, Any], ...] = field(hash=False)
+    special_ids: tuple[int, ...]
+    notes: tuple[str, ...] = field(compare=False)
+    beside: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
+
+    def specials(self) -> dict[str, int | list[int]]:
+        """Role → id, "sentinels" → ids, mode token → id, as the manifest keeps them."""
+        sentinels: dict[str, int | list[int]] = {"sentinels": list(self.sentinels)} if self.sentinels else {}
+        return {**self.roles, **sentinels, **self.mode_tokens}
+
+    def as_planned(self) -> dict[str, Any]:
+        """The plan's `vocabulary`."""
+        return {
+            "vocab_size": self.vocab_size,
+            "roles": {role: int(i) for role, i in self.roles.items()},
+            "sentinels": [int(i) for i in self.sentinels],
+            "mode_tokens": {text: int(i) for text, i in self.mode_tokens.items()},
+            "added_tokens": list(self.added_tokens),
+            "special_ids": [int(i) for i in self.special_ids],
+        }
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Who plays what, as far as the tokenizer has it."""
+
+    roles: dict[str, int]
+    sentinels: tuple[int, ...]
+    mode_tokens: dict[str, int]
+    missing: tuple[Missing, ...]
+    notes: tuple[str, ...]
+    found: dict[str, str]  # note on each role that was found and is used
+
+    def players(self) -> Iterator[tuple[str, int]]:
+        """Key of specials() and id, for each token that plays a part."""
+        yield from self.roles.items()
+        yield from self.mode_tokens.items()
+        yield from (("sentinels", id) for id in self.sentinels)
+
+
+def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Needs) -> Vocabulary:
+    """The vocabulary of the recipe's `tokenizer`, a path relative to base, with the roles of [specials] and needs.
+
+    With missing = "add", tokens that are needed and not there get ids from the end of the vocabulary upward.
+    Raises VocabularyError: an unreadable tokenizer, roles without a token (all at once, with the lines that would
+    give them one), a token with two roles, or an id that reaches specials.vocab_size.
+    """
+    data, beside = load_tokenizer_json(tokenizer, base)
+    return _resolved(data, beside, tokenizer, specials, needs)
+
+
+def resolve_again(
+    tokenizer_json: bytes, added: int, beside: Beside, tokenizer: str, specials: Specials, needs: Needs
+) -> Vocabulary:
+    """The vocabulary that a dataset's tokenizer.json was made with, of which the last `added` tokens were added.
+
+    beside: what the plan says of the files beside it. VocabularyError where they do not give one.
+    """
+    return _resolved(without_last_tokens(tokenizer_json, added, tokenizer), beside, tokenizer, specials, needs)
+
+
+def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, needs: Needs) -> Vocabulary:
+    needed = (sorted(needs.roles), needs.mode_tokens, needs.sentinels)
+    hints = hints_of(data, beside)
+    depends_on = (digest_of(data), hints, asdict(specials), needed, library_version())
+    found = remembered("vocabulary", depends_on, Vocabulary, lambda: _resolve(data, hints, tokenizer, specials, needs))
+    return replace(found, beside=tuple(beside))
+
+
+def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Specials, needs: Needs) -> Vocabulary:
+    """tokenizer: its name, for messages."""
+    is_bytes = data == bytes_tokenizer_json()
+    tokens = tokens_in_file(data, tokenizer)
+    if 0 < specials.vocab_size < tokens.n_ids:
+        raise VocabularyError(
+            f"[specials] vocab_size = {specials.vocab_size}, but tokenizer = {tokenizer!r} has ids up to "
+            f"{tokens.n_ids - 1}: the embedding would have no row for them. "
+            f"Set vocab_size to the number of the embedding's rows, at least {tokens.n_ids}, or leave it out"
+        )
+    if max(tokens.n_ids, specials.vocab_size) > len(tokens.texts) + MOST_HOLES:
+        said = f"[specials] vocab_size = {specials.vocab_size}"
+        if tokens.n_ids > len(tokens.texts) + MOST_HOLES:
+            said = f"it has the id {tokens.n_ids - 1}"
+        raise VocabularyError(
+            f"tokenizer = {tokenizer!r} has {len(tokens.texts)} tokens, and {said}: at most {MOST_HOLES} ids may be without a "
+            "token. Give the tokenizer that the model was trained with, and the rows of its embedding"
+        )
+    _refuse_names_of_roles(specials, needs)
+    parts = _parts(tokens, specials, needs, hints)
+    own = {role for role in ROLES if getattr(specials, role) is None}
+    refuse_two_roles(parts.players(), own, tokens)
+    refuse_ordinary_sentinels(parts.sentinels, tokens)
+    first_added = tokens.n_ids
+    if parts.missing:
+        texts = _texts_to_add(tokenizer, tokens, specials, parts)
+        data = extended_tokenizer_json(data, first_added, texts, tokenizer)
+    tokens = read_tokens(data, tokenizer)
+    parts = _parts(tokens, specials, needs, hints)
+    assert not parts.missing, parts.missing
+    refuse_two_roles(parts.players(), own, tokens)
+    smallest = max(tokens.n_ids, BYTES_VOCAB_SIZE if is_bytes else 0)
+    vocab_size = specials.vocab_size or smallest
+    players = {id: key for key, id in reversed(list(parts.players()))}
+    added = tuple({"id": id, "text": tokens.texts[id], "role": players[id]} for id in range(first_added, tokens.n_ids))
+    notes = [*tokens.notes, *parts.notes, *ordinary_players(parts.players(), tokens)]
+    if not is_bytes:
+        notes += [note for role, note in parts.found.items() if parts.roles[role] < first_added]
+    if added:
+        span = f"{added[0]['id']}" if len(added) == 1 else f"{added[0]['id']} to {added[-1]['id']}"
+        notes.append(
+            f"added {len(added)} tokens with ids {span} ({listed(str(entry['text']) for entry in added)}): "
+            f"the model's embedding needs at least {vocab_size} rows"
+        )
+    return Vocabulary(
+        tokenizer_json=data,
+        digest=digest_of(data),
+        vocab_size=vocab_size,
+        roles=parts.roles,
+        sentinels=parts.sentinels,
+        mode_tokens=parts.mode_tokens,
+        added_tokens=added,
+        special_ids=tuple(
+            sorted(
+                {token.id for token in tokens.added.values() if token.special}
+                | set(players)
+                | (set(range(vocab_size)) - tokens.texts.keys())
+            )
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _texts_to_add(name: str, tokens: TokenTable, specials: Specials, parts: _Parts) -> tuple[str, ...]:
+    """The tokens that fill what is missing. VocabularyError where they may not be added, or would pass the ceiling."""
+    if specials.missing != "add" or not all(missing.add for missing in parts.missing):
+        by_pattern = specials.sentinels is None or isinstance(specials.sentinels, str)
+        raise VocabularyError(
+            missing_message(
+                name,
+                tokens,
+                parts.missing,
+                playing={id for _, id in parts.players()},
+                spare_sentinels=parts.sentinels if by_pattern else (),
+                vocab_size=specials.vocab_size,
+            )
+        )
+    texts = tuple(dict.fromkeys(text for missing in parts.missing for text in missing.add))
+    needed = tokens.n_ids + len(texts)
+    if 0 < specials.vocab_size < needed:
+        raise VocabularyError(
+            f'[specials] missing = "add" would give {len(texts)} new tokens ({listed(texts)}) the ids {tokens.n_ids} '
+            f"to {needed - 1}, but vocab_size = {specials.vocab_size} is the ceiling: the embedding would have no row "
+            f"for them. Enlarge the embedding and set vocab_size = {needed}, or name tokens that the tokenizer has "
+            '(missing = "error" lists unused ones)'
+        )
+    return texts
+
+
+def _refuse_names_of_roles(specials: Specials, needs: Needs) -> None:
+    for text in (*needs.mode_tokens, *(specials.mode_tokens or ())):
+        if text in ROLES or text == "sentinels":
+            raise VocabularyError(
+                f"the mode token {text!r} has the name of a role, so [specials] could not tell them apart; "
+                'write it as a token is written, for example "[NLU]"'
+            )
+
+
+def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[str, str]) -> _Parts:
+    """Which token plays which part: given ones first, then sentinels, then what can be found."""
+    mapped = specials.mode_tokens or {}
+    wishes = {role: getattr(specials, role) for role in ROLES if getattr(specials, role) is not None}
+    wishes |= {text: mapped.get(text, text) for text in (*needs.mode_tokens, *mapped)}
+    given = {key: id for key, value in wishes.items() if (id := _id_of(value, tokens)) is not None}
+    missing = [_not_there(key, value, tokens, hints) for key, value in wishes.items() if key not in given]
+
+    taken = {id: key for key, id in given.items()}
+    sentinels, sentinels_missing, notes = _sentinels(tokens, specials, needs, taken)
+    missing += sentinels_missing
+    playing: dict[int, set[str]] = {id: {key} for id, key in taken.items()}
+    playing |= {id: {"sentinels"} for id in sentinels}
+
+    roles = {role: given[role] for role in ROLES if role in given}
+    found: dict[str, str] = {}
+    open_roles = [role for role in ROLES if role not in wishes]
+    for role, id, how in (
+        *_found(tokens, hints, open_roles, needs.roles, playing),
+        *_found_fim(tokens, open_roles, needs.roles, playing),
+    ):
+        roles[role] = id
+        if role in needs.roles or role == "pad":
+            found[role] = f"{role}: {tokens.texts[id]} (id {id}), {how}"
+    lacking = [role for role in open_roles if role in needs.roles and role not in roles and role != "pad"]
+    missing += [Missing(role, "no token known as such", _names_to_add(tokens, lacking)[role]) for role in lacking]
+    if "pad" in open_roles and "pad" not in roles:
+        if "eos" in roles:
+            roles["pad"] = roles["eos"]
+            notes.append(f"pad: the tokenizer has none, so {tokens.texts[roles['eos']]} (id {roles['eos']}) pads")
+        elif "eos" in open_roles and "eos" not in lacking:
+            pad = _names_to_add(tokens, ["pad"])["pad"]
+            missing.append(Missing("pad", "no token known as such, and no eos to pad with", pad))
+    return _Parts(
+        roles={role: roles[role] for role in ROLES if role in roles},
+        sentinels=sentinels,
+        mode_tokens={key: id for key, id in given.items() if key not in ROLES},
+        missing=tuple(missing),
+        notes=tuple(notes),
+        found=found,
+    )
+
+
+def _id_of(value: str | int, tokens: TokenTable) -> int | None:
+    if isinstance(value, int):
+        return value if value in tokens.texts else None
+    return tokens.ids.get(value)
+
+
+def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Role → the well-known name that is free, for roles of which nothing was found."""
+    fim = [FIM_ROLES.index(role) for role in roles if role in FIM_ROLES]
+    free_families = [family for family in WELL_KNOWN_FIM if not any(family[k] in tokens.ids for k in fim)]
+    names = {role: [name for name in known if name not in tokens.ids] for role, known in WELL_KNOWN.items()}
+    names |= {role: [family[k] for family in free_families] for k, role in enumerate(FIM_ROLES)}
+    return {role: tuple(names[role][:1]) for role in roles}
+
+
+def _not_there(key: str, value: str | int, tokens: TokenTable, hints: Mapping[str, str]) -> Missing:
+    known = [hints.get(key, ""), *WELL_KNOWN.get(key, ())]
+    instead = next((name for name in known if name in tokens.ids), "")
+    if isinstance(value, int):
+        return Missing(key, f"no token has the id {value} (they end at {tokens.n_ids - 1})", (), instead=instead)
+    return Missing(key, f"no token {value!r}", (value,) if value else (), instead=instead)
+
+
+def _sentinels(
+    tokens: TokenTable, specials: Specials, needs: Needs, taken: Mapping[int, str]
+) -> tuple[tuple[int, ...], list[Missing], list[str]]:
+    """The sentinels in order, what is missing of them, and notes. taken: ids that were given another part."""
+    wish = specials.sentinels
+    if wish is None or isinstance(wish, str):
+        pattern = SENTINEL_PATTERN if wish in (None, "auto") else wish
+        return _sentinels_by_pattern(pattern, wish == "auto" and specials.missing == "add", tokens, needs, taken)
+    if isinstance(wish, Mapping):
+        wish = range(wish["first"], wish["first"] + wish["count"])
+    ids = [_id_of(value, tokens) for value in wish]
+    absent = [value for value, id in zip(wish, ids, strict=True) if id is None]
+    if absent:
+        unknown_ids = [value for value in absent if isinstance(value, int)]
+        why = f"{len(absent)} of {len(ids)} are not there: {listed(map(repr, absent))}"
+        return (), [Missing("sentinels", why, () if unknown_ids else tuple(absent), len(ids))], []
+    present = tuple(id for id in ids if id is not None)
+    if len(set(present)) < len(present):
+        twice = Counter(present).most_common(1)[0][0]
+        raise VocabularyError(
+            f"[specials] sentinels: {tokens.texts[twice]} (id {twice}) stands twice; each span needs its own sentinel"
+        )
+    if needs.sentinels and not present:
+        return (), [Missing("sentinels", "the list is empty", (), needs.sentinels)], []
+    return present, [], []
+
+
+def _sentinels_by_pattern(
+    pattern: str, as_many_as_needed: bool, tokens: TokenTable, needs: Needs, taken: Mapping[int, str]
+) -> tuple[tuple[int, ...], list[Missing], list[str]]:
+    if pattern.count("{}") != 1:
+        raise VocabularyError(
+            f'[specials] sentinels = {pattern!r}: a pattern has one {{}} for the number, as "<extra_id_{{}}>"; '
+            'other forms: a list of tokens or ids, {first = ID, count = N}, "auto"'
+        )
+    found: list[int] = []
+    notes: list[str] = []
+    k = 0
+    while (id := tokens.ids.get(pattern.replace("{}", str(k)))) is not None:
+        if id in taken:
+            notes.append(f"sentinels: {tokens.texts[id]} (id {id}) is left out, as it is given to {taken[id]}")
+        else:
+            found.append(id)
+        k += 1
+    short = needs.sentinels - len(found)
+    if as_many_as_needed:
+        found = found[: needs.sentinels]
+    if short > 0 and (as_many_as_needed or not found):
+        why = f"{len(found) or 'no'} tokens of the pattern {pattern}; the longest segment would use {needs.sentinels}"
+        add = tuple(pattern.replace("{}", str(k + more)) for more in range(short))
+        return tuple(found), [Missing("sentinels", why, add, needs.sentinels)], notes
+    if short > 0:
+        notes.append(
+            f"sentinels: {len(found)} tokens of the pattern {pattern}; the longest segment would use {needs.sentinels}"
+        )
+    return tuple(found), [], notes
+
+
+def _found(
+    tokens: TokenTable,
+    hints: Mapping[str, str],
+    open_roles: Sequence[str],
+    needed: Collection[str],
+    playing: dict[int, set[str]],
+) -> Iterator[tuple[str, int, str]]:
+    """Role, id and how it was found. playing: id → its parts so far.
+
+    A token that cannot be shared is passed over where its own role is not used: a mask, where nothing is masked.
+    """
+    for role, names in WELL_KNOWN.items():
+        if role not in open_roles:
+            continue
+        candidates = [(hints[role], "named by the tokenizer's own files")] if role in hints else []
+        candidates += [(name, "found by name") for name in names]
+        for name, how in candidates:
+            id = tokens.ids.get(name)
+            if id is None:
+                continue
+            others = playing.get(id, set()) - {role}
+            used = role in needed or (role in SHARED and not others <= SHARED)
+            if used or may_share(others | {role}):
+                playing.setdefault(id, set()).add(role)
+                yield role, id, how
+                break
+
+
+def _found_fim(
+    tokens: TokenTable, open_roles: Sequence[str], needed: Collection[str], playing: Mapping[int, set[str]]
+) -> Iterator[tuple[str, int, str]]:
+    """(role, id, why) of the three tokens of fill-in-the-middle, which are of one family."""
+    wanted = [role for role in FIM_ROLES if role in open_roles]
+    required = [role for role in wanted if role in needed] or wanted
+    for family in WELL_KNOWN_FIM:
+        ids = {role: tokens.ids.get(family[FIM_ROLES.index(role)]) for role in wanted}
+        there = {role: id for role, id in ids.items() if id is not None and (id not in playing or role in needed)}
+        if all(role in there for role in required):
+            yield from ((role, id, "found by name") for role, id in there.items())
+            return

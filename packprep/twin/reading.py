@@ -1,0 +1,597 @@
+"""Which parts of which files belong to a shard, in which order, which of their documents are kept, and what these say.
+
+Sources are the plan's, as dicts: name, seed, prefix, repeat, sample, format, text_key, ratios, step_bytes, first_file (the
+number of its first file among all of the plan's), files, (name, size, pieces) each, and piece_bytes: about how much each
+piece of a file holds, of files of which the plan says it.
+"""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from packprep.errors import SourceError
+from packprep.twin import chance
+
+PIECE_BYTES = 4 * 2**20
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+FORMATS = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow",
+    ".feather": "arrow", ".ipc": "arrow", ".bin": "megatron", ".idx": "megatron",
+}  # fmt: skip
+TOKEN_FORMATS = ("megatron", "parquet_tokens", "arrow_tokens")
+MAX_BYTES = 32 * 2**20
+MAX_DEPTH = 256
+BOM = b"\xef\xbb\xbf"
+SPANS, MESSAGES = "loss_spans", "messages"
+MOST_IDS = 8 * 2**20  # of a document
+CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
+
+Listed = Callable[[int, int], list[tuple[int, int]]]
+"""(file, part) → (position, size) of all documents of a part, in order."""
+
+
+class Piece(NamedTuple):
+    """What can be entered by itself: a part of one file, or some whole text files, and their stored bytes."""
+
+    files: list[int]
+    part: int
+    size: int
+
+
+class Extent(NamedTuple):
+    """What a shard takes of a file's part in one use: the units from low · units // weight to high · units // weight."""
+
+    file: int
+    part: int
+    use: int
+    low: int
+    high: int
+    weight: int
+
+    def units(self, count: int) -> range:
+        """The part's own units, bytes, rows or steps, of `count`."""
+        return range(self.low * count // self.weight, self.high * count // self.weight)
+
+
+def format_of(source: dict[str, Any], name: str) -> tuple[str, str]:
+    """(format, compression) of a file."""
+    name, compression = name.lower(), ""
+    for ending, value in COMPRESSIONS.items():
+        if name.endswith(ending):
+            name, compression = name[: -len(ending)], value
+            break
+    found = next((value for ending, value in FORMATS.items() if name.endswith(ending)), "text")
+    if source["format"] == "tokens":
+        return f"{found}_tokens", ""
+    return (found if source["format"] == "auto" else source["format"]), compression
+
+
+def pieces(source: dict[str, Any]) -> list[Piece]:
+    """All pieces of a source in the order of its files: 4 MiB of a line file, a row group or batch, a run of
+    Megatron's documents, a compressed file, or neighbouring text files of together at most 4 MiB."""
+    found: list[Piece] = []
+    of_text = False
+    for i, (name, size, count) in enumerate(source["files"]):
+        format, compression = format_of(source, name)
+        if format == "text":
+            if of_text and found[-1].size + size <= PIECE_BYTES:
+                found[-1] = Piece([*found[-1].files, i], 0, found[-1].size + size)
+            else:
+                found.append(Piece([i], 0, size))
+            of_text = True
+            continue
+        of_text = of_text and not count
+        for part in range(count):
+            if format == "jsonl" and not compression:
+                stored = min(PIECE_BYTES, size - part * PIECE_BYTES)
+            else:
+                stored = (part + 1) * size // count - part * size // count
+            found.append(Piece([i], part, stored))
+    return found
+
+
+def weighted_list(source: dict[str, Any]) -> list[tuple[Piece, int, int]]:
+    """(piece, use, weight): the source's pieces once per use, each use in its own keyed order. A weight is the estimated
+    text bytes that are kept."""
+    all_pieces = pieces(source)
+    low, high = (Fraction(bound) for bound in source["sample"])
+    result = []
+    for use in range(uses(source)):
+        kept_share = int(kept_of_use(source, use) * (high - low) * 2**16)
+        key = chance.bits64(chance.text_key(source["seed"], source["name"], use), chance.PIECE_ORDER)
+        for i in range(len(all_pieces)):
+            piece = all_pieces[chance.permute(i, len(all_pieces), key)]
+            format, compression = format_of(source, source["files"][piece.files[0]][0])
+            ratio = source["ratios"][f"{format}.{compression}" if compression else format]
+            part_bytes = source["piece_bytes"].get(piece.files[0])
+            text_bytes = max((piece.size if part_bytes is None else part_bytes[piece.part]) * ratio // 1024, 1)
+            result.append((piece, use, max(text_bytes * kept_share // 2**16, 1)))
+    return result
+
+
+def uses(source: dict[str, Any]) -> int:
+    """How often its documents are gone through, the last time perhaps not all."""
+    whole = int(source["repeat"])
+    return whole if whole == source["repeat"] else whole + 1
+
+
+def kept_of_use(source: dict[str, Any], use: int) -> Fraction:
+    """The part of the documents that a use takes."""
+    return min(Fraction(1), Fraction(source["repeat"]) - use)
+
+
+def extents(source: dict[str, Any], shard: int, shards: int) -> list[Extent]:
+    """What shard number `shard` of `shards` takes of a source, in order."""
+    if "weighted" not in source:
+        source["weighted"] = weighted_list(source)
+    total = sum(weight for _, _, weight in source["weighted"])
+    begin, end = shard * total // shards, (shard + 1) * total // shards
+    found, at = [], 0
+    for piece, use, weight in source["weighted"]:
+        low, high = max(begin - at, 0), min(end - at, weight)
+        at += weight
+        if low < high:
+            found += _of_piece(source, piece, use, low, high, weight)
+    return found
+
+
+def _of_piece(source: dict[str, Any], piece: Piece, use: int, low: int, high: int, weight: int) -> list[Extent]:
+    if format_of(source, source["files"][piece.files[0]][0])[0] != "text":
+        return [Extent(piece.files[0], piece.part, use, low, high, weight)]
+    # A text file belongs to where its first byte lies in the piece; an empty last one, to the piece's last byte.
+    units = Extent(0, 0, use, low, high, weight).units(max(1, piece.size))
+    found, at = [], 0
+    for file in piece.files:
+        if min(at, max(1, piece.size) - 1) in units:
+            found.append(Extent(file, 0, use, 0, 1, 1))
+        at += source["files"][file][1]
+    return found
+
+
+def is_sampled(source: dict[str, Any], file: int, position: int) -> bool:
+    """Whether `sample` keeps a document."""
+    low, high = (int(Fraction(bound) * 2**53) for bound in source["sample"])
+    key = chance.segment_key(chance.text_key("sample", source["files"][file][0]), position, 0, 0)
+    return low <= chance.bits64(key, chance.SAMPLE) >> 11 < high
+
+
+def is_kept(source: dict[str, Any], extent: Extent, position: int, listed: Listed) -> bool:
+    """Whether `sample` and the fraction of `repeat` keep a document of an extent in its use."""
+    if not is_sampled(source, extent.file, position):
+        return False
+    if kept_of_use(source, extent.use) == 1:
+        return True
+    taken_from = extent.file, extent.part, extent.use
+    taken = source.setdefault("taken", {})
+    if taken_from not in taken:
+        piece = next(p for p in pieces(source) if extent.file in p.files and extent.part == p.part)
+        chosen = chosen_of_piece(source, piece, extent.use, listed)
+        taken.update({(file, piece.part, extent.use): chosen for file in piece.files})
+    return (extent.file, position) in taken[taken_from]
+
+
+def chosen_of_piece(source: dict[str, Any], piece: Piece, use: int, listed: Listed) -> set[tuple[int, int]]:
+    """(file, position) of what a use takes of a piece's documents: of each class of sizes, those at which the fraction,
+    summed up from a keyed begin, passes a whole number. Sizes with as many bits are a class."""
+    part = int(kept_of_use(source, use) * 2**32)
+    key = chance.segment_key(file_key(source, piece.files[0]), piece.part, use, 0)
+    summed: dict[int, int] = {}
+    taken = set()
+    for file in piece.files:
+        for position, size in listed(file, piece.part):
+            if is_sampled(source, file, position):
+                bits = size.bit_length()
+                before = summed.get(bits, chance.words(key, chance.REPEAT, bits))
+                summed[bits] = before + part
+                if summed[bits] // 2**32 > before // 2**32:
+                    taken.add((file, position))
+    return taken
+
+
+def file_key(source: dict[str, Any], file: int) -> int:
+    """The 64-bit key of a file's documents."""
+    return chance.text_key(source["seed"], source["name"], source["files"][file][0])
+
+
+class Text(NamedTuple):
+    """A document's text, and what it says of its training: as the fields of the same names of a rendered conversation."""
+
+    text: str
+    spans: Any = None  # ranges of characters that are trained; None: it says nothing
+    boundaries: Any = ()
+    system_end: int = 0
+    chat: bool = False
+    strings: Any = ()
+
+
+class TextReader(NamedTuple):
+    """How documents are read.
+
+    supervision: whether loss_spans and messages are looked at
+    conversation: messages → a record with the fields of `Text`, or a tuple where they are rejected
+    """
+
+    supervision: bool
+    conversation: Callable[[Any], Any]
+
+
+def documents(
+    source: dict[str, Any], extent: Extent, reader: TextReader, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, Text]]:
+    """(position, text) of the wanted documents of an extent that can be used, in order. SourceError for a file that cannot
+    be read or has another size than planned."""
+    name, size, _ = source["files"][extent.file]
+    path = _path(source, name)
+    try:
+        _check_size(path, size)
+        format, compression = format_of(source, name)
+        if format == "jsonl":
+            found = _lines(path, size, compression, source["step_bytes"], extent)
+            for position, line in found:
+                if wanted(position) and (text := _text_of_line(line, source["text_key"], reader)) is not None:
+                    yield position, text
+        elif format == "text":
+            if wanted(0) and (data := _text_of_bytes(_whole(path, compression))) is not None:
+                yield 0, Text(data.removeprefix("\ufeff"))
+        else:
+            yield from _rows(path, format, extent, source["text_key"], reader, wanted)
+    except OSError as error:
+        raise SourceError(f"{path}: {error}") from error
+
+
+def _path(source: dict[str, Any], name: str) -> str:
+    path = os.path.join(source["prefix"], name)
+    if "://" in path:
+        raise SourceError(f"{path}: the twin reads local files alone; copy the source and say --source NAME=FOLDER")
+    return path
+
+
+def _check_size(path: str, size: int) -> None:
+    if os.path.getsize(path) != size:
+        raise SourceError(f"{path} has {os.path.getsize(path)} bytes and had {size} when the build was planned")
+
+
+def sizes(source: dict[str, Any], file: int, part: int, reader: TextReader) -> list[tuple[int, int]]:
+    """(position, size) of all documents of a part of a file: bytes of a line, a text or a text file; of messages, how many;
+    of ids, how many."""
+    name, size, _ = source["files"][file]
+    path, whole = os.path.join(source["prefix"], name), Extent(file, part, 0, 0, 1, 1)
+    format, compression = format_of(source, name)
+    if format in TOKEN_FORMATS:
+        return [(position, len(ids or [])) for position, ids in _lists(source, whole, lambda position: True)]
+    if format == "text":
+        return [(0, size)]
+    if format == "jsonl":
+        lines = _lines(path, size, compression, source["step_bytes"], whole)
+        return [(position, MAX_BYTES + 1 if line is None else len(line)) for position, line in lines]
+    found = []
+    for position, record in _records(path, format, whole, source["text_key"], reader, lambda position: True):
+        text, messages = record.get(source["text_key"]), record.get(MESSAGES)
+        found.append((position, len(text if text is not None else messages if isinstance(messages, list) else [])))
+    return found
+
+
+def _lines(
+    path: str, size: int, compression: str, step_bytes: int, extent: Extent
+) -> Iterator[tuple[int, bytes | None]]:
+    """(position, line) of the lines that begin in the extent and are not blank; None for one that is too large."""
+    found = _compressed_lines(path, size, compression, step_bytes, extent)
+    for position, line in found if compression else _plain_lines(path, size, extent):
+        if len(line) > MAX_BYTES:
+            yield position, None
+            continue
+        line = line.removeprefix(BOM) if position == 0 else line
+        if line.strip():
+            yield position, line
+
+
+def _plain_lines(path: str, size: int, extent: Extent) -> Iterator[tuple[int, bytes]]:
+    first = extent.part * PIECE_BYTES
+    units = extent.units(min(PIECE_BYTES, size - first))
+    begin, end = first + units.start, first + units.stop
+    if begin >= end:
+        return
+    with open(path, "rb") as file:
+        file.seek(max(begin - 1, 0))
+        if begin:
+            file.readline()  # the rest of a line that began before
+        while (position := file.tell()) < end:
+            yield position, file.readline().removesuffix(b"\n")
+
+
+def _compressed_lines(
+    path: str, size: int, compression: str, step_bytes: int, extent: Extent
+) -> Iterator[tuple[int, bytes]]:
+    """A line belongs to the step of the input that its first byte comes out of."""
+    steps = extent.units(-(-size // step_bytes))
+    line_begin: tuple[int, int] | None = None  # step and position of the line's first byte
+    parts: list[bytes] = []
+    at = 0
+    for step, data in _decompressed(path, compression, step_bytes):
+        if step >= steps.stop and (line_begin is None or line_begin[0] not in steps):
+            return
+        lines = data.split(b"\n")
+        for i, line in enumerate(lines):
+            if line_begin is None and (line or i < len(lines) - 1):
+                line_begin = step, at
+            parts.append(line)
+            at += len(line)
+            if i < len(lines) - 1:
+                assert line_begin is not None
+                if line_begin[0] in steps:
+                    yield line_begin[1], b"".join(parts)
+                line_begin, parts = None, []
+                at += 1
+    if line_begin is not None and line_begin[0] in steps:
+        yield line_begin[1], b"".join(parts)
+
+
+def _decompressed(path: str, compression: str, step_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """(step, what comes out while this step's bytes are fed), of gzip members or zstd frames one after the other."""
+    import zstandard
+
+    decoder: Any = None
+    members = 0
+    with open(path, "rb") as file:
+        for step in range(-(-os.path.getsize(path) // step_bytes)):
+            data, out = file.read(step_bytes), []
+            while data:
+                if decoder is None:
+                    if compression == "gzip" and members and not (data := data.lstrip(b"\0")):
+                        break  # padding
+                    of_zstd = zstandard.ZstdDecompressor(max_window_size=2**31)
+                    decoder = zlib.decompressobj(wbits=31) if compression == "gzip" else of_zstd.decompressobj()
+                    members += 1
+                try:
+                    out.append(decoder.decompress(data))
+                except (zlib.error, zstandard.ZstdError) as error:
+                    raise SourceError(f"{path}: corrupt {compression} data: {error}") from error
+                data = b""
+                if decoder.eof:
+                    data, decoder = decoder.unused_data, None
+            yield step, b"".join(out)
+    if decoder is not None:
+        raise SourceError(f"{path}: the {compression} data is truncated")
+
+
+def _whole(path: str, compression: str) -> bytes:
+    if compression:
+        return b"".join(data for _, data in _decompressed(path, compression, 2**20))
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _text_of_bytes(data: bytes) -> str | None:
+    try:
+        return data.decode() if len(data) <= MAX_BYTES else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _text_of_line(line: bytes | None, text_key: str, reader: TextReader) -> Text | None:
+    source = None if line is None else _text_of_bytes(line)
+    if source is None or _too_deep(source):
+        return None
+    try:
+        record = json.loads(source, parse_constant=int, parse_int=_integer)  # int refuses NaN and Infinity
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    return text_of(record, text_key, reader)
+
+
+def text_of(record: dict[str, Any], text_key: str, reader: TextReader) -> Text | None:
+    """A document of these fields; None where it cannot be used. A field that is the text_key is the text and nothing else."""
+    text = record.get(text_key)
+    spans, messages = (record.get(key) if reader.supervision and key != text_key else None for key in (SPANS, MESSAGES))
+    if messages is not None:
+        if text is not None or spans is not None:
+            return None
+        rendered = reader.conversation(messages)
+        if isinstance(rendered, tuple):
+            return None
+        names = ("text", "spans", "boundaries", "system_end", "chat", "strings")
+        return Text(*(getattr(rendered, name) for name in names))
+    if not isinstance(text, str):
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
+    if spans is None:
+        return Text(text)
+    return Text(text, _ranges(spans, len(text))) if isinstance(spans, list) and all(map(_sound, spans)) else None
+
+
+def _sound(span: Any) -> bool:
+    """Whether it is [begin, end] or [begin, end, weight], the weight 1."""
+    if not isinstance(span, list) or [type(bound) for bound in span[:2]] != [int, int] or len(span) > 3:
+        return False
+    weighs_1 = len(span) == 2 or (isinstance(span[2], int | float) and span[2] is not True and span[2] == 1)
+    return weighs_1 and 0 <= span[0] <= span[1]
+
+
+def _ranges(spans: list[list[int]], characters: int) -> list[tuple[int, int]]:
+    """The runs of the text's characters that lie in any span, by how many spans are open at each place where one begins or
+    ends."""
+    opened: dict[int, int] = {}
+    for begin, end, *_ in spans:
+        if begin < min(end, characters):
+            opened[begin] = opened.get(begin, 0) + 1
+            opened[min(end, characters)] = opened.get(min(end, characters), 0) - 1
+    found, first, depth = [], 0, 0
+    for bound in sorted(opened):
+        if depth == 0 and opened[bound] > 0:
+            first = bound
+        depth += opened[bound]
+        if depth == 0 and opened[bound] < 0:
+            found.append((first, bound))
+    return found
+
+
+def _integer(digits: str) -> int:
+    return int(digits) if len(digits) <= 4000 else (-1) ** digits.startswith("-") * 2**64
+
+
+def _too_deep(source: str) -> bool:
+    if source.count("[") + source.count("{") <= MAX_DEPTH:
+        return False
+    depth, in_string, escaped = 0, False, False
+    for character in source:
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = not escaped and character == "\\"
+        elif character == '"':
+            in_string = True
+        elif character in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                return True
+        elif character in "]}":
+            depth -= 1
+    return False
+
+
+def _rows(
+    path: str, format: str, extent: Extent, text_key: str, reader: TextReader, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, Text]]:
+    """(position, text) of the rows that can be used."""
+    for position, record in _records(path, format, extent, text_key, reader, wanted):
+        if isinstance(record.get(text_key), bytes):
+            record[text_key] = _text_of_bytes(record[text_key])
+        if (found := text_of(record, text_key, reader)) is not None:
+            yield position, found
+
+
+def _records(
+    path: str, format: str, extent: Extent, text_key: str, reader: TextReader, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a Parquet row group or an Arrow record batch. A position counts through the file's rows."""
+    import pyarrow as pa
+
+    names = [text_key, *(name for name in (SPANS, MESSAGES) if reader.supervision and name != text_key)]
+    try:
+        first, table = _table(path, format, extent.part, names)
+        columns = {name: _values(table.column(name)) for name in table.schema.names if name in names}
+    except pa.ArrowException as error:
+        raise SourceError(f"{path}: not readable: {error}") from error
+    if text_key not in columns and MESSAGES not in columns:
+        raise SourceError(f"{path}: no column {text_key!r}")
+    for i in extent.units(table.num_rows):
+        if wanted(first + i):
+            yield first + i, {name: values[i] for name, values in columns.items()}
+
+
+def _table(path: str, format: str, number: int, names: list[str]) -> tuple[int, Any]:
+    """(position of its first row in the file, columns, at least those of the names that are there) of a Parquet file's row
+    group or an Arrow file's record batch."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if format == "parquet":
+        with parquet.ParquetFile(path) as file:
+            first = sum(file.metadata.row_group(i).num_rows for i in range(number))
+            known = [name for name in file.schema_arrow.names if name in names]
+            return first, file.read_row_group(number, columns=known)
+    with open(path, "rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+        first = 0
+        for i in range(number + 1):
+            batch = reader.get_batch(i) if is_file else reader.read_next_batch()
+            first += batch.num_rows if i < number else 0
+    return first, batch
+
+
+def _values(column: Any) -> list[Any]:
+    """A column's values; texts as bytes, since one that is not UTF-8 would refuse them all."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode() if isinstance(column, pa.Array) else column.cast(kind.value_type)
+        kind = column.type
+    texts = ("string", "large_string", "string_view", "binary", "binary_view")
+    if any(getattr(pa.types, f"is_{name}")(kind) for name in texts):
+        column = column.cast(pa.large_binary())
+    return column.to_pylist()
+
+
+def token_documents(
+    source: dict[str, Any], extent: Extent, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[int]]]:
+    """(position, ids as they stand in the source) of an extent's wanted documents that are lists of at most MOST_IDS integers."""
+    for position, ids in _lists(source, extent, wanted):
+        if ids is not None and None not in ids and len(ids) <= MOST_IDS:
+            yield position, ids
+
+
+def _lists(
+    source: dict[str, Any], extent: Extent, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[int] | None]]:
+    name, size, count = source["files"][extent.file]
+    path = _path(source, name)
+    format, _ = format_of(source, name)
+    try:
+        if format == "megatron":
+            yield from _of_pair(path, size, count, extent, wanted)
+        else:
+            yield from _of_table(path, size, format.removesuffix("_tokens"), extent, source["text_key"], wanted)
+    except (OSError, struct.error) as error:
+        raise SourceError(f"{path}: {error}") from error
+
+
+def _of_pair(
+    path: str, size: int, count: int, extent: Extent, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[int] | None]]:
+    """Piece number p of `count` is the documents from p · D // count to (p + 1) · D // count."""
+    index = path[:-4] + (".IDX" if path.endswith(".BIN") else ".idx")
+    if os.path.getsize(path) + os.path.getsize(index) != size:
+        raise SourceError(f"{path} and its .idx have not the {size} bytes that they had when the build was planned")
+    with open(index, "rb") as entries, open(path, "rb") as ids:
+
+        def number(form: str, at: int) -> int:
+            entries.seek(at)
+            return int(struct.unpack("<" + form, entries.read(struct.calcsize("<" + form)))[0])
+
+        code, sequences, bounds = CODES[number("B", 17)], number("Q", 18), number("Q", 26)
+        pointers = 34 + 4 * sequences
+        item = struct.calcsize("<" + code)
+        first, end = (p * (bounds - 1) // count for p in (extent.part, extent.part + 1))
+        for i in extent.units(end - first):
+            position = first + i
+            if not wanted(position):
+                continue
+            at = pointers + 8 * sequences + 8 * position
+            found: list[int] = []
+            for s in range(number("q", at), number("q", at + 8)):
+                length = number("i", 34 + 4 * s)
+                ids.seek(number("q", pointers + 8 * s))
+                found += struct.unpack(f"<{length}{code}", ids.read(length * item))
+            yield position, found
+
+
+def _of_table(
+    path: str, size: int, format: str, extent: Extent, text_key: str, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[int] | None]]:
+    import pyarrow as pa
+
+    _check_size(path, size)
+    names = ["input_ids", "tokens"] if text_key == "text" else [text_key]
+    try:
+        first, table = _table(path, format, extent.part, names)
+    except pa.ArrowException as error:
+        raise SourceError(f"{path}: not readable: {error}") from error
+    present = [name for name in names if name in table.schema.names]
+    if not present:
+        raise SourceError(f"{path}: no column {' or '.join(map(repr, names))}")
+    column = table.column(present[0])
+    for i in extent.units(table.num_rows):
+        if wanted(first + i):
+            yield first + i, column[i].as_py()

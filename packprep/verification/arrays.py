@@ -1,0 +1,407 @@
+"""P3 to P5, P11 to P15 and P18 to P20 of a shard's arrays, recomputed from its header; `slots` walks the slots."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from packprep.building.plan import Job
+from packprep.building.render import draw_noise, expected_prefix, target_of
+from packprep.building.segments import SegmentTable
+from packprep.dataset.attention import RULES
+from packprep.dataset.boundaries import fill_slots
+from packprep.dataset.rows import next_token_loss_mask, segment_ids
+from packprep.documents.reading import keeps_all, kept_by_plan
+from packprep.objectives.tasks import SHORTEST, thresholds
+from packprep.randomness import TASK, bits64, segment_key, text_key
+from packprep.restoring.segments import fitting, segment_slots, stored_segments
+from packprep.verification.faults import MAX_LISTED, Faults
+from packprep.verification.slots import check_slots, trainable_slots
+
+
+def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int, mult: int, faults: Faults) -> bool:
+    """P4 and P5: whether rows and segments can be walked at all."""
+    offsets, cu = arrays["row_offsets"], arrays["cu_seqlens"]
+    rows, segments = len(offsets) - 1, len(arrays["segment_key"])
+    before = faults.total
+    if offsets[0] != 0:
+        faults.add("P4", file, "row_offsets does not start at 0", 0, value=int(offsets[0]))
+    if offsets[-1] != segments:
+        faults.add(
+            "P4", file, f"row_offsets does not end at the number of segments, {segments}", rows, value=int(offsets[-1])
+        )
+    counts = np.diff(offsets)
+    for r in np.flatnonzero((counts < 0) | (counts > 65535))[:MAX_LISTED]:
+        faults.add(
+            "P4", file, "row_offsets falls, or gives a row more than 65535 segments", int(r), value=int(counts[r])
+        )
+    if faults.total > before:
+        return False
+    first = offsets[:-1] + np.arange(rows)
+    last = offsets[1:] + np.arange(rows)
+    for name in ("cu_seqlens", "cu_seqlens_padded"):
+        values = arrays.get(name)
+        if values is None:
+            continue
+        for r in np.flatnonzero(values[first] != 0)[:MAX_LISTED]:
+            faults.add("P5", file, f"{name} does not start at 0", int(r), value=int(values[first[r]]))
+        inside = np.ones(len(values), np.bool_)
+        inside[first] = False
+        step = np.diff(values.astype(np.int64), prepend=0)
+        row = np.repeat(np.arange(rows), counts + 1)
+        for i in np.flatnonzero(inside & (step <= 0))[:MAX_LISTED]:
+            faults.add("P5", file, f"{name} does not strictly increase", int(row[i]), value=int(values[i]))
+        for r in np.flatnonzero(values[last] > seq_length)[:MAX_LISTED]:
+            faults.add("P5", file, f"{name} ends beyond the row", int(r), value=int(values[last[r]]))
+    if "cu_seqlens_padded" in arrays:
+        padded = arrays["cu_seqlens_padded"].astype(np.int64)
+        room = np.diff(padded, prepend=0) - -(-np.diff(cu.astype(np.int64), prepend=0) // mult) * mult
+        row = np.repeat(np.arange(rows), counts + 1)
+        inside = np.ones(len(padded), np.bool_)
+        inside[first] = False
+        for i in np.flatnonzero(inside & (room != 0))[:MAX_LISTED]:
+            message = f"cu_seqlens_padded is not cu_seqlens' lengths rounded up to {mult}"
+            faults.add("P5", file, message, int(row[i]), value=int(padded[i]))
+    return faults.total == before
+
+
+def check_layout(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+    """P3: the arrays that depend on the recipe are there exactly when it asks for them."""
+    before = faults.total
+    objectives = [task.objective for task in job.tasks]
+    in_place = any(objective.label_alignment == "same_slot" for objective in objectives)
+    full = job.recipe.output.columns == "full"
+    wanted = {
+        "labels": in_place,
+        "segment_ids": full,
+        "loss_mask": full or in_place or "trained_offsets" in arrays,
+        "cu_seqlens_padded": job.recipe.packing.pad_seq_to_mult > 1,
+        "block_offsets": any(RULES[objective.attention].in_blocks for objective in objectives),
+    }
+    for name, has in wanted.items():
+        if has != (name in arrays):
+            faults.add(
+                "P3",
+                file,
+                f"array {name!r} is {'missing' if has else 'there'}, and by the recipe it should {'' if has else 'not '}be there",
+            )
+    return faults.total == before
+
+
+def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+    """P4 … P15 of one shard. Whether its segments can be inverted and counted."""
+    recipe = job.recipe
+    if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
+        return False
+    row, begin, slots = segment_slots(arrays)
+    headers_good = _check_headers(job, arrays, file, row, faults)
+    arrays = _with_derived(arrays, row, begin, slots)
+    if not headers_good or not check_parts(job, arrays, file, faults):
+        return False
+    stored = stored_segments(job, arrays)
+    next_token = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
+    check_slots(job, arrays, stored, next_token, file, faults)
+    if not _check_law(job, arrays, stored, file, faults):
+        return False
+    check_noise(job, arrays, stored, file, faults)
+    _check_coverage(job, arrays, stored, file, faults)
+    return True
+
+
+def _with_derived(
+    arrays: Mapping[str, np.ndarray], row: np.ndarray, begin: np.ndarray, slots: np.ndarray
+) -> Mapping[str, np.ndarray]:
+    """The arrays, and those that a compact shard leaves out as the loader derives them."""
+    shape = arrays["tokens"].shape
+    at, size = row * shape[1] + begin, shape[0] * shape[1]
+    derived = {}
+    if "segment_ids" not in arrays:
+        derived["segment_ids"] = segment_ids(row, at, slots, size).reshape(shape)
+    if "loss_mask" not in arrays:
+        derived["loss_mask"] = next_token_loss_mask(at, slots, arrays["segment_prefix"], size).reshape(shape)
+    return {**arrays, **derived}
+
+
+def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> bool:
+    """P11, and the ranges of P13: whether the header can be used as indices."""
+    before = faults.total
+
+    def bad(promise: str, wrong: np.ndarray, name: str, message: str) -> None:
+        for g in np.flatnonzero(wrong):
+            faults.add(promise, file, f"segment {g}: {name} {message}", int(row[g]), value=_plain(arrays[name][g]))
+
+    n_files = sum(len(source.files) for source in job.sources)
+    bad("P11", arrays["segment_task"] >= len(job.tasks), "segment_task", f"is none of the {len(job.tasks)} tasks")
+    bad(
+        "P11",
+        arrays["segment_source"] >= len(job.sources),
+        "segment_source",
+        f"is none of the {len(job.sources)} sources",
+    )
+    bad("P11", arrays["segment_file"] >= n_files, "segment_file", f"is none of the plan's {n_files} files")
+    bad("P11", arrays["segment_tokens"] < 1, "segment_tokens", "is not positive")
+    bad("P11", arrays["segment_start"] < 0, "segment_start", "is negative")
+    bad("P11", arrays["segment_doc"] < 0, "segment_doc", "is negative")
+    weight, noise = arrays["segment_loss_weight"], arrays["segment_noise"]
+    bad("P13", ~(np.isfinite(weight) & (weight >= 0)) | np.signbit(weight), "segment_loss_weight", "is no weight")
+    bad("P13", ~((noise >= 0) & (noise <= 1)) | np.signbit(noise), "segment_noise", "is no noise level")
+    if faults.total > before:
+        return False
+    plain = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
+    bad("P13", plain & (weight != 1), "segment_loss_weight", "should be 1")
+    bad("P13", plain & (noise != 0), "segment_noise", "should be 0")
+    owner = np.repeat(np.arange(len(job.sources)), [len(source.files) for source in job.sources])
+    bad("P11", owner[arrays["segment_file"]] != arrays["segment_source"], "segment_file", "belongs to another source")
+    uses = np.array([source.uses for source in job.sources])
+    bad(
+        "P11",
+        arrays["segment_repeat"] >= uses[arrays["segment_source"]],
+        "segment_repeat",
+        "is no use that the plan has",
+    )
+    bad(
+        "P11", ~_kept(job, arrays), "segment_doc", "is no document that its source's sample and repeat keep in this use"
+    )
+    should = segment_key(
+        _file_keys(job, arrays["segment_file"]),
+        arrays["segment_doc"],
+        arrays["segment_repeat"],
+        arrays["segment_start"],
+    )
+    bad("P11", should != arrays["segment_key"], "segment_key", "is not the key of its document, use and start")
+    task, too_short, short = arrays["segment_task"], len(job.tasks) - 1, arrays["segment_tokens"] < SHORTEST
+    wrong = task != np.where(short, too_short, _drawn(job, arrays, thresholds(job.recipe)))
+    if "trained_offsets" in arrays:  # supervised documents draw among fewer tasks
+        wrong &= task != np.where(short, too_short, _drawn(job, arrays, thresholds(job.recipe, supervised=True)))
+    if job.recipe.packing.algorithm == "concat":  # where a row ends, too few tokens for the task drawn may be left
+        wrong &= task != too_short
+    bad("P11", wrong, "segment_task", "is not the task that its key draws")
+    return faults.total == before
+
+
+def _file_keys(job: Job, files: np.ndarray) -> np.ndarray:
+    """uint64[n]: the keys of files of the plan, int[n]."""
+    which, place = np.unique(files, return_inverse=True)
+    first = np.array([source.first_file for source in job.sources])
+    keys = np.zeros(len(which), np.uint64)
+    for k, file in enumerate(which.tolist()):
+        source = job.sources[int(np.searchsorted(first, file, "right")) - 1]
+        keys[k] = text_key(source.seed, source.name, source.files.names[file - source.first_file])
+    return keys[place]
+
+
+def _kept(job: Job, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """bool[segments]: whether the segment's document is one of those that its source takes in the segment's use, as far as
+    the plan tells."""
+    kept = np.ones(len(arrays["segment_key"]), np.bool_)
+    for s, source in enumerate(job.sources):
+        own = np.flatnonzero(arrays["segment_source"] == s)
+        for use in np.unique(arrays["segment_repeat"][own]).tolist():
+            if use >= source.uses or keeps_all(source, use):
+                continue
+            of_use = own[arrays["segment_repeat"][own] == use]
+            for file in np.unique(arrays["segment_file"][of_use]).tolist():
+                which = of_use[arrays["segment_file"][of_use] == file]
+                if source.first_file <= file < source.first_file + len(source.files):
+                    kept[which] = kept_by_plan(source, use, file, arrays["segment_doc"][which])
+    return kept
+
+
+def _drawn(job: Job, arrays: Mapping[str, np.ndarray], limits: np.ndarray) -> np.ndarray:
+    """int64[segments]: the task that each segment's key draws from its source's."""
+    u = (bits64(arrays["segment_key"], TASK) >> np.uint64(11)).astype(np.int64)
+    drawn = np.zeros(len(u), np.int64)
+    for s in range(len(job.sources)):
+        of_source = arrays["segment_source"] == s
+        drawn[of_source] = np.searchsorted(limits[s], u[of_source], "right")
+    return drawn
+
+
+def _check_law(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> bool:
+    """P12, P13, P14."""
+    before = faults.total
+    documents, roles = job.recipe.documents, job.vocabulary.roles
+    row, begin, slots, bos, eos, copy = stored.row, stored.first_slot, stored.slots, stored.bos, stored.eos, stored.copy
+    wrong = (eos < 0) | (eos > int(documents.append_eos)) | (copy < 0)
+    for g in np.flatnonzero(wrong):
+        message = f"segment {g}: it takes {slots[g]} slots, {eos[g]} more than its task's law without eos"
+        faults.add("P12", file, message, int(row[g]), int(begin[g]), int(slots[g]))
+    if wrong.any():
+        return False
+    in_place = np.array([task.in_place for task in job.tasks])[arrays["segment_task"]]
+    at = row * job.recipe.seq_length + begin
+    mode = np.array([task.mode_token for task in job.tasks])[arrays["segment_task"]]
+    prefix = np.zeros(len(row), np.int64)
+    for t, task in enumerate(job.tasks):
+        of_task = np.flatnonzero(arrays["segment_task"] == t)
+        if len(of_task):
+            prefix[of_task] = expected_prefix(task, stored.of(of_task).bodies(), bos[of_task], slots[of_task])
+    for name, has, place, should in (
+        ("bos", bos == 1, at, roles.get("bos", -1)),
+        ("mode token", mode >= 0, at + bos, mode),
+        ("eos", eos == 1, at + slots - 1, roles.get("eos", -1)),
+    ):
+        which = np.flatnonzero(has)
+        found = _original(arrays, in_place[which], place[which])
+        for i in np.flatnonzero(found != np.broadcast_to(should, has.shape)[which]):
+            g = which[i]
+            slot = int(place[g] - row[g] * job.recipe.seq_length)
+            faults.add("P12", file, f"segment {g}: no {name} where it belongs", int(row[g]), slot, int(found[i]))
+    for g in np.flatnonzero(prefix != arrays["segment_prefix"]):
+        message = f"segment {g}: segment_prefix should be {prefix[g]}"
+        faults.add("P13", file, message, int(row[g]), int(begin[g]), int(arrays["segment_prefix"][g]))
+    for g in np.flatnonzero(~fitting(job, arrays, stored)):
+        faults.add("P14", file, f"segment {g}: a sentinel is missing or out of order", int(row[g]), int(begin[g]))
+    return faults.total == before
+
+
+def _original(arrays: Mapping[str, np.ndarray], in_place: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """int64[k]: the original tokens at flat slots: labels in in-place segments, tokens in the others."""
+    tokens = arrays["tokens"].reshape(-1)[place].astype(np.int64)
+    if not in_place.any():
+        return tokens
+    return np.where(in_place, arrays["labels"].reshape(-1)[place].astype(np.int64), tokens)
+
+
+def _check_coverage(
+    job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults
+) -> None:
+    """P15: all segments of a document are in one shard, and tile it. P12: its last one, and no other, has its eos."""
+    start, n = arrays["segment_start"], arrays["segment_tokens"]
+    columns = [arrays[f"segment_{name}"] for name in ("file", "repeat", "doc")]
+    order = np.lexsort((start, columns[2], columns[1], columns[0]))
+    goes_on = np.ones(len(order), np.bool_)  # whether the next one is of the same document
+    goes_on[-1:] = False
+    for column in columns:
+        goes_on[:-1] &= column[order][1:] == column[order][:-1]
+    ends = start[order] + n[order]
+    should = np.concatenate((np.zeros(min(1, len(order)), np.int64), np.where(goes_on, ends, 0)[:-1]))
+    wrong = start[order] != should
+    if "trained_offsets" in arrays:  # segments without a trained token are left out
+        wrong &= (start[order] < should) | ~_may_be_limited(job, arrays, order, goes_on)
+    wrong = np.flatnonzero(wrong)
+    row = stored.row
+    for i in wrong:
+        g = order[i]
+        message = f"segment {g}: it begins with token {start[g]} of its document and should with {should[i]}"
+        faults.add("P15", file, message, int(row[g]), value=int(start[g]))
+    if len(wrong) or not job.recipe.documents.append_eos or "trained_offsets" in arrays:
+        return
+    begin, slots, eos = stored.first_slot, stored.slots, stored.eos[order]
+    lacking = (eos == 0) & ~goes_on & (job.recipe.documents.long != "truncate")
+    for which, words in (
+        (goes_on & (eos == 1), "has an eos, and its document goes on"),
+        (lacking, "ends its document, and has no eos"),
+    ):
+        for g in order[which]:
+            slot = int(begin[g] + slots[g] - 1)
+            faults.add("P12", file, f"segment {g}: it {words}", int(row[g]), slot, int(arrays["tokens"][row[g], slot]))
+
+
+def _may_be_limited(job: Job, arrays: Mapping[str, np.ndarray], order: np.ndarray, goes_on: np.ndarray) -> np.ndarray:
+    """bool[segments], in `order`: whether all the document's segments have the tasks that one draws whose loss is limited to
+    ranges. Its pieces may each be trained from end to end, and look like any other's."""
+    drawn = _drawn(job, arrays, thresholds(job.recipe, supervised=True))
+    fits = (arrays["segment_task"] == drawn) | (arrays["segment_tokens"] < SHORTEST)
+    document = np.cumsum(np.concatenate((np.zeros(min(1, len(order)), np.int64), ~goes_on[:-1])))
+    others = np.bincount(document, ~fits[order], len(order))
+    return others[document] == 0
+
+
+def count_arrays(job: Job, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
+    """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger."""
+    _, _, slots = segment_slots(arrays)
+    counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
+    for kind, names in (("sources", [s.name for s in job.sources]), ("tasks", [t.name for t in job.tasks])):
+        which = arrays["segment_source" if kind == "sources" else "segment_task"]
+        for i, name in enumerate(names):
+            counted = which == i
+            counts[kind][name] = {
+                "segments": int(counted.sum()),
+                "tokens": int(arrays["segment_tokens"][counted].sum(dtype=np.int64)),
+                "slots": int(slots[counted].sum()),
+            }
+    return counts
+
+
+def _plain(value: np.generic) -> float | int | str:
+    item = value.item()
+    return item if not isinstance(item, float) or np.isfinite(item) else str(item)
+
+
+def check_parts(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+    """P19 and P20, as far as the arrays can be walked: offsets, ranges and counts."""
+    before = faults.total
+    row, _, slots = segment_slots(arrays)
+    for name, values, promise in (("trained", "trained_ranges", "P19"), ("block", "block_noise", "P20")):
+        if f"{name}_offsets" not in arrays:
+            continue
+        bounds = arrays[f"{name}_offsets"]
+        if bounds[0] != 0 or bounds[-1] != len(arrays[values]) or (np.diff(bounds) < 0).any():
+            message = f"{name}_offsets does not ascend from 0 to the number of {values}"
+            faults.add(promise, file, message, value=int(bounds[-1]))
+            return False
+    if "trained_offsets" in arrays:
+        bounds, ranges = arrays["trained_offsets"], arrays["trained_ranges"].astype(np.int64)
+        segment = np.repeat(np.arange(len(row)), np.diff(bounds))
+        begins_after = np.ones(len(ranges), np.int64) * -1
+        same = segment[1:] == segment[:-1]
+        begins_after[1:][same] = ranges[:-1, 1][same]
+        bad = (ranges[:, 0] <= begins_after) | (ranges[:, 1] <= ranges[:, 0]) | (ranges[:, 1] > slots[segment])
+        for i in np.flatnonzero(bad):
+            g = segment[i]
+            message = f"segment {g}: trained range {ranges[i].tolist()} is empty, out of order or outside its {slots[g]} slots"
+            faults.add("P19", file, message, int(row[g]))
+    if "block_offsets" in arrays:
+        length = np.array([task.parameters.get("block_length", 0) for task in job.tasks])[arrays["segment_task"]]
+        blocked = np.array([RULES[task.objective.attention].in_blocks for task in job.tasks])[arrays["segment_task"]]
+        should = np.where(blocked, -(-(slots // 2) // np.maximum(length, 1)), 0)
+        found = np.diff(arrays["block_offsets"])
+        for g in np.flatnonzero(found != should):
+            faults.add("P20", file, f"segment {g}: it has {found[g]} blocks and needs {should[g]}", int(row[g]))
+        noise, weight = arrays["block_noise"], arrays["block_loss_weight"]
+        for i in np.flatnonzero(~((noise > 0) & (noise <= 1) & np.isfinite(weight))):
+            faults.add("P20", file, f"block {i}: its level or weight is out of range", value=str(noise[i]))
+    return faults.total == before
+
+
+def check_noise(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> None:
+    """P18: noise drawn anew from labels and keys is the stored noise; so it lies on candidates alone."""
+    if "labels" not in arrays:
+        return
+    length = arrays["tokens"].shape[1]
+    trainable = trainable_slots(arrays, stored).reshape(-1) if "trained_offsets" in arrays else None
+    in_place = np.array([task.in_place for task in job.tasks])[arrays["segment_task"]]
+    if not in_place.any():
+        return
+    tokens = arrays["labels"].reshape(-1).copy()
+    loss_mask = np.zeros(len(tokens), np.uint8)
+    for t, task in enumerate(job.tasks):
+        of_task = np.flatnonzero(arrays["segment_task"] == t)
+        if not task.in_place or not len(of_task):
+            continue
+        table = stored.of(of_task)
+        target = target_of(task, table, table.row * length + table.first_slot, tokens, loss_mask, trainable)
+        noised = draw_noise(t, task, target)
+        for name, again in (("segment_noise", noised.level), ("segment_loss_weight", noised.weight)):
+            stored_values = arrays[name][of_task]
+            for i in np.flatnonzero(stored_values != again)[:MAX_LISTED]:
+                message = f"segment {of_task[i]}: {name} should be {again[i]}"
+                faults.add("P18", file, message, int(stored.row[of_task[i]]), value=float(stored_values[i]))
+        if noised.blocks is not None:
+            which = np.concatenate([np.arange(*arrays["block_offsets"][g : g + 2]) for g in of_task])
+            for name, again in (("block_noise", noised.blocks[1]), ("block_loss_weight", noised.blocks[2])):
+                for i in np.flatnonzero(arrays[name][which] != again)[:MAX_LISTED]:
+                    faults.add(
+                        "P18",
+                        file,
+                        f"block {which[i]}: {name} should be {again[i]}",
+                        value=float(arrays[name][which[i]]),
+                    )
+    # Segments do not overlap: all tasks' noise is drawn into one copy, and compared at once.
+    at = stored.row * length + stored.first_slot
+    mine = fill_slots(at, stored.slots, in_place, False, len(tokens))
+    for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
+        values = arrays[name].reshape(-1)
+        for i in np.flatnonzero((values != again) & mine)[:MAX_LISTED]:
+            message = f"{name} drawn anew is {again[i]}"
+            faults.add("P18", file, message, int(i // length), int(i % length), int(values[i]))

@@ -1,0 +1,435 @@
+"""P1, P2 and P22: the files of a dataset, what its JSON files say of each other, and what its plan follows from.
+
+From its recipe, tokenizer.json and its estimates everything else of a plan is worked out again, by what made it. With
+`--replay all` the patterns list the files again, the files' pieces are counted, and the text that was read is compared with
+the estimates. A recipe from elsewhere says whether the stored one is the user's.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from packprep.building.commit import REJECTS_KEYS, bad_documents, make_manifest, read_receipt, too_many_bad
+from packprep.building.ledger import imbalances, is_ledger
+from packprep.building.plan import Job, ids_of
+from packprep.building.planning import changed_keys, follows, repeats
+from packprep.dataset.manifest import LATER
+from packprep.documents.calibration import highest_ratio
+from packprep.documents.chat_template import find_template
+from packprep.errors import DatasetError, PackprepError, PlanError
+from packprep.format.digests import digest_of, digest_of_file, own_digest
+from packprep.format.json_files import (
+    FIRST_SEEN_NAME,
+    MANIFEST_NAME,
+    PLAN_NAME,
+    as_stored,
+    decode,
+    json_value,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
+from packprep.format.opening import read_file
+from packprep.objectives.tasks import needs_of, resolve, whole_recipe
+from packprep.recipe import Recipe, fingerprint, normalised, without_places
+from packprep.sources.files import Files, below_one_folder, find_below
+from packprep.sources.formats import FORMATS, count_pieces, position_of
+from packprep.sources.slices import PlannedSource, format_name
+from packprep.storage import Folder, LocalFolder, Remote
+from packprep.tokenizer.file import HINT_KEYS, texts_of_ids
+from packprep.tokenizer.roles import Needs, Vocabulary, resolve_again, resolve_vocabulary
+from packprep.verification.faults import Faults
+
+
+def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
+    """P1 of dataset.json."""
+    digest = own_digest(as_stored(manifest, LATER))
+    if digest != manifest["digest"]:
+        faults.add("P1", MANIFEST_NAME, f"its digest is {digest}", value=manifest["digest"])
+
+
+def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> bool:
+    """P1 of plan.json and tokenizer.json, and whether they are sound: all else is recomputed from them."""
+    before = faults.total
+    for key in ("plan", "tokenizer"):
+        name, digest = manifest[key]["file"], manifest[key]["digest"]
+        try:
+            found = digest_of_file(directory / name)
+        except OSError as error:
+            faults.add("P1", name, f"cannot be read: {error.strerror}")
+            continue
+        if found != digest:
+            faults.add("P1", name, f"its digest is {found}; no shard can be checked without it", value=digest)
+    return faults.total == before
+
+
+def check_manifest(job: Job, manifest: Mapping[str, Any], faults: Faults) -> None:
+    """P2 of dataset.json and plan.json: the one says what the other says, which is what was fingerprinted."""
+    expected = make_manifest(job, manifest["shards"], manifest["ledger"])
+    for key, value in manifest.items():
+        if key not in ("plan", "digest") and value != expected[key]:
+            faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
+    files = [[(file.name, file.size) for file in source.files] for source in job.sources]
+    tokenizer, template = job.plan["tokenizer"]["digest"], job.plan["chat_template"]
+    if fingerprint(job.recipe, files, tokenizer, template, job.law) != job.plan["fingerprint"]:
+        faults.add("P2", PLAN_NAME, "its fingerprint is not that of its recipe, files and tokenizer")
+    for source in job.sources:
+        for file, (format, compression) in zip(source.files, source.formats, strict=True):
+            told = FORMATS[format].position != "number"  # by sizes
+            if told and file.pieces != count_pieces("", format, compression, file.size):
+                faults.add("P2", PLAN_NAME, f"{file.name} has not so many pieces", value=file.pieces)
+    if len(manifest["shards"]) != job.shards:
+        faults.add("P2", MANIFEST_NAME, f"it lists {len(manifest['shards'])} shards and the plan has {job.shards}")
+
+
+def _named(manifest: Mapping[str, Any]) -> set[str]:
+    """The files that a dataset may have."""
+    named = {MANIFEST_NAME, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
+    named.add(FIRST_SEEN_NAME)  # where publication was ended before it removed that
+    for b in range(len(manifest["shards"])):
+        named |= {shard_name(b), receipt_name(b), rejects_name(b)}
+    return named
+
+
+def check_objects(out: Remote, manifest: Mapping[str, Any], faults: Faults) -> None:
+    """P1 on object storage: there is no object below the URL that the dataset does not name."""
+    named = _named(manifest)
+    for name, _ in out.list():
+        if name not in named:
+            faults.add("P1", _readable(name), "belongs to no dataset: remove it")
+
+
+def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> None:
+    """P1: nothing lies in the directory that the dataset does not name."""
+    named = _named(manifest)
+
+    def unreadable(error: OSError) -> None:
+        faults.add("P1", _readable(os.path.relpath(error.filename, directory)), f"cannot be listed: {error.strerror}")
+
+    for folder, folders, names in os.walk(directory, onerror=unreadable):
+        if not folders and not names:
+            path = os.path.relpath(folder, directory)
+            faults.add("P1", _readable(path), "is an empty folder: remove it")
+        for name in sorted(names) + sorted(n for n in folders if os.path.islink(os.path.join(folder, n))):
+            path = os.path.relpath(os.path.join(folder, name), directory)
+            if os.path.islink(os.path.join(folder, name)):
+                faults.add("P1", _readable(path), "is a symbolic link; a dataset has none")
+            elif path not in named:
+                faults.add(
+                    "P1",
+                    _readable(path),
+                    "belongs to no dataset: remove it, or it is a leftover of a build that was killed",
+                )
+
+
+def _readable(path: str) -> str:
+    """The path as text that can be printed, whatever bytes its name has."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def check_shard_files(
+    directory: Path, shard: int, entry: Mapping[str, Any], plan_digest: str, job: Job, faults: Faults
+) -> tuple[bool, dict[str, Any] | None]:
+    """P1, P2 and the ledger's P16 of one shard, its receipt and its rejects.
+
+    Gives (whether the shard's file is there, the receipt if it is sound).
+    """
+    is_there = _check_file(directory, shard_name(shard), entry, faults)
+    name = receipt_name(shard)
+    try:
+        found = read_receipt(LocalFolder(directory), shard)
+    except PlanError as error:
+        faults.add("P1", name, str(error))
+        return is_there, None
+    if found is None:
+        faults.add("P1", name, "is missing or no receipt")
+        return is_there, None
+    receipt, data = found
+    if digest_of(data) != entry["receipt_digest"]:
+        faults.add("P1", name, f"its digest is {digest_of(data)}", value=entry["receipt_digest"])
+        return is_there, None
+    if receipt["plan_digest"] != plan_digest:
+        faults.add("P2", name, "it is of another plan", value=receipt["plan_digest"])
+    for key in ("file", "rows", "segments", "tokens", "bytes", "digest"):
+        if receipt[key] != entry[key]:
+            faults.add("P2", name, f"{key} is not the manifest's {entry[key]!r}", value=receipt[key])
+    try:
+        sound = is_ledger(receipt["ledger"], [s.name for s in job.sources], [t.name for t in job.tasks])
+    except PlanError as error:
+        faults.add("P16", name, str(error))
+        return is_there, None
+    if not sound:
+        faults.add("P16", name, "its ledger has not the keys and counts of a ledger")
+        return is_there, None
+    if not _is_sound(receipt, job):
+        faults.add("P2", name, "its rejects or text_digests have not the keys and values of a receipt")
+        return is_there, None
+    for wrong in imbalances(receipt["ledger"]):
+        faults.add("P16", name, wrong)
+    _check_rejects(directory, shard, receipt, faults)
+    return is_there, receipt
+
+
+def _is_sound(receipt: Mapping[str, Any], job: Job) -> bool:
+    """Whether the nested parts of a receipt, but for its ledger, can be read."""
+    rejects, texts = receipt["rejects"], receipt["text_digests"]
+    return (
+        (rejects is None or (isinstance(rejects, dict) and rejects.keys() >= REJECTS_KEYS))
+        and isinstance(texts, dict)
+        and texts.keys() == {source.name for source in job.sources}
+    )
+
+
+def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faults: Faults) -> None:
+    """P1 of a rejects file, and P16: it has the documents that the ledger counts as rejected."""
+    name, rejects = rejects_name(shard), receipt["rejects"]
+    path = directory / name
+    counted = {
+        (source, reason): count
+        for source, entry in receipt["ledger"]["sources"].items()
+        for reason, count in entry["documents"]["rejected"].items()
+    }
+    listed: dict[tuple[str, str], int] = {}
+    if rejects is None:
+        if path.exists():
+            faults.add("P1", name, "the receipt names no rejects, and there is a file of them")
+            return
+    else:
+        if not _check_file(directory, name, rejects, faults):
+            return
+        try:
+            for line in read_file(path).splitlines(keepends=True):
+                record = decode(line, name)
+                place = (record["source"], record["reason"])
+                listed[place] = listed.get(place, 0) + 1
+        except (DatasetError, LookupError, TypeError):
+            faults.add("P2", name, "is no list of rejects")
+            return
+        if rejects["documents"] != sum(listed.values()):
+            faults.add("P2", name, f"it lists {sum(listed.values())} documents", value=rejects["documents"])
+    if listed != counted:
+        faults.add("P16", receipt_name(shard), "the ledger's rejects are not those that the rejects file lists")
+
+
+def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Faults) -> bool:
+    """P1 of one file: its size and digest. Whether it can be read."""
+    path = directory / name
+    try:
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            faults.add("P1", name, f"it has {size} bytes", value=entry["bytes"])
+            return path.is_file()
+        digest = digest_of_file(path)
+    except OSError as error:
+        faults.add("P1", name, f"cannot be read: {error.strerror}")
+        return False
+    if digest != entry["digest"]:
+        faults.add("P1", name, f"its digest is {digest}", value=entry["digest"])
+    return True
+
+
+def sound_ledgers(out: Folder, manifest: Mapping[str, Any], job: Job, shards: Iterable[int]) -> list[dict[str, Any]]:
+    """The ledgers of these shards' receipts, of those that are sound; the others are somebody's to report."""
+    sources, tasks = [s.name for s in job.sources], [t.name for t in job.tasks]
+    ledgers: list[dict[str, Any]] = []
+    for b in shards:
+        with contextlib.suppress(PlanError):
+            found = read_receipt(out, b)
+            if found and digest_of(found[1]) == manifest["shards"][b]["receipt_digest"]:
+                ledgers += [found[0]["ledger"]] if is_ledger(found[0]["ledger"], sources, tasks) else []
+    return ledgers
+
+
+def check_sum(manifest: Mapping[str, Any], total: Mapping[str, Any], faults: Faults) -> None:
+    """P16: the manifest's ledger is the sum of the receipts', each of which balances."""
+    if total != manifest["ledger"]:
+        faults.add("P16", MANIFEST_NAME, "its ledger is not the sum of the receipts' ledgers")
+
+
+TOLERANCE = 4e-9
+"""Of thresholds and rates: libraries of mathematics differ in their last digits, and law 1 interpolated to 2e-9."""
+STANDARD_ERRORS, LEAST_PART = 3, 0.01
+"""How far the text that was read may be from the plan's, the larger of both."""
+FEWEST = 1000
+"""Documents of which a coin for each, as `sample` throws, keeps a part evenly enough for that."""
+
+
+def check_plan_follows(job: Job, faults: Faults) -> None:
+    """P22 of plan.json, from itself, its recipe and tokenizer.json alone."""
+    try:
+        expected = _worked_out_again(job)
+    except PackprepError as error:
+        faults.add("P22", PLAN_NAME, f"its recipe, tokenizer and files give no plan: {error}")
+        return
+    stored = json_value({key: job.plan[key] for key in expected})
+    stored["sources"] = [
+        {key: source[key] for key in wanted}
+        for source, wanted in zip(stored["sources"], expected["sources"], strict=True)
+    ]
+    for task, wanted in zip(stored["tasks"], expected["tasks"], strict=True):
+        if _is_near(task["resolved"], wanted["resolved"]):
+            wanted["resolved"] = task["resolved"]
+    for message in changed_keys(expected, stored, "{} is {} when it is worked out again, and {} in the plan"):
+        faults.add("P22", PLAN_NAME, message)
+
+
+def _worked_out_again(job: Job) -> dict[str, Any]:
+    """What `follows` gives of the plan's recipe, tokenizer, files and estimates; PackprepError where that gives no plan."""
+    plan, recipe = job.plan, job.recipe
+    lacking = [key for source in plan["sources"] for key in ("tokens_per_byte", "patterns") if source[key] is None]
+    if job.law > 1 and (lacking or plan["beside_tokenizer"] is None):
+        raise PlanError(f"key {(lacking or ['beside_tokenizer'])[0]!r} is missing")
+    vocabulary = _vocabulary(job)
+    tasks = resolve(recipe, ids_of(vocabulary, job.law), vocabulary.mode_tokens)
+    tokens_per_byte = [source["tokens_per_byte"] for source in plan["sources"]]
+    if job.law == 1:  # which kept no tokens per byte, on which shares and the shards' size depend
+        output = recipe.output
+        if output.shard_text_bytes == "auto":
+            output = replace(output, shard_text_bytes=plan["shard_text_bytes"])
+        planned = [
+            s.source if s.source.share is None else replace(s.source, share=None, repeat=s.repeat) for s in job.sources
+        ]
+        recipe = replace(recipe, output=output, sources=tuple(planned))
+        tokens_per_byte = [source["tokens"] / max(source["text_bytes"], 1) for source in plan["sources"]]
+    for source in job.sources:
+        _check_ratios(source)
+    once = [int(source.weights().sum()) for source in job.sources]
+    for source, repeat in zip(job.sources, repeats(recipe, once, tokens_per_byte), strict=True):
+        if source.repeat != repeat:  # before anything as long as all uses is made
+            raise PlanError(f"source {source.name!r} has repeat {repeat} by them, and {source.repeat} in the plan")
+    return json_value(follows(recipe, vocabulary, tasks, job.sources, tokens_per_byte))
+
+
+def _vocabulary(job: Job) -> Vocabulary:
+    """The vocabulary that the recipe makes of tokenizer.json, less what was added to it."""
+    recipe, stored, beside = job.recipe, job.vocabulary, job.plan["beside_tokenizer"]
+    if beside is None:  # law 1 kept nothing of these files: tokens that play eos, bos, pad and mask are believed
+        texts = texts_of_ids(stored.tokenizer_json, list(stored.roles.values()))
+        roles = {role: texts[id] for role, id in stored.roles.items() if role in HINT_KEYS and id in texts}
+        beside = [{"file": "", "digest": "", "roles": roles}]
+    found = resolve_again(
+        stored.tokenizer_json,
+        len(stored.added_tokens),
+        beside,
+        recipe.tokenizer,
+        recipe.specials,
+        Needs(*needs_of(recipe)),
+    )
+    if found.digest != stored.digest:
+        raise PlanError("tokenizer.json is not what adding its added_tokens to the tokenizer gives")
+    return found
+
+
+def _check_ratios(source: PlannedSource) -> None:
+    """PlanError for ratios of other formats than the source's, or beyond what calibration gives."""
+    formats = {format_name(*kind) for kind in source.files.kinds}
+    most = highest_ratio(source)
+    held = max((max(held, default=0) for held in source.files.piece_bytes.values()), default=0)
+    for name, ratio in source.ratios.items():
+        if name not in formats or not 1 <= ratio <= most or held * ratio >= 1 << 62:
+            raise PlanError(f"source {source.name!r} has the ratio {ratio} for {name}, which no sample gives")
+
+
+def _is_near(stored: Any, expected: Any) -> bool:
+    """Whether values are the same but for the last digits of numbers, which libraries of mathematics give differently."""
+    if isinstance(stored, dict) and isinstance(expected, dict):
+        return stored.keys() == expected.keys() and all(_is_near(stored[key], expected[key]) for key in stored)
+    if isinstance(stored, list) and isinstance(expected, list):
+        return len(stored) == len(expected) and all(map(_is_near, stored, expected))
+    if type(stored) is int and type(expected) is int:
+        return abs(stored - expected) <= 1 + TOLERANCE * abs(expected)
+    if type(stored) is float and type(expected) is float:
+        return abs(stored - expected) <= TOLERANCE
+    return bool(stored == expected)
+
+
+def check_reject_limit(job: Job, total: Mapping[str, Any], faults: Faults) -> None:
+    """P22 of dataset.json: so many bad documents as the ledgers' sum has are let pass."""
+    read, used, reasons = bad_documents(total)
+    bad, fraction = sum(reasons.values()), job.recipe.documents.max_bad_fraction
+    if too_many_bad(bad, read, used, fraction, job.law):
+        message = f"{bad} of {read} documents are bad, more than documents.max_bad_fraction = {fraction:g} lets pass"
+        faults.add("P22", MANIFEST_NAME, message)
+
+
+def check_inputs(job: Job, faults: Faults) -> None:
+    """P22 of plan.json, from the sources: its files are those that its patterns find, with the pieces that they have."""
+    for source, planned in zip(job.sources, job.plan["sources"], strict=True):
+        try:
+            _, found = find_below(source.source, source.index, source.prefix, planned["patterns"])
+            here, there = (dict(zip(files.names, files.sizes.tolist(), strict=True)) for files in (found, source.files))
+            for name in sorted(here.keys() ^ there.keys()):
+                which = (
+                    "its patterns find {!r}, which is not in it" if name in here else "its patterns do not find {!r}"
+                )
+                faults.add("P22", PLAN_NAME, f"source {source.name}: {which.format(name)}")
+            _check_pieces(source, [name for name, size in there.items() if here.get(name) == size], faults)
+        except PackprepError as error:
+            faults.add("P22", PLAN_NAME, f"source {source.name}: {error}")
+
+
+def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -> None:
+    """The pieces of these files, which have the plan's sizes, and of tables what each holds, are the plan's."""
+    at = {name: i for i, name in enumerate(source.files.names)}
+    sizes = source.files.sizes[[at[name] for name in names]]
+    own = Files(source.index, names, sizes, source.source.format, source.prefix, text_key=source.source.text_key)
+    for k, (name, pieces) in enumerate(zip(names, own.pieces.tolist(), strict=True)):
+        i = at[name]
+        message = f"source {source.name}: {name!r} has {pieces} pieces"
+        if pieces != source.files.pieces[i]:
+            faults.add("P22", PLAN_NAME, message, value=int(source.files.pieces[i]))
+        elif position_of(*own.formats[k]) == "number" and list(own.piece_bytes.get(k, ())) != list(
+            source.files.piece_bytes.get(i, ())
+        ):
+            faults.add("P22", PLAN_NAME, f"{message}, which do not hold what the plan says")
+
+
+def check_text_bytes(job: Job, total: Mapping[str, Any], read: Mapping[str, int], faults: Faults) -> None:
+    """P22 of plan.json, once all shards were read again: each source has about the text that the plan expects of it.
+
+    total: the ledgers' sum. read: source → bytes of text in all shards.
+    """
+    for source, planned in zip(job.sources, job.plan["sources"], strict=True):
+        documents = total["sources"][source.name]["documents"]["read"]
+        by_chance = tuple(source.source.sample) != (0.0, 1.0)
+        ratios, expected = source.ratios.values(), planned["text_bytes"]
+        if not planned["documents"]:  # the sample met none
+            continue
+        if (by_chance and documents < FEWEST) or max(ratios, default=0) >= highest_ratio(source):
+            continue
+        least = min(ratios, default=1)  # 1 also stands for less
+        rounding = 0.5 / least if least > 1 else 1.0
+        part = max(STANDARD_ERRORS * (planned["relative_error"] or 0.0), LEAST_PART) + rounding
+        rounded = 2 * len(source.pieces) * source.uses
+        if abs(read[source.name] - expected) > part * expected + rounded:
+            message = f"source {source.name}: the shards have {read[source.name]} bytes of its text"
+            faults.add("P22", PLAN_NAME, f"{message}; the plan expects {expected}, to {part:.1%}", value=expected)
+
+
+def check_recipe(job: Job, recipe: Recipe, faults: Faults) -> None:
+    """P22 by a recipe from elsewhere: it is the stored one, and plan and tokenizer are what it names."""
+    words = "{} is {} in the recipe that was given, and {} in the stored one"
+    now, stored = (json_value(without_places(whole_recipe(r))) for r in (normalised(recipe), job.plan["recipe"]))
+    found = changed_keys(now, stored, words)
+    for source in recipe.sources:
+        patterns = below_one_folder(source, recipe.base)[1]
+        planned = [s["patterns"] for s in job.plan["sources"] if s["name"] == source.name and s["patterns"] is not None]
+        if planned and planned[0] != patterns:
+            found.append(
+                f"the patterns of source {source.name} are {patterns} in the recipe that was given, and {planned[0]}"
+            )
+    vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe)))
+    if vocabulary.digest != job.vocabulary.digest:
+        found.append(f"the tokenizer of the recipe that was given has the digest {vocabulary.digest}")
+    if job.plan["beside_tokenizer"] not in (None, json_value(vocabulary.beside)):
+        found.append("the files beside the tokenizer of the recipe that was given are others")
+    template = None
+    if recipe.documents.loss_spans == "use":
+        template = find_template(recipe.documents.chat_template, recipe.base, recipe.tokenizer)
+    if template != job.plan["chat_template"]:
+        found.append("the chat template of the recipe that was given is another")
+    for message in found:
+        faults.add("P22", PLAN_NAME, message)

@@ -1,0 +1,298 @@
+import copy
+import json
+import re
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from packprep.building.forecast import forecast
+from packprep.building.plan import Job, check_law, recipe_of
+from packprep.building.plan_form import check_plan
+from packprep.building.planning import _error, _shard_text_bytes, differences, look_up, make_plan, token_dtype
+from packprep.errors import PlanError, RecipeError
+from packprep.format.digests import own_digest
+from packprep.format.json_files import decode, encode
+from packprep.recipe import read_recipe
+from packprep.sources.slices import step_bytes
+from tests import made
+
+
+def inputs_of(folder, sources="*.jsonl", **changes):
+    return look_up(read_recipe(made.table(sources, **changes), folder), {})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(400))
+    made.write_lines(tmp_path / "b.jsonl.zst", made.texts(200, 1))
+    return tmp_path
+
+
+def test_a_plan_is_the_same_whenever_and_wherever_it_is_made(folder, built):
+    plans = [encode(make_plan(inputs_of(folder))) for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert (
+        encode(make_plan(look_up(read_recipe(built.table, built.base), {}))) == (built.out / "plan.json").read_bytes()
+    )
+
+
+def test_a_plan_is_canonical_json_without_hosts_times_or_output(folder):
+    data = encode(make_plan(inputs_of(folder)))
+    plan = decode(data, "plan.json")
+    assert encode(plan) == data
+    assert set(plan) == {
+        "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
+        "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files", "digest",
+        "beside_tokenizer",
+    }  # fmt: skip
+    assert plan["digest"] == own_digest(plan) != own_digest({**plan, "shards": plan["shards"] + 1})
+    assert [source["prefix"] for source in plan["sources"]] == [str(folder)]
+    without = {**plan, "sources": [{k: v for k, v in s.items() if k != "prefix"} for s in plan["sources"]]}
+    assert str(folder) not in encode(without).decode()
+
+
+def test_files_are_listed_with_sizes_and_pieces(folder):
+    files = make_plan(inputs_of(folder, "*"))["files"]
+    sizes = [(folder / name).stat().st_size for name in ("a.jsonl", "b.jsonl.zst")]
+    assert files == [
+        {"source": 0, "name": "a.jsonl", "size": sizes[0], "pieces": 1},
+        {"source": 0, "name": "b.jsonl.zst", "size": sizes[1], "pieces": 1},
+    ]
+
+
+def test_the_steps_of_compressed_files_are_of_all_that_a_shard_reads_of_them(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl.gz", made.texts(4000))
+    stored = (tmp_path / "a.jsonl.gz").stat().st_size
+    for uses in (1, 8):
+        sources = [{"paths": ["a.jsonl.gz"], "repeat": uses}]
+        plan = make_plan(inputs_of(tmp_path, sources, output={"shard_text_bytes": 4 << 20}))
+        assert plan["sources"][0]["step_bytes"] == step_bytes(stored * uses, plan["shards"])
+    assert step_bytes(stored * 8, plan["shards"]) != step_bytes(stored // 8, plan["shards"])
+
+
+def test_shards_are_the_text_that_is_kept_over_shard_text_bytes(folder):
+    text = sum(len(t.encode()) for t in made.texts(400))
+    plan = make_plan(inputs_of(folder, "a.jsonl", output={"shard_text_bytes": 10_000}))
+    assert abs(plan["shards"] - text / 10_000) <= 1
+    assert make_plan(inputs_of(folder, "a.jsonl", output={}))["shards"] == 1
+    half = [{"paths": ["a.jsonl"], "repeat": 3, "sample": [0.0, 0.5]}]
+    plan = make_plan(inputs_of(folder, half, output={"shard_text_bytes": 10_000}))
+    assert abs(plan["shards"] - 1.5 * text / 10_000) <= 1
+
+
+@pytest.mark.parametrize(
+    "mib, shards",
+    [(0.1, 1), (64, 1), (64.1, 2), (128, 2), (130, 4), (256, 4), (320, 6), (333, 6), (513, 12), (1024, 16), (1100, 24),
+     (64 * 64, 64), (64 * 65, 65), (64 * 1000, 1000)],
+)  # fmt: skip
+def test_a_few_shards_by_themselves_are_as_many_as_workers_share_evenly(folder, mib, shards):
+    inputs = inputs_of(folder, "a.jsonl", output={})
+    text_bytes = int(mib * 2**20)
+    size = _shard_text_bytes(inputs.recipe, text_bytes, 0.25)
+    assert -(-text_bytes // size) == shards and (2**25 < size <= 2**26)
+
+
+def test_long_rows_are_not_made_fewer_to_share_shards_evenly(folder):
+    recipe = inputs_of(folder, "a.jsonl", seq_length=65536, output={}).recipe
+    assert _shard_text_bytes(recipe, 3 << 30, 0.25) == 2000 * 65536 * 4  # eight shards would have fewer rows
+    recipe = inputs_of(folder, "a.jsonl", seq_length=16384, output={}).recipe
+    whole = int(2000 * 16384 / 0.25)
+    assert _shard_text_bytes(recipe, 5 * whole, 0.25) == whole  # six shards would have too few
+
+
+@pytest.mark.parametrize(
+    "seq_length, expected",
+    [(512, 64 << 20), (8192, 64 << 20), (65_536, 2000 * 65_536), (1 << 20, 512 << 20)],
+)
+def test_shard_text_bytes_by_themselves_give_two_thousand_rows_within_bounds(folder, seq_length, expected):
+    assert make_plan(inputs_of(folder, "a.jsonl", seq_length=seq_length, output={}))[
+        "shard_text_bytes"
+    ] == pytest.approx(expected, rel=0.001)
+
+
+def test_shares_become_repeats_of_six_digits(folder):
+    sources = [{"name": "a", "paths": ["a.jsonl"], "share": 0.25}, {"name": "b", "paths": ["b*"], "share": 0.75}]
+    plan = make_plan(inputs_of(folder, sources))
+    repeats = [source["repeat"] for source in plan["sources"]]
+    assert max(repeats) == 1.0 and all(repeat == float(f"{repeat:.6g}") for repeat in repeats)
+    tokens = [source["tokens"] for source in plan["sources"]]
+    assert abs(tokens[0] / sum(tokens) - 0.25) < 0.0001
+    inputs, samples = inputs_of(folder, sources, total_tokens=1_000_000), []
+    plan = make_plan(inputs, samples=samples)
+    assert abs(sum(source["tokens"] for source in plan["sources"]) / 1e6 - 1) < 0.0001
+    rows = forecast(plan, inputs, samples)["sources"]
+    assert abs(rows[1]["share"] - 0.75) < 0.01 and rows[1]["share_error"] >= 0
+
+
+def test_shares_hold_in_the_dataset(folder):
+    sources = [{"name": "a", "paths": ["a.jsonl"], "share": 0.4}, {"name": "b", "paths": ["b*"], "share": 0.6}]
+    manifest = made.build(made.table(sources, total_tokens=600_000), folder, folder / "out").manifest
+    used = [manifest["ledger"]["sources"][name]["tokens"]["used"] for name in ("a", "b")]
+    assert abs(used[0] / sum(used) - 0.4) < 0.02 and abs(sum(used) / 600_000 - 1) < 0.05
+
+
+def test_a_share_of_a_source_without_text_is_refused(folder):
+    made.write(folder / "empty.jsonl", b"")
+    sources = [{"name": "a", "paths": ["a.jsonl"], "share": 0.4}, {"name": "b", "paths": ["empty.jsonl"], "share": 0.6}]
+    with pytest.raises(RecipeError, match="source 'b' has a share of 0.6 and no tokens"):
+        make_plan(inputs_of(folder, sources))
+
+
+def test_fault_25_the_token_dtype_fits_the_vocabulary_and_is_stored(folder):
+    recipe = inputs_of(folder).recipe
+    assert token_dtype(recipe, 1 << 16) == np.uint16 and token_dtype(recipe, (1 << 16) + 1) == np.int32
+    narrow = inputs_of(folder, output={"token_dtype": "uint16"}).recipe
+    with pytest.raises(RecipeError, match='token_dtype = "uint16": the vocabulary has 65537 ids'):
+        token_dtype(narrow, (1 << 16) + 1)
+    wide = make_plan(inputs_of(folder, output={"token_dtype": "int32"}))
+    assert wide["token_dtype"] == "int32" and make_plan(inputs_of(folder))["token_dtype"] == "uint16"
+
+
+def test_fault_28_a_ceiling_of_the_vocabulary_is_stored(folder):
+    assert make_plan(inputs_of(folder, specials={"vocab_size": 1024}))["vocabulary"]["vocab_size"] == 1024
+    assert make_plan(inputs_of(folder))["vocabulary"]["vocab_size"] == 528
+
+
+# Job
+
+
+def test_a_job_is_the_recipe_again_without_its_paths(folder):
+    inputs = inputs_of(folder, tasks=[{"preset": "ul2r"}], documents={"prepend_bos": True})
+    plan = make_plan(inputs)
+    job = Job(decode(encode(plan), "plan.json"), inputs.vocabulary.tokenizer_json)
+    assert [t.name for t in job.tasks] == ["r", "x-long", "x-dense", "s", "too_short"]
+    assert (job.recipe.documents, job.recipe.packing) == (inputs.recipe.documents, inputs.recipe.packing)
+    assert job.recipe.tasks == inputs.recipe.tasks
+    assert job.shards == plan["shards"] and job.token_dtype == np.uint16
+    assert job.sources[0].files == inputs.files[0] and job.vocabulary.roles == inputs.vocabulary.roles
+    again = make_plan(inputs)
+    assert Job(again, inputs.vocabulary.tokenizer_json).digest == job.digest
+
+
+def test_a_job_s_weights_are_the_plan_s_text_bytes(folder):
+    sources = [{"paths": ["a.jsonl"], "repeat": 2.5, "sample": [0.1, 0.9]}, {"paths": ["b*"]}]
+    inputs = inputs_of(folder, sources)
+    plan = make_plan(inputs)
+    job = Job(plan, inputs.vocabulary.tokenizer_json)
+    assert [source.weight for source in job.sources] == [source["text_bytes"] for source in plan["sources"]]
+    assert plan["shards"] == -(-sum(source.weight for source in job.sources) // plan["shard_text_bytes"])
+
+
+def test_a_job_refuses_another_law_tokenizer_or_engine(folder):
+    inputs = inputs_of(folder)
+    plan, data = make_plan(inputs), inputs.vocabulary.tokenizer_json
+    with pytest.raises(
+        PlanError, match="plan.json has law_version 99 and this packprep makes 2: use packprep .*, which made"
+    ):
+        check_plan({**plan, "law_version": 99}, "plan.json")
+    older = {**plan, "law_version": 1, "made_with": {"packprep": "0.0.7"}}
+    assert Job(older, data).law == 1
+    with pytest.raises(
+        PlanError, match="there has law_version 1 and this packprep makes 2: use packprep 0.0.7, which made it"
+    ):
+        check_law(older, "there")
+    with pytest.raises(PlanError, match="tokenizer.json has digest .* put the right file back"):
+        Job(plan, data + b" ")
+    other = {**plan, "engine": {"name": "bytes", "version": "0"}}
+    with pytest.raises(PlanError, match="the plan's engine is bytes 0, and here it is bytes 1"):
+        _ = Job(other, data).engine
+
+
+def test_a_plan_s_key_of_a_newer_version_is_refused_with_it_and_a_later_one_may_be_absent(folder):
+    plan = make_plan(inputs_of(folder))
+    plan["made_with"] = {"packprep": "7.0"}
+    mine = re.escape(version("packprep"))
+    newer = rf"key 'colour' is unknown to packprep {mine}; packprep 7.0 wrote it: use that version or a newer one"
+    for part in (plan, plan["vocabulary"], plan["sources"][0], plan["files"][0]):
+        part["colour"] = 1
+        with pytest.raises(PlanError, match=newer):
+            check_plan(plan, "plan.json")
+        del part["colour"]
+    plan["recipe"]["packing"]["colour"] = 1
+    with pytest.raises(PlanError, match=f"recipe: packing: {newer}"):
+        recipe_of(plan)
+    del plan["recipe"]["packing"]["colour"]
+    plan["recipe"]["tasks"][0]["parameters"]["colour"] = 1
+    with pytest.raises(PlanError, match=newer):
+        recipe_of(plan)
+    check_plan(plan, "plan.json")
+    ratios = plan["sources"][0]["ratios"]
+    for other in (-1, 2.5, "2", True, 1 << 31):
+        plan["sources"][0]["ratios"] = {**ratios, "jsonl": other}
+        with pytest.raises(PlanError, match="ratios"):
+            check_plan(plan, "plan.json")
+    plan["sources"][0]["ratios"] = ratios
+    special = plan["vocabulary"]["special_ids"]
+    for other in ([-1], ["2"], {"1": 1}, 1):
+        plan["vocabulary"]["special_ids"] = other
+        with pytest.raises(PlanError, match="special_ids"):
+            check_plan(plan, "plan.json")
+    plan["vocabulary"]["special_ids"] = special
+    assert (
+        check_plan(
+            {key: value for key, value in plan.items() if key != "beside_tokenizer"}, "plan.json"
+        ).beside_tokenizer
+        is None
+    )
+    del plan["shards"]
+    with pytest.raises(PlanError, match="key 'shards' is missing; put the file back"):
+        check_plan(plan, "plan.json")
+
+
+# differences
+
+
+def test_no_differences_with_oneself_and_every_changed_key_is_named(folder):
+    inputs = inputs_of(folder)
+    plan = decode(encode(make_plan(inputs)), "plan.json")
+    assert differences(inputs, plan) == []
+    for path, said in [
+        (("recipe", "seed"), "seed is 0 here and 'other' in the plan"),
+        (("recipe", "sources", 0, "sample"), "sources[0].sample is [0.0, 1.0] here and 'other' in the plan"),
+        (("recipe", "tasks", 1, "parameters", "noise_density"), "tasks[1].parameters.noise_density is 0.15 here"),
+        (("recipe", "tasks"), "tasks is "),
+        (("tokenizer", "digest"), "the tokenizer changed (digest "),
+    ]:
+        changed = copy.deepcopy(plan)
+        place = changed
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = "other"
+        changed["fingerprint"] = "other"
+        found = differences(inputs, changed)
+        assert len(found) == 1 and said in found[0], (found, said)
+    assert differences(inputs, {**plan, "fingerprint": "other"}) == ["the fingerprint differs"]
+
+
+def test_many_differences_are_cut_short(folder):
+    inputs = inputs_of(folder)
+    plan = make_plan(inputs)
+    plan["files"] = [{"source": 0, "name": f"{i}.jsonl", "size": 1, "pieces": 1} for i in range(30)]
+    found = differences(inputs, {**plan, "fingerprint": "other"})
+    assert len(found) == 11 and found[-1] == "…"
+
+
+@pytest.mark.parametrize("template, warned", [("", True), ("{% if add_generation_prompt %}A: {% endif %}", False)])
+def test_a_template_that_does_not_know_what_opens_a_turn_is_warned_of(tmp_path, template, warned):
+    chat = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.jsonl").write_text(json.dumps(chat) + "\n")
+    turns = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}"
+    (tmp_path / "chat.jinja").write_text(turns + template)
+    said: list[str] = []
+    table = {
+        "seq_length": 64,
+        "tokenizer": "bytes",
+        "sources": [{"paths": ["corpus/*.jsonl"]}],
+        "documents": {"chat_template": "chat.jinja"},
+        "tasks": [{"preset": "causal"}],
+    }
+    make_plan(look_up(read_recipe(table, tmp_path), {}), said.append)
+    assert any("add_generation_prompt" in note for note in said) is warned
+
+
+def test_the_error_of_a_source_is_that_of_the_part_that_is_sampled():
+    source = SimpleNamespace(source=SimpleNamespace(sample=(0.5, 0.75)), repeat=1.5, pieces=[0, 1, 2])
+    assert _error(source, SimpleNamespace(error_of=lambda *asked: asked)) == (0.25, 1.5, 3)

@@ -1,0 +1,222 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+import zstandard
+
+from packprep.building.planning import look_up
+from packprep.documents import sample as sampling
+from packprep.documents.calibration import FIRST_CHARACTERS, calibrate, first_texts
+from packprep.recipe import DocumentKeys, read_recipe
+from packprep.sources.formats import Choice
+from packprep.sources.slices import PlannedSource
+from packprep.tokenizer.engines import candidates, engine_facts, load_engine
+from tests import made, tokens_made
+
+
+def looked_up(folder, pattern, seed=0, **of_source):
+    table = made.table(pattern, seed=seed)
+    table["sources"][0].update(of_source)
+    inputs = look_up(read_recipe(table, folder), {})
+    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
+    return inputs, PlannedSource(inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, seed)
+
+
+def estimate(folder, pattern, seed=0, precise=False, **of_source):
+    inputs, source = looked_up(folder, pattern, seed, **of_source)
+    engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
+    return calibrate(source, engine, inputs.vocabulary, DocumentKeys(), precise=precise)
+
+
+def text_bytes(texts):
+    return sum(len(text.encode()) for text in texts)
+
+
+def all_tokens(found):
+    return float((found.lengths * found.length_weights).sum())
+
+
+@pytest.mark.parametrize("ending, kind", [("jsonl", "jsonl"), ("jsonl.gz", "jsonl.gzip"), ("jsonl.zst", "jsonl.zstd")])
+def test_a_small_source_is_measured_whole(tmp_path, ending, kind):
+    texts = made.texts(300)
+    path = made.write_lines(tmp_path / f"a.{ending}", texts)
+    found = estimate(tmp_path, f"a.{ending}")
+    assert found.ratios == {kind: round(1024 * text_bytes(texts) / path.stat().st_size)}
+    as_planned = path.stat().st_size * found.ratios[kind] / 1024 * found.tokens_per_byte
+    assert as_planned == pytest.approx(text_bytes(texts)) == all_tokens(found)
+    assert found.document_bytes == text_bytes(texts) / 300 and found.sampling_error == 0
+    assert sorted(found.lengths.tolist()) == sorted(len(text.encode()) for text in texts)
+
+
+def test_parquet_and_text_files_have_ratios_of_their_own(tmp_path):
+    texts = made.texts(200)
+    made.write_parquet(tmp_path / "a.parquet", texts)
+    made.write_texts(tmp_path, texts[:20])
+    made.write_lines(tmp_path / "b.jsonl", texts[:50])
+    found = estimate(tmp_path, "*")
+    assert set(found.ratios) == {"parquet", "text", "jsonl"} and found.ratios["text"] == 1024
+    assert found.ratios["jsonl"] < 1024
+    assert all_tokens(found) == text_bytes(texts + texts[:20] + texts[:50])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precise, within", [(False, 0.02), (True, 0.003)])
+def test_a_large_source_is_estimated_from_a_part_of_it(tmp_path, monkeypatch, precise, within):
+    monkeypatch.setattr(sampling, "READ_BYTES", 12 << 20)
+    texts = made.texts(6000, mean_bytes=4000)
+    path = made.write_lines(tmp_path / "a.jsonl", texts)
+    assert path.stat().st_size > 16 << 20
+    found = estimate(tmp_path, "a.jsonl", precise=precise)
+    assert len(found.lengths) < 6000
+    assert abs(all_tokens(found) / text_bytes(texts) - 1) < min(within, 4 * found.sampling_error)
+    assert 0 < found.sampling_error < within
+    again = estimate(tmp_path, "a.jsonl", precise=precise)
+    assert again.ratios == found.ratios and np.array_equal(again.lengths, found.lengths)
+    # A document stands for others in proportion to its chance of being looked at.
+    assert found.length_weights.sum() == pytest.approx(6000, rel=0.25)
+    longer = np.array([len(text.encode()) for text in texts]) > 8000
+    weighed = found.length_weights[found.lengths > 8000].sum() / found.length_weights.sum()
+    assert weighed == pytest.approx(longer.mean(), rel=0.25)
+
+
+FILES = {
+    "jsonl.gz": made.write_lines,
+    "jsonl.zst": made.write_lines,
+    "parquet": lambda path, texts: made.write_parquet(path, texts, 100),
+    "arrow": lambda path, texts: made.write_arrow(path, texts, 100),
+}
+
+
+@pytest.mark.long(beyond=1)
+@pytest.mark.parametrize("ending", FILES)
+def test_precise_figures_are_exact_where_all_is_read_and_what_files_hold_is_noted(tmp_path, ending):
+    alike, other = made.texts(900, mean_bytes=1500), ["x" * 3000] * 900
+    FILES[ending](tmp_path / f"a.{ending}", alike)
+    FILES[ending](tmp_path / f"b.{ending}", other)
+    inputs, source = looked_up(tmp_path, f"*.{ending}")
+    engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
+    found = calibrate(source, engine, inputs.vocabulary, DocumentKeys(), precise=True)
+    assert all_tokens(found) == text_bytes(alike + other) and found.sampling_error == 0
+    source.ratios = found.ratios
+    pieces = [source.pieces.of_file(i) for i in (0, 1)]
+    held = [int(source.weights()[p.start : p.stop].sum()) for p in pieces]
+    if ending != "parquet":  # a dictionary holds the repeated text once
+        assert held[0] / sum(held) == pytest.approx(text_bytes(alike) / text_bytes(alike + other), rel=0.01)
+    assert sum(held) * found.tokens_per_byte == pytest.approx(text_bytes(alike + other), rel=0.001)
+
+
+@pytest.mark.parametrize(
+    "ending, member", [("jsonl.gz", gzip.compress), ("jsonl.zst", zstandard.ZstdCompressor().compress)]
+)
+def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(tmp_path, monkeypatch, ending, member):
+    monkeypatch.setattr(sampling, "READ_BYTES", 1)
+    texts = [made.texts(300, seed, mean_bytes=1000) for seed in range(4)]
+    for i, some in enumerate(texts):
+        made.write_lines(tmp_path / f"{i}.{ending}", some)
+    # Of many members the last says little; what that file holds is told from its bytes.
+    lines = [json.dumps({"text": text}).encode() + b"\n" for text in made.texts(300, 9, mean_bytes=1000)]
+    made.write(tmp_path / f"many.{ending}", b"".join(map(member, lines)))
+    inputs, source = looked_up(tmp_path, f"*.{ending}")
+    engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
+    calibrate(source, engine, inputs.vocabulary, DocumentKeys(), precise=True)
+    for i, some in enumerate(texts):
+        assert source.files.piece_bytes[i][0] == pytest.approx(text_bytes(some), rel=0.03)
+    assert source.files.piece_bytes[4][0] > 100_000
+
+
+@pytest.mark.long(beyond=2)
+@pytest.mark.parametrize("ending, within", [("jsonl", 0.05), ("jsonl.zst", 0.15), ("jsonl.gz", 0.15)])
+@pytest.mark.parametrize("seed", range(3))
+def test_few_very_long_documents_are_estimated_by_their_own_bytes(tmp_path, ending, within, seed):
+    texts = made.texts(40, seed, mean_bytes=300_000)
+    path = made.write_lines(tmp_path / f"a.{ending}", texts)
+    (ratio,) = estimate(tmp_path, f"a.{ending}", seed).ratios.values()
+    assert abs(ratio / 1024 * path.stat().st_size / text_bytes(texts) - 1) < within
+
+
+def test_a_source_without_text_has_harmless_figures(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", [])
+    made.write_lines(tmp_path / "b.jsonl", [""])
+    found = estimate(tmp_path, "*.jsonl")
+    assert found.ratios == {"jsonl": 1024} and found.tokens_per_byte == 1.0
+    assert found.sampling_error == 0.0 and not len(found.lengths)
+
+
+@pytest.mark.parametrize("kept, repeat", [(1.0, 0.4), (1.0, 2.5), (0.3, 1.0), (0.6, 0.7)])
+def test_the_error_counts_in_that_chance_decides_which_documents_are_used(tmp_path, kept, repeat):
+    texts = made.texts(400, mean_bytes=1500)
+    made.write_lines(tmp_path / "a.jsonl", texts)
+    found = estimate(tmp_path, "a.jsonl")
+    sizes = np.array([len(text.encode()) for text in texts])
+    used = []
+    for seed in range(400):
+        sampled = np.random.default_rng(seed).random(len(sizes)) < kept
+        choice = Choice(np.uint64(seed), int(repeat % 1 * 2**32), lambda file, positions, sampled=sampled: sampled)
+        once_more = choice(0, np.arange(len(sizes)), sizes)
+        used.append(float((sampled * int(repeat) + once_more) @ sizes))
+    assert np.mean(used) == pytest.approx(kept * repeat * sizes.sum(), rel=0.02)
+    assert found.error_of(kept, repeat, 1) == pytest.approx(np.std(used) / np.mean(used), rel=0.35)
+
+
+def test_all_documents_once_have_the_error_of_the_estimate_alone(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(50))
+    found = estimate(tmp_path, "a.jsonl")
+    assert found.error_of(1.0, 2.0, 1) == found.sampling_error
+
+
+def test_the_first_texts_are_documents_cut_to_some_characters_together(tmp_path):
+    texts = made.texts(600, mean_bytes=900)
+    made.write_lines(tmp_path / "a.jsonl", texts[:300])
+    made.write_parquet(tmp_path / "b.parquet", texts[300:])
+    made.write(tmp_path / "c.jsonl.zst", b"")
+    *whole, last = first_texts(looked_up(tmp_path, "*")[1])
+    assert sum(map(len, whole)) + len(last) == FIRST_CHARACTERS
+    assert len(whole) > 100 and set(whole) <= set(texts) and any(text.startswith(last) for text in texts)
+
+
+def test_all_texts_of_a_small_source_are_its_first_and_a_source_of_tokens_has_none(tmp_path):
+    texts = made.texts(20, mean_bytes=300)
+    made.write_lines(tmp_path / "a.jsonl", texts)
+    assert sorted(first_texts(looked_up(tmp_path, "a.jsonl")[1])) == sorted(texts)
+    tokens_made.write_parquet(tmp_path / "t.parquet", [[1, 2], [3]])
+    source = looked_up(tmp_path, "t.parquet", format="tokens")[1]
+    assert not list(first_texts(source))
+
+
+def test_the_sample_s_lengths_are_those_of_its_documents(tmp_path):
+    texts = made.texts(200)
+    made.write_lines(tmp_path / "a.jsonl", texts)
+    found = estimate(tmp_path, "a.jsonl")
+    assert sorted(found.lengths.tolist()) == sorted(len(text.encode()) for text in texts)  # bytes are its tokens
+    assert found.length_weights.tolist() == [1.0] * len(texts)
+
+
+@pytest.mark.parametrize(
+    "ending, ratio, document_bytes, first, tokens",
+    [("jsonl", 986, 338.778589, [849, 1744, 168, 1744], 21983), ("txt", 1024, 316.097551, [339] * 4, 943190)],
+)
+def test_what_is_looked_at_stays_what_it_is(tmp_path, monkeypatch, ending, ratio, document_bytes, first, tokens):
+    """The plan holds these figures: places that are drawn in another way would be another plan of the same inputs."""
+    for name, value in (("WHOLE_BYTES", 1 << 10), ("WINDOWS", 8), ("PIECE_TEXT_BYTES", 1 << 12)):
+        monkeypatch.setattr(sampling, name, value)
+    texts = made.texts(1000, 5)
+    made.write_texts(tmp_path, texts)
+    for i in range(20):
+        made.write_lines(tmp_path / f"{i}.jsonl", texts[i::20])
+    found = estimate(tmp_path, f"*.{ending}", seed=7)
+    said = (
+        [*found.ratios.values()],
+        round(found.document_bytes, 6),
+        found.lengths[:4].tolist(),
+        int(found.lengths.sum()),
+    )
+    assert said == ([ratio], document_bytes, first, tokens)
+
+
+def test_no_more_texts_are_held_than_may_be(monkeypatch):
+    """Beyond HELD_DOCUMENTS texts count, and are forgotten."""
+    monkeypatch.setattr(sampling, "HELD_DOCUMENTS", 2)
+    looks = [(["aaa", "b"], [None, None]), (["cccc"], [None]), (["d"], [None])]
+    assert sampling._some(iter(looks)) == ((["aaa", "b"], [None, None]), 4 / 9)
+    assert sampling._some(iter(looks[1:])) == ((["cccc", "d"], [None, None]), 1.0)

@@ -1,0 +1,355 @@
+"""packprep.documents.chat_template: which template, and that its bytes are a function of the messages."""
+
+import json
+import os
+
+import jinja2.sandbox
+import pytest
+
+from packprep.documents import template_limits
+from packprep.documents.chat_template import TemplateRefusal, compile_template, find_template
+from packprep.documents.supervision import conversation
+from packprep.documents.template_limits import TemplateLimit
+from packprep.errors import RecipeError
+from packprep.sources.formats.batch import Supervision
+from tests.documents import chats_made as chats
+from tests.tokenizer import tokenizers_made as made
+
+
+def render(source, messages, **options):
+    return compile_template(source).render(messages, **options)
+
+
+def test_chatml_is_rendered_as_its_makers_do():
+    messages = chats.turns("2+2?", "4", system="Be short.")
+    text = "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n"
+    assert render(chats.CHATML, messages[:2]) == text
+    assert render(chats.CHATML, messages[:2], prompt=True) == text + "<|im_start|>assistant\n"
+    assert render(chats.CHATML, messages) == text + "<|im_start|>assistant\n4<|im_end|>\n"
+
+
+def test_blocks_are_trimmed_and_loops_have_break_and_json_is_not_escaped():
+    source = """{% for m in messages %}
+    {% if m.stop %}{% break %}{% endif %}
+    {{ m | tojson }}
+{% endfor %}
+"""
+    assert render(source, [{"a": "<é>"}, {"stop": 1}, {"b": 2}]) == '    {"a": "<é>"}\n'
+
+
+@pytest.mark.parametrize(
+    "source, what",
+    [
+        ("{{ strftime_now('%Y') }}", "today's date"),
+        ("{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}", "today's date"),
+        ("{{ [1, 2] | random }}", "random"),
+        ("{% if %}", "line 1"),
+        ("\n{% generation %}", "line 2"),
+    ],
+)
+def test_what_is_no_function_of_the_messages_or_no_jinja_is_refused(source, what):
+    with pytest.raises(RecipeError, match=what):
+        compile_template(source)
+
+
+def test_a_template_is_kept_in_a_sandbox():
+    for source in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}", "{{ lipsum() }}"):
+        with pytest.raises(Exception):  # noqa: B017
+            render(source, [])
+
+
+def test_raise_exception_is_a_refusal_with_the_template_s_words():
+    with pytest.raises(TemplateRefusal, match="no tools"):
+        render("{{ raise_exception('no tools') }}", [])
+
+
+BOMBS = {
+    "loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+    "recursive loop": "{% for a in [1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
+    "macro": "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set b = m(n - 1) %}{% endif %}{% endmacro %}{{ m(60) }}",
+    "product": "{{ 'x' * 10 ** 10 }}",
+    "product from the left": "{% set a = 10 ** 8 * 'x' %}",
+    "power": "{{ 10 ** 9999999 }}",
+    "squares": "{% set n = namespace(x=10) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "joined": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "added": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "blocks": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}"
+    "{% set n.x = y %}{% endfor %}",
+    "own text": "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
+    "lists": "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "json": "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+    "center": "{{ 'x' | center(10 ** 10) }}",
+    "ljust": "{{ 'x'.ljust(9999999999) }}",
+    "replace": "{% set a = 'x' * 99999 %}{{ a.replace('x', a) }}",
+    "replace filter": "{% set a = 'x' * 99999 %}{{ a | replace('x', a) }}",
+    "join": "{% set a = 'x' * 99999 %}{{ a.join(a) }}",
+    "wordwrap": "{% set a = 'x' * 9999999 %}{{ a | wordwrap(1) }}",
+    "format": "{{ '{:9999999999}'.format(1) }}",
+    "percent": "{{ '%9999999999d' % 1 }}",
+    "percent star": "{{ '%*d' % (9999999999, 1) }}",
+    "format filter": "{{ '%9999999999d' | format(1) }}",
+    "format of one again and again": "{{ ('{0}' * 9999).format('x' * 99999) }}",
+    "percent of one again and again": "{{ ('%(a)s' * 9999) % {'a': 'x' * 99999} }}",
+    "indent by a text": "{{ ('x\\n' * 9999) | indent('x' * 99999) }}",
+    "wrap by a text": "{{ ('x' * 9999) | wordwrap(1, wrapstring='x' * 99999) }}",
+    "json indented": "{{ [1] | tojson(indent=9999) }}",
+    "json separated": "{{ [1, 2] | tojson(separators=('x' * 9999, ':')) }}",
+    "json indented at depth": "{% set n = namespace(x=[1] * 99999) %}{% for i in range(300) %}{% set n.x = [n.x] %}{% endfor %}"
+    "{{ n.x | tojson(indent=16) }}",
+    "join of numbers": "{{ range(9999) | join('x' * 99999) }}",
+    "join of an iterator": "{{ ('x' * 99999).join(range(9999) | map('string')) }}",
+    "translate": "{{ ('x' * 9999).translate({120: 'y' * 99999}) }}",
+    "bytes": "{{ ('x'.encode() * 99999999) | length }}",
+    "slices": "{% for i in range(99999) if i is odd %}{{ i | string | batch(9999999, 0) | list | length }}{% endfor %}",
+    "a constant": "{% for i in range(99999) %}{{ 'x' | center(99999) }}{% endfor %}",
+    "in a text": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' in a %}{% endif %}{% endfor %}",
+    "in a list": "{% set a = range(99999) | list %}{% for i in range(99999) %}{% if -1 not in a %}{% endif %}{% endfor %}",
+    "test in": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' is in a %}{% endif %}{% endfor %}",
+    "test lower": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if a is lower %}{% endif %}{% endfor %}",
+    "equal texts": "{% set a, b = 'x' * 9999999, 'x' * 9999999 %}"
+    "{% for i in range(99999) %}{% if a == b %}{% endif %}{% endfor %}",
+    "copies": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% set b = a[1:] %}{% endfor %}",
+    "sorted": "{% for i in range(99999) %}{% set b = range(99999) | sort %}{% endfor %}",
+    "selected": "{% for i in range(999) %}{% set b = range(99999) | select('none') | list %}{% endfor %}",
+    "passed over": "{% for i in range(999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+    "sum of lists": "{{ ([[1] * 999] * 99999) | sum(start=[]) }}",
+    "arguments": "{% macro m() %}{{ varargs | length }}{% endmacro %}{% set a = [1] * 99999 %}"
+    "{% for i in range(9999) %}{{ m(*a) }}{% endfor %}",
+    "a body": "{% for i in range(99999) %}" + "{% if i == -1 %}{% endif %}" * 3000 + "{% endfor %}",
+    "a macro's body": "{% macro m() %}"
+    + "{% if i == -1 %}{% endif %}" * 3000
+    + "{% endmacro %}{% for i in range(99999) %}"
+    "{% set a = m() %}{% endfor %}",
+    "a block's body": "{% block b %}"
+    + "{% if i == -1 %}{% endif %}" * 3000
+    + "{% endblock %}{% for i in range(99999) %}"
+    "{% set a = self.b() %}{% endfor %}",
+    "a macro's arguments": "{% macro m(n) %}{% if n %}{{ m(n - 1, varargs, varargs) }}{% endif %}{% endmacro %}{{ m(60, 1) }}",
+}
+# What holds a value twice over, and what then goes through all of it.
+for step in (
+    "[n.x, n.x]", "(n.x, n.x)", "{'a': n.x, 'b': n.x}", "dict(a=n.x, b=n.x)", "[n.x] * 2", "[n.x] + [n.x]",
+    "{}.fromkeys([1, 2], n.x)", "cycler(n.x, n.x).items", "(n.x + n.x) | batch(2) | list", "[n.x, n.x] | list",
+):  # fmt: skip
+    BOMBS[f"doubled by {step}"] = (
+        f"{{% set n = namespace(x=[1]) %}}{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+        "{% if n.x == n.x | list or n.x is in [n.x] or n.x | upper or n.x | unique %}{% endif %}"
+    )
+
+
+@pytest.mark.long(beyond=15)
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_template_that_does_more_than_it_may_is_stopped(name, monkeypatch):
+    monkeypatch.setattr(template_limits, "MOST_WORK", 1 << 24)  # in place of seconds
+    template = compile_template(BOMBS[name])
+    with pytest.raises(TemplateLimit):
+        template.render([])
+
+
+@pytest.mark.parametrize(
+    "text, most",
+    [
+        ("{%% for a in [0] * %d %%}{%% endfor %%}", 131_072),
+        ("{%% set a = 'x' * %d %%}", 67_108_864),
+        ("{%% set a = %d * 'x' %%}", 67_108_864),
+        ("{%% set a = 'x'.center(%d) %%}", 16_777_216),
+    ],
+)
+def test_the_limits_are_exact(text, most):
+    """They decide which documents are used."""
+    compile_template(text % most).render([])
+    with pytest.raises(TemplateLimit):
+        compile_template(text % (most + 1)).render([])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "raise_exception", "messages | map('upper')", "[raise_exception]", "range", "cycler('a')", "self", "namespace",
+        "raise_exception | string", "raise_exception | upper", "[raise_exception] | join", "raise_exception | replace('a', 'b')",
+        "'%s' % raise_exception", "'%s' % [raise_exception]", "'{}'.format(raise_exception)",
+        "'%s' | format(raise_exception)", "raise_exception(raise_exception)", "raise_exception([cycler])", "'' ~ joiner()",
+        "{'a': namespace} | urlencode", "[namespace] | map('string') | join", "raise_exception | pprint",
+        "raise_exception | trim", "raise_exception | title", "'ab' | replace('a', cycler)", "['a', 'b'] | join(cycler)",
+    ],
+)  # fmt: skip
+def test_what_prints_an_address_is_refused(value):
+    with pytest.raises(TemplateLimit):
+        render("{{ " + value + " }}", [])
+
+
+PLAIN = (
+    "1 < 2 < 3", "1 < 3 < 2", "2 == 2 != 3", "'a' in 'abc' in ['abc']", "'x' not in messages", "1 not in [1]",
+    "'a' <= 'b' >= 'a'", "[1, messages[0]][1:]", "(1, messages)[0]", "{'a': messages[0], 1: 2}", "[[1], [x]]",
+    "messages[::-1]", "'abc'[1:]", "messages[:1] + messages[1:]", "dict(a=1, b=messages)", "[3, 1, 2] | sort",
+    "['b', 'a', 'b'] | unique | list", "'ba' | sort | join", "[1, 2, 3, 4] | batch(3, 0) | list",
+    "range(7) | slice(3) | list", "messages | map(attribute='role') | join(', ')",
+    "messages | selectattr('role', 'equalto', 'user') | list | length", "messages | groupby('role')",
+    "[[1], [2]] | sum(start=[])", "range(5) | select('odd') | list", "range(5) | reject('in', [1]) | list",
+    "[1, 2] | sum", "[] | map('nothing') | list", "{'b': 1, 'a': 2} | dictsort", "{'b': 1} | items | list",
+    "[2, 1] | min", "[] | max", "x | list", "'abc' | list", "'abc' | first", "['a'] | last",
+    "messages | tojson(indent=2)", "'a b' | title | wordcount", "'aB' is lower", "1 is in [1]", "2 is eq 2",
+    "x is defined", "'{} {0}' | length", "'{0} {0}'.format('a')", "'%s %s' % ('a', 1)", "'a,b'.split(',')",
+    "', '.join(messages | map(attribute='role'))", "'a\nb' | indent('> ')", "'abc def' | wordwrap(4)",
+    "'a' ~ 1 ~ none ~ x", "not 1 == 1", "'abc'.translate({97: 'x'})", "namespace(a=[1]).a", "cycler(1, 2).next()",
+    "'a' if messages else 'b'", "messages | reverse | list",
+)  # fmt: skip
+
+
+def test_what_is_counted_is_what_jinja_prints():
+    messages = chats.turns("one", "two")
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    plain.filters["tojson"] = compile_template("")._template.environment.filters["tojson"]
+    for expression in (f"({expression})" for expression in PLAIN):
+        template = (
+            f"{{% macro m(a) %}}{{{{ a }}}}{{% endmacro %}}{{{{ {expression} }}}}{{{{ m({expression}) }}}}"
+            f"{{% for a in [1, 2] if {expression} or a == 1 %}}{{{{ a }}}}{{% if {expression} %}}y{{% endif %}}{{% endfor %}}"
+        )
+        assert render(template, messages) == plain.from_string(template).render(messages=messages), expression
+
+
+def test_a_template_of_too_many_parts_is_refused():
+    with pytest.raises(RecipeError, match="it has too many parts; give another in documents.chat_template"):
+        compile_template("{{ a }}" * 40_000)
+
+
+def test_a_template_that_is_no_text_of_a_file_s_size_or_name_is_refused(tmp_path):
+    (tmp_path / "large.jinja").touch()
+    os.truncate(tmp_path / "large.jinja", 3 << 30)
+    for name, words in (("large.jinja", "has more than 1048576 bytes"), ("a\0b", "no file has such a name")):
+        with pytest.raises(RecipeError, match=words):
+            find_template(name, tmp_path, "bytes")
+
+
+def test_what_a_template_says_of_messages_is_kept_to_some_lines():
+    messages = Supervision(None, None, chats.turns("q", "a"))
+    assert conversation(messages, "{{ raise_exception('x' * 9999999) }}") == (
+        "template_error",
+        f"the template says '{'x' * 4096}'",
+    )
+
+
+def test_a_template_nested_too_deeply_is_refused():
+    with pytest.raises(RecipeError, match="nested too deeply"):
+        compile_template("{% if a %}" * 3000 + "{% endif %}" * 3000)
+
+
+def test_a_template_with_an_endless_number_is_refused():
+    with pytest.raises(RecipeError, match="a number of more than 4300 digits"):
+        compile_template("{% set a = " + "7" * 5000 + " %}")
+
+
+def test_a_long_conversation_is_within_the_limits():
+    messages = chats.turns(*["a few words " * 100] * 2000)
+    assert len(render(chats.CHATML, messages)) > 2_000_000
+    counted = "{% for m in messages %}{{ m.content | trim ~ (messages | length) }}{% endfor %}"
+    assert len(render(counted, messages)) > 2_000_000
+
+
+# where it comes from
+
+MESSAGES = chats.turns("q", "a")
+
+
+def beside(folder, **files):
+    made.write(folder / "tok", made.gpt2_like(), **{k: v for k, v in files.items() if v is not None})
+    return folder
+
+
+def test_the_bytes_have_no_template_of_their_own(tmp_path):
+    assert find_template("", tmp_path, "bytes") is None
+
+
+@pytest.mark.parametrize(
+    "config, text",
+    [
+        (None, None),
+        ({}, None),
+        ({"chat_template": None}, None),
+        ({"chat_template": "T"}, "T"),
+        ({"chat_template": [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "T"}]}, "T"),
+        ({"chat_template": [{"name": [], "template": "U"}, {"name": "default", "template": "T"}]}, "T"),
+        ({"chat_template": [{"name": "rag", "template": "U"}]}, None),
+    ],
+)
+@pytest.mark.parametrize("name", ["tok", "tok/tokenizer.json"])
+def test_the_template_of_tokenizer_config_is_taken(tmp_path, config, text, name):
+    assert find_template("", beside(tmp_path, tokenizer_config=config), name) == text
+
+
+def test_the_file_that_newer_tokenizers_have_beside_them_comes_first(tmp_path):
+    beside(tmp_path, tokenizer_config={"chat_template": "old"})
+    (tmp_path / "tok" / "chat_template.jinja").write_text("né\n", encoding="utf-8")
+    assert find_template("", tmp_path, "tok") == "né\n"
+
+
+def test_the_tokens_that_a_template_names_are_set_in_it(tmp_path):
+    config = {
+        "chat_template": "\n  {% if true %}{{ bos_token }}|{{ eos_token }}|{{ pad_token }}{% endif %}|{{ bos_token is defined }}",
+        "bos_token": {"content": '<"\\é🙂\n{%', "lstrip": False},
+        "eos_token": "</s>",
+        "pad_token": None,
+        "unk_token": "<unk>",
+    }
+    template = find_template("", beside(tmp_path, tokenizer_config=config), "tok")
+    assert "unk" not in template
+    assert render(template, []) == '\n<"\\é🙂\n{%|</s>||True'
+
+
+def test_the_names_set_at_the_top_change_no_whitespace(tmp_path):
+    for source in (
+        "\nx{{ eos_token }}",
+        "  {% if true %}y{% endif %}{{ eos_token }}",
+        "{%- if 1 %}\n z{{ eos_token }}{% endif %}",
+    ):
+        config = {"chat_template": source, "eos_token": "E"}
+        template = find_template("", beside(tmp_path, tokenizer_config=config), "tok")
+        assert render(template, []) == render(source.replace("{{ eos_token }}", "E"), [])
+
+
+def test_the_recipe_s_file_wins_and_lies_beside_the_recipe(tmp_path):
+    beside(tmp_path, tokenizer_config={"chat_template": "other", "eos_token": "</s>"})
+    (tmp_path / "mine.jinja").write_text("mine{{ eos_token }}", encoding="utf-8")
+    assert render(find_template("mine.jinja", tmp_path, "tok"), []) == "mine</s>"
+    assert render(find_template("mine.jinja", tmp_path, "bytes"), []) == "mine<eos>"
+
+
+@pytest.mark.parametrize(
+    "content, what",
+    [
+        (None, "No such file"),
+        (b"\xff", "not UTF-8 at byte 0"),
+        (b"{% if %}", "line 1"),
+        (b"{{ strftime_now('%d') }}", "date"),
+        (b"{{ eos_token }}", "eos_token.*write the token's text into the template"),
+    ],
+)
+def test_a_file_of_the_recipe_s_that_cannot_be_used_is_refused_at_once(tmp_path, content, what):
+    if content is not None:
+        (tmp_path / "mine.jinja").write_bytes(content)
+    with pytest.raises(RecipeError, match=what):
+        find_template("mine.jinja", beside(tmp_path), "tok")
+
+
+def test_a_template_beside_the_tokenizer_is_looked_into_only_when_it_is_used(tmp_path):
+    config = {"chat_template": "{{ strftime_now('%d') }}"}
+    assert find_template("", beside(tmp_path, tokenizer_config=config), "tok") == config["chat_template"]
+
+
+def test_a_config_that_is_no_object_says_nothing(tmp_path):
+    beside(tmp_path)
+    (tmp_path / "tok" / "tokenizer_config.json").write_text(json.dumps([1]), encoding="utf-8")
+    assert find_template("", tmp_path, "tok") is None
+
+
+@pytest.mark.parametrize(
+    "source, knows",
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}", True),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", True),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", False),
+        ("{% set add_generation_prompt = true %}{% for m in messages %}{{ m.content }}{% endfor %}", False),
+    ],
+)
+def test_whether_a_template_tells_what_opens_a_turn_from_the_turn(source, knows):
+    assert compile_template(source).knows_turns is knows

@@ -1,0 +1,262 @@
+"""packprep.documents.supervision: which characters of a document are trained, or why it cannot be used."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packprep.documents.supervision import MAX_SPANS, Conversation, conversation
+from packprep.errors import RecipeError
+from packprep.sources.formats import BAD_REASONS
+from packprep.sources.formats.batch import Supervision
+from tests.documents import chats_made as chats
+from tests.test_imports import imported_by
+
+
+def marked(messages, template=chats.CHATML, text=None, loss_spans=None):
+    return conversation(Supervision(text, loss_spans, messages), template)
+
+
+def trained(marked):
+    return [marked.text[a:b] for a, b in marked.spans]
+
+
+def pieces(marked):
+    """The text, cut where messages begin."""
+    bounds = [0, *marked.boundaries, len(marked.text)]
+    return [marked.text[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def test_every_reason_is_a_bad_one():
+    assert {"bad_loss_spans", "bad_messages", "template_error", "template_not_incremental"} <= set(BAD_REASONS)
+
+
+def test_reading_documents_does_not_import_jinja():
+    assert "jinja2" not in imported_by("import packprep.documents.reading")
+
+
+# messages
+
+
+def test_chatml_trains_the_turn_and_its_closing_token_and_not_the_header():
+    found = marked(chats.turns("2+2?", "4", "né?", "non 🙂", system="Be short."))
+    assert trained(found) == ["4<|im_end|>\n", "non 🙂<|im_end|>\n"]
+    assert pieces(found) == [
+        "<|im_start|>system\nBe short.<|im_end|>\n",
+        "<|im_start|>user\n2+2?<|im_end|>\n",
+        "<|im_start|>assistant\n4<|im_end|>\n",
+        "<|im_start|>user\nné?<|im_end|>\n",
+        "<|im_start|>assistant\nnon 🙂<|im_end|>\n",
+    ]
+    assert found.system_end == found.boundaries[0]
+    assert found.chat
+
+
+def test_llama_3_trains_the_turn_and_its_closing_token():
+    template = "{% set bos_token = '<|begin_of_text|>' %}\n" + chats.LLAMA3
+    found = marked(chats.turns(" hi ", " hello\n", "bye", "bye", system="s"), template)
+    assert trained(found) == ["hello<|eot_id|>", "bye<|eot_id|>"]
+    assert found.text[: found.system_end] == (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
+    )
+    assert len(found.boundaries) == 4
+
+
+def test_generation_blocks_say_what_is_trained():
+    found = marked(chats.turns("q", "a", "q2", "a2", system="s"), chats.GENERATION)
+    assert trained(found) == ["a<|end|>", "a2<|end|>"]
+    assert pieces(found)[1:] == [
+        "<|user|>q<|end|>\n",
+        "<|assistant|>a<|end|>\n",
+        "<|user|>q2<|end|>\n",
+        "<|assistant|>a2<|end|>\n",
+    ]
+    assert found.system_end == len("<|system|>s<|end|>\n")
+
+
+def test_generation_blocks_may_be_empty_nested_in_macros_and_beside_noncharacters():
+    source = """{%- macro turn(m) -%}
+    {%- if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif -%}
+    {%- endmacro -%}
+    {%- for m in messages %}{{ turn(m) }}{% endfor -%}"""
+    found = marked(chats.turns("\ufdd0", "", "x\ufdd1", "é"), source)
+    assert (found.text, trained(found)) == ("\ufdd0x\ufdd1é", ["é"])
+    assert "".join(trained(marked(chats.turns("a", "b", "c", "d"), source))) == "bd"
+
+
+def test_generation_blocks_whose_text_is_cut_are_an_error():
+    source = "{% set x %}{% generation %}abc{% endgeneration %}{% endset %}{{ x[:2] }}"
+    assert marked(chats.turns("q", "a"), source)[0] == "template_error"
+
+
+def test_a_template_that_hoists_the_system_message_has_fewer_places_to_cut():
+    template = "{% set bos_token = '<s>' %}\n{% set eos_token = '</s>' %}\n" + chats.HOISTED
+    found = marked(chats.turns("q", "a", "q2", "a2", system="s"), template)
+    assert found.text == "<s>[INST] s\n\nq [/INST] a</s><s>[INST] q2 [/INST] a2</s>"
+    assert trained(found) == [" a</s>", " a2</s>"]
+    assert pieces(found) == ["<s>[INST] s\n\nq [/INST]", " a</s>", "<s>[INST] q2 [/INST]", " a2</s>"]
+    assert found.system_end == 0
+
+
+def test_an_assistant_may_begin_and_follow_itself():
+    messages = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}, *chats.turns("q")]
+    assert trained(marked(messages)) == ["a<|im_end|>\n", "b<|im_end|>\n"]
+
+
+def test_a_template_that_changes_what_stood_before_is_not_incremental():
+    good = chats.turns("q", "<think>x</think>a")
+    assert trained(marked(good, chats.FORGETTING)) == ["<think>x</think>a</>"]
+    reason, detail = marked([*good, *chats.turns("q2", "b")], chats.FORGETTING)
+    assert reason == "template_not_incremental" and "message 1" in detail
+    prompted = chats.CHATML.replace("assistant\\n' }}", "assistant\\n<think>' }}")
+    reason, detail = marked(chats.turns("q", "a"), prompted)
+    assert reason == "template_not_incremental" and "message 1" in detail
+
+
+def test_what_a_template_refuses_is_rejected_with_its_words_and_its_mistakes_without():
+    template = "{% set bos_token = '' %}{% set eos_token = '' %}" + chats.HOISTED
+    messages = [{"role": "user", "content": "a"}, *chats.turns("b", "c")]
+    assert marked(messages, template) == ("template_error", "the template says 'roles must alternate user/assistant'")
+    for mistake in ("{{ messages[0].name.first }}", "{{ 1 // 0 }}", "{{ 'a' + 1 }}"):
+        assert marked(chats.turns("q", "a"), mistake) == ("template_error", "the template failed at these messages")
+    for too_much in ("{{ range(10 ** 9) | list }}", "{{ raise_exception }}"):
+        reason, detail = marked(chats.turns("q", "a"), too_much)
+        assert reason == "template_error" and detail.startswith("the template does more than it may")
+
+
+def test_a_key_that_is_null_is_not_there():
+    template = "{% for m in messages %}{{ m.content }}{% if m.name is defined %}({{ m.name }}){% endif %};{% endfor %}"
+    messages = chats.turns("q", "a")
+    messages[0]["name"], messages[1]["name"] = None, "x"
+    assert marked(messages, template).text == "q;a(x);"
+
+
+def test_a_template_that_passes_over_strings_is_an_error():
+    template = "{% for m in messages %}{{ m.role }}{% for part in m.content %}{{ part.text }}{% endfor %};{% endfor %}"
+    assert marked(chats.turns("hi", "yes"), template) == (
+        "template_error",
+        "the template leaves every message's content out",
+    )
+    assert not isinstance(marked(chats.turns("", " "), template), tuple)
+
+
+def test_a_system_message_that_is_written_later_is_not_repeated():
+    template = "<s>{% for m in messages %}{% if m.role != 'system' %}{{ m.content }};{% endif %}{% endfor %}"
+    found = marked(chats.turns("q", "a", system="S!"), template)
+    assert (found.text, found.boundaries[0], found.system_end) == ("<s>q;a;", 3, 0)
+
+
+def test_a_lone_surrogate_in_a_message_is_rejected():
+    assert marked(chats.turns("q\ud800", "a"))[0] == "lone_surrogate"
+
+
+@pytest.mark.parametrize(
+    "messages, detail",
+    [
+        ("hello", "a list"),
+        ([], "assistant"),
+        ([1], "message 0"),
+        (chats.turns("q"), "assistant"),
+        ([{"role": "assistant"}], "no content"),
+        ([{"role": "assistant", "content": None}], "no content"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}]}], "no content"),
+        ([{"from": "gpt", "content": "x"}], "no role"),
+        ([*chats.turns("q", "a"), {"role": 3, "content": "a"}], "message 2"),
+    ],
+)
+def test_bad_messages_are_rejected(messages, detail):
+    reason, found = marked(messages)
+    assert reason == "bad_messages" and detail in found and found.isascii()
+
+
+def test_messages_beside_a_text_or_spans_are_ambiguous():
+    assert marked(chats.turns("q", "a"), text="t")[0] == "bad_messages"
+    assert marked(chats.turns("q", "a"), loss_spans=[])[0] == "bad_messages"
+
+
+def test_messages_without_a_template_stop_the_build():
+    with pytest.raises(RecipeError, match="documents.chat_template"):
+        marked(chats.turns("q", "a"), None)
+    assert marked(None, None, "text", [[0, 2]]) == Conversation("text", ((0, 2),))
+
+
+CONTENTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+ROLES = st.sampled_from(["user", "assistant", "tool"])
+
+
+@given(
+    st.lists(st.tuples(ROLES, CONTENTS), min_size=1, max_size=6),
+    st.none() | CONTENTS,
+    st.sampled_from([chats.CHATML, chats.GENERATION]),
+)
+def test_spans_are_the_assistant_s_turns_and_boundaries_the_messages(turns, system, template):
+    messages = [{"role": role, "content": content} for role, content in turns]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    found = marked(messages, template)
+    spoken = [m["content"] for m in messages if m["role"] == "assistant"]
+    if not spoken:
+        assert found[0] == "bad_messages"
+        return
+    closing = "<|im_end|>\n" if template == chats.CHATML else "<|end|>"
+    assert trained(found) == [content + closing for content in spoken]
+    assert len(pieces(found)) == len(messages)
+    assert all(m["content"] in piece for m, piece in zip(messages, pieces(found), strict=True))
+    assert (found.system_end > 0) == (system is not None)
+
+
+# loss_spans
+
+
+@pytest.mark.parametrize(
+    ("spans", "united"),
+    [
+        ([[0, 1], [3, 5]], ((0, 1), (3, 5))),
+        ([[3, 5], [0, 1]], ((0, 1), (3, 5))),
+        ([[0, 1], [1, 2], [3, 5]], ((0, 2), (3, 5))),  # touching
+        ([[1, 3], [2, 4], [0, 1], [2, 3], [1, 3]], ((0, 4),)),
+        ([[0, 5], [1, 2]], ((0, 5),)),
+        ([[2, 2], [0, 0], [5, 5], [9, 9]], ()),  # empty
+        ([[4, 99], [7, 8], [0, 10**30], [10**30, 10**31]], ((0, 5),)),  # beyond the end
+        ([[4, 6]], ((4, 5),)),
+        ([[0, 1, 1], [1, 2, 1.0]], ((0, 2),)),
+        ([], ()),
+    ],
+)
+def test_loss_spans_are_sorted_united_and_clipped(spans, united):
+    assert marked(None, None, "né 🙂x", spans) == Conversation("né 🙂x", united)
+    assert marked(None, None, "", [[0, 0], [0, 3]]) == Conversation("", ())
+
+
+@given(st.lists(st.tuples(st.integers(0, 14), st.integers(0, 6)).map(lambda s: [s[0], sum(s)]), max_size=8))
+def test_loss_spans_are_the_characters_inside_any_of_them(spans):
+    found = marked(None, None, "x" * 12, spans).spans
+    assert {i for begin, end in found for i in range(begin, end)} == {
+        i for a, b in spans for i in range(a, b) if i < 12
+    }
+    assert all(begin < end for begin, end in found)
+    assert all(end < begin for (_, end), (begin, _) in pairwise(found))
+
+
+def test_as_many_loss_spans_as_may_be_in_any_order():
+    n = MAX_SPANS // 2
+    spans = [[3 * (7919 * k % n), 3 * (7919 * k % n) + 1 + k % 2] for k in range(n)]
+    empty = [[10, 10]] * n
+    assert marked(None, None, "ab " * n, spans + empty).spans == tuple(map(tuple, sorted(spans)))
+    found = marked(None, None, "ab " * n, [*spans, *empty, [10, 10]])
+    assert found == ("bad_loss_spans", f"{MAX_SPANS + 1} entries; at most {MAX_SPANS}")
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        "0-2", {"a": 1}, [0, 2], [[0]], [[0, 1, 1, 1]], [[0, 1.0]], [[False, True]], [["0", "1"]], [None], [(0, 1)],
+        [[-1, 2]], [[-1, -1]], [[-(10**30), 2]], [[3, 2]], [[9, 8]], [[10**30, 7]], [[0, 1], [0, None]],
+        [[0, 1, 0]], [[0, 1, 2]], [[0, 1, 0.5]], [[0, 1, True]], [[0, 1, "1"]], [[0, 1, None]], [[0, 0, 2]],
+        [[0, 1, float("inf")]], [[0, 1, 10**400]],
+    ],
+)  # fmt: skip
+def test_bad_loss_spans_are_rejected(spans):
+    reason, detail = marked(None, None, "text", spans)
+    assert reason == "bad_loss_spans" and detail.isascii() and len(detail) < 150

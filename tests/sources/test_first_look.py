@@ -1,0 +1,125 @@
+"""A look at the begin of a source's files: what spoils them all is an error, what spoils some of them is not."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from packprep.errors import SourceError
+from packprep.recipe import Source
+from packprep.sources.files import Files
+from packprep.sources.first_look import BYTES, FILES, begin_of, first_look
+from tests.made import write
+
+
+def look(folder, files, messages=True, **source):
+    """The message of a first look at files of these bytes; "" if it finds nothing."""
+    paths = [write(folder / name, data) for name, data in files.items()]
+    sizes = np.array([path.stat().st_size for path in paths], np.int64)
+    given = Source(name="web", paths=("*",), **source)
+    try:
+        first_look(given, Files(0, list(files), sizes, given.format, str(folder)), messages)
+    except SourceError as error:
+        return str(error)
+    return ""
+
+
+def line(**document):
+    return json.dumps(document).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        line(text="one"),
+        line(text=None),
+        b"\xef\xbb\xbf" + line(text="one"),
+        line(messages=[]),
+        line(body="x") + line(text="one"),
+        line(body="x") + b"no JSON\n",
+        b"no JSON\n",
+        b"[1, 2]\n" + line(text="one"),
+        b"\n\n" + line(text="one"),
+        b"",
+        b"\n",
+        b"[" * 100_000,
+    ],
+)
+def test_what_documents_alone_spoil_is_left_to_the_rejects(tmp_path, data):
+    assert look(tmp_path, {"a.jsonl": data}) == ""
+
+
+def test_a_key_that_no_document_has(tmp_path):
+    said = look(tmp_path, {"a.jsonl": line(id="7", body="a longer text")})
+    assert (
+        'text_key = "body"' in said and "'id', 'body'" in said and said.startswith(f"source 'web': {tmp_path}/a.jsonl")
+    )
+    assert look(tmp_path, {"a.jsonl": line(body="x")}, text_key="body") == ""
+    assert "messages" in look(tmp_path, {"a.jsonl": line(messages=[])}, messages=False)
+
+
+@pytest.mark.parametrize(
+    "encoding, begin, named",
+    [
+        ("utf-16", "FF FE", "UTF-16"),
+        ("utf-16-le", "7B 00", "UTF-16LE"),
+        ("utf-16-be", "00 7B", "UTF-16BE"),
+        ("utf-32", "FF FE", "UTF-32"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_file_in_another_encoding_is_named_with_the_way_out(tmp_path, encoding, begin, named, name):
+    said = look(tmp_path, {name: (line(text="é") * 9).decode().encode(encoding)})
+    assert f"it begins with {begin}: {named}" in said
+    assert said.endswith(f"iconv -f {named} -t UTF-8 {tmp_path}/{name} > {tmp_path}/utf8-{name}")
+
+
+def test_latin_1_is_guessed_where_nothing_is_utf8(tmp_path):
+    bad, good = '{"text": "é"}\n'.encode("latin1"), '{"text": "é"}\n'.encode()
+    assert "none of its first 3 lines is UTF-8: it may be Latin-1: iconv -f latin1" in look(
+        tmp_path, {"a.jsonl": bad * 3}
+    )
+    assert "it may be Latin-1" in look(tmp_path, {"a.txt": bad})
+    assert (
+        look(tmp_path, {"a.jsonl": bad * 3 + good}) == look(tmp_path, {"a.txt": good * 10_000}) == ""
+    )  # cut in a character
+
+
+@pytest.mark.parametrize(
+    "value, words", [([1, 2], "a list"), ({"a": 1}, "an object"), (7, "a number"), (True, "true or")]
+)
+def test_a_value_that_is_no_text(tmp_path, value, words):
+    said = look(tmp_path, {"a.jsonl": line(text=value) * 3})
+    assert f"all of its first 3 documents the value of 'text' is {words}" in said
+    assert "set text_key" in said and 'format = "tokens"' in said
+    for other in (line(text="x"), line(text=None), line(body="x")):
+        assert look(tmp_path, {"a.jsonl": line(text=value) * 3 + other}) == ""
+
+
+def test_one_good_file_is_enough(tmp_path):
+    bad = {f"a{i}.jsonl": line(body="x") for i in range(FILES - 1)}
+    assert look(tmp_path, bad) and look(tmp_path, {**bad, "b.jsonl": line(text="x")}) == ""
+
+
+@pytest.mark.parametrize(
+    "begin, words", [(b"PAR1", "Parquet"), (b"\x1f\x8b\x08", "gzip"), (b"BZh9", "bzip2"), (b"%PDF-1.7", "PDF")]
+)
+def test_a_file_of_another_kind(tmp_path, begin, words):
+    assert words in look(tmp_path, {"a.jsonl": begin + bytes(20)}) and words in look(
+        tmp_path, {"a.txt": begin + bytes(20)}
+    )
+
+
+def test_a_table_as_text_may_be_meant(tmp_path):
+    assert "one document" in look(tmp_path, {"a.csv": b"a,b\n"})
+    assert look(tmp_path, {"a.csv": b"a,b\n"}, format="text") == ""
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("size", [10, BYTES, BYTES + 1])
+def test_what_is_seen_of_a_file_is_its_begin_and_whether_that_is_all(tmp_path, ending, size):
+    data = b"x" * size
+    path = write(tmp_path / f"a{ending}", gzip.compress(data) if ending else data)
+    compression = "gzip" if ending else ""
+    assert begin_of(str(path), path.stat().st_size, compression) == (data[:BYTES], size <= BYTES)

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from packprep.randomness import text_key
+from packprep.tokenizer.encoding import tokenize
+from packprep.tokenizer.engines.engine import EngineRefusal
+from packprep.tokenizer.engines.fastokens import FastEngine
+from packprep.tokenizer.engines.reference import ReferenceEngine
+from packprep.tokenizer.proof import MAX_CHARACTERS, RATE, compared, difference, prove, prove_on_nasty_text
+from tests.tokenizer import tokenizers_made as made
+from tests.tokenizer.engines_made import WrongEngine
+from tests.tokenizer.test_roles import needs, resolve
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    return resolve(tmp_path_factory.mktemp("gpt2"), made.gpt2_like(), needs())
+
+
+def test_an_engine_that_is_right_passes_and_one_that_is_believed_is_not_asked(gpt2):
+    prove_on_nasty_text(FastEngine(gpt2, "text"), "text", gpt2)
+    prove_on_nasty_text(ReferenceEngine(gpt2, "text"), "text", gpt2)
+
+
+def test_the_reference_has_its_tokens_and_no_others(gpt2):
+    found = ReferenceEngine(gpt2, "text").tokens_of([64, 10**6, 320])
+    assert list(found) == [64, 320] and found[320] == "<|endoftext|>"
+
+
+@pytest.mark.long(beyond=2)
+@pytest.mark.parametrize("trap", ["\r\n", "<|endoftext|>", "\u0301", "🇩🇪", "    "])
+def test_an_engine_that_errs_on_nasty_text_is_refused_with_text_and_both_ids(gpt2, trap):
+    with pytest.raises(EngineRefusal, match=r"it differs from the reference: the text .* gives \[.*\] .* reference \["):
+        prove_on_nasty_text(WrongEngine(gpt2, "text", trap), "text", gpt2)
+
+
+def test_a_difference_is_shown_by_what_is_around_it(gpt2):
+    text = "the lazy dog " * 50 + "TRAP"
+    engine = WrongEngine(gpt2, "text", "TRAP")
+    expected = engine.reference.encode([text])[0].tolist()
+    tokens = tokenize(engine, ["the", text], "text", gpt2)
+    found = difference(engine, text, tokens, 1, "text", gpt2)
+    assert text[found.character :] == found.text and found.text.endswith("TRAP") and len(found.text) < 60
+    assert found.reference_ids == expected[found.token :] and found.ids == [*expected[found.token : -1], 0]
+    assert str(found.ids) in str(found) and str(found.reference_ids) in str(found)
+    assert difference(engine, "the", tokens, 0, "text", gpt2) is None
+
+
+def test_a_missing_token_at_the_end_is_a_difference(gpt2):
+    reference = ReferenceEngine(gpt2, "text")
+    tokens = tokenize(reference, ["the lazy dog"], "text", gpt2)
+    cut = tokens._replace(ids=tokens.ids[:-1], offsets=np.array([0, len(tokens.ids) - 1]))
+    found = difference(WrongEngine(gpt2, "text", "-"), "the lazy dog", cut, 0, "text", gpt2)
+    assert found.reference_ids == [*found.ids, int(tokens.ids[-1])]
+
+
+def test_a_rejection_that_the_reference_does_not_give_is_a_difference(gpt2):
+    engine = WrongEngine(gpt2, "text", "-")
+    tokens = tokenize(engine, ["the\ud800"], "text", gpt2)
+    assert difference(engine, "the\ud800", tokens, 0, "text", gpt2) is None
+    found = difference(engine, "the", tokens, 0, "text", gpt2)
+    assert found.ids.startswith("no ids but a rejection (U+D800 at character 3") and found.reference_ids
+
+
+def test_a_text_on_which_the_reference_fails_is_not_compared(gpt2, monkeypatch):
+    engine = WrongEngine(gpt2, "text", "-")
+    tokens = tokenize(engine, ["the lazy dog"], "text", gpt2)
+
+    encode = engine.reference.encode
+
+    def fail(texts):
+        if any(texts):
+            raise ValueError("not this one")
+        return encode(texts)
+
+    monkeypatch.setattr(engine.reference, "encode", fail)
+    assert difference(engine, "the lazy dog", tokens, 0, "text", gpt2) is None
+
+
+def test_of_a_long_text_the_begin_is_compared(gpt2):
+    long = "a " * (MAX_CHARACTERS // 2)
+    engine = WrongEngine(gpt2, "text", "TRAP")
+    for text, differs in (("TRAP" + long, True), (long + "TRAP", False)):
+        tokens = tokenize(engine, [text], "text", gpt2)
+        assert (difference(engine, text, tokens, 0, "text", gpt2) is not None) == differs
+
+
+def test_an_engine_that_breaks_down_is_refused(gpt2):
+    with pytest.raises(EngineRefusal, match="it broke down .* at the text 'TRAP'"):
+        prove(WrongEngine(gpt2, "text", "TRAP", breaks=True), ["the", "TRAP"], "text", gpt2)
+
+
+def test_one_document_of_2000_is_compared_whatever_else_is_read_with_it():
+    key, positions = text_key(0, "web", "a.jsonl"), np.arange(400_000) * 300
+    found = compared(key, positions, 0)
+    assert abs(len(found) - 400_000 / RATE) < 4 * np.sqrt(400_000 / RATE)
+    later = compared(key, positions[1000:], 0) + 1000
+    np.testing.assert_array_equal(later, found[found >= 1000])
+    for other in (compared(key, positions, 1), compared(text_key(1, "web", "a.jsonl"), positions, 0)):
+        assert len(np.intersect1d(found, other)) < 10 < len(other)
+
+
+def test_positions_beyond_32_bits_have_chances_of_their_own():
+    key, positions = text_key(0, "web", "a.jsonl"), np.arange(100_000)
+    assert set(compared(key, positions, 0)) != set(compared(key, positions + (1 << 32), 0))
