@@ -114,7 +114,7 @@ def timed_build(recipe: Any, out: Path, workers: int) -> dict[str, Any]:
     return {
         "tokens_used": tokens,
         "rows": ledger["rows"],
-        "shards": outcome.job.shards,
+        "shards": outcome.plan.shards,
         "utilisation": 1 - ledger["row_padding"] / ledger["row_slots"],
         "output_bytes": sum(entry["bytes"] for entry in outcome.manifest["shards"]),
         "profile": profile,

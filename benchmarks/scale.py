@@ -23,7 +23,8 @@ from unittest import mock
 import numpy as np
 
 import packprep
-from packprep.building import commit, distributed, plan, planning, run
+from packprep.building import commit, distributed, planning, run
+from packprep.building.plan import open_plan, stored_plan, stored_plan_and_digest
 from packprep.building.plan_form import LATER
 from packprep.dataset.manifest import read_manifest
 from packprep.documents import calibration
@@ -106,20 +107,20 @@ def planned(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps) 
     (folder / "tokenizer.json").write_bytes(found.vocabulary.tokenizer_json)
     laps.lap("write it", f"{len(data) / 1e6:.1f} MB")
     del values, data
-    written = plan.plan_and_digest(folder)
+    written = stored_plan_and_digest(folder)
     assert written is not None and planning.differences(found, written[0]) == []
     laps.lap("read and compare it")
 
 
 def starting(folder: Path, laps: Laps) -> None:
-    """A process that joins the build: its job, and what its first shards read."""
-    job = plan.open_job(folder)
-    laps.lap("open the job", f"{sum(len(source.files) for source in job.sources):,} files")
-    list(job.sources[0].taken(0, job.shards, job.sources[0].places(0, job.shards)))
-    laps.lap("pieces of its first shard", f"{len(job.sources[0].pieces):,} pieces")
+    """A process that joins the build: its plan, and what its first shards read."""
+    plan = open_plan(folder)
+    laps.lap("open the plan", f"{sum(len(source.files) for source in plan.sources):,} files")
+    list(plan.sources[0].taken(0, plan.shards, plan.sources[0].places(0, plan.shards)))
+    laps.lap("pieces of its first shard", f"{len(plan.sources[0].pieces):,} pieces")
     parts = 0
-    for shard in range(job.shards // 2, min(job.shards // 2 + 100, job.shards)):
-        parts += sum(1 for _ in job.sources[0].slices(shard, job.shards))
+    for shard in range(plan.shards // 2, min(plan.shards // 2 + 100, plan.shards)):
+        parts += sum(1 for _ in plan.sources[0].slices(shard, plan.shards))
     laps.lap("slices of 100 shards", f"{parts:,} slices")
 
 
@@ -136,16 +137,16 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
     }
     recipe, out = read_recipe({**table, "output": {"shard_text_bytes": 1 << 20}}, source), folder / "out"
     run.build(recipe, out, Silent())
-    values = plan.read_plan(out)
+    values = stored_plan(out)
     receipt = commit.read_receipt(folder_at(out), 0)
     assert values is not None and receipt is not None
     (out / "dataset.json").unlink()
     values = as_stored({**values, "shards": shards}, LATER)
     (out / "plan.json").write_bytes(encode({**values, "digest": own_digest(values)}))
-    job = plan.open_job(out)
+    plan = open_plan(out)
     laps.lap("build one shard")
     for b in range(shards):
-        own = {**receipt[0], "shard": b, "file": shard_name(b), "plan_digest": job.digest, "bytes": 0}
+        own = {**receipt[0], "shard": b, "file": shard_name(b), "plan_digest": plan.digest, "bytes": 0}
         for name, data in ((shard_name(b), b""), (receipt_name(b), encode(own))):
             path = out / name
             if b % 1000 == 0:
@@ -160,7 +161,7 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
     laps.lap(f"flush {few} of them, one by one")
     assert not distributed.status_of(out, 500)["missing"]
     laps.lap("status")
-    manifest = commit.publish(folder_at(out), job)
+    manifest = commit.publish(folder_at(out), plan)
     assert manifest is not None and len(manifest["shards"]) == shards
     laps.lap("publish", f"dataset.json of {(out / 'dataset.json').stat().st_size / 1e6:.1f} MB")
     assert len(packprep.open_dataset(out)) == manifest["ledger"]["rows"]

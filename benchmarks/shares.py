@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from packprep.building.forecast import forecast
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.planning import look_up, make_plan
 from packprep.building.work import read_shard
 from packprep.recipe import read_recipe
@@ -158,20 +158,20 @@ def of_seed(folder: Path, pattern: str, format: str, seed: int, total: int) -> d
     }  # fmt: skip
     inputs = look_up(read_recipe(table, folder), {})
     samples: list = []
-    plan = make_plan(inputs, samples=samples)
-    job, decoders = Job(plan, inputs.vocabulary.tokenizer_json), Decoders()
-    tokens = np.zeros((job.shards, len(SHARES)), np.int64)
+    stored = make_plan(inputs, samples=samples)
+    plan, decoders = Plan(stored, inputs.vocabulary.tokenizer_json), Decoders()
+    tokens = np.zeros((plan.shards, len(SHARES)), np.int64)
     longest, uses = np.zeros(len(SHARES), np.int64), []
-    for shard in range(job.shards):
-        found = read_shard(job, shard, decoders).documents
+    for shard in range(plan.shards):
+        found = read_shard(plan, shard, decoders).documents
         lengths = np.diff(found.offsets)
         tokens[shard] = np.bincount(found.source, lengths, len(SHARES))
         longest = np.maximum(longest, [lengths[found.source == s].max(initial=0) for s in range(len(SHARES))])
         uses.append(np.stack((found.source, found.repeat, np.frexp(lengths)[1])))
-    planned = forecast(plan, inputs, samples)["sources"]
+    planned = forecast(stored, inputs, samples)["sources"]
     return {
         "tokens": tokens, "longest": longest, "uses": np.concatenate(uses, axis=1),
-        "repeat": [source["repeat"] for source in plan["sources"]],
+        "repeat": [source["repeat"] for source in stored["sources"]],
         "share": np.array([source["share"] for source in planned]),
         "error": np.array([source["share_error"] for source in planned]),
     }  # fmt: skip

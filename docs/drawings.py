@@ -265,7 +265,7 @@ def attention() -> str:
 def shards() -> str:
     """Two sources, their pieces in keyed order, and what each shard and each array task takes of them."""
     from packprep.building.array_tasks import share_of
-    from packprep.building.plan import open_job
+    from packprep.building.plan import open_plan
 
     sizes = {"web": (9, 4, 6, 2, 7), "code": (3, 5, 2)}
     files = {
@@ -278,11 +278,11 @@ def shards() -> str:
         "output": {"shard_text_bytes": 1000},
     }
     with _built(table, files) as (out, _):
-        job = open_job(out)
-        count, tasks = job.shards, 3
+        plan = open_plan(out)
+        count, tasks = plan.shards, 3
         taken = {
             source.name: [list(source.taken(b, count, source.places(b, count))) for b in range(count)]
-            for source in job.sources
+            for source in plan.sources
         }
     task_of = {b: task for task in range(tasks) for b in share_of(task, tasks, count)}
     width, left, marks = 620, 60, []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.building.plan import open_job, read_plan
+from packprep.building.plan import open_plan, stored_plan
 from packprep.dataset.shard import shard_of
 from packprep.format.json_files import shard_name
 from packprep.inspection.summary import describe_build, describe_dataset
@@ -83,7 +83,7 @@ def uses(out):
 def expected_uses(out):
     """(source, position, use) → 1, as the twin chooses them."""
     expected = Counter()
-    for s, source in enumerate(open_job(out).sources):
+    for s, source in enumerate(open_plan(out).sources):
         expected.update((s, position, use) for _, position, use in made.uses_of(source))
     return expected
 
@@ -104,7 +104,7 @@ def test_every_source_has_its_share_of_the_whole_and_of_every_shard(corpora, tmp
     asked = {} if total_tokens is None else {"total_tokens": total_tokens}
     size = (total_tokens or int(LENGTHS["notes"].sum() / SHARES["notes"])) // 9
     outcome = made.build(table(size, **asked), corpora[ending], tmp_path, workers=2)
-    plan = read_plan(tmp_path)
+    plan = stored_plan(tmp_path)
     repeats = [source["repeat"] for source in plan["sources"]]
     assert plan["shards"] >= 8
     assert repeats == [source["repeat"] for source in outcome.manifest["sources"]]
@@ -135,7 +135,7 @@ def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
     for figures in (describe_build(outcome), describe_dataset(out), inside("inspect", out, "--json").json):
         assert [source["name"] for source in figures["sources"]] == list(SHARES)
         assert [source["token_share"] for source in figures["sources"]] == achieved.tolist()
-        assert [source["repeat"] for source in figures["sources"]] == [s.repeat for s in open_job(out).sources]
+        assert [source["repeat"] for source in figures["sources"]] == [s.repeat for s in open_plan(out).sources]
     said = inside("inspect", out).out
     for name, share in zip(SHARES, achieved, strict=True):
         (line,) = [line for line in said.splitlines() if line.startswith(f"{name} ")]

@@ -97,7 +97,7 @@ def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form)
         "arrow": ["a.arrow"],
         "folder": [f"saved/data-0000{i}-of-00003.arrow" for i in range(3)],
     }[form] == names
-    assert first_document(outcome.job).endswith("│‹eos›") and " tokens: " in first_document(outcome.job)
+    assert first_document(outcome.plan).endswith("│‹eos›") and " tokens: " in first_document(outcome.plan)
     [position, file] = sorted(contents(out))[0][::-1]
     [described] = describe_document(out, None, f"{file}:{position}", {}, True)["files"]
     assert described["tokens"] == len(of_text[0][0]) and described["uses"][0]["outcome"] == "used"

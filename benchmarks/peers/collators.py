@@ -22,7 +22,7 @@ def packprep(preset: str) -> Any:
         from pathlib import Path
 
         from packprep.building import work
-        from packprep.building.plan import open_job
+        from packprep.building.plan import open_plan
         from peers.builds import recipe
 
         path = recipe(config, preset, config["jsonl"])
@@ -32,13 +32,13 @@ def packprep(preset: str) -> Any:
         # a task of an array without a shard of its own writes the plan and no more
         plan = [sys.executable, "-m", "packprep", "build", path, "--out", str(out)]
         subprocess.run([*plan, "--array-index", "1", "--array-count", "2"], check=True, stdout=subprocess.DEVNULL)
-        job = open_job(out, [os.path.dirname(config["jsonl"])])
-        documents = work.read_shard(job, 0)
-        width = job.recipe.seq_length
+        plan = open_plan(out, [os.path.dirname(config["jsonl"])])
+        documents = work.read_shard(plan, 0)
+        width = plan.recipe.seq_length
 
         def corrupt() -> Any:
-            table, _ = work.place(work.cut(job.recipe, job.tasks, documents)[0], job.recipe)
-            return table.slots, int(table.row[-1]) + 1, work.render(job.tasks, documents, table, width, 1)
+            table, _ = work.place(work.cut(plan.recipe, plan.tasks, documents)[0], plan.recipe)
+            return table.slots, int(table.row[-1]) + 1, work.render(plan.tasks, documents, table, width, 1)
 
         seconds, (slots, rows, _) = second_of_two(corrupt)
         return Work(

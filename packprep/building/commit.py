@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from packprep.building.ledger import add_ledgers, check, is_ledger
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.work import Made
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
@@ -105,7 +105,7 @@ def encode_rejects(made: Made) -> bytes:
     return b"".join(map(encode, made.documents.rejected.in_order()))
 
 
-def commit_shard(out: Folder, job: Job, shard: int, made: Made) -> dict[str, Any]:
+def commit_shard(out: Folder, plan: Plan, shard: int, made: Made) -> dict[str, Any]:
     """Write a shard, its rejects, then its receipt; gives the receipt.
 
     If the shard is done already, nothing is written: BuildError with both digests where they differ.
@@ -116,7 +116,7 @@ def commit_shard(out: Folder, job: Job, shard: int, made: Made) -> dict[str, Any
         receipt = {
             "format": FORMAT,
             "version": VERSION,
-            "plan_digest": job.digest,
+            "plan_digest": plan.digest,
             "shard": shard,
             "file": shard_name(shard),
             "rows": len(made.arrays["row_offsets"]) - 1,
@@ -135,14 +135,14 @@ def commit_shard(out: Folder, job: Job, shard: int, made: Made) -> dict[str, Any
                 "digest": digest_of(rejects),
                 "documents": len(made.documents.rejected),
             }
-        if _stands(out, job, receipt):
+        if _stands(out, plan, receipt):
             return receipt
         out.write(shard_name(shard), buffers)
         if rejects:
             out.write(rejects_name(shard), [rejects])
         else:
             out.remove(rejects_name(shard))
-        _commit_receipt(out, job, receipt)
+        _commit_receipt(out, plan, receipt)
         return receipt
     except PackprepError:
         raise
@@ -154,14 +154,14 @@ class _Differs(BuildError):
     """A shard is done with another receipt."""
 
 
-def _commit_receipt(out: Folder, job: Job, receipt: dict[str, Any]) -> None:
+def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
     """Write the receipt of a shard that was written, unless another build was faster: an upload takes its time.
 
     BuildError where that build's differs; what was written here over its shard is removed then, and made again by it.
     """
     name, data = receipt_name(receipt["shard"]), encode(as_stored(receipt, LATER))
     try:
-        if not _stands(out, job, receipt) and not out.create(name, data) and not _stands(out, job, receipt):
+        if not _stands(out, plan, receipt) and not out.create(name, data) and not _stands(out, plan, receipt):
             out.write(name, [data])  # over one that is no receipt of this plan
     except _Differs:
         with contextlib.suppress(OSError, PackprepError):
@@ -170,10 +170,10 @@ def _commit_receipt(out: Folder, job: Job, receipt: dict[str, Any]) -> None:
         raise
 
 
-def _stands(out: Folder, job: Job, receipt: dict[str, Any]) -> bool:
+def _stands(out: Folder, plan: Plan, receipt: dict[str, Any]) -> bool:
     """Whether a shard is done, and with this receipt; BuildError where it is done with another."""
     shard = receipt["shard"]
-    standing = done_receipt(out, shard, job.digest)
+    standing = done_receipt(out, shard, plan.digest)
     if standing is not None and standing[0] != receipt:
         raise _Differs(
             f"{shard_name(shard)}: made again with digest {receipt['digest']} and it stands with "
@@ -189,14 +189,14 @@ def missing_shards(out: Folder, plan_digest: str, shards: Sequence[int]) -> list
     return [b for b, receipt in zip(shards, found, strict=True) if receipt is None]
 
 
-def publish(out: Folder, job: Job) -> dict[str, Any] | None:
+def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
     """Write dataset.json if all shards are done; gives the manifest, or None while a shard is missing.
 
     BuildError if a source's documents are all left out, too many are bad, there are no rows, or another manifest stands there.
     """
     entries, ledgers = [], []
-    sources, tasks = [s.name for s in job.sources], [t.name for t in job.tasks]
-    for b, found in enumerate(out.each(partial(done_receipt, plan_digest=job.digest), range(job.shards))):
+    sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
+    for b, found in enumerate(out.each(partial(done_receipt, plan_digest=plan.digest), range(plan.shards))):
         if found is None:
             return None
         receipt, data = found
@@ -209,10 +209,10 @@ def publish(out: Folder, job: Job) -> dict[str, Any] | None:
         ledgers.append(receipt["ledger"])
     total = add_ledgers(ledgers)
     check(total, str(out))
-    _refuse_unused_sources(out, job, total)
-    _refuse_too_many_bad(out, job, total)
+    _refuse_unused_sources(out, plan, total)
+    _refuse_too_many_bad(out, plan, total)
     _refuse_without_rows(out, total)
-    manifest = make_manifest(job, entries, total)
+    manifest = make_manifest(plan, entries, total)
     data = encode(as_stored(manifest, LATER_IN_MANIFEST))
     out.remove_temporaries()
     out.flush()  # those who wrote the shards may have been killed before they had
@@ -226,30 +226,30 @@ def publish(out: Folder, job: Job) -> dict[str, Any] | None:
     return manifest
 
 
-def make_manifest(job: Job, entries: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict[str, Any]:
+def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest as values, with its digest."""
-    plan, recipe = job.plan, job.recipe
+    stored, recipe = plan.stored, plan.recipe
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        "law_version": job.law,
+        "law_version": plan.law,
         "seq_length": recipe.seq_length,
-        "token_dtype": plan["token_dtype"],
-        "vocab_size": job.vocabulary.vocab_size,
-        "pad_id": job.vocabulary.roles["pad"],
-        "specials": {**job.vocabulary.specials(), "special_ids": list(job.vocabulary.special_ids)},
-        "added_tokens": list(job.vocabulary.added_tokens),
-        "tokenizer": plan["tokenizer"],
-        "plan": {"file": "plan.json", "digest": job.digest},
-        "tasks": plan["tasks"],
+        "token_dtype": stored["token_dtype"],
+        "vocab_size": plan.vocabulary.vocab_size,
+        "pad_id": plan.vocabulary.roles["pad"],
+        "specials": {**plan.vocabulary.specials(), "special_ids": list(plan.vocabulary.special_ids)},
+        "added_tokens": list(plan.vocabulary.added_tokens),
+        "tokenizer": stored["tokenizer"],
+        "plan": {"file": "plan.json", "digest": plan.digest},
+        "tasks": stored["tasks"],
         "sources": [
             {"name": source.name, "repeat": source.repeat, "sample": list(source.source.sample)}
-            for source in job.sources
+            for source in plan.sources
         ],
-        "recipe": plan["recipe"],
-        "fingerprint": plan["fingerprint"],
-        "engine": plan["engine"],
-        "made_with": plan["made_with"],
+        "recipe": stored["recipe"],
+        "fingerprint": stored["fingerprint"],
+        "engine": stored["engine"],
+        "made_with": stored["made_with"],
         "shards": list(entries),
         "ledger": total,
     }
@@ -269,15 +269,15 @@ def _refuse_without_rows(out: Folder, total: Mapping[str, Any]) -> None:
     )
 
 
-def _refuse_unused_sources(out: Folder, job: Job, total: Mapping[str, Any]) -> None:
+def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
     """BuildError for a source of which documents were read and none is used."""
-    for source in job.sources:
+    for source in plan.sources:
         documents = total["sources"][source.name]["documents"]
         if not documents["read"] or documents["used"]:
             continue
         reasons = documents["rejected"]
         most = max(sorted(reasons), key=reasons.__getitem__)
-        record = _first_reject(out, job, source.name, most)
+        record = _first_reject(out, plan, source.name, most)
         path, begin = "", b""
         if record is not None:
             i = source.files.names.index(record["file"])
@@ -292,9 +292,9 @@ def _refuse_unused_sources(out: Folder, job: Job, total: Mapping[str, Any]) -> N
         )
 
 
-def _first_reject(out: Folder, job: Job, source: str, reason: str) -> dict[str, Any] | None:
+def _first_reject(out: Folder, plan: Plan, source: str, reason: str) -> dict[str, Any] | None:
     """The first reject of a source with this reason; None where the file cannot be read."""
-    for b in range(job.shards):
+    for b in range(plan.shards):
         with contextlib.suppress(OSError, ValueError, DatasetError):
             for line in out.read(rejects_name(b)).splitlines() if out.exists(rejects_name(b)) else ():
                 record = json.loads(line)
@@ -326,10 +326,10 @@ def too_many_bad(bad: int, read: int, used: int, fraction: float, law: int) -> b
     return bad > fraction * read and not few
 
 
-def _refuse_too_many_bad(out: Folder, job: Job, total: Mapping[str, Any]) -> None:
+def _refuse_too_many_bad(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
     read, used, reasons = bad_documents(total)
-    bad, fraction = sum(reasons.values()), job.recipe.documents.max_bad_fraction
-    if too_many_bad(bad, read, used, fraction, job.law):
+    bad, fraction = sum(reasons.values()), plan.recipe.documents.max_bad_fraction
+    if too_many_bad(bad, read, used, fraction, plan.law):
         limit = f"documents.max_bad_fraction = {fraction:g} of them"
         few = f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used" if bad <= MIN_BAD else ""
         raise BuildError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from packprep.building.array_tasks import ranges, tasks_of
 from packprep.building.commit import done_receipt, missing_shards, publish
-from packprep.building.plan import Job, check_law, moved_prefixes, open_job, plan_and_digest
+from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, stored_plan_and_digest
 from packprep.building.planning import look_up
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
@@ -31,16 +31,16 @@ def begin(
     out: str | os.PathLike,
     moved: Mapping[str, str] | None = None,
     say: Callable[[str], None] = say_on_stderr,
-) -> Job:
-    """Write the plan of a build into `out`, or read the one that stands there; `job.shards` is the number of shards.
+) -> Plan:
+    """Write the plan of a build into `out`, or read the one that stands there; `plan.shards` is the number of shards.
 
     moved: source name → prefix where its files lie now. say: is told what a user should know.
     Raises what is wrong with recipe and inputs; PlanError if the plan that stands there is another recipe's.
     """
     inputs, output = look_up(recipe, moved or {}), folder_at(out)
-    job = planned(inputs, output, say)
-    compare_sources(output, job, inputs, say)
-    return job
+    plan = planned(inputs, output, say)
+    compare_sources(output, plan, inputs, say)
+    return plan
 
 
 def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -57,13 +57,13 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
         plan_digest = digest_of(output.read(PLAN_NAME))
     except FileNotFoundError:
         plan_digest = ""
-    job, make = _maker(absolute_prefix(str(output)), plan_digest, tuple(sorted((moved or {}).items())))
-    if not 0 <= number < job.shards:
-        raise ArgumentError(f"shard {number}: {out} has the shards 0 … {job.shards - 1}")
-    found = done_receipt(output, number, job.digest)
+    plan, make = _maker(absolute_prefix(str(output)), plan_digest, tuple(sorted((moved or {}).items())))
+    if not 0 <= number < plan.shards:
+        raise ArgumentError(f"shard {number}: {out} has the shards 0 … {plan.shards - 1}")
+    found = done_receipt(output, number, plan.digest)
     if found is None:
         list(make([ShardToMake(number)], lambda *counts: None))
-        found = done_receipt(output, number, job.digest)
+        found = done_receipt(output, number, plan.digest)
     if found is None:
         raise BuildError(
             f"{out}: shard {number} was committed and is not there: see who removes files, and make it again"
@@ -74,13 +74,13 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
 def finish(out: str | os.PathLike) -> dict[str, Any]:
     """Publish the dataset; gives its manifest. BuildError while a shard is missing, or where too many documents are bad."""
     output = folder_at(out)
-    job = open_job(output)
-    check_law(job.plan, output.path_of(PLAN_NAME))
-    manifest = publish(output, job)
+    plan = open_plan(output)
+    check_law(plan.stored, output.path_of(PLAN_NAME))
+    manifest = publish(output, plan)
     if manifest is None:
-        missing = missing_shards(output, job.digest, range(job.shards))
+        missing = missing_shards(output, plan.digest, range(plan.shards))
         listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
-        raise BuildError(f"{out}: {len(missing)} of {job.shards} shards are missing ({listed}): make them first")
+        raise BuildError(f"{out}: {len(missing)} of {plan.shards} shards are missing ({listed}): make them first")
     return manifest
 
 
@@ -91,7 +91,7 @@ def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -
     redo: the shell command that submits what is missing and the publication, if `packprep slurm` wrote scripts for this output.
     """
     out = folder_at(out)
-    found = plan_and_digest(out)
+    found = stored_plan_and_digest(out)
     if found is None:
         raise PlanError(f"{out}: no plan.json: nothing was begun here; `packprep build … --out {out}` begins a build")
     plan, digest = found
@@ -111,9 +111,9 @@ def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -
 
 
 @functools.lru_cache(maxsize=1)
-def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Job, Do]:
-    """(the job, what makes its shards). plan_digest: another plan may stand there since."""
+def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Plan, Do]:
+    """(the plan, what makes its shards). plan_digest: another plan may stand there since."""
     out = folder_at(place)
-    job = open_job(out)
-    prefixes = moved_prefixes(job.plan, dict(moved))
-    return job, shard_maker(out, prefixes)
+    plan = open_plan(out)
+    prefixes = moved_prefixes(plan.stored, dict(moved))
+    return plan, shard_maker(out, prefixes)

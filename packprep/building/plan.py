@@ -37,29 +37,29 @@ from packprep.tokenizer.file import continuing_tokens
 from packprep.tokenizer.roles import Vocabulary
 
 
-def recipe_of(plan: Mapping[str, Any]) -> Recipe:
-    """The recipe of a plan, and its sources and tasks as many as the plan's; PlanError if it is none."""
+def recipe_of(stored: Mapping[str, Any]) -> Recipe:
+    """The recipe of a stored plan, and its sources and tasks as many as the plan's; PlanError if it is none."""
     try:
-        stored = from_normalised(plan["recipe"], plan["engine"]["name"], plan["made_with"])
-        for i, source in enumerate(stored.sources):
+        recipe = from_normalised(stored["recipe"], stored["engine"]["name"], stored["made_with"])
+        for i, source in enumerate(recipe.sources):
             check_format(source.format, i)
-        recipe = complete(stored, plan["made_with"])
+        recipe = complete(recipe, stored["made_with"])
     except RecipeError as error:
         raise PlanError(f"plan.json: recipe: {error}") from error
-    if [source.name for source in recipe.sources] != [source["name"] for source in plan["sources"]]:
+    if [source.name for source in recipe.sources] != [source["name"] for source in stored["sources"]]:
         raise PlanError("plan.json: its sources are not those of its recipe")
     wanted = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
-    if not wanted <= plan["vocabulary"]["mode_tokens"].keys():
+    if not wanted <= stored["vocabulary"]["mode_tokens"].keys():
         raise PlanError("plan.json: its vocabulary has not the mode tokens of its tasks")
     return recipe
 
 
-def _resolved(plan: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]]:
+def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]]:
     """What the plan stored for each task; PlanError if it cannot be that."""
-    if len(plan["tasks"]) != len(recipe.tasks) + 1:
-        raise PlanError(f"plan.json: it has {len(plan['tasks'])} tasks and its recipe needs {len(recipe.tasks) + 1}")
+    if len(stored["tasks"]) != len(recipe.tasks) + 1:
+        raise PlanError(f"plan.json: it has {len(stored['tasks'])} tasks and its recipe needs {len(recipe.tasks) + 1}")
     resolved: list[Mapping[str, Any]] = []
-    for task, entry in zip(plan["tasks"], recipe.tasks, strict=False):
+    for task, entry in zip(stored["tasks"], recipe.tasks, strict=False):
         facts = task.get("resolved") if isinstance(task, dict) else None
         law, why = LAWS.get(entry.objective), ""
         if isinstance(facts, dict) and law is not None:
@@ -72,11 +72,11 @@ def _resolved(plan: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]
     return resolved
 
 
-def check_law(plan: Mapping[str, Any], where: str) -> None:
+def check_law(stored: Mapping[str, Any], where: str) -> None:
     """PlanError unless shards, or segments, of a plan can be made here: those of an older law are read only."""
-    if plan["law_version"] != LAW_VERSION:
+    if stored["law_version"] != LAW_VERSION:
         raise PlanError(
-            f"{where} has {other_law(plan['law_version'], plan['made_with'])}, or build into another folder"
+            f"{where} has {other_law(stored['law_version'], stored['made_with'])}, or build into another folder"
         )
 
 
@@ -97,57 +97,57 @@ def ids_of(vocabulary: Vocabulary, law: int = LAW_VERSION) -> Ids:
     )
 
 
-class Job:
+class Plan:
     """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone.
 
-    plan: the plan's values but for its files, which are in `sources`. digest: the plan's. law: its law_version; of an older
+    stored: the plan's values but for its files, which are in `sources`. digest: the plan's. law: its law_version; of an older
     one than LAW_VERSION only what is stored can be read: there is no engine.
     """
 
     def __init__(
         self,
-        plan: Mapping[str, Any],
+        stored: Mapping[str, Any],
         tokenizer_json: bytes,
         prefixes: Sequence[str] | None = None,
         plan_digest: str | None = None,
     ):
         """prefixes: where the sources' files lie now. plan_digest: of the plan's canonical JSON, where that is known."""
         digest = digest_of(tokenizer_json)
-        if digest != plan["tokenizer"]["digest"]:
+        if digest != stored["tokenizer"]["digest"]:
             raise PlanError(
-                f"tokenizer.json has digest {digest} and the plan names {plan['tokenizer']['digest']}: put the right file back"
+                f"tokenizer.json has digest {digest} and the plan names {stored['tokenizer']['digest']}: put the right file back"
             )
-        self.plan = {key: value for key, value in plan.items() if key != "files"}
-        self.digest = plan_digest or digest_of(encode(as_stored(plan, LATER)))
-        self.law: int = plan["law_version"]
-        self.recipe = recipe_of(plan)
-        stored = plan["vocabulary"]
+        self.stored = {key: value for key, value in stored.items() if key != "files"}
+        self.digest = plan_digest or digest_of(encode(as_stored(stored, LATER)))
+        self.law: int = stored["law_version"]
+        self.recipe = recipe_of(stored)
+        vocabulary = stored["vocabulary"]
         self.vocabulary = Vocabulary(
             tokenizer_json=tokenizer_json,
             digest=digest,
-            vocab_size=stored["vocab_size"],
-            roles=stored["roles"],
-            sentinels=tuple(stored["sentinels"]),
-            mode_tokens=stored["mode_tokens"],
-            added_tokens=tuple(stored["added_tokens"]),
-            special_ids=tuple(stored["special_ids"]),
+            vocab_size=vocabulary["vocab_size"],
+            roles=vocabulary["roles"],
+            sentinels=tuple(vocabulary["sentinels"]),
+            mode_tokens=vocabulary["mode_tokens"],
+            added_tokens=tuple(vocabulary["added_tokens"]),
+            special_ids=tuple(vocabulary["special_ids"]),
             notes=(),
         )
-        self.token_dtype = np.dtype(plan["token_dtype"])
+        self.token_dtype = np.dtype(stored["token_dtype"])
         self.tasks: list[Task] = resolve(
             self.recipe,
             ids_of(self.vocabulary, self.law),
             self.vocabulary.mode_tokens,
-            _resolved(plan, self.recipe),
+            _resolved(stored, self.recipe),
         )
-        if json_value(task_table(self.tasks)) != json_value(plan["tasks"]):
+        if json_value(task_table(self.tasks)) != json_value(stored["tasks"]):
             raise PlanError("plan.json: its tasks are not those of its recipe and vocabulary; put the right file back")
-        self.shards: int = plan["shards"]
+        self.shards: int = stored["shards"]
         self.seen: Sequence[np.ndarray | None] | None = None  # by source, `Files.seen` of files that must stay so
         self.sources: list[PlannedSource] = []
-        files = plan["files"]  # by source
+        files = stored["files"]  # by source
         of_source = np.fromiter((file["source"] for file in files), np.int64, len(files))
-        for i, (source, resolved) in enumerate(zip(self.recipe.sources, plan["sources"], strict=True)):
+        for i, (source, resolved) in enumerate(zip(self.recipe.sources, stored["sources"], strict=True)):
             first, end = map(int, np.searchsorted(of_source, [i, i + 1]))
             own = files[first:end]
             sizes, pieces = (np.fromiter((file[key] for file in own), np.int64, len(own)) for key in ("size", "pieces"))
@@ -169,8 +169,8 @@ class Job:
     def engine(self) -> Engine:
         """The plan's engine, loaded at first use; refused if this installation has another version of it, or makes another law:
         without it nothing is made, nor made again."""
-        check_law(self.plan, PLAN_NAME)
-        return load_engine(self.plan["engine"], self.vocabulary, self.recipe.documents.special_text)
+        check_law(self.stored, PLAN_NAME)
+        return load_engine(self.stored["engine"], self.vocabulary, self.recipe.documents.special_text)
 
     @cached_property
     def cut_limits(self) -> CutLimits:
@@ -178,20 +178,20 @@ class Job:
         return cut_limits(self.recipe, self.tasks)
 
 
-def read_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
-    """The plan of an output folder; None if there is none. PlanError if one byte of it is not as it was written."""
-    found = plan_and_digest(out)
+def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
+    """What plan.json of an output folder holds; None if there is none. PlanError if one byte of it is not as it was written."""
+    found = stored_plan_and_digest(out)
     return found[0] if found else None
 
 
-def plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:
-    """(the plan of an output folder, the digest of its file); None if there is none. PlanError as in `read_plan`."""
+def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:
+    """(`stored_plan` of an output folder, the digest of its file); None if there is none. PlanError as there."""
     out = folder_at(out)
     path = out.path_of(PLAN_NAME)
     restore = "put the file back as it was, or begin anew in another folder"
     try:
         data = out.read(PLAN_NAME)
-        plan = decode(data, path)
+        stored = decode(data, path)
     except FileNotFoundError:
         out.reach()
         return None
@@ -201,43 +201,43 @@ def plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], st
         if isinstance(error, NotADirectoryError):
             raise PlanError(f"{out} is a file, or lies below one, and an output is a folder: name another") from None
         raise PlanError(f"{path}: {error.strerror}; see to it, or begin anew in another folder") from None
-    if not isinstance(plan, dict) or plan.get("format") != FORMAT or plan.get("version") != VERSION:
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT or stored.get("version") != VERSION:
         raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
-    digest = own_digest(plan)
-    if plan.get("digest") != digest:
+    digest = own_digest(stored)
+    if stored.get("digest") != digest:
         raise PlanError(
-            f"{path}: it carries the digest {plan.get('digest')!r} and its own is {digest}: it was changed or damaged "
+            f"{path}: it carries the digest {stored.get('digest')!r} and its own is {digest}: it was changed or damaged "
             f"after it was written; {restore}"
         )
-    check_plan(plan, path)
-    return with_defaults(plan, LATER), digest_of(data)
+    check_plan(stored, path)
+    return with_defaults(stored, LATER), digest_of(data)
 
 
-def open_job(
+def open_plan(
     out: str | os.PathLike | Folder,
     prefixes: Sequence[str] | None = None,
     found: tuple[Mapping[str, Any], str] | None = None,
-) -> Job:
-    """The job of an output folder that has a plan and a tokenizer. found: its `plan_and_digest`, where that was asked for."""
+) -> Plan:
+    """The plan of an output folder, ready to work. found: its `stored_plan_and_digest`, where that was asked for."""
     out = folder_at(out)
-    found = found or plan_and_digest(out)
+    found = found or stored_plan_and_digest(out)
     if found is None:
         raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
-    plan, digest = found
-    name = plan["tokenizer"]["file"]
+    stored, digest = found
+    name = stored["tokenizer"]["file"]
     try:
         tokenizer_json = out.read(name)
     except OSError as error:
         raise PlanError(
             f"{out.path_of(name)}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
         ) from None
-    return Job(plan, tokenizer_json, prefixes, digest)
+    return Plan(stored, tokenizer_json, prefixes, digest)
 
 
-def moved_prefixes(plan: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
+def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
     """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
-    names = [source["name"] for source in plan["sources"]]
+    names = [source["name"] for source in stored["sources"]]
     for name in moved:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    return [absolute_prefix(moved.get(source["name"], source["prefix"])) for source in plan["sources"]]
+    return [absolute_prefix(moved.get(source["name"], source["prefix"])) for source in stored["sources"]]

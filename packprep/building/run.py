@@ -26,7 +26,7 @@ import numpy as np
 from packprep.building.array_tasks import share_of
 from packprep.building.commit import commit_shard, done_receipt, missing_shards, publish
 from packprep.building.forecast import forecast
-from packprep.building.plan import Job, check_law, open_job, plan_and_digest, read_plan, recipe_of
+from packprep.building.plan import Plan, check_law, open_plan, recipe_of, stored_plan, stored_plan_and_digest
 from packprep.building.plan_form import LATER
 from packprep.building.planning import Inputs, differences, look_up, make_plan
 from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
@@ -74,7 +74,7 @@ class Outcome:
     """What a build came to: its plan, and the manifest once all shards are done."""
 
     out: Path | str  # the folder, or its URL
-    job: Job
+    plan: Plan
     manifest: dict[str, Any] | None
     made: int  # shards made by this call
     missing: int  # shards that others have still to make
@@ -88,13 +88,13 @@ def build(
     workers: int | None = 0,
     moved: Mapping[str, str] | None = None,
     array: tuple[int, int] = (0, 1),
-    on_start: Callable[[Job], None] = lambda job: None,
+    on_start: Callable[[Plan], None] = lambda plan: None,
 ) -> Outcome:
     """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
 
     workers: processes; 0: this one, which handles no signal; None: one for each CPU that this process may use, and fewer for
     little text. moved: source name → prefix where its files lie now. array: (index, count) of this array task.
-    on_start: called once with the job: while the workers make the first shards, or before this process does.
+    on_start: called once with the plan: while the workers make the first shards, or before this process does.
     Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while processes
     make shards.
     """
@@ -104,18 +104,18 @@ def build(
         inputs = look_up(recipe, moved or {})
         if not out.exists(MANIFEST_NAME):
             begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
-        job = planned(inputs, out, progress.say)
-        compare_sources(out, job, inputs, progress.say, available_cpus() if workers is None else workers)
-    share = share_of(*array, job.shards)
-    missing = missing_shards(out, job.digest, share)
-    to_do = sum(source.weight for source in job.sources) * len(missing) // job.shards
+        plan = planned(inputs, out, progress.say)
+        compare_sources(out, plan, inputs, progress.say, available_cpus() if workers is None else workers)
+    share = share_of(*array, plan.shards)
+    missing = missing_shards(out, plan.digest, share)
+    to_do = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
     workers = min(_workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
         with clock.stage("start-up"):
-            job.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
-    if len(missing) < job.shards:
-        progress.say(_to_do(len(share), len(missing), job.shards))
-    progress.begin(to_do, job.shards, len(missing))
+            plan.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
+    if len(missing) < plan.shards:
+        progress.say(_to_do(len(share), len(missing), plan.shards))
+    progress.begin(to_do, plan.shards, len(missing))
     counts = np.zeros(4, np.int64)
 
     def report(*of_batch: int) -> None:
@@ -124,23 +124,23 @@ def build(
 
     try:
         items = [ShardToMake(b) for b in missing]
-        arguments = (out, inputs.prefixes, job.seen)
-        started = partial(on_start, job)
+        arguments = (out, inputs.prefixes, plan.seen)
+        started = partial(on_start, plan)
         made = in_processes(shard_maker, arguments, items, workers, report, clean, started, progress.say)
-        with _at_hand(out, job), contextlib.closing(made):
+        with _at_hand(out, plan), contextlib.closing(made):
             for _, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
                 clock.add(seconds)
             with clock.stage("publish"):  # while workers end, who have much memory to give back
-                manifest = publish(out, job)
+                manifest = publish(out, plan)
         if manifest is None and array[1] > 1:
             time.sleep(LIST_AGAIN_S)  # listings may be cached
-            manifest = publish(out, job)
+            manifest = publish(out, plan)
     finally:
         progress.end()
-    others = len(missing_shards(out, job.digest, range(job.shards))) if manifest is None else 0
+    others = len(missing_shards(out, plan.digest, range(plan.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
     profile = Profile(clock.elapsed(), max(workers, 1), clock.take(), documents, text_bytes, tokens)
-    return Outcome(out.location, job, manifest, len(missing), others, profile)
+    return Outcome(out.location, plan, manifest, len(missing), others, profile)
 
 
 def _workers_for(text_bytes: int) -> int:
@@ -156,17 +156,17 @@ def _to_do(share: int, missing: int, shards: int) -> str:
     return f"{missing} of {whose} shards to make" if missing else f"nothing to make: {whose} shards are done"
 
 
-def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Job:
-    """The job of the plan that stands in `out`, written first if there is none; PlanError if it is another recipe's.
+def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
+    """The plan that stands in `out`, written first if there is none; PlanError if it is another recipe's.
 
     say: is told what a user should know.
     """
     for message in inputs.vocabulary.notes:
         say(message)
     _refuse_own_inputs(inputs, out)
-    found = plan_and_digest(out)
+    found = stored_plan_and_digest(out)
     if found is None and (out.exists(MANIFEST_NAME) or out.exists("receipts")):
-        found = plan_and_digest(out)  # another process may have written it in the meantime
+        found = stored_plan_and_digest(out)  # another process may have written it in the meantime
         if found is None:
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
@@ -183,14 +183,14 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Job:
         for warning in forecast(fresh, inputs, samples)["warnings"]:
             say(f"warning: {warning}")
         first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
-        if not first and read_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:
+        if not first and stored_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:
             raise PlanError(
                 f"{out.path_of(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
                 "another folder"
             )
         if out.create(PLAN_NAME, encode(as_stored(fresh, LATER))):
             out.create(FIRST_SEEN_NAME, note_of(inputs.files))
-        found = plan_and_digest(out)
+        found = stored_plan_and_digest(out)
         assert found is not None
     plan, digest = found
     check_law(plan, out.path_of(PLAN_NAME))
@@ -203,7 +203,7 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Job:
         )
     if inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
         say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
-    return open_job(out, inputs.prefixes, found)
+    return open_plan(out, inputs.prefixes, found)
 
 
 def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
@@ -219,52 +219,52 @@ def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
             )
 
 
-def compare_sources(out: Folder, job: Job, inputs: Inputs, say: Callable[[str], None], workers: int = 0) -> None:
-    """Let `job` hold its sources to what they are now, after what done shards read of changed files was compared.
+def compare_sources(out: Folder, plan: Plan, inputs: Inputs, say: Callable[[str], None], workers: int = 0) -> None:
+    """Let `plan` hold its sources to what they are now, after what done shards read of changed files was compared.
 
     SourceError for a file whose text is not what a done shard read of it. say: is told what is read again.
     """
-    job.seen = [files.seen for files in inputs.files]
+    plan.seen = [files.seen for files in inputs.files]
     if out.exists(MANIFEST_NAME):
         return  # nothing is made any more
     changed = changed_files(out, inputs.files)
     count = sum(map(len, changed))
     if not count:
         return
-    items = done_shards_of(out, job, changed)
+    items = done_shards_of(out, plan, changed)
     if items:
         say(
             f"{count} source {'files were' if count > 1 else 'file was'} written to since the build began: what "
             f"{len(items)} done {'shards' if len(items) > 1 else 'shard'} read of {'them' if count > 1 else 'it'} is compared"
         )
     arguments = out, inputs.prefixes
-    with _at_hand(out, job):
+    with _at_hand(out, plan):
         compared = in_processes(shard_comparer, arguments, items, workers, lambda *counts: None)
         with contextlib.closing(compared):
             for item, sources in compared:
                 for s in sources:
-                    refuse(job, item, s, changed[s])
+                    refuse(plan, item, s, changed[s])
     out.remove(FIRST_SEEN_NAME)
     out.create(FIRST_SEEN_NAME, note_of(inputs.files))  # which goes on where another build removes its temporary
 
 
 def shard_comparer(out: Folder, prefixes: Sequence[str]) -> Do:
     """What a process needs to compare what done shards read with what stands there now."""
-    job, decoders = _jobs.get(str(out)) or open_job(out, prefixes), Decoders()
-    return one_by_one(lambda item, report: differing(job, item, decoders))
+    plan, decoders = _plans.get(str(out)) or open_plan(out, prefixes), Decoders()
+    return one_by_one(lambda item, report: differing(plan, item, decoders))
 
 
-_jobs: dict[str, Job] = {}  # by output folder
+_plans: dict[str, Plan] = {}  # by output folder
 
 
 @contextlib.contextmanager
-def _at_hand(out: Folder, job: Job) -> Iterator[None]:
-    """The job that this process, and those that are forked from it, need not read again."""
-    _jobs[str(out)] = job
+def _at_hand(out: Folder, plan: Plan) -> Iterator[None]:
+    """The plan that this process, and those that are forked from it, need not read again."""
+    _plans[str(out)] = plan
     try:
         yield
     finally:
-        del _jobs[str(out)]
+        del _plans[str(out)]
 
 
 def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None) -> Do:
@@ -274,10 +274,10 @@ def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray 
     """
     clock = Clock()
     with clock.stage("start-up"):
-        job = _jobs.get(str(out)) or open_job(out, prefixes)
-        job.seen = seen
+        plan = _plans.get(str(out)) or open_plan(out, prefixes)
+        plan.seen = seen
         decoders = Decoders()
-        job.engine, job.cut_limits  # noqa: B018  (loaded)
+        plan.engine, plan.cut_limits  # noqa: B018  (loaded)
 
     def make(items: Iterable[ShardToMake], report: Report) -> Iterator[dict[str, float]]:
         # A shard is written beside the making of the next one, for which the disk, or a store, need not be waited for.
@@ -285,10 +285,10 @@ def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray 
             written: Future[Any] | None = None
             for item in items:
                 with clock.stage("other"):
-                    made = make_shard(job, item.number, decoders, report, clock)
+                    made = make_shard(plan, item.number, decoders, report, clock)
                 if written is not None:
                     yield result(written)
-                written = writer.submit(commit_shard, out, job, item.number, made)
+                written = writer.submit(commit_shard, out, plan, item.number, made)
             if written is not None:
                 yield result(written)
 
@@ -350,46 +350,46 @@ def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
     return changed
 
 
-def done_shards_of(out: Folder, job: Job, changed: Sequence[np.ndarray]) -> list[DoneShard]:
+def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> list[DoneShard]:
     """The done shards that read something of these files, by source."""
     sources: dict[int, list[int]] = {}
-    for source, files in zip(job.sources, changed, strict=True):
-        own: Iterable[int] = range(job.shards)
+    for source, files in zip(plan.sources, changed, strict=True):
+        own: Iterable[int] = range(plan.shards)
         if len(files) < len(source.files):
             pieces = [np.asarray(source.pieces.of_file(i), np.int64) for i in files.tolist()]
-            own = source.shards_of(np.unique(np.concatenate([*pieces, np.zeros(0, np.int64)])), job.shards).tolist()
+            own = source.shards_of(np.unique(np.concatenate([*pieces, np.zeros(0, np.int64)])), plan.shards).tolist()
         for b in own:
             sources.setdefault(b, []).append(source.index)
     shards = sorted(sources)
-    found = out.each(lambda near, b: done_receipt(near, b, job.digest), shards)
+    found = out.each(lambda near, b: done_receipt(near, b, plan.digest), shards)
     receipts = {b: receipt[0] for b, receipt in zip(shards, found, strict=True) if receipt is not None}
     return [
-        DoneShard(b, {s: str(receipt["text_digests"].get(job.sources[s].name)) for s in sources[b]})
+        DoneShard(b, {s: str(receipt["text_digests"].get(plan.sources[s].name)) for s in sources[b]})
         for b, receipt in receipts.items()
     ]
 
 
-def differing(job: Job, item: DoneShard, decoders: Decoders) -> list[int]:
+def differing(plan: Plan, item: DoneShard, decoders: Decoders) -> list[int]:
     """The sources of a done shard whose text is another than it read, by index."""
     return [
         s
         for s, digest in item.digests.items()
         if digest
         != text_digest(
-            job.recipe,
-            job.sources[s],
-            job.sources[s].slices(item.number, job.shards),
-            job.vocabulary,
+            plan.recipe,
+            plan.sources[s],
+            plan.sources[s].slices(item.number, plan.shards),
+            plan.vocabulary,
             decoders,
-            job.plan["chat_template"],
+            plan.stored["chat_template"],
         )
     ]
 
 
-def refuse(job: Job, item: DoneShard, source: int, changed: np.ndarray) -> None:
+def refuse(plan: Plan, item: DoneShard, source: int, changed: np.ndarray) -> None:
     """SourceError that names the files of a done shard whose text is another than it read."""
-    own = job.sources[source]
-    parts = own.slices(item.number, job.shards)
+    own = plan.sources[source]
+    parts = own.slices(item.number, plan.shards)
     paths = {part.path: None for part in parts if part.file - own.first_file in set(changed.tolist())}
     more = f" or {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     raise SourceError(

@@ -7,7 +7,7 @@ import numpy as np
 
 from packprep.building.ledger import check, shard_ledger
 from packprep.building.packing import place
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.render import render
 from packprep.building.segments import SegmentTable, cut
 from packprep.clock import Clock
@@ -34,22 +34,23 @@ class Made(NamedTuple):
 
 
 def read_shard(
-    job: Job,
+    plan: Plan,
     shard: int,
     decoders: Decoders | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
     clock: Clock | None = None,
 ) -> Documents:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
-    seen = job.seen or [None] * len(job.sources)
+    seen = plan.seen or [None] * len(plan.sources)
     slices = (
         (source, part)
-        for source, own in zip(job.sources, seen, strict=True)
-        for part in unchanged_slices(source, shard, job.shards, own)
+        for source, own in zip(plan.sources, seen, strict=True)
+        for part in unchanged_slices(source, shard, plan.shards, own)
     )
+    most_bytes = max(LEAST_BOUND, BEYOND_PLAN * plan.stored["shard_text_bytes"])
     return read_documents(
-        job.recipe, job.sources, slices, job.engine, job.vocabulary, job.token_dtype, decoders, progress,
-        template=job.plan["chat_template"], clock=clock, most_bytes=max(LEAST_BOUND, BEYOND_PLAN * job.plan["shard_text_bytes"]),
+        plan.recipe, plan.sources, slices, plan.engine, plan.vocabulary, plan.token_dtype, decoders, progress,
+        template=plan.stored["chat_template"], clock=clock, most_bytes=most_bytes,
     )  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def unchanged_slices(source: PlannedSource, shard: int, shards: int, seen: np.nd
 
 
 def make_shard(
-    job: Job,
+    plan: Plan,
     shard: int,
     decoders: Decoders | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
@@ -81,18 +82,18 @@ def make_shard(
 
     clock: gets the seconds of the stages read, tokenize, cut, pack, render and ledger.
     """
-    recipe, clock = job.recipe, clock or Clock()
-    documents = read_shard(job, shard, decoders, progress, clock)
+    recipe, clock = plan.recipe, clock or Clock()
+    documents = read_shard(plan, shard, decoders, progress, clock)
     with clock.stage("cut"):
-        table, untrained = cut(recipe, job.tasks, documents, job.cut_limits)
+        table, untrained = cut(recipe, plan.tasks, documents, plan.cut_limits)
     with clock.stage("pack"):
         table, last_row_padding = place(table, recipe)
     for d in np.flatnonzero(untrained):  # of supervised documents
-        dropped = documents.dropped_tokens[job.sources[documents.source[d]].name]
+        dropped = documents.dropped_tokens[plan.sources[documents.source[d]].name]
         dropped[UNTRAINED_SEGMENT] = dropped.get(UNTRAINED_SEGMENT, 0) + int(untrained[d])
     without = np.flatnonzero(np.bincount(table.document, minlength=len(documents.position)) == 0)
     for d in without if recipe.documents.long != "split" else ():  # documents without a segment are rejects
-        source, n = job.sources[documents.source[d]], int(documents.offsets[d + 1] - documents.offsets[d])
+        source, n = plan.sources[documents.source[d]], int(documents.offsets[d + 1] - documents.offsets[d])
         at = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
         if recipe.documents.long == "truncate":
             detail = 'none of the tokens that documents.long = "truncate" keeps is trained'
@@ -102,10 +103,10 @@ def make_shard(
         dropped = documents.dropped_tokens[source.name]
         dropped[TOO_LONG] = dropped.get(TOO_LONG, 0) + n
     with clock.stage("render"):
-        arrays = render(job.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult)
+        arrays = render(plan.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult)
     with clock.stage("ledger"):
-        names = [source.name for source in job.sources]
-        balance = shard_ledger(documents, names, job.tasks, table, untrained, last_row_padding, recipe)
+        names = [source.name for source in plan.sources]
+        balance = shard_ledger(documents, names, plan.tasks, table, untrained, last_row_padding, recipe)
         check(balance, f"shard {shard}")
     if recipe.output.columns == "compact":
         arrays = compacted(arrays)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.building.run import Progress
 from packprep.dataset.manifest import Manifest
@@ -164,16 +164,16 @@ def said(result: Mapping[str, Any]) -> list[str]:
 
 def _documents(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
     near.bring(PLAN_NAME, TOKENIZER_NAME)
-    job = open_job(near.folder)
-    if job.digest != manifest["plan"]["digest"]:
+    plan = open_plan(near.folder)
+    if plan.digest != manifest["plan"]["digest"]:
         raise PlanError(
-            f"{near.folder / PLAN_NAME}: its digest is {job.digest} and the manifest's {manifest['plan']['digest']}: "
+            f"{near.folder / PLAN_NAME}: its digest is {plan.digest} and the manifest's {manifest['plan']['digest']}: "
             "put the right file back"
         )
 
     def append(item: ShardToExport, report: Report) -> None:
         with sound_shard(near, manifest, item.number) as shard:
-            restored = restored_documents(job, shard.arrays, str(shard.path))
+            restored = restored_documents(plan, shard.arrays, str(shard.path))
         first = np.searchsorted(restored.source, np.arange(len(pairs) + 1))
         if first[-1] < len(restored.source):
             raise DatasetError(f"{shard.path}: segment_source {restored.source[-1]} is no source of the manifest")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import read_plan
+from packprep.building.plan import stored_plan
 from packprep.building.progress import visible
 from packprep.dataset.manifest import Manifest
 from packprep.dataset.shard import Shard
@@ -47,7 +47,7 @@ def describe_difference(directory: str | os.PathLike | Folder, other: str | os.P
             return [found for found in _differences(here, there) if found["key"] not in asked]
 
         manifest = beside_recipe(_without(one, _ELSEWHERE), _without(two, _ELSEWHERE))
-        plans = read_plan(here.near.folder) or {}, read_plan(there.near.folder) or {}
+        plans = stored_plan(here.near.folder) or {}, stored_plan(there.near.folder) or {}
         same = all(difference["key"].split(".")[0] in MADE_BY for difference in manifest)
         why_not = None
         if one["seq_length"] != two["seq_length"]:

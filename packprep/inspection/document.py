@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.progress import visible
 from packprep.documents.reading import chosen_by_size, in_sample, kept_by_plan, take_tokens, with_keeps
 from packprep.documents.supervision import Conversation, read_supervised, tokenize_supervised
@@ -51,11 +51,11 @@ def describe_document(
     Raises RecipeError for a source or a file that there is not, or a place that is none; DatasetError for a damaged dataset.
     """
     with opened(directory, moved, from_plan) as data:
-        job = data.usable_job
-        source = _source(job, name)
+        plan = data.usable_plan
+        source = _source(plan, name)
         file, position = _place(source, place)
         wanted = [file] if file is not None else _files_that_reach(source, position)
-        shards = source.shards_of(_pieces_of(source, wanted, position), job.shards).tolist()
+        shards = source.shards_of(_pieces_of(source, wanted, position), plan.shards).tolist()
         found = _Found(data, source, wanted, position)
         for number in shards:
             found.search(number)
@@ -66,21 +66,21 @@ def describe_document(
             "directory": str(data.near.out),
             "source": source.name,
             "position": position,
-            "shards": job.shards,
+            "shards": plan.shards,
             "shards_searched": len(shards),
             "more_files": max(0, len(held) - MOST_FILES),
-            "files": [found.describe(job, i) for i in held[:MOST_FILES]],
+            "files": [found.describe(plan, i) for i in held[:MOST_FILES]],
         }
 
 
-def _source(job: Job, name: str | None) -> PlannedSource:
-    names = [source.name for source in job.sources]
+def _source(plan: Plan, name: str | None) -> PlannedSource:
+    names = [source.name for source in plan.sources]
     if name is None:
         if len(names) > 1:
             raise RecipeError(f"--doc: of which source? give --source NAME, one of {', '.join(names)}")
-        return job.sources[0]
+        return plan.sources[0]
     check_source(name, names)
-    return job.sources[names.index(name)]
+    return plan.sources[names.index(name)]
 
 
 def _place(source: PlannedSource, place: str) -> tuple[int | None, int]:
@@ -155,7 +155,7 @@ class _Found:
             if len(self._files) == 1:
                 self._note_neighbours(int(self._files[0]), doc[file == self._files[0]])
             if len(at):
-                stored = sound_segments(self._data.usable_job, shard)
+                stored = sound_segments(self._data.usable_plan, shard)
                 for g in at.tolist():
                     self._note(number, shard, stored, g)
         for record in _rejects(self._data, number):
@@ -199,15 +199,17 @@ class _Found:
             elif len(self._files) == 1:
                 self._note_neighbours(file, np.array([record["position"]]))
 
-    def describe(self, job: Job, i: int) -> dict[str, Any]:
+    def describe(self, plan: Plan, i: int) -> dict[str, Any]:
         """What became of the document of file i of the source."""
         source, file = self._source, self._source.first_file + i
         seen = any((file, use) in self._segments or (file, use) in self._rejects for use in range(source.uses))
-        there, text, tokens, not_read, before, after = _read_again(job, source, i, self._position, bool(self._segments))
+        there, text, tokens, not_read, before, after = _read_again(
+            plan, source, i, self._position, bool(self._segments)
+        )
         exists = seen or there
         if before is None and after is None and not exists:
             before, after = self._before.get(file), self._after.get(file)
-        uses = [self._use(job, file, use, tokens, exists) for use in range(source.uses)]
+        uses = [self._use(plan, file, use, tokens, exists) for use in range(source.uses)]
         return {
             "file": source.files.names[i],
             "text": text,
@@ -218,11 +220,11 @@ class _Found:
             "uses": uses,
         }
 
-    def _use(self, job: Job, file: int, use: int, tokens: int | None, exists: bool | None) -> dict[str, Any]:
+    def _use(self, plan: Plan, file: int, use: int, tokens: int | None, exists: bool | None) -> dict[str, Any]:
         described: dict[str, Any] = {"use": use, "why": None, "segments": [], "left_out": []}
         if segments := self._segments.get((file, use)):
             segments.sort(key=lambda segment: segment["tokens"])
-            left_out = list(_left_out(job, segments, tokens))
+            left_out = list(_left_out(plan, segments, tokens))
             return {**described, "outcome": "used", "segments": segments, "left_out": left_out}
         if record := self._rejects.get((file, use)):
             return {**described, "outcome": "rejected", "why": f"{record['reason']}: {record['detail']}"}
@@ -263,9 +265,9 @@ def _rejects(data: OpenedDataset, number: int) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _left_out(job: Job, segments: list[dict[str, Any]], tokens: int | None) -> Iterator[dict[str, Any]]:
+def _left_out(plan: Plan, segments: list[dict[str, Any]], tokens: int | None) -> Iterator[dict[str, Any]]:
     """The token ranges of a used document that are in no segment, with what is known of why; end null: not known."""
-    documents = job.recipe.documents
+    documents = plan.recipe.documents
     at = 0
     for segment in segments:
         if segment["tokens"][0] > at:
@@ -288,7 +290,7 @@ def _range(begin: int, end: int | None, why: str) -> dict[str, Any]:
 
 
 def _read_again(
-    job: Job, source: PlannedSource, i: int, position: int, used: bool
+    plan: Plan, source: PlannedSource, i: int, position: int, used: bool
 ) -> tuple[bool | None, str | None, int | None, str | None, int | None, int | None]:
     """What the source file says, if it is at hand: (whether there is a document, its beginning, its tokens, or why the
     file was not read, the nearest positions before and after)."""
@@ -303,14 +305,14 @@ def _read_again(
     try:
         for part in _parts_at(source, i, position):
             for batch, _ in read_supervised(
-                part, source.source, job.recipe.documents, job.plan["chat_template"], keep, 1 << 16
+                part, source.source, plan.recipe.documents, plan.stored["chat_template"], keep, 1 << 16
             ):
                 there = True
                 text = batch.texts[0][:SHOWN_CHARACTERS] if batch.texts else text
             if there:
                 break
         if there and used:
-            found = documents_at(job, source, file, 0, np.array([position]))
+            found = documents_at(plan, source, file, 0, np.array([position]))
             tokens = int(found.offsets[-1])
     except PackprepError as error:
         return None, None, None, str(error), None, None
@@ -400,7 +402,7 @@ def _in_words(bounds: list[int]) -> str:
 SHOWN_TOKENS = 8  # at either end of document 1
 
 
-def first_document(job: Job) -> str:
+def first_document(plan: Plan) -> str:
     """How document 1 was read, in a line: the first of shard 0 that has tokens, its first and last tokens one by one.
 
         document 1: web a.jsonl at 0: 1,234 tokens: The│ cat│ sat … on│ the│ mat│.│‹eos›
@@ -409,21 +411,21 @@ def first_document(job: Job) -> str:
     Raises SourceError if its file cannot be read.
     """
     first_reject: tuple[PlannedSource, Reject] | None = None
-    documents, vocabulary = job.recipe.documents, job.vocabulary
-    slices = ((source, part) for source in job.sources for part in source.slices(0, job.shards))
+    documents, vocabulary = plan.recipe.documents, plan.vocabulary
+    slices = ((source, part) for source in plan.sources for part in source.slices(0, plan.shards))
     for source, part, keep in with_keeps(slices):
         for batch, conversations in read_supervised(
-            part, source.source, documents, job.plan["chat_template"], keep, 1 << 16
+            part, source.source, documents, plan.stored["chat_template"], keep, 1 << 16
         ):
             if batch.rejects and first_reject is None:
                 first_reject = source, batch.rejects[0]
-            for i, (ids, n_trained) in enumerate(_contents(job, batch, conversations)):
+            for i, (ids, n_trained) in enumerate(_contents(plan, batch, conversations)):
                 if ids:
                     of = "" if n_trained is None else f", {n_trained:,} of them trained"
                     where = f"{source.name} {_name_of(source, part.file)} at {batch.positions[i]}"
                     head = [vocabulary.roles["bos"]] if documents.prepend_bos else []
                     tail = [vocabulary.roles["eos"]] if documents.append_eos else []
-                    return f"document 1: {where}: {len(ids):,} tokens{of}: {_ends(job, [*head, *ids, *tail])}"
+                    return f"document 1: {where}: {len(ids):,} tokens{of}: {_ends(plan, [*head, *ids, *tail])}"
     if first_reject is None:
         return "document 1: shard 0 has no document with tokens"
     source, reject = first_reject
@@ -434,16 +436,16 @@ def first_document(job: Job) -> str:
 
 
 def _contents(
-    job: Job, batch: Batch, conversations: Mapping[int, Conversation]
+    plan: Plan, batch: Batch, conversations: Mapping[int, Conversation]
 ) -> Iterator[tuple[list[int], int | None]]:
     """(ids; how many are trained, None where it does not say) of each document of a batch that is not rejected, in turn."""
     if batch.tokens is not None:
-        tokens = take_tokens(batch.tokens, job.recipe.documents, job.vocabulary)
+        tokens = take_tokens(batch.tokens, plan.recipe.documents, plan.vocabulary)
         yield from ((tokens.ids[a:b].tolist(), None) for a, b in pairwise(tokens.offsets.tolist()))
-    special_text = job.recipe.documents.special_text
+    special_text = plan.recipe.documents.special_text
     for i, text in enumerate(batch.texts):
         own = {0: conversations[i]} if i in conversations else {}
-        tokens, trained = tokenize_supervised(job.engine, [text], own, special_text, job.vocabulary)
+        tokens, trained = tokenize_supervised(plan.engine, [text], own, special_text, plan.vocabulary)
         yield tokens.ids.tolist(), int(np.diff(trained[0].spans).sum()) if trained else None
 
 
@@ -451,11 +453,11 @@ def _name_of(source: PlannedSource, file: int) -> str:
     return visible(source.files[file - source.first_file].name)
 
 
-def _ends(job: Job, ids: Sequence[int]) -> str:
+def _ends(plan: Plan, ids: Sequence[int]) -> str:
     """The ids' texts, a bar between two tokens; only the first and last SHOWN_TOKENS of many."""
     ends = [ids] if len(ids) <= 2 * SHOWN_TOKENS else [ids[:SHOWN_TOKENS], ids[-SHOWN_TOKENS:]]
-    tokens = job.engine.tokens_of([id for end in ends for id in end])
-    texts = TokenTexts(job.vocabulary.tokenizer_json, job.vocabulary.special_ids, tokens)
+    tokens = plan.engine.tokens_of([id for end in ends for id in end])
+    texts = TokenTexts(plan.vocabulary.tokenizer_json, plan.vocabulary.special_ids, tokens)
     return " … ".join("│".join(map(_shown, texts.one_by_one(end))) for end in ends)
 
 

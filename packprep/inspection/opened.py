@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from packprep.building.plan import Job, open_job, read_plan
+from packprep.building.plan import Plan, open_plan, stored_plan
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import first_rows
 from packprep.dataset.rows import segments_of
@@ -77,40 +77,40 @@ class OpenedDataset:
             yield shard
 
     @property
-    def usable_job(self) -> Job:
-        """The job; raises what says why there is none."""
-        if isinstance(self.job, PackprepError):
-            raise self.job
-        return self.job
+    def usable_plan(self) -> Plan:
+        """The plan; raises what says why there is none."""
+        if isinstance(self.plan, PackprepError):
+            raise self.plan
+        return self.plan
 
     @cached_property
-    def job(self) -> Job | PackprepError:
+    def plan(self) -> Plan | PackprepError:
         """What builds segments of this dataset again, or the error that says why that cannot be done here."""
         try:
-            return open_job(self.near.folder, self.prefixes)
+            return open_plan(self.near.folder, self.prefixes)
         except PackprepError as error:
             return error
 
     def rebuilt(self, number: int, chosen: np.ndarray) -> list[str]:
         """For each chosen segment of a shard: "identical", "differs: …" or "not rebuilt: …"."""
-        job = self.job
-        if isinstance(job, PackprepError):
-            return [f"not rebuilt: {job}"] * len(chosen)
+        plan = self.plan
+        if isinstance(plan, PackprepError):
+            return [f"not rebuilt: {plan}"] * len(chosen)
         arrays = shard_in(self.near.folder, self.dataset.manifest, number).arrays
         files = arrays["segment_file"][chosen].astype(np.int64)
-        source = np.searchsorted([source.first_file for source in job.sources], files, "right") - 1
+        source = np.searchsorted([source.first_file for source in plan.sources], files, "right") - 1
         said = np.full(len(chosen), "not rebuilt: its header names no file of its source", object)
         known = (files < len(self.files)) & (source == arrays["segment_source"][chosen])
-        read = known & np.array([planned.prefix != UNREAD for planned in job.sources])[source]
+        read = known & np.array([planned.prefix != UNREAD for planned in plan.sources])[source]
         said[known] = NOT_READ
-        said[read] = self._replayed(job, arrays, chosen[read])
+        said[read] = self._replayed(plan, arrays, chosen[read])
         return said.tolist()
 
-    def _replayed(self, job: Job, arrays: Mapping[str, np.ndarray], chosen: np.ndarray) -> list[str]:
+    def _replayed(self, plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray) -> list[str]:
         """What building segments again came to, in words, of those whose sources may be read."""
 
         def replay(which: np.ndarray) -> list[str]:
-            return [f"differs: {what}" if what else IDENTICAL for what in replay_segments(job, arrays, which)]
+            return [f"differs: {what}" if what else IDENTICAL for what in replay_segments(plan, arrays, which)]
 
         try:
             return replay(chosen)
@@ -142,7 +142,7 @@ def opened(
         names = [source["name"] for source in dataset.manifest["sources"]]
         for name in moved:
             check_source(name, names)
-        plan = read_plan(near.folder)
+        plan = stored_plan(near.folder)
         files = [file["name"] for file in plan["files"]] if plan else []
         prefixes = None
         if plan:

@@ -332,12 +332,12 @@ def describe_segment(
 
 
 def _restored(data: OpenedDataset, shard: Any, chosen: int, described: Mapping[str, Any]) -> dict[str, Any]:
-    job = data.job
-    if isinstance(job, PackprepError):
-        return {"original": None, "not_restored": str(job), "fits": None, "spans": []}
-    arrays, stored = shard.arrays, sound_segments(job, shard)
-    found = restore(job, arrays, stored, np.array([chosen]))
-    slots = slots_of_tokens(job, arrays, stored, np.array([chosen]), found.ids)
+    plan = data.plan
+    if isinstance(plan, PackprepError):
+        return {"original": None, "not_restored": str(plan), "fits": None, "spans": []}
+    arrays, stored = shard.arrays, sound_segments(plan, shard)
+    found = restore(plan, arrays, stored, np.array([chosen]))
+    slots = slots_of_tokens(plan, arrays, stored, np.array([chosen]), found.ids)
     if not found.fits[0] and (slots < 0).any():  # its tokens are where its role tokens are not
         return {"original": None, "not_restored": "its role tokens are not there", "fits": False, "spans": []}
     pieces, at = [], 0
@@ -347,7 +347,7 @@ def _restored(data: OpenedDataset, shard: Any, chosen: int, described: Mapping[s
         at = end
     row = int(stored.row[chosen])
     inputs_end = described["begin"] + described["prefix"]
-    body = described["begin"] + int(stored.bos[chosen]) + job.tasks[arrays["segment_task"][chosen]].mode
+    body = described["begin"] + int(stored.bos[chosen]) + plan.tasks[arrays["segment_task"][chosen]].mode
     spans = _spans(data, arrays["tokens"][row], found.ids, slots, inputs_end, body, described["start"])
     return {"original": pieces, "not_restored": None, "fits": bool(found.fits[0]), "spans": spans}
 

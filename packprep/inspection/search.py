@@ -83,7 +83,7 @@ def describe_matches(directory: str | os.PathLike | Folder, text: str, limit: in
             if not entry["segments"]:
                 continue
             with data.shard(number) as shard:
-                stored = sound_segments(data.usable_job, shard)
+                stored = sound_segments(data.usable_plan, shard)
                 last = last_row = -1
                 for find in _finds(data, shard, stored, table, needle):
                     found += 1
@@ -112,7 +112,7 @@ def _finds(data: OpenedDataset, shard: Any, stored: SegmentTable, table: ByteTab
     ends = np.cumsum(n)
     bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(n)))
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        found = restore(data.usable_job, shard.arrays, stored, np.arange(first, last))
+        found = restore(data.usable_plan, shard.arrays, stored, np.arange(first, last))
         if not found.fits.all():
             raise DatasetError(
                 f"{shard.path}: segment {first + int(np.argmin(found.fits))}: what stands between its tokens is not what its "
@@ -159,7 +159,7 @@ def _match(
     in_shard = int(stored.row[g])
     file = int(arrays["segment_file"][g])
     start = int(arrays["segment_start"][g])
-    slots = slots_of_tokens(data.usable_job, arrays, stored, np.array([g]), find.ids)[find.begin : find.end]
+    slots = slots_of_tokens(data.usable_plan, arrays, stored, np.array([g]), find.ids)[find.begin : find.end]
     return {
         "row": int(data.first_rows[number]) + in_shard,
         "segment": g - int(arrays["row_offsets"][in_shard]) + 1,

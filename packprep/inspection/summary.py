@@ -33,7 +33,7 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
     """What a build came to, as plain values: the dataset, without reading a shard, or what is done and what to do next."""
     if outcome.manifest is not None:
         return {**describe_manifest(str(outcome.out), outcome.manifest), "made": outcome.made}  # type: ignore[arg-type]
-    shards = outcome.job.shards
+    shards = outcome.plan.shards
     return {
         "directory": str(outcome.out),
         "published": False,

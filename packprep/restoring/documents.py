@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.render import render
 from packprep.building.segments import SegmentTable, cut, table_of
 from packprep.documents.reading import Documents, read_documents
@@ -16,7 +16,7 @@ from packprep.sources.formats import FORMATS, PIECE_BYTES, position_of
 from packprep.sources.slices import PlannedSource
 
 
-def documents_at(job: Job, source: PlannedSource, file: int, use: int, positions: np.ndarray) -> Documents:
+def documents_at(plan: Plan, source: PlannedSource, file: int, use: int, positions: np.ndarray) -> Documents:
     """The token documents at some positions of one file of the plan. SourceError if one is not there any more."""
     i = file - source.first_file
     wanted = np.unique(positions)
@@ -26,13 +26,13 @@ def documents_at(job: Job, source: PlannedSource, file: int, use: int, positions
     elif (format := FORMATS[source.formats[i][0]]).indexed:
         pieces = pieces[format.module.pieces_at(source.path(i), int(source.files.sizes[i]), wanted)]
     found = read_documents(
-        job.recipe,
-        job.sources,
+        plan.recipe,
+        plan.sources,
         ((source, part) for piece in pieces for part in source.slices_of(int(piece), use)),
-        job.engine,
-        job.vocabulary,
-        job.token_dtype,
-        template=job.plan["chat_template"],
+        plan.engine,
+        plan.vocabulary,
+        plan.token_dtype,
+        template=plan.stored["chat_template"],
         only={file: wanted},
     )
     missing = np.setdiff1d(wanted, found.position)
@@ -44,21 +44,21 @@ def documents_at(job: Job, source: PlannedSource, file: int, use: int, positions
     return found
 
 
-def replay_segments(job: Job, arrays: Mapping[str, np.ndarray], chosen: np.ndarray) -> list[str]:
+def replay_segments(plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray) -> list[str]:
     """For each chosen segment of a shard (int64[k]): "" if building it again from its source gives what is stored, and
     inverting what is stored gives the document's tokens; else what differs.
 
     SourceError where a source file is missing, or has no such document any more.
     """
     chosen = np.asarray(chosen, np.int64)
-    stored = stored_segments(job, arrays)
+    stored = stored_segments(plan, arrays)
     differing = [""] * len(chosen)
     names = ("source", "file", "repeat")
     files = np.stack([arrays[f"segment_{name}"][chosen].astype(np.int64) for name in names])
     for s, file, use in np.unique(files, axis=1).T:
         of_file = np.flatnonzero((files == np.array([[s], [file], [use]])).all(axis=0))
-        documents = documents_at(job, job.sources[s], int(file), int(use), arrays["segment_doc"][chosen[of_file]])
-        segments = _cut_again(job, arrays, documents, chosen[of_file], stored)
+        documents = documents_at(plan, plan.sources[s], int(file), int(use), arrays["segment_doc"][chosen[of_file]])
+        segments = _cut_again(plan, arrays, documents, chosen[of_file], stored)
         index_of = {
             (int(documents.position[d]), int(start)): i
             for i, (d, start) in enumerate(zip(segments.document, segments.start, strict=True))
@@ -71,16 +71,16 @@ def replay_segments(job: Job, arrays: Mapping[str, np.ndarray], chosen: np.ndarr
                 continue
             alone = np.zeros(1, np.int64)
             one = segments.of(np.array([i]))._replace(row=alone, first_slot=alone)
-            differing[k] = _difference(job, arrays, stored, g, documents, one)
+            differing[k] = _difference(plan, arrays, stored, g, documents, one)
     return differing
 
 
 def _cut_again(
-    job: Job, arrays: Mapping[str, np.ndarray], documents: Documents, chosen: np.ndarray, stored: SegmentTable
+    plan: Plan, arrays: Mapping[str, np.ndarray], documents: Documents, chosen: np.ndarray, stored: SegmentTable
 ) -> SegmentTable:
     """The documents' segments; under `concat`, where packing decides the cuts, the chosen ones as they are stored."""
-    if job.recipe.packing.algorithm != "concat":
-        return cut(job.recipe, job.tasks, documents, job.cut_limits)[0]
+    if plan.recipe.packing.algorithm != "concat":
+        return cut(plan.recipe, plan.tasks, documents, plan.cut_limits)[0]
     by_position = {int(position): d for d, position in enumerate(documents.position)}
     document = np.array([by_position[int(p)] for p in arrays["segment_doc"][chosen]], np.int64)
     start = arrays["segment_start"][chosen]
@@ -88,18 +88,18 @@ def _cut_again(
     n, task = (arrays[f"segment_{name}"][chosen].astype(np.int64) for name in ("tokens", "task"))
     none = np.zeros(len(chosen), np.int64)
     columns = document, start, n, task, stored.bos[chosen], stored.eos[chosen], key, none, none - 1
-    return table_of(job.tasks, columns)
+    return table_of(plan.tasks, columns)
 
 
 def _difference(
-    job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, g: int, documents: Documents, one: SegmentTable
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, g: int, documents: Documents, one: SegmentTable
 ) -> str:
     """What differs between stored segment g and the same one made again, in words."""
-    stratified = job.tasks[int(arrays["segment_task"][g])].parameters.get("stratified", False)
+    stratified = plan.tasks[int(arrays["segment_task"][g])].parameters.get("stratified", False)
     length = int(one.slots[0])
     if int(stored.slots[g]) != length:
         return f"it takes {int(stored.slots[g])} slots and should take {length}"
-    made = render(job.tasks, documents, one, length, 1)
+    made = render(plan.tasks, documents, one, length, 1)
     for name in ("key", "tokens", "task", "prefix", "noise", "loss_weight"):
         found, again = arrays[f"segment_{name}"][g], made[f"segment_{name}"][0]
         if found != again and not (stratified and name in ("noise", "loss_weight")):
@@ -121,7 +121,7 @@ def _difference(
         name: np.where(is_segment, getattr(one, name)[0], getattr(stored, name)) for name in ("copy", "first_trained")
     }
     exact = stored._replace(**columns)
-    restored, _, fits = restore(job, arrays, exact, np.array([g]))
+    restored, _, fits = restore(plan, arrays, exact, np.array([g]))
     if not fits[0]:
         return "its sentinels are not where the header says"
     first = int(documents.offsets[one.document[0]] + one.start[0])
@@ -152,7 +152,7 @@ class RestoredDocuments(NamedTuple):
     source: np.ndarray  # int64[d], ascends
 
 
-def restored_documents(job: Job, arrays: Mapping[str, np.ndarray], path: str) -> RestoredDocuments:
+def restored_documents(plan: Plan, arrays: Mapping[str, np.ndarray], path: str) -> RestoredDocuments:
     """The documents of a shard's arrays. DatasetError, naming `path`, where they do not have their tasks' form.
 
     A document's segments lie in one shard, so a shard gives whole documents:
@@ -164,12 +164,12 @@ def restored_documents(job: Job, arrays: Mapping[str, np.ndarray], path: str) ->
     A segment that does not begin where the one before it ended begins a document of its own, so that no two tokens meet that
     did not stand together.
     """
-    stored = stored_segments(job, arrays)
+    stored = stored_segments(plan, arrays)
     source, file, document, use, start = (
         arrays[f"segment_{name}"].astype(np.int64) for name in ("source", "file", "doc", "repeat", "start")
     )
     order = np.lexsort((start, use, document, file, source))
-    content, offsets, fits = restore(job, arrays, stored, order)
+    content, offsets, fits = restore(plan, arrays, stored, order)
     eos = stored.eos[order]
     if not fits.all() or not np.isin(eos, (0, 1)).all():
         wrong = int(order[np.argmin(fits & np.isin(eos, (0, 1)))])
@@ -184,11 +184,13 @@ def restored_documents(job: Job, arrays: Mapping[str, np.ndarray], path: str) ->
     last = np.append(first[1:], len(order)) - 1 if len(order) else first
     starts, ends = bos[first], eos[last]
     lengths = offsets[last + 1] - offsets[first] + starts + ends if len(order) else np.zeros(0, np.int64)
-    tokens = _with_specials(job, content, lengths, starts, ends)
+    tokens = _with_specials(plan, content, lengths, starts, ends)
     return RestoredDocuments(tokens, lengths, source[order][first])
 
 
-def _with_specials(job: Job, content: np.ndarray, lengths: np.ndarray, bos: np.ndarray, eos: np.ndarray) -> np.ndarray:
+def _with_specials(
+    plan: Plan, content: np.ndarray, lengths: np.ndarray, bos: np.ndarray, eos: np.ndarray
+) -> np.ndarray:
     """The content of documents with bos before and eos behind each that has it. lengths: with them; bos, eos: 0 or 1."""
     if not bos.any() and not eos.any():
         return content
@@ -197,7 +199,7 @@ def _with_specials(job: Job, content: np.ndarray, lengths: np.ndarray, bos: np.n
     is_content = np.ones(len(tokens), np.bool_)
     for role, at in (("bos", (ends - lengths)[bos == 1]), ("eos", (ends - 1)[eos == 1])):
         if len(at):
-            tokens[at] = job.vocabulary.roles[role]
+            tokens[at] = plan.vocabulary.roles[role]
             is_content[at] = False
     tokens[is_content] = content
     return tokens

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.segments import SegmentTable
 from packprep.dataset.boundaries import boundaries
 from packprep.dataset.shard import Shard
@@ -26,18 +26,18 @@ def segment_slots(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndar
     return boundaries(np.diff(arrays["row_offsets"]), real, physical)
 
 
-def stored_segments(job: Job, arrays: Mapping[str, np.ndarray]) -> SegmentTable:
+def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> SegmentTable:
     """The segments of a shard as its arrays say, in row order, without documents: bos begins a document, eos is what the
     length law leaves over, neither 0 nor 1 where the law does not hold.
 
     A later piece of a supervised document may repeat a system message; there the last token says whether there is an eos.
     """
     row, begin, slots = segment_slots(arrays)
-    bos = ((arrays["segment_start"] == 0) & job.recipe.documents.prepend_bos).astype(np.int64)
+    bos = ((arrays["segment_start"] == 0) & plan.recipe.documents.prepend_bos).astype(np.int64)
     n, key = arrays["segment_tokens"].astype(np.int64), arrays["segment_key"]
     everywhere = np.full(len(row), -1, np.int64)  # no length depends on where training begins
     extra = np.zeros(len(row), np.int64)
-    for t, task in enumerate(job.tasks):
+    for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"] == t)
         if len(of_task):
             law = task.slots(
@@ -50,27 +50,27 @@ def stored_segments(job: Job, arrays: Mapping[str, np.ndarray]) -> SegmentTable:
         later = (arrays["segment_start"] > 0) & (extra > 0)
         last = arrays["tokens" if "labels" not in arrays else "labels"][row, begin + slots - 1].astype(np.int64)
         if "labels" in arrays:  # next-token labels end with pad: look at the token itself
-            plain = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
+            plain = np.array([not task.in_place for task in plan.tasks])[arrays["segment_task"]]
             last = np.where(plain, arrays["tokens"][row, begin + slots - 1].astype(np.int64), last)
-        ends = (last == job.vocabulary.roles.get("eos", -1)) & job.recipe.documents.append_eos
+        ends = (last == plan.vocabulary.roles.get("eos", -1)) & plan.recipe.documents.append_eos
         eos = np.where(later, ends.astype(np.int64), extra)
         copy = np.where(later, extra - eos, 0)
     return SegmentTable(
         document=everywhere, start=arrays["segment_start"], n=n, task=arrays["segment_task"].astype(np.int64), bos=bos, eos=eos,
-        key=key, copy=copy, first_trained=_first_trained(job, arrays, slots, bos, eos), slots=slots, row=row, first_slot=begin,
+        key=key, copy=copy, first_trained=_first_trained(plan, arrays, slots, bos, eos), slots=slots, row=row, first_slot=begin,
     )  # fmt: skip
 
 
 def _first_trained(
-    job: Job, arrays: Mapping[str, np.ndarray], slots: np.ndarray, bos: np.ndarray, eos: np.ndarray
+    plan: Plan, arrays: Mapping[str, np.ndarray], slots: np.ndarray, bos: np.ndarray, eos: np.ndarray
 ) -> np.ndarray:
     """int64[segments]: the first body slot of the trained ranges; −1 where all of the body may be trained."""
     first = np.full(len(slots), -1, np.int64)
     if "trained_offsets" not in arrays:
         return first
     offsets, ranges = arrays["trained_offsets"], arrays["trained_ranges"].astype(np.int64)
-    mode = np.array([task.mode for task in job.tasks])[arrays["segment_task"]]
-    copies = np.array([task.objective.copies for task in job.tasks])[arrays["segment_task"]]
+    mode = np.array([task.mode for task in plan.tasks])[arrays["segment_task"]]
+    copies = np.array([task.objective.copies for task in plan.tasks])[arrays["segment_task"]]
     with_ranges = np.flatnonzero(np.diff(offsets) > 0)
     begin, end = ranges[offsets[with_ranges], 0], ranges[offsets[with_ranges], 1]
     body, half = (bos + mode)[with_ranges], (slots // copies)[with_ranges]
@@ -87,7 +87,7 @@ class RestoredTokens(NamedTuple):
     fits: np.ndarray  # bool[k]: whether what stands between the tokens (sentinels, …) is what the header says
 
 
-def restore(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray) -> RestoredTokens:
+def restore(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray) -> RestoredTokens:
     """The tokens that the chosen segments were made of, by their objectives' inverses; labels of in-place kinds.
 
     chosen: int64[k], indices of segments of a shard whose lengths obey the law.
@@ -98,7 +98,7 @@ def restore(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, ch
     out = np.empty(int(ends[-1]) if len(ends) else 0, arrays["tokens"].dtype)
     fits = np.ones(len(chosen), np.bool_)
     length = arrays["tokens"].shape[1]
-    for t, task in enumerate(job.tasks):
+    for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"][chosen] == t)
         if not len(of_task):
             continue
@@ -106,7 +106,7 @@ def restore(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, ch
         body = stored.row[which] * length + stored.first_slot[which] + stored.bos[which] + task.mode
         columns = BodySlots(begins[of_task], stored.of(which).bodies(), body)
         # labels of in-place kinds are the tokens in their places, as causal's slots are
-        objective = job.tasks[-1].objective if task.in_place else task.objective
+        objective = plan.tasks[-1].objective if task.in_place else task.objective
         rows = arrays["labels" if task.in_place else "tokens"].reshape(-1)
         assert objective.restore is not None
         fits[of_task] = objective.restore(task, columns, rows, out)
@@ -122,14 +122,14 @@ FITTING_TOKENS = 1 << 18
 """Tokens that are inverted at a time: they stay in the processor's cache."""
 
 
-def fitting(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable) -> np.ndarray:
+def fitting(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable) -> np.ndarray:
     """bool[segments]: whether what stands between a segment's tokens is what its header says: `fits` of `restore`, in less
     memory."""
     fits = np.ones(len(stored.row), np.bool_)
     length = arrays["tokens"].shape[1]
     slots, scratch = arrays["tokens"].reshape(-1), np.empty(0, arrays["tokens"].dtype)
-    for t, task in enumerate(job.tasks):
-        if task.in_place or task.objective is job.tasks[-1].objective:
+    for t, task in enumerate(plan.tasks):
+        if task.in_place or task.objective is plan.tasks[-1].objective:
             continue  # nothing stands between the tokens
         of_task = np.flatnonzero(arrays["segment_task"] == t)
         ends = np.cumsum(stored.n[of_task] + stored.copy[of_task])
@@ -150,7 +150,7 @@ def fitting(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable) ->
     return fits
 
 
-def sound_segments(job: Job, shard: Shard) -> SegmentTable:
+def sound_segments(plan: Plan, shard: Shard) -> SegmentTable:
     """The segments of a shard whose boundaries are sound, as `stored_segments` gives them; DatasetError where one cannot be
     inverted: an inverse reads by the length law, so that must hold of every segment."""
     arrays = shard.arrays
@@ -161,9 +161,9 @@ def sound_segments(job: Job, shard: Shard) -> SegmentTable:
         offsets, ranges = arrays["trained_offsets"], arrays["trained_ranges"]
         if offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] != len(ranges):
             raise _damaged(shard, int(np.argmax(np.diff(offsets) < 0)), "trained_offsets does not ascend to the ranges")
-    stored = stored_segments(job, arrays)
+    stored = stored_segments(plan, arrays)
     holds = (stored.eos >= 0) & (stored.eos <= 1) & (stored.copy >= 0)
-    for t, task in enumerate(job.tasks):
+    for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero((arrays["segment_task"] == t) & holds)
         if len(of_task):
             table = stored.of(of_task)
@@ -181,7 +181,7 @@ def _damaged(shard: Shard, segment: int, what: str) -> DatasetError:
 
 
 def slots_of_tokens(
-    job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray, ids: np.ndarray
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray, ids: np.ndarray
 ) -> np.ndarray:
     """int64[n]: the slot of its row at which each original token stands; in block diffusion its slot in x_t.
 
@@ -191,21 +191,21 @@ def slots_of_tokens(
     """
     if not len(chosen):
         return np.zeros(0, np.int64)
-    length, vocab_size = arrays["tokens"].shape[1], job.vocabulary.vocab_size
+    length, vocab_size = arrays["tokens"].shape[1], plan.vocabulary.vocab_size
     first_row, end_row = int(stored.row[chosen].min()), int(stored.row[chosen].max()) + 1
     labels, tokens = (
         arrays[name][first_row:end_row] for name in ("labels" if "labels" in arrays else "tokens", "tokens")
     )
     numbers = (np.arange(tokens.size, dtype=np.int32) + vocab_size).reshape(tokens.shape)
-    roles = np.isin(tokens, np.unique([task.ids.fim for task in job.tasks]))
+    roles = np.isin(tokens, np.unique([task.ids.fim for task in plan.tasks]))
     among_roles = np.where(roles, tokens.astype(np.int32), numbers)
     shifted = stored._replace(row=stored.row - first_row)
-    found = restore(job, {**arrays, "tokens": among_roles, "labels": numbers}, shifted, chosen).ids
+    found = restore(plan, {**arrays, "tokens": among_roles, "labels": numbers}, shifted, chosen).ids
     flat = found.astype(np.int64) - vocab_size
     segment = np.repeat(chosen, arrays["segment_tokens"][chosen])  # the segment of each token
     begin = shifted.row[segment] * length + stored.first_slot[segment]
     end = begin + stored.slots[segment]
-    in_place = np.array([task.in_place for task in job.tasks])[arrays["segment_task"][segment]]
+    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"][segment]]
 
     def holds(at: np.ndarray, which: np.ndarray) -> np.ndarray:
         """bool: whether slots `at` are of the segment and have the ids of tokens `which`."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.render import draw_noise, expected_prefix, target_of
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
@@ -64,17 +64,17 @@ def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int
     return faults.total == before
 
 
-def check_layout(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
     """P3: the arrays that depend on the recipe are there exactly when it asks for them."""
     before = faults.total
-    objectives = [task.objective for task in job.tasks]
+    objectives = [task.objective for task in plan.tasks]
     in_place = any(objective.label_alignment == "same_slot" for objective in objectives)
-    full = job.recipe.output.columns == "full"
+    full = plan.recipe.output.columns == "full"
     wanted = {
         "labels": in_place,
         "segment_ids": full,
         "loss_mask": full or in_place or "trained_offsets" in arrays,
-        "cu_seqlens_padded": job.recipe.packing.pad_seq_to_mult > 1,
+        "cu_seqlens_padded": plan.recipe.packing.pad_seq_to_mult > 1,
         "block_offsets": any(RULES[objective.attention].in_blocks for objective in objectives),
     }
     for name, has in wanted.items():
@@ -87,23 +87,23 @@ def check_layout(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: 
     return faults.total == before
 
 
-def check_arrays(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
     """P4 … P15 of one shard. Whether its segments can be inverted and counted."""
-    recipe = job.recipe
+    recipe = plan.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
         return False
     row, begin, slots = segment_slots(arrays)
-    headers_good = _check_headers(job, arrays, file, row, faults)
+    headers_good = _check_headers(plan, arrays, file, row, faults)
     arrays = _with_derived(arrays, row, begin, slots)
-    if not headers_good or not check_parts(job, arrays, file, faults):
+    if not headers_good or not check_parts(plan, arrays, file, faults):
         return False
-    stored = stored_segments(job, arrays)
-    next_token = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
-    check_slots(job, arrays, stored, next_token, file, faults)
-    if not _check_law(job, arrays, stored, file, faults):
+    stored = stored_segments(plan, arrays)
+    next_token = np.array([not task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    check_slots(plan, arrays, stored, next_token, file, faults)
+    if not _check_law(plan, arrays, stored, file, faults):
         return False
-    check_noise(job, arrays, stored, file, faults)
-    _check_coverage(job, arrays, stored, file, faults)
+    check_noise(plan, arrays, stored, file, faults)
+    _check_coverage(plan, arrays, stored, file, faults)
     return True
 
 
@@ -121,7 +121,7 @@ def _with_derived(
     return {**arrays, **derived}
 
 
-def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> bool:
+def _check_headers(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> bool:
     """P11, and the ranges of P13: whether the header can be used as indices."""
     before = faults.total
 
@@ -129,13 +129,13 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
         for g in np.flatnonzero(wrong):
             faults.add(promise, file, f"segment {g}: {name} {message}", int(row[g]), value=_plain(arrays[name][g]))
 
-    n_files = sum(len(source.files) for source in job.sources)
-    bad("P11", arrays["segment_task"] >= len(job.tasks), "segment_task", f"is none of the {len(job.tasks)} tasks")
+    n_files = sum(len(source.files) for source in plan.sources)
+    bad("P11", arrays["segment_task"] >= len(plan.tasks), "segment_task", f"is none of the {len(plan.tasks)} tasks")
     bad(
         "P11",
-        arrays["segment_source"] >= len(job.sources),
+        arrays["segment_source"] >= len(plan.sources),
         "segment_source",
-        f"is none of the {len(job.sources)} sources",
+        f"is none of the {len(plan.sources)} sources",
     )
     bad("P11", arrays["segment_file"] >= n_files, "segment_file", f"is none of the plan's {n_files} files")
     bad("P11", arrays["segment_tokens"] < 1, "segment_tokens", "is not positive")
@@ -146,12 +146,12 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
     bad("P13", ~((noise >= 0) & (noise <= 1)) | np.signbit(noise), "segment_noise", "is no noise level")
     if faults.total > before:
         return False
-    plain = np.array([not task.in_place for task in job.tasks])[arrays["segment_task"]]
+    plain = np.array([not task.in_place for task in plan.tasks])[arrays["segment_task"]]
     bad("P13", plain & (weight != 1), "segment_loss_weight", "should be 1")
     bad("P13", plain & (noise != 0), "segment_noise", "should be 0")
-    owner = np.repeat(np.arange(len(job.sources)), [len(source.files) for source in job.sources])
+    owner = np.repeat(np.arange(len(plan.sources)), [len(source.files) for source in plan.sources])
     bad("P11", owner[arrays["segment_file"]] != arrays["segment_source"], "segment_file", "belongs to another source")
-    uses = np.array([source.uses for source in job.sources])
+    uses = np.array([source.uses for source in plan.sources])
     bad(
         "P11",
         arrays["segment_repeat"] >= uses[arrays["segment_source"]],
@@ -159,41 +159,44 @@ def _check_headers(job: Job, arrays: Mapping[str, np.ndarray], file: str, row: n
         "is no use that the plan has",
     )
     bad(
-        "P11", ~_kept(job, arrays), "segment_doc", "is no document that its source's sample and repeat keep in this use"
+        "P11",
+        ~_kept(plan, arrays),
+        "segment_doc",
+        "is no document that its source's sample and repeat keep in this use",
     )
     should = segment_key(
-        _file_keys(job, arrays["segment_file"]),
+        _file_keys(plan, arrays["segment_file"]),
         arrays["segment_doc"],
         arrays["segment_repeat"],
         arrays["segment_start"],
     )
     bad("P11", should != arrays["segment_key"], "segment_key", "is not the key of its document, use and start")
-    task, too_short, short = arrays["segment_task"], len(job.tasks) - 1, arrays["segment_tokens"] < SHORTEST
-    wrong = task != np.where(short, too_short, _drawn(job, arrays, thresholds(job.recipe)))
+    task, too_short, short = arrays["segment_task"], len(plan.tasks) - 1, arrays["segment_tokens"] < SHORTEST
+    wrong = task != np.where(short, too_short, _drawn(plan, arrays, thresholds(plan.recipe)))
     if "trained_offsets" in arrays:  # supervised documents draw among fewer tasks
-        wrong &= task != np.where(short, too_short, _drawn(job, arrays, thresholds(job.recipe, supervised=True)))
-    if job.recipe.packing.algorithm == "concat":  # where a row ends, too few tokens for the task drawn may be left
+        wrong &= task != np.where(short, too_short, _drawn(plan, arrays, thresholds(plan.recipe, supervised=True)))
+    if plan.recipe.packing.algorithm == "concat":  # where a row ends, too few tokens for the task drawn may be left
         wrong &= task != too_short
     bad("P11", wrong, "segment_task", "is not the task that its key draws")
     return faults.total == before
 
 
-def _file_keys(job: Job, files: np.ndarray) -> np.ndarray:
+def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
     """uint64[n]: the keys of files of the plan, int[n]."""
     which, place = np.unique(files, return_inverse=True)
-    first = np.array([source.first_file for source in job.sources])
+    first = np.array([source.first_file for source in plan.sources])
     keys = np.zeros(len(which), np.uint64)
     for k, file in enumerate(which.tolist()):
-        source = job.sources[int(np.searchsorted(first, file, "right")) - 1]
+        source = plan.sources[int(np.searchsorted(first, file, "right")) - 1]
         keys[k] = text_key(source.seed, source.name, source.files.names[file - source.first_file])
     return keys[place]
 
 
-def _kept(job: Job, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+def _kept(plan: Plan, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """bool[segments]: whether the segment's document is one of those that its source takes in the segment's use, as far as
     the plan tells."""
     kept = np.ones(len(arrays["segment_key"]), np.bool_)
-    for s, source in enumerate(job.sources):
+    for s, source in enumerate(plan.sources):
         own = np.flatnonzero(arrays["segment_source"] == s)
         for use in np.unique(arrays["segment_repeat"][own]).tolist():
             if use >= source.uses or keeps_all(source, use):
@@ -206,20 +209,20 @@ def _kept(job: Job, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return kept
 
 
-def _drawn(job: Job, arrays: Mapping[str, np.ndarray], limits: np.ndarray) -> np.ndarray:
+def _drawn(plan: Plan, arrays: Mapping[str, np.ndarray], limits: np.ndarray) -> np.ndarray:
     """int64[segments]: the task that each segment's key draws from its source's."""
     u = (bits64(arrays["segment_key"], TASK) >> np.uint64(11)).astype(np.int64)
     drawn = np.zeros(len(u), np.int64)
-    for s in range(len(job.sources)):
+    for s in range(len(plan.sources)):
         of_source = arrays["segment_source"] == s
         drawn[of_source] = np.searchsorted(limits[s], u[of_source], "right")
     return drawn
 
 
-def _check_law(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> bool:
+def _check_law(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> bool:
     """P12, P13, P14."""
     before = faults.total
-    documents, roles = job.recipe.documents, job.vocabulary.roles
+    documents, roles = plan.recipe.documents, plan.vocabulary.roles
     row, begin, slots, bos, eos, copy = stored.row, stored.first_slot, stored.slots, stored.bos, stored.eos, stored.copy
     wrong = (eos < 0) | (eos > int(documents.append_eos)) | (copy < 0)
     for g in np.flatnonzero(wrong):
@@ -227,11 +230,11 @@ def _check_law(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable,
         faults.add("P12", file, message, int(row[g]), int(begin[g]), int(slots[g]))
     if wrong.any():
         return False
-    in_place = np.array([task.in_place for task in job.tasks])[arrays["segment_task"]]
-    at = row * job.recipe.seq_length + begin
-    mode = np.array([task.mode_token for task in job.tasks])[arrays["segment_task"]]
+    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    at = row * plan.recipe.seq_length + begin
+    mode = np.array([task.mode_token for task in plan.tasks])[arrays["segment_task"]]
     prefix = np.zeros(len(row), np.int64)
-    for t, task in enumerate(job.tasks):
+    for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"] == t)
         if len(of_task):
             prefix[of_task] = expected_prefix(task, stored.of(of_task).bodies(), bos[of_task], slots[of_task])
@@ -244,12 +247,12 @@ def _check_law(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable,
         found = _original(arrays, in_place[which], place[which])
         for i in np.flatnonzero(found != np.broadcast_to(should, has.shape)[which]):
             g = which[i]
-            slot = int(place[g] - row[g] * job.recipe.seq_length)
+            slot = int(place[g] - row[g] * plan.recipe.seq_length)
             faults.add("P12", file, f"segment {g}: no {name} where it belongs", int(row[g]), slot, int(found[i]))
     for g in np.flatnonzero(prefix != arrays["segment_prefix"]):
         message = f"segment {g}: segment_prefix should be {prefix[g]}"
         faults.add("P13", file, message, int(row[g]), int(begin[g]), int(arrays["segment_prefix"][g]))
-    for g in np.flatnonzero(~fitting(job, arrays, stored)):
+    for g in np.flatnonzero(~fitting(plan, arrays, stored)):
         faults.add("P14", file, f"segment {g}: a sentinel is missing or out of order", int(row[g]), int(begin[g]))
     return faults.total == before
 
@@ -263,7 +266,7 @@ def _original(arrays: Mapping[str, np.ndarray], in_place: np.ndarray, place: np.
 
 
 def _check_coverage(
-    job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults
 ) -> None:
     """P15: all segments of a document are in one shard, and tile it. P12: its last one, and no other, has its eos."""
     start, n = arrays["segment_start"], arrays["segment_tokens"]
@@ -277,17 +280,17 @@ def _check_coverage(
     should = np.concatenate((np.zeros(min(1, len(order)), np.int64), np.where(goes_on, ends, 0)[:-1]))
     wrong = start[order] != should
     if "trained_offsets" in arrays:  # segments without a trained token are left out
-        wrong &= (start[order] < should) | ~_may_be_limited(job, arrays, order, goes_on)
+        wrong &= (start[order] < should) | ~_may_be_limited(plan, arrays, order, goes_on)
     wrong = np.flatnonzero(wrong)
     row = stored.row
     for i in wrong:
         g = order[i]
         message = f"segment {g}: it begins with token {start[g]} of its document and should with {should[i]}"
         faults.add("P15", file, message, int(row[g]), value=int(start[g]))
-    if len(wrong) or not job.recipe.documents.append_eos or "trained_offsets" in arrays:
+    if len(wrong) or not plan.recipe.documents.append_eos or "trained_offsets" in arrays:
         return
     begin, slots, eos = stored.first_slot, stored.slots, stored.eos[order]
-    lacking = (eos == 0) & ~goes_on & (job.recipe.documents.long != "truncate")
+    lacking = (eos == 0) & ~goes_on & (plan.recipe.documents.long != "truncate")
     for which, words in (
         (goes_on & (eos == 1), "has an eos, and its document goes on"),
         (lacking, "ends its document, and has no eos"),
@@ -297,21 +300,21 @@ def _check_coverage(
             faults.add("P12", file, f"segment {g}: it {words}", int(row[g]), slot, int(arrays["tokens"][row[g], slot]))
 
 
-def _may_be_limited(job: Job, arrays: Mapping[str, np.ndarray], order: np.ndarray, goes_on: np.ndarray) -> np.ndarray:
+def _may_be_limited(plan: Plan, arrays: Mapping[str, np.ndarray], order: np.ndarray, goes_on: np.ndarray) -> np.ndarray:
     """bool[segments], in `order`: whether all the document's segments have the tasks that one draws whose loss is limited to
     ranges. Its pieces may each be trained from end to end, and look like any other's."""
-    drawn = _drawn(job, arrays, thresholds(job.recipe, supervised=True))
+    drawn = _drawn(plan, arrays, thresholds(plan.recipe, supervised=True))
     fits = (arrays["segment_task"] == drawn) | (arrays["segment_tokens"] < SHORTEST)
     document = np.cumsum(np.concatenate((np.zeros(min(1, len(order)), np.int64), ~goes_on[:-1])))
     others = np.bincount(document, ~fits[order], len(order))
     return others[document] == 0
 
 
-def count_arrays(job: Job, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
+def count_arrays(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
     """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger."""
     _, _, slots = segment_slots(arrays)
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
-    for kind, names in (("sources", [s.name for s in job.sources]), ("tasks", [t.name for t in job.tasks])):
+    for kind, names in (("sources", [s.name for s in plan.sources]), ("tasks", [t.name for t in plan.tasks])):
         which = arrays["segment_source" if kind == "sources" else "segment_task"]
         for i, name in enumerate(names):
             counted = which == i
@@ -328,7 +331,7 @@ def _plain(value: np.generic) -> float | int | str:
     return item if not isinstance(item, float) or np.isfinite(item) else str(item)
 
 
-def check_parts(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
     """P19 and P20, as far as the arrays can be walked: offsets, ranges and counts."""
     before = faults.total
     row, _, slots = segment_slots(arrays)
@@ -352,8 +355,8 @@ def check_parts(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: F
             message = f"segment {g}: trained range {ranges[i].tolist()} is empty, out of order or outside its {slots[g]} slots"
             faults.add("P19", file, message, int(row[g]))
     if "block_offsets" in arrays:
-        length = np.array([task.parameters.get("block_length", 0) for task in job.tasks])[arrays["segment_task"]]
-        blocked = np.array([RULES[task.objective.attention].in_blocks for task in job.tasks])[arrays["segment_task"]]
+        length = np.array([task.parameters.get("block_length", 0) for task in plan.tasks])[arrays["segment_task"]]
+        blocked = np.array([RULES[task.objective.attention].in_blocks for task in plan.tasks])[arrays["segment_task"]]
         should = np.where(blocked, -(-(slots // 2) // np.maximum(length, 1)), 0)
         found = np.diff(arrays["block_offsets"])
         for g in np.flatnonzero(found != should):
@@ -364,18 +367,18 @@ def check_parts(job: Job, arrays: Mapping[str, np.ndarray], file: str, faults: F
     return faults.total == before
 
 
-def check_noise(job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> None:
+def check_noise(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> None:
     """P18: noise drawn anew from labels and keys is the stored noise; so it lies on candidates alone."""
     if "labels" not in arrays:
         return
     length = arrays["tokens"].shape[1]
     trainable = trainable_slots(arrays, stored).reshape(-1) if "trained_offsets" in arrays else None
-    in_place = np.array([task.in_place for task in job.tasks])[arrays["segment_task"]]
+    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
     if not in_place.any():
         return
     tokens = arrays["labels"].reshape(-1).copy()
     loss_mask = np.zeros(len(tokens), np.uint8)
-    for t, task in enumerate(job.tasks):
+    for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"] == t)
         if not task.in_place or not len(of_task):
             continue

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.plan_form import MOST_USES
 from packprep.building.work import TOO_LONG, Made
 from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan
@@ -81,7 +81,9 @@ def used_documents(arrays: Mapping[str, np.ndarray]) -> Locations:
     return locations.at(~_repeated(locations))
 
 
-def read_rejects(directory: Path, shard: int, job: Job, receipt: Mapping[str, Any], faults: Faults) -> Locations | None:
+def read_rejects(
+    directory: Path, shard: int, plan: Plan, receipt: Mapping[str, Any], faults: Faults
+) -> Locations | None:
     """The documents that a shard's rejects name; None if the file is none, which P1 or P2 tells.
 
     A record of no document of the plan, or without a reason, is a fault.
@@ -89,8 +91,8 @@ def read_rejects(directory: Path, shard: int, job: Job, receipt: Mapping[str, An
     name = rejects_name(shard)
     if receipt["rejects"] is None:
         return _sorted([], [], [])
-    numbers = {(s.name, f.name): s.first_file + i for s in job.sources for i, f in enumerate(s.files)}
-    uses = {source.name: source.uses for source in job.sources}
+    numbers = {(s.name, f.name): s.first_file + i for s in plan.sources for i, f in enumerate(s.files)}
+    uses = {source.name: source.uses for source in plan.sources}
     found = []
     try:
         for i, line in enumerate(read_file(directory / name).splitlines(keepends=True)):
@@ -115,7 +117,7 @@ def read_rejects(directory: Path, shard: int, job: Job, receipt: Mapping[str, An
 
 
 def check_documents(
-    job: Job,
+    plan: Plan,
     shard: int,
     arrays: Mapping[str, np.ndarray],
     rejects: Locations,
@@ -124,36 +126,36 @@ def check_documents(
 ) -> Runs:
     """P21 of one shard whose headers are sound, without the sources. Gives the parts of files to compare with other shards'."""
     used = used_documents(arrays)
-    owner = _owners(job)
-    for s, source in enumerate(job.sources):
+    owner = _owners(plan)
+    for s, source in enumerate(plan.sources):
         said, found = receipt["ledger"]["sources"][source.name]["documents"]["used"], int((owner[used.file] == s).sum())
         if said != found:
             message = f"source {source.name}: the ledger says that documents were used: {said}; in segments are {found}"
             faults.add("P21", receipt_name(shard), message)
     for i in np.flatnonzero(_repeated(rejects))[:MAX_LISTED]:
-        faults.add("P21", rejects_name(shard), f"{_words(job, rejects, i)} is listed twice")
+        faults.add("P21", rejects_name(shard), f"{_words(plan, rejects, i)} is listed twice")
     every = _sorted(*(np.concatenate(columns) for columns in zip(used, rejects.at(~_repeated(rejects)), strict=True)))
     for i in np.flatnonzero(_repeated(every))[:MAX_LISTED]:
-        faults.add("P21", rejects_name(shard), f"{_words(job, every, i)} is in segments and among the rejects")
+        faults.add("P21", rejects_name(shard), f"{_words(plan, every, i)} is in segments and among the rejects")
     every = every.at(~_repeated(every))
     inside = np.zeros(len(every.file), np.bool_)
     keys = np.unique(_uses_of_files(every.file, every.use))
     counts = np.zeros(len(keys), np.int64)  # of extents of each
-    for extents in _extents(job, shard):
+    for extents in _extents(plan, shard):
         inside |= _inside(every, extents)
         ends = _uses_of_files(extents.file, extents.use)
         counts += np.searchsorted(ends, keys, "right") - np.searchsorted(ends, keys)
-        _check_texts(job, shard, every, extents, faults)
+        _check_texts(plan, shard, every, extents, faults)
     foreign = ~inside
     for i in np.flatnonzero(foreign)[:MAX_LISTED]:
-        message = f"{_words(job, every, i)} is not of what the plan gives this shard"
+        message = f"{_words(plan, every, i)} is not of what the plan gives this shard"
         faults.add("P21", shard_name(shard), message)
-    _check_kept(job, shard, every, faults)
+    _check_kept(plan, shard, every, faults)
     parts = dict(zip(keys.tolist(), counts.tolist(), strict=True))
-    return _runs(job, shard, every.at(~foreign), parts, faults)
+    return _runs(plan, shard, every.at(~foreign), parts, faults)
 
 
-def check_apart(job: Job, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
+def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
     """P21 over shards: what they read of one file does not overlap, nor lack rows between them. whole: of all shards."""
     columns = [np.concatenate(column) for column in zip(*(of_shard for _, of_shard in runs), strict=True)] or list(
         NO_RUNS
@@ -164,19 +166,19 @@ def check_apart(job: Job, runs: Sequence[tuple[int, Runs]], whole: bool, faults:
     same = np.zeros(len(file), np.bool_)
     same[1:] = (file[1:] == file[:-1]) & (use[1:] == use[:-1])
     before = np.where(same, np.roll(last, 1), -1)
-    tables = np.array([_is_table(job, int(f)) for f in file], np.bool_)
-    keeps_all = np.array([_keeps_all(job, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_)
+    tables = np.array([_is_table(plan, int(f)) for f in file], np.bool_)
+    keeps_all = np.array([_keeps_all(plan, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_)
     for i in np.flatnonzero(first <= before)[:MAX_LISTED]:
-        location = _words(job, Locations(file, use, first), i)
+        location = _words(plan, Locations(file, use, first), i)
         neighbour = shard_name(int(shards[order[i - 1]]))
         faults.add("P21", shard_name(int(shards[order[i]])), f"{location} lies among the documents of {neighbour}, too")
     for i in np.flatnonzero(tables & keeps_all & (first > before + 1))[:MAX_LISTED] if whole else ():
-        location = _words(job, Locations(file, use, first - 1), i)
+        location = _words(plan, Locations(file, use, first - 1), i)
         faults.add("P21", shard_name(int(shards[order[i]])), f"{location} is in no shard and among no rejects")
 
 
 def check_read(
-    job: Job, shard: int, arrays: Mapping[str, np.ndarray], rejects: Locations, made: Made, faults: Faults
+    plan: Plan, shard: int, arrays: Mapping[str, np.ndarray], rejects: Locations, made: Made, faults: Faults
 ) -> None:
     """P21 from the sources: the documents that were read again are those of the segments and the rejects."""
     documents = made.documents
@@ -198,40 +200,40 @@ def check_read(
         is_stored = _inside(odd, _Extents(*stored, stored.position + 1))
         for i in range(min(len(odd.file), MAX_LISTED)):
             message = f"is {what}, and should not be" if is_stored[i] else f"should be {what}, and is not"
-            faults.add("P21", file, f"{_words(job, odd, i)} {message}")
+            faults.add("P21", file, f"{_words(plan, odd, i)} {message}")
 
 
-def _owners(job: Job) -> np.ndarray:
+def _owners(plan: Plan) -> np.ndarray:
     """int64[files]: the source of each of the plan's files."""
-    return np.repeat(np.arange(len(job.sources)), [len(source.files) for source in job.sources])
+    return np.repeat(np.arange(len(plan.sources)), [len(source.files) for source in plan.sources])
 
 
-def _source_of(job: Job, file: int) -> PlannedSource:
-    return job.sources[bisect_right(job.sources, file, key=lambda source: source.first_file) - 1]
+def _source_of(plan: Plan, file: int) -> PlannedSource:
+    return plan.sources[bisect_right(plan.sources, file, key=lambda source: source.first_file) - 1]
 
 
-def _format(job: Job, file: int) -> tuple[str, str]:
-    source = _source_of(job, file)
+def _format(plan: Plan, file: int) -> tuple[str, str]:
+    source = _source_of(plan, file)
     return source.formats[file - source.first_file]
 
 
-def _is_table(job: Job, file: int) -> bool:
-    return position_of(*_format(job, file)) == "number"
+def _is_table(plan: Plan, file: int) -> bool:
+    return position_of(*_format(plan, file)) == "number"
 
 
-def _keeps_all(job: Job, file: int, use: int) -> bool:
+def _keeps_all(plan: Plan, file: int, use: int) -> bool:
     """Whether neither `sample` nor a fractional `repeat` leaves documents of a use out."""
-    return keeps_all(_source_of(job, file), use)
+    return keeps_all(_source_of(plan, file), use)
 
 
-def _words(job: Job, locations: Locations, i: int) -> str:
+def _words(plan: Plan, locations: Locations, i: int) -> str:
     """One place, for people."""
     file, use, position = (int(column[i]) for column in locations)
-    source = _source_of(job, file)
+    source = _source_of(plan, file)
     return f"the document at {position} of {source.files[file - source.first_file].name!r} of {source.name} (use {use})"
 
 
-def _extents(job: Job, shard: int) -> Iterator[_Extents]:
+def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
     """What a shard reads, some at a time: a plan may claim millions."""
     found: list[np.ndarray] = []
 
@@ -240,10 +242,10 @@ def _extents(job: Job, shard: int) -> Iterator[_Extents]:
         found.clear()
         return _Extents(*table[:, np.lexsort(table[2::-1])])
 
-    for source in job.sources:
-        locations = source.places(shard, job.shards)
+    for source in plan.sources:
+        locations = source.places(shard, plan.shards)
         for location in {*locations[:1], *locations[-1:]}:  # of which the shard takes a part, perhaps
-            own = source.taken(shard, job.shards, [location])
+            own = source.taken(shard, plan.shards, [location])
             found.append(_in_part(part for of_piece in own for part in source.slices_of(*of_piece)))
         inner = locations[1:-1]
         for i in range(0, len(inner), _AT_ONCE):
@@ -318,54 +320,54 @@ def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
     return [(int(locations.file[b]), int(locations.use[b]), slice(b, e)) for b, e in zip(begins, ends, strict=True)]
 
 
-def _check_kept(job: Job, shard: int, every: Locations, faults: Faults) -> None:
+def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> None:
     """`sample` and a fractional `repeat` keep each document, as far as the plan tells."""
-    if all(keeps_all(source, source.uses - 1) for source in job.sources):  # the last use has no more than the others
+    if all(keeps_all(source, source.uses - 1) for source in plan.sources):  # the last use has no more than the others
         return
     for file, use, which in _groups(every):
-        is_kept = kept_by_plan(_source_of(job, file), use, file, every.position[which])
+        is_kept = kept_by_plan(_source_of(plan, file), use, file, every.position[which])
         for i in np.flatnonzero(~is_kept)[:MAX_LISTED] + which.start:
             faults.add(
-                "P21", shard_name(shard), f"{_words(job, every, i)} is left out by the source's sample or repeat"
+                "P21", shard_name(shard), f"{_words(plan, every, i)} is left out by the source's sample or repeat"
             )
 
 
-def _check_texts(job: Job, shard: int, every: Locations, extents: _Extents, faults: Faults) -> None:
+def _check_texts(plan: Plan, shard: int, every: Locations, extents: _Extents, faults: Faults) -> None:
     """Each text file that the plan gives this shard is there: it is one document, whatever it holds."""
-    is_text = np.concatenate([_formats(source) == _TEXT for source in job.sources])
+    is_text = np.concatenate([_formats(source) == _TEXT for source in plan.sources])
     wanted = Locations(*extents[:3]).at(is_text[extents.file])
     there = every.at(every.position == 0)
     lacking = wanted.at(~np.isin(_uses_of_files(*wanted[:2]), _uses_of_files(*there[:2])))
     start = np.zeros(1, np.int64)
     files, which = np.unique(lacking.file, return_inverse=True)
-    sampled = np.array([in_sample(_source_of(job, file), file, start)[0] for file in files.tolist()], np.bool_)
+    sampled = np.array([in_sample(_source_of(plan, file), file, start)[0] for file in files.tolist()], np.bool_)
     lacking, found = lacking.at(sampled[which]), 0
     for i in range(len(lacking.file)):
         file, use = int(lacking.file[i]), int(lacking.use[i])
-        if kept_by_plan(_source_of(job, file), use, file, start)[0]:
+        if kept_by_plan(_source_of(plan, file), use, file, start)[0]:
             faults.add(
-                "P21", shard_name(shard), f"{_words(job, lacking, i)} is in no segment and not among the rejects"
+                "P21", shard_name(shard), f"{_words(plan, lacking, i)} is in no segment and not among the rejects"
             )
             found += 1
         if found == MAX_LISTED:
             return
 
 
-def _runs(job: Job, shard: int, every: Locations, parts: Mapping[int, int], faults: Faults) -> Runs:
+def _runs(plan: Plan, shard: int, every: Locations, parts: Mapping[int, int], faults: Faults) -> Runs:
     """The parts of compressed files and tables, whose positions the plan does not tell; of a table no row may lack inside.
 
     parts: by the number of a file and use, how many parts of it the shard reads.
     """
     found = []
     for file, use, own in _groups(every):
-        if position_of(*_format(job, file)) in ("whole", "byte"):
+        if position_of(*_format(plan, file)) in ("whole", "byte"):
             continue
         position = every.position[own]
         count = parts[_uses_of_files(file, use)]
         gaps = np.flatnonzero(np.diff(position) > 1)
-        if _is_table(job, file) and len(gaps) >= count and _keeps_all(job, file, use):
+        if _is_table(plan, file) and len(gaps) >= count and _keeps_all(plan, file, use):
             lost = Locations(*(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1)))
-            message = f"{_words(job, lost, 0)}, or another of its rows, is in no segment and not among the rejects"
+            message = f"{_words(plan, lost, 0)}, or another of its rows, is in no segment and not among the rejects"
             faults.add("P21", shard_name(shard), message)
         elif count == 1:
             found.append((file, use, position[0], position[-1]))

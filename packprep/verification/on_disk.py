@@ -14,7 +14,7 @@ from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, bad_documents, make_manifest, read_receipt, too_many_bad
 from packprep.building.ledger import imbalances, is_ledger
-from packprep.building.plan import Job, ids_of
+from packprep.building.plan import Plan, ids_of
 from packprep.building.planning import changed_keys, follows, repeats
 from packprep.dataset.manifest import LATER
 from packprep.documents.calibration import highest_ratio
@@ -66,23 +66,23 @@ def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faul
     return faults.total == before
 
 
-def check_manifest(job: Job, manifest: Mapping[str, Any], faults: Faults) -> None:
+def check_manifest(plan: Plan, manifest: Mapping[str, Any], faults: Faults) -> None:
     """P2 of dataset.json and plan.json: the one says what the other says, which is what was fingerprinted."""
-    expected = make_manifest(job, manifest["shards"], manifest["ledger"])
+    expected = make_manifest(plan, manifest["shards"], manifest["ledger"])
     for key, value in manifest.items():
         if key not in ("plan", "digest") and value != expected[key]:
             faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
-    files = [[(file.name, file.size) for file in source.files] for source in job.sources]
-    tokenizer, template = job.plan["tokenizer"]["digest"], job.plan["chat_template"]
-    if fingerprint(job.recipe, files, tokenizer, template, job.law) != job.plan["fingerprint"]:
+    files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
+    tokenizer, template = plan.stored["tokenizer"]["digest"], plan.stored["chat_template"]
+    if fingerprint(plan.recipe, files, tokenizer, template, plan.law) != plan.stored["fingerprint"]:
         faults.add("P2", PLAN_NAME, "its fingerprint is not that of its recipe, files and tokenizer")
-    for source in job.sources:
+    for source in plan.sources:
         for file, (format, compression) in zip(source.files, source.formats, strict=True):
             told = FORMATS[format].position != "number"  # by sizes
             if told and file.pieces != count_pieces("", format, compression, file.size):
                 faults.add("P2", PLAN_NAME, f"{file.name} has not so many pieces", value=file.pieces)
-    if len(manifest["shards"]) != job.shards:
-        faults.add("P2", MANIFEST_NAME, f"it lists {len(manifest['shards'])} shards and the plan has {job.shards}")
+    if len(manifest["shards"]) != plan.shards:
+        faults.add("P2", MANIFEST_NAME, f"it lists {len(manifest['shards'])} shards and the plan has {plan.shards}")
 
 
 def _named(manifest: Mapping[str, Any]) -> set[str]:
@@ -131,7 +131,7 @@ def _readable(path: str) -> str:
 
 
 def check_shard_files(
-    directory: Path, shard: int, entry: Mapping[str, Any], plan_digest: str, job: Job, faults: Faults
+    directory: Path, shard: int, entry: Mapping[str, Any], plan_digest: str, plan: Plan, faults: Faults
 ) -> tuple[bool, dict[str, Any] | None]:
     """P1, P2 and the ledger's P16 of one shard, its receipt and its rejects.
 
@@ -157,14 +157,14 @@ def check_shard_files(
         if receipt[key] != entry[key]:
             faults.add("P2", name, f"{key} is not the manifest's {entry[key]!r}", value=receipt[key])
     try:
-        sound = is_ledger(receipt["ledger"], [s.name for s in job.sources], [t.name for t in job.tasks])
+        sound = is_ledger(receipt["ledger"], [s.name for s in plan.sources], [t.name for t in plan.tasks])
     except PlanError as error:
         faults.add("P16", name, str(error))
         return is_there, None
     if not sound:
         faults.add("P16", name, "its ledger has not the keys and counts of a ledger")
         return is_there, None
-    if not _is_sound(receipt, job):
+    if not _is_sound(receipt, plan):
         faults.add("P2", name, "its rejects or text_digests have not the keys and values of a receipt")
         return is_there, None
     for wrong in imbalances(receipt["ledger"]):
@@ -173,13 +173,13 @@ def check_shard_files(
     return is_there, receipt
 
 
-def _is_sound(receipt: Mapping[str, Any], job: Job) -> bool:
+def _is_sound(receipt: Mapping[str, Any], plan: Plan) -> bool:
     """Whether the nested parts of a receipt, but for its ledger, can be read."""
     rejects, texts = receipt["rejects"], receipt["text_digests"]
     return (
         (rejects is None or (isinstance(rejects, dict) and rejects.keys() >= REJECTS_KEYS))
         and isinstance(texts, dict)
-        and texts.keys() == {source.name for source in job.sources}
+        and texts.keys() == {source.name for source in plan.sources}
     )
 
 
@@ -231,9 +231,9 @@ def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Fa
     return True
 
 
-def sound_ledgers(out: Folder, manifest: Mapping[str, Any], job: Job, shards: Iterable[int]) -> list[dict[str, Any]]:
+def sound_ledgers(out: Folder, manifest: Mapping[str, Any], plan: Plan, shards: Iterable[int]) -> list[dict[str, Any]]:
     """The ledgers of these shards' receipts, of those that are sound; the others are somebody's to report."""
-    sources, tasks = [s.name for s in job.sources], [t.name for t in job.tasks]
+    sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
     ledgers: list[dict[str, Any]] = []
     for b in shards:
         with contextlib.suppress(PlanError):
@@ -257,14 +257,14 @@ FEWEST = 1000
 """Documents of which a coin for each, as `sample` throws, keeps a part evenly enough for that."""
 
 
-def check_plan_follows(job: Job, faults: Faults) -> None:
+def check_plan_follows(plan: Plan, faults: Faults) -> None:
     """P22 of plan.json, from itself, its recipe and tokenizer.json alone."""
     try:
-        expected = _worked_out_again(job)
+        expected = _worked_out_again(plan)
     except PackprepError as error:
         faults.add("P22", PLAN_NAME, f"its recipe, tokenizer and files give no plan: {error}")
         return
-    stored = json_value({key: job.plan[key] for key in expected})
+    stored = json_value({key: plan.stored[key] for key in expected})
     stored["sources"] = [
         {key: source[key] for key in wanted}
         for source, wanted in zip(stored["sources"], expected["sources"], strict=True)
@@ -276,36 +276,36 @@ def check_plan_follows(job: Job, faults: Faults) -> None:
         faults.add("P22", PLAN_NAME, message)
 
 
-def _worked_out_again(job: Job) -> dict[str, Any]:
+def _worked_out_again(plan: Plan) -> dict[str, Any]:
     """What `follows` gives of the plan's recipe, tokenizer, files and estimates; PackprepError where that gives no plan."""
-    plan, recipe = job.plan, job.recipe
-    lacking = [key for source in plan["sources"] for key in ("tokens_per_byte", "patterns") if source[key] is None]
-    if job.law > 1 and (lacking or plan["beside_tokenizer"] is None):
+    stored, recipe = plan.stored, plan.recipe
+    lacking = [key for source in stored["sources"] for key in ("tokens_per_byte", "patterns") if source[key] is None]
+    if plan.law > 1 and (lacking or stored["beside_tokenizer"] is None):
         raise PlanError(f"key {(lacking or ['beside_tokenizer'])[0]!r} is missing")
-    vocabulary = _vocabulary(job)
-    tasks = resolve(recipe, ids_of(vocabulary, job.law), vocabulary.mode_tokens)
-    tokens_per_byte = [source["tokens_per_byte"] for source in plan["sources"]]
-    if job.law == 1:  # which kept no tokens per byte, on which shares and the shards' size depend
+    vocabulary = _vocabulary(plan)
+    tasks = resolve(recipe, ids_of(vocabulary, plan.law), vocabulary.mode_tokens)
+    tokens_per_byte = [source["tokens_per_byte"] for source in stored["sources"]]
+    if plan.law == 1:  # which kept no tokens per byte, on which shares and the shards' size depend
         output = recipe.output
         if output.shard_text_bytes == "auto":
-            output = replace(output, shard_text_bytes=plan["shard_text_bytes"])
+            output = replace(output, shard_text_bytes=stored["shard_text_bytes"])
         planned = [
-            s.source if s.source.share is None else replace(s.source, share=None, repeat=s.repeat) for s in job.sources
+            s.source if s.source.share is None else replace(s.source, share=None, repeat=s.repeat) for s in plan.sources
         ]
         recipe = replace(recipe, output=output, sources=tuple(planned))
-        tokens_per_byte = [source["tokens"] / max(source["text_bytes"], 1) for source in plan["sources"]]
-    for source in job.sources:
+        tokens_per_byte = [source["tokens"] / max(source["text_bytes"], 1) for source in stored["sources"]]
+    for source in plan.sources:
         _check_ratios(source)
-    once = [int(source.weights().sum()) for source in job.sources]
-    for source, repeat in zip(job.sources, repeats(recipe, once, tokens_per_byte), strict=True):
+    once = [int(source.weights().sum()) for source in plan.sources]
+    for source, repeat in zip(plan.sources, repeats(recipe, once, tokens_per_byte), strict=True):
         if source.repeat != repeat:  # before anything as long as all uses is made
             raise PlanError(f"source {source.name!r} has repeat {repeat} by them, and {source.repeat} in the plan")
-    return json_value(follows(recipe, vocabulary, tasks, job.sources, tokens_per_byte))
+    return json_value(follows(recipe, vocabulary, tasks, plan.sources, tokens_per_byte))
 
 
-def _vocabulary(job: Job) -> Vocabulary:
+def _vocabulary(plan: Plan) -> Vocabulary:
     """The vocabulary that the recipe makes of tokenizer.json, less what was added to it."""
-    recipe, stored, beside = job.recipe, job.vocabulary, job.plan["beside_tokenizer"]
+    recipe, stored, beside = plan.recipe, plan.vocabulary, plan.stored["beside_tokenizer"]
     if beside is None:  # law 1 kept nothing of these files: tokens that play eos, bos, pad and mask are believed
         texts = texts_of_ids(stored.tokenizer_json, list(stored.roles.values()))
         roles = {role: texts[id] for role, id in stored.roles.items() if role in HINT_KEYS and id in texts}
@@ -346,18 +346,18 @@ def _is_near(stored: Any, expected: Any) -> bool:
     return bool(stored == expected)
 
 
-def check_reject_limit(job: Job, total: Mapping[str, Any], faults: Faults) -> None:
+def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> None:
     """P22 of dataset.json: so many bad documents as the ledgers' sum has are let pass."""
     read, used, reasons = bad_documents(total)
-    bad, fraction = sum(reasons.values()), job.recipe.documents.max_bad_fraction
-    if too_many_bad(bad, read, used, fraction, job.law):
+    bad, fraction = sum(reasons.values()), plan.recipe.documents.max_bad_fraction
+    if too_many_bad(bad, read, used, fraction, plan.law):
         message = f"{bad} of {read} documents are bad, more than documents.max_bad_fraction = {fraction:g} lets pass"
         faults.add("P22", MANIFEST_NAME, message)
 
 
-def check_inputs(job: Job, faults: Faults) -> None:
+def check_inputs(plan: Plan, faults: Faults) -> None:
     """P22 of plan.json, from the sources: its files are those that its patterns find, with the pieces that they have."""
-    for source, planned in zip(job.sources, job.plan["sources"], strict=True):
+    for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
         try:
             _, found = find_below(source.source, source.index, source.prefix, planned["patterns"])
             here, there = (dict(zip(files.names, files.sizes.tolist(), strict=True)) for files in (found, source.files))
@@ -387,12 +387,12 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
             faults.add("P22", PLAN_NAME, f"{message}, which do not hold what the plan says")
 
 
-def check_text_bytes(job: Job, total: Mapping[str, Any], read: Mapping[str, int], faults: Faults) -> None:
+def check_text_bytes(plan: Plan, total: Mapping[str, Any], read: Mapping[str, int], faults: Faults) -> None:
     """P22 of plan.json, once all shards were read again: each source has about the text that the plan expects of it.
 
     total: the ledgers' sum. read: source → bytes of text in all shards.
     """
-    for source, planned in zip(job.sources, job.plan["sources"], strict=True):
+    for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
         documents = total["sources"][source.name]["documents"]["read"]
         by_chance = tuple(source.source.sample) != (0.0, 1.0)
         ratios, expected = source.ratios.values(), planned["text_bytes"]
@@ -409,27 +409,29 @@ def check_text_bytes(job: Job, total: Mapping[str, Any], read: Mapping[str, int]
             faults.add("P22", PLAN_NAME, f"{message}; the plan expects {expected}, to {part:.1%}", value=expected)
 
 
-def check_recipe(job: Job, recipe: Recipe, faults: Faults) -> None:
+def check_recipe(plan: Plan, recipe: Recipe, faults: Faults) -> None:
     """P22 by a recipe from elsewhere: it is the stored one, and plan and tokenizer are what it names."""
     words = "{} is {} in the recipe that was given, and {} in the stored one"
-    now, stored = (json_value(without_places(whole_recipe(r))) for r in (normalised(recipe), job.plan["recipe"]))
+    now, stored = (json_value(without_places(whole_recipe(r))) for r in (normalised(recipe), plan.stored["recipe"]))
     found = changed_keys(now, stored, words)
     for source in recipe.sources:
         patterns = below_one_folder(source, recipe.base)[1]
-        planned = [s["patterns"] for s in job.plan["sources"] if s["name"] == source.name and s["patterns"] is not None]
+        planned = [
+            s["patterns"] for s in plan.stored["sources"] if s["name"] == source.name and s["patterns"] is not None
+        ]
         if planned and planned[0] != patterns:
             found.append(
                 f"the patterns of source {source.name} are {patterns} in the recipe that was given, and {planned[0]}"
             )
     vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe)))
-    if vocabulary.digest != job.vocabulary.digest:
+    if vocabulary.digest != plan.vocabulary.digest:
         found.append(f"the tokenizer of the recipe that was given has the digest {vocabulary.digest}")
-    if job.plan["beside_tokenizer"] not in (None, json_value(vocabulary.beside)):
+    if plan.stored["beside_tokenizer"] not in (None, json_value(vocabulary.beside)):
         found.append("the files beside the tokenizer of the recipe that was given are others")
     template = None
     if recipe.documents.loss_spans == "use":
         template = find_template(recipe.documents.chat_template, recipe.base, recipe.tokenizer)
-    if template != job.plan["chat_template"]:
+    if template != plan.stored["chat_template"]:
         found.append("the chat template of the recipe that was given is another")
     for message in found:
         faults.add("P22", PLAN_NAME, message)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.commit import encode_rejects
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.work import make_shard, read_shard
 from packprep.documents import supervision
 from packprep.errors import SourceError
@@ -24,7 +24,7 @@ from packprep.verification.faults import MAX_LISTED, Faults
 
 
 def replay_shard(
-    job: Job,
+    plan: Plan,
     number: int,
     arrays: Mapping[str, np.ndarray],
     receipt: Mapping[str, Any] | None,
@@ -37,7 +37,7 @@ def replay_shard(
     Gives (how many segments were made again, source → bytes of the text that was read); (0, None) where a source changed.
     """
     file, before = shard_name(number), faults.total
-    made = make_shard(job, number, decoders)
+    made = make_shard(plan, number, decoders)
     if receipt is not None:
         changed = _changed_sources(receipt, made.documents.text_digests)
         for message in changed:
@@ -50,7 +50,7 @@ def replay_shard(
         if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
             faults.add("P17", rejects_name(number), "the rejects are not those of the shard made again")
     if rejects is not None:
-        check_read(job, number, arrays, rejects, made, faults)
+        check_read(plan, number, arrays, rejects, made, faults)
     for name in made.arrays.keys() ^ arrays.keys():
         faults.add("P17", file, f"array {name!r} is {'not made again' if name in arrays else 'missing'}")
     for name in made.arrays.keys() & arrays.keys():
@@ -67,10 +67,10 @@ def replay_shard(
     if faults.total > before:
         return len(made.table.n), made.documents.text_bytes
     table, documents = made.table, made.documents
-    exact = stored_segments(job, arrays)._replace(
+    exact = stored_segments(plan, arrays)._replace(
         bos=table.bos, eos=table.eos, copy=table.copy, first_trained=table.first_trained
     )
-    restored, offsets, _ = restore(job, arrays, exact, np.arange(len(table.n)))
+    restored, offsets, _ = restore(plan, arrays, exact, np.arange(len(table.n)))
     first = documents.offsets[table.document] + table.start
     within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], table.n)
     differs = np.flatnonzero(restored != documents.ids[np.repeat(first, table.n) + within])
@@ -81,7 +81,7 @@ def replay_shard(
 
 
 def replay_some(
-    job: Job,
+    plan: Plan,
     number: int,
     arrays: Mapping[str, np.ndarray],
     chosen: np.ndarray,
@@ -93,12 +93,12 @@ def replay_some(
     file = shard_name(number)
     row = np.searchsorted(arrays["row_offsets"], chosen, "right") - 1
     try:
-        differing = replay_segments(job, arrays, chosen)
+        differing = replay_segments(plan, arrays, chosen)
     except SourceError:
-        if not _note_changed_sources(job, number, receipt, decoders, faults):
+        if not _note_changed_sources(plan, number, receipt, decoders, faults):
             raise
         return 0
-    if any(differing) and _note_changed_sources(job, number, receipt, decoders, faults):
+    if any(differing) and _note_changed_sources(plan, number, receipt, decoders, faults):
         return 0
     for g, r, difference in zip(chosen, row, differing, strict=True):
         if difference:
@@ -107,12 +107,12 @@ def replay_some(
 
 
 def _note_changed_sources(
-    job: Job, number: int, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
+    plan: Plan, number: int, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
 ) -> bool:
     """Whether a difference comes from the sources: read all of the shard's text again, and note each that changed."""
     if receipt is None:
         return False
-    changed = _changed_sources(receipt, read_shard(job, number, decoders).text_digests)
+    changed = _changed_sources(receipt, read_shard(plan, number, decoders).text_digests)
     for message in changed:
         faults.add("P17", shard_name(number), message)
     return bool(changed)
@@ -127,24 +127,24 @@ def _changed_sources(receipt: Mapping[str, Any], digests: Mapping[str, str]) -> 
     ]
 
 
-def plan_for_twin(job: Job) -> dict[str, Any]:
-    """The plan of a job with all keys and parameters that joined later, which the twin knows as it knows the others."""
+def plan_for_twin(plan: Plan) -> dict[str, Any]:
+    """The stored plan with all keys and parameters that joined later, which the twin knows as it knows the others."""
     return {
-        **job.plan,
-        "recipe": whole_recipe(job.plan["recipe"]),
-        "tasks": [whole_task(task) for task in job.plan["tasks"]],
-        "files": [file for source in job.sources for file in source.files.as_planned()],
+        **plan.stored,
+        "recipe": whole_recipe(plan.stored["recipe"]),
+        "tasks": [whole_task(task) for task in plan.stored["tasks"]],
+        "files": [file for source in plan.sources for file in source.files.as_planned()],
     }
 
 
-def twin_of(job: Job) -> Twin:
-    """The twin of a job. What a chat template writes for messages it takes from the job."""
+def twin_of(plan: Plan) -> Twin:
+    """The twin of a plan. What a chat template writes for messages it takes from the plan."""
 
     def conversation(messages: Any) -> Any:
-        return supervision.conversation(Supervision(None, None, messages), job.plan["chat_template"])
+        return supervision.conversation(Supervision(None, None, messages), plan.stored["chat_template"])
 
-    prefixes = [source.prefix for source in job.sources]
-    return Twin(plan_for_twin(job), job.vocabulary.tokenizer_json, prefixes, conversation)
+    prefixes = [source.prefix for source in plan.sources]
+    return Twin(plan_for_twin(plan), plan.vocabulary.tokenizer_json, prefixes, conversation)
 
 
 def check_twin(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.segments import SegmentTable
 from packprep.kernel import kernel
 from packprep.verification.faults import MAX_LISTED, Faults
@@ -181,7 +181,12 @@ def trainable_slots(arrays: Mapping[str, np.ndarray], stored: SegmentTable) -> n
 
 
 def check_slots(
-    job: Job, arrays: Mapping[str, np.ndarray], stored: SegmentTable, next_token: np.ndarray, file: str, faults: Faults
+    plan: Plan,
+    arrays: Mapping[str, np.ndarray],
+    stored: SegmentTable,
+    next_token: np.ndarray,
+    file: str,
+    faults: Faults,
 ) -> None:
     """P6 to P10 of one shard whose header is good. next_token: bool[segments]."""
     tokens = arrays["tokens"]
@@ -190,7 +195,7 @@ def check_slots(
     _check_slots(
         tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable_slots(arrays, stored),
         arrays["row_offsets"], stored.first_slot, stored.slots,
-        arrays["segment_prefix"].astype(np.int64), next_token, job.vocabulary.roles["pad"], job.vocabulary.vocab_size,
+        arrays["segment_prefix"].astype(np.int64), next_token, plan.vocabulary.roles["pad"], plan.vocabulary.vocab_size,
         MAX_LISTED, where, counts,
     )  # fmt: skip
     for code, (promise, words) in _SLOT_FAULTS.items():

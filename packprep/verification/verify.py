@@ -9,7 +9,7 @@ import numpy as np
 
 from packprep.building.array_tasks import share_of
 from packprep.building.ledger import add_ledgers
-from packprep.building.plan import Job, check_law, moved_prefixes, open_job, read_plan
+from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.progress import put_line
 from packprep.building.run import Progress
@@ -138,34 +138,34 @@ def verify_dataset(
                 check_listing(folder, manifest, faults)
         if not check_foundations(folder, manifest, faults):  # nothing can be recomputed from a damaged plan
             return _report(near, manifest, range(0), 0, 0, faults)
-        plan = read_plan(folder)
-        assert plan is not None
-        prefixes = moved_prefixes(plan, moved)
+        stored = stored_plan(folder)
+        assert stored is not None
+        prefixes = moved_prefixes(stored, moved)
         if replay is not None:
             locations = [
-                f"{source['name']} at {prefix}" for source, prefix in zip(plan["sources"], prefixes, strict=True)
+                f"{source['name']} at {prefix}" for source, prefix in zip(stored["sources"], prefixes, strict=True)
             ]
             progress.say(f"reads the sources {listed(locations, MOST_PLACES)}")
-        job = open_job(folder, prefixes)
+        plan = open_plan(folder, prefixes)
         if twin:
-            whole = plan_for_twin(job)
+            whole = plan_for_twin(plan)
             check(whole)
             for message in compare_plan(whole) if array[0] == 0 else ():
                 faults.add("P17", "plan.json", f"twin: {message}")
-        shards = min(len(manifest["shards"]), plan["shards"])
+        shards = min(len(manifest["shards"]), stored["shards"])
         share: Sequence[int] = share_of(*array, shards)
         if only is not None:
             share = [b for b in only if b in share]
         ledgers: list[Mapping[str, Any]] = []
         if array[0] == 0:
-            check_manifest(job, manifest, faults)
-            check_plan_follows(job, faults)
+            check_manifest(plan, manifest, faults)
+            check_plan_follows(plan, faults)
             if recipe is not None:
-                check_recipe(job, recipe, faults)
+                check_recipe(plan, recipe, faults)
             if replay == ALL:
-                check_law(plan, PLAN_NAME)
-                check_inputs(job, faults)
-            ledgers += sound_ledgers(near.out, manifest, job, sorted(set(range(shards)).difference(share)))
+                check_law(stored, PLAN_NAME)
+                check_inputs(plan, faults)
+            ledgers += sound_ledgers(near.out, manifest, plan, sorted(set(range(shards)).difference(share)))
         items = _items(manifest, share, replay, twin, replay_seed)
         runs = []
         read: list[Mapping[str, int]] = []
@@ -190,11 +190,11 @@ def verify_dataset(
         if array[0] == 0 and len(ledgers) == len(manifest["shards"]):
             total = add_ledgers(ledgers)
             check_sum(manifest, total, faults)
-            check_reject_limit(job, total, faults)
-            if len(read) == job.shards:
-                sums = {source.name: sum(of_shard[source.name] for of_shard in read) for source in job.sources}
-                check_text_bytes(job, total, sums, faults)
-        check_apart(job, sorted(runs, key=lambda own: own[0]), len(runs) == job.shards, faults)
+            check_reject_limit(plan, total, faults)
+            if len(read) == plan.shards:
+                sums = {source.name: sum(of_shard[source.name] for of_shard in read) for source in plan.sources}
+                check_text_bytes(plan, total, sums, faults)
+        check_apart(plan, sorted(runs, key=lambda own: own[0]), len(runs) == plan.shards, faults)
         report = _report(near, manifest, share, replayed, by_twin, faults)
         return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}
 
@@ -240,12 +240,12 @@ def _items(
 
 def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
     directory = near.folder
-    job, decoders = open_job(directory, prefixes), Decoders()
+    plan, decoders = open_plan(directory, prefixes), Decoders()
     loaded: list[Twin] = []
 
     def twin() -> Twin:
         if not loaded:
-            loaded.append(twin_of(job))
+            loaded.append(twin_of(plan))
         return loaded[0]
 
     def check_item(item: ShardToVerify, report: Report) -> Result:
@@ -255,7 +255,7 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
 
     def check_files(item: ShardToVerify, report: Report) -> Result:
         faults = Faults()
-        is_there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, job, faults)
+        is_there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, plan, faults)
         replayed = recomputed = 0
         runs = read = None
         reported = [0, 0]  # bytes and tokens
@@ -265,19 +265,19 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
             report(0, now[0] - reported[0], now[1] - reported[1], 0)
             reported[:] = now
 
-        arrays = _arrays_of(directory, job, item, faults) if is_there else None
+        arrays = _arrays_of(directory, plan, item, faults) if is_there else None
         if arrays is not None:
             rejects = None
             if receipt is not None:
-                _check_counts(job, arrays, receipt, item.number, faults)
-                rejects = read_rejects(directory, item.number, job, receipt, faults)
+                _check_counts(plan, arrays, receipt, item.number, faults)
+                rejects = read_rejects(directory, item.number, plan, receipt, faults)
             if receipt is not None and rejects is not None:
-                runs = check_documents(job, item.number, arrays, rejects, receipt, faults)
+                runs = check_documents(plan, item.number, arrays, rejects, receipt, faults)
             try:
                 if item.whole:
-                    replayed, read = replay_shard(job, item.number, arrays, receipt, rejects, decoders, faults)
+                    replayed, read = replay_shard(plan, item.number, arrays, receipt, rejects, decoders, faults)
                 elif item.replay is not None:
-                    replayed = replay_some(job, item.number, arrays, item.replay, receipt, decoders, faults)
+                    replayed = replay_some(plan, item.number, arrays, item.replay, receipt, decoders, faults)
                 # Where the sources changed nothing was replayed, and the twin would find that at every segment.
                 if item.twin and (replayed or (item.whole and not item.entry["segments"])):
                     chosen = None if item.whole or item.replay is None else item.replay.tolist()
@@ -291,31 +291,31 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
     return one_by_one(check_item)
 
 
-def _arrays_of(directory: Path, job: Job, item: ShardToVerify, faults: Faults) -> Mapping[str, np.ndarray] | None:
+def _arrays_of(directory: Path, plan: Plan, item: ShardToVerify, faults: Faults) -> Mapping[str, np.ndarray] | None:
     """P3 … P15 and P18 … P20 of one shard: its arrays; None where they cannot be walked."""
     file = shard_name(item.number)
     try:
         shard = open_shard(
             directory / file,
-            job.recipe.seq_length,
-            job.token_dtype,
+            plan.recipe.seq_length,
+            plan.token_dtype,
             rows=item.entry["rows"],
             segments=item.entry["segments"],
-            compact=job.recipe.output.columns == "compact",
+            compact=plan.recipe.output.columns == "compact",
         )
         arrays = shard.arrays
     except DatasetError as error:
         faults.add("P3", file, str(error))
         return None
-    walkable = check_layout(job, arrays, file, faults) and check_arrays(job, arrays, file, faults)
+    walkable = check_layout(plan, arrays, file, faults) and check_arrays(plan, arrays, file, faults)
     return arrays if walkable else None
 
 
 def _check_counts(
-    job: Job, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any], shard: int, faults: Faults
+    plan: Plan, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any], shard: int, faults: Faults
 ) -> None:
     """P16: the ledger's segments, tokens and slots are what the arrays hold."""
-    counts = count_arrays(job, arrays)
+    counts = count_arrays(plan, arrays)
     name, ledger = receipt_name(shard), receipt["ledger"]
     tokens = sum(counted["tokens"] for counted in counts["tasks"].values())
     if receipt["tokens"] != tokens:

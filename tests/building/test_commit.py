@@ -9,7 +9,7 @@ import pytest
 
 from packprep.building import commit
 from packprep.building.commit import commit_shard, done_receipt, missing_shards, publish, read_receipt, too_many_bad
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
 from packprep.dataset.manifest import check_manifest
 from packprep.documents.reading import Rejected
@@ -29,23 +29,23 @@ def out(built, tmp_path):
 
 
 def commit_one(out, shard=0):
-    job = open_job(out)
-    return job, commit_shard(folder_at(out), job, shard, make_shard(job, shard))
+    plan = open_plan(out)
+    return plan, commit_shard(folder_at(out), plan, shard, make_shard(plan, shard))
 
 
 def test_a_commit_writes_shard_rejects_and_receipt(built, out):
     shard = int(os.path.basename(next(iter(made.contents(built.out, "rejects"))))[:6])
-    job, receipt = commit_one(out, shard)
+    plan, receipt = commit_one(out, shard)
     for name in (shard_name(shard), rejects_name(shard), receipt_name(shard)):
         assert (out / name).read_bytes() == (built.out / name).read_bytes()
     assert receipt["rejects"]["documents"] >= 1 and not made.temporaries(out)
-    assert done_receipt(folder_at(out), shard, job.digest)[0] == receipt
+    assert done_receipt(folder_at(out), shard, plan.digest)[0] == receipt
     assert done_receipt(folder_at(out), shard, "0" * 32) is None
 
 
 def test_fault_23_every_file_appears_by_one_step_after_it_is_on_disk_and_the_receipt_last(built, out, monkeypatch):
     shard = int(os.path.basename(next(iter(made.contents(built.out, "rejects"))))[:6])
-    job = open_job(out)
+    plan = open_plan(out)
     seen = []
     fsync = os.fsync
 
@@ -57,7 +57,7 @@ def test_fault_23_every_file_appears_by_one_step_after_it_is_on_disk_and_the_rec
     for step in (os.rename, os.link):  # the latter for what is written only if there is none
         monkeypatch.setattr(os, step.__name__, partial(watched, step))
     monkeypatch.setattr(os, "fsync", lambda descriptor: (seen.append("fsync"), fsync(descriptor)))
-    commit_shard(folder_at(out), job, shard, make_shard(job, shard))
+    commit_shard(folder_at(out), plan, shard, make_shard(plan, shard))
     names = [shard_name(shard), rejects_name(shard), receipt_name(shard)]
     assert [name for name in seen if name != "fsync"] == names
     for name in names:
@@ -65,20 +65,24 @@ def test_fault_23_every_file_appears_by_one_step_after_it_is_on_disk_and_the_rec
 
 
 def test_a_second_commit_of_the_same_shard_changes_nothing(out):
-    job, receipt = commit_one(out)
+    plan, receipt = commit_one(out)
     before = {name: os.stat(out / name).st_mtime_ns for name in made.contents(out)}
-    assert commit_shard(folder_at(out), job, 0, make_shard(job, 0)) == receipt
+    assert commit_shard(folder_at(out), plan, 0, make_shard(plan, 0)) == receipt
     assert before == {name: os.stat(out / name).st_mtime_ns for name in made.contents(out)}
 
 
 def test_of_two_builds_that_commit_other_bytes_in_one_moment_one_stops_and_its_shard_is_not_done(out):
-    job = open_job(out)
-    shards = [make_shard(job, 0), make_shard(job, 0)]
+    plan = open_plan(out)
+    shards = [make_shard(plan, 0), make_shard(plan, 0)]
     shards[1].arrays["tokens"][0, 0] ^= 1
-    barrier, said = threading.Barrier(2, timeout=60), []
+    barrier, one_at_a_time, said = threading.Barrier(2, timeout=60), threading.Lock(), []
 
     class Together(LocalFolder):
-        """Both find no receipt, and both have written their shard, before the receipts are written."""
+        """Both find no receipt, and both have written their shard, one after the other, before the receipts are written."""
+
+        def write(self, name, buffers):
+            with one_at_a_time:  # else one may tidy up the other's temporary, which stops it before
+                super().write(name, buffers)
 
         def create(self, name, data):
             barrier.wait()
@@ -86,7 +90,7 @@ def test_of_two_builds_that_commit_other_bytes_in_one_moment_one_stops_and_its_s
 
     def run(shard):
         try:
-            said.append(commit_shard(Together(out), job, 0, shard)["digest"])
+            said.append(commit_shard(Together(out), plan, 0, shard)["digest"])
         except BuildError as error:
             said.append(error)
 
@@ -101,7 +105,7 @@ def test_of_two_builds_that_commit_other_bytes_in_one_moment_one_stops_and_its_s
     assert json.loads((out / receipt_name(0)).read_bytes())["digest"] == won
     if (out / shard_name(0)).exists():  # else the loser's lay there, and who made the other makes it again
         assert digest_of_file(out / shard_name(0)) == won
-    commit_shard(folder_at(out), job, 0, next(s for s in shards if commit.digest_of_buffers(shard_bytes(s)) == won))
+    commit_shard(folder_at(out), plan, 0, next(s for s in shards if commit.digest_of_buffers(shard_bytes(s)) == won))
     assert digest_of_file(out / shard_name(0)) == won
 
 
@@ -117,22 +121,22 @@ def test_a_receipt_that_is_of_no_plan_is_written_anew(out):
 
 
 def test_a_second_commit_with_other_bytes_stops_with_both_digests(out):
-    job, receipt = commit_one(out)
+    plan, receipt = commit_one(out)
     before = made.contents(out)
-    other = make_shard(job, 0)
+    other = make_shard(plan, 0)
     other.arrays["tokens"][0, 0] ^= 1
     with pytest.raises(BuildError, match=f"made again with digest [0-9a-f]+ and it stands with {receipt['digest']}"):
-        commit_shard(folder_at(out), job, 0, other)
+        commit_shard(folder_at(out), plan, 0, other)
     assert made.contents(out) == before
 
 
 def test_fault_23_only_a_receipt_of_this_plan_with_files_of_its_sizes_is_done(out):
-    job, receipt = commit_one(out)
+    plan, receipt = commit_one(out)
     path = out / receipt_name(0)
     good = path.read_bytes()
 
     def done():
-        return done_receipt(folder_at(out), 0, job.digest) is not None
+        return done_receipt(folder_at(out), 0, plan.digest) is not None
 
     assert done()
     for bad in (b"", good[:-5], b"[]\n", encode({**receipt, "plan_digest": "0" * 32}), encode({**receipt, "shard": 1}),
@@ -147,7 +151,7 @@ def test_fault_23_only_a_receipt_of_this_plan_with_files_of_its_sizes_is_done(ou
 
 
 def test_a_receipt_of_a_newer_version_is_refused_and_its_shard_not_made_again(out, monkeypatch):
-    job, receipt = commit_one(out)
+    plan, receipt = commit_one(out)
     path = out / receipt_name(0)
     rejects = {**(receipt["rejects"] or dict.fromkeys(commit.REJECTS_KEYS, 0)), "more": 1}
     for newer in ({**receipt, "more": 1}, {**receipt, "rejects": rejects}):
@@ -155,29 +159,29 @@ def test_a_receipt_of_a_newer_version_is_refused_and_its_shard_not_made_again(ou
         with pytest.raises(
             PlanError, match=r"000000.json: key 'more' is unknown to packprep .*: a newer version wrote it"
         ):
-            done_receipt(folder_at(out), 0, job.digest)
+            done_receipt(folder_at(out), 0, plan.digest)
     monkeypatch.setitem(commit.LATER, "", {"more": 0})
     path.write_bytes(encode({**receipt, "more": 1}))
-    assert done_receipt(folder_at(out), 0, job.digest)[0]["more"] == 1
+    assert done_receipt(folder_at(out), 0, plan.digest)[0]["more"] == 1
     path.write_bytes(encode(receipt))
-    assert done_receipt(folder_at(out), 0, job.digest)[0]["more"] == 0
+    assert done_receipt(folder_at(out), 0, plan.digest)[0]["more"] == 0
 
 
 def test_rejects_of_another_size_are_not_done(built, out):
     shard = int(os.path.basename(next(iter(made.contents(built.out, "rejects"))))[:6])
-    job, _ = commit_one(out, shard)
+    plan, _ = commit_one(out, shard)
     (out / rejects_name(shard)).write_bytes(b"{}\n")
-    assert done_receipt(folder_at(out), shard, job.digest) is None
-    commit_shard(folder_at(out), job, shard, make_shard(job, shard))
-    assert done_receipt(folder_at(out), shard, job.digest) is not None
+    assert done_receipt(folder_at(out), shard, plan.digest) is None
+    commit_shard(folder_at(out), plan, shard, make_shard(plan, shard))
+    assert done_receipt(folder_at(out), shard, plan.digest) is not None
 
 
 def test_stale_rejects_are_removed_where_there_are_none(out):
     made.write(out / rejects_name(0), b"{}\n")
-    job = open_job(out)
-    shard = make_shard(job, 0)
+    plan = open_plan(out)
+    shard = make_shard(plan, 0)
     shard.documents.rejected = Rejected()
-    commit_shard(folder_at(out), job, 0, dataclasses.replace(shard) if dataclasses.is_dataclass(shard) else shard)
+    commit_shard(folder_at(out), plan, 0, dataclasses.replace(shard) if dataclasses.is_dataclass(shard) else shard)
     assert not (out / rejects_name(0)).exists()
 
 
@@ -202,19 +206,19 @@ def test_the_manifest_is_canonical_checked_and_names_digests_that_are_right(buil
 
 
 def test_nothing_is_published_while_a_shard_is_missing(whole):
-    job = open_job(whole)
+    plan = open_plan(whole)
     (whole / MANIFEST_NAME).unlink()
     (whole / receipt_name(2)).unlink()
-    assert publish(folder_at(whole), job) is None and not (whole / MANIFEST_NAME).exists()
-    assert missing_shards(folder_at(whole), job.digest, range(job.shards)) == [2]
+    assert publish(folder_at(whole), plan) is None and not (whole / MANIFEST_NAME).exists()
+    assert missing_shards(folder_at(whole), plan.digest, range(plan.shards)) == [2]
 
 
 def test_whoever_publishes_writes_the_same_bytes_and_removes_temporaries(whole):
     before = (whole / MANIFEST_NAME).read_bytes()
     (whole / MANIFEST_NAME).unlink()
     made.write(whole / "shards" / "000" / ".000000.safetensors.h-1-aa.tmp", b"")
-    publish(folder_at(whole), open_job(whole))
-    publish(folder_at(whole), open_job(whole))
+    publish(folder_at(whole), open_plan(whole))
+    publish(folder_at(whole), open_plan(whole))
     assert (whole / MANIFEST_NAME).read_bytes() == before and not made.temporaries(whole)
 
 
@@ -237,14 +241,14 @@ def test_what_others_wrote_is_safe_before_it_is_published_and_what_is_removed_af
 
     (whole / MANIFEST_NAME).unlink()
     made.write(whole / FIRST_SEEN_NAME, b"")
-    publish(Seen(whole), open_job(whole))
+    publish(Seen(whole), open_plan(whole))
     assert calls == ["flush", MANIFEST_NAME, f"no {FIRST_SEEN_NAME}", "flush"]
 
 
 def test_another_manifest_that_stands_there_stops_the_build(whole):
     (whole / MANIFEST_NAME).write_bytes(b"{}\n")
     with pytest.raises(BuildError, match="dataset.json stands there and differs from this build's: begin anew"):
-        publish(folder_at(whole), open_job(whole))
+        publish(folder_at(whole), open_plan(whole))
 
 
 def test_a_ledger_that_does_not_balance_is_not_published(whole):
@@ -253,7 +257,7 @@ def test_a_ledger_that_does_not_balance_is_not_published(whole):
     receipt["ledger"]["row_padding"] += 1
     (whole / receipt_name(1)).write_bytes(encode(receipt))
     with pytest.raises(BuildError, match="the ledger does not balance"):
-        publish(folder_at(whole), open_job(whole))
+        publish(folder_at(whole), open_plan(whole))
     assert not (whole / MANIFEST_NAME).exists()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from packprep.building.plan import read_plan
+from packprep.building.plan import stored_plan
 from packprep.errors import BuildError, RecipeError
 from packprep.format.json_files import MANIFEST_NAME, receipt_name
 from packprep.tokenizer.engines import ENGINES, engine_facts
@@ -42,8 +42,8 @@ def use(monkeypatch, trap, breaks=False):
 def test_fast_and_reference_give_the_same_shards(folder):
     made.build(table(engine="fastokens"), folder, folder / "fast")
     made.build(table(engine="reference"), folder, folder / "slow")
-    assert read_plan(folder / "fast")["engine"] == engine_facts("fastokens")
-    assert read_plan(folder / "slow")["engine"] == engine_facts("reference")
+    assert stored_plan(folder / "fast")["engine"] == engine_facts("fastokens")
+    assert stored_plan(folder / "slow")["engine"] == engine_facts("reference")
     shards = made.contents(folder / "fast", "shards")
     assert shards == made.contents(folder / "slow", "shards") and len(shards) > 3
 
@@ -51,7 +51,7 @@ def test_fast_and_reference_give_the_same_shards(folder):
 def test_auto_takes_another_engine_than_one_that_fails_its_proof(folder, monkeypatch, capsys):
     use(monkeypatch, "\r\n")
     made.build(table(), folder, folder / "out")
-    assert read_plan(folder / "out")["engine"]["name"] == "fastokens"
+    assert stored_plan(folder / "out")["engine"]["name"] == "fastokens"
     with pytest.raises(
         RecipeError, match="engine = 'wrong' cannot be used with this tokenizer: it differs from the ref"
     ):
@@ -62,7 +62,7 @@ def test_auto_takes_another_engine_than_one_that_fails_its_proof(folder, monkeyp
 def test_auto_proves_on_the_build_s_own_first_documents(folder, monkeypatch):
     use(monkeypatch, "offline")
     made.build(table(), folder, folder / "out")
-    assert read_plan(folder / "out")["engine"]["name"] == "fastokens"
+    assert stored_plan(folder / "out")["engine"]["name"] == "fastokens"
 
 
 def look_at_two_places(monkeypatch):

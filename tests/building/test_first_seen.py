@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.building.planning import look_up
 from packprep.building.run import changed_files, done_shards_of, note_of
 from packprep.building.work import make_shard
@@ -122,14 +122,14 @@ def test_other_text_at_the_same_size_is_an_error_that_names_the_file(own, name, 
 
 def test_what_no_done_shard_read_is_not_compared(own):
     inputs = look_up(read_recipe(RECIPE, own), {})
-    job, out = open_job(own / "out", inputs.prefixes), folder_at(own / "out")
+    plan, out = open_plan(own / "out", inputs.prefixes), folder_at(own / "out")
     nothing, first = np.zeros(0, np.int64), np.zeros(1, np.int64)
-    assert [item.number for item in done_shards_of(out, job, [nothing] * 3)] == []
-    every = done_shards_of(out, job, [first, first, first])
-    assert 2 <= len(every) < job.shards
+    assert [item.number for item in done_shards_of(out, plan, [nothing] * 3)] == []
+    every = done_shards_of(out, plan, [first, first, first])
+    assert 2 <= len(every) < plan.shards
     for item in every:
         receipt = json.loads((own / f"out/receipts/000/{item.number:06d}.json").read_bytes())
-        assert item.digests == {s: receipt["text_digests"][job.sources[s].name] for s in item.digests}
+        assert item.digests == {s: receipt["text_digests"][plan.sources[s].name] for s in item.digests}
     assert [len(files) for files in changed_files(out, inputs.files)] == [0, 0, 0]
     (own / "out" / FIRST_SEEN_NAME).unlink()
     assert [len(files) for files in changed_files(out, inputs.files)] == [2, 1, 1]
@@ -144,24 +144,24 @@ def test_a_damaged_note_is_as_none(own, begun, data):
 
 def test_a_file_that_changes_under_the_build_stops_it(own):
     inputs = look_up(read_recipe(RECIPE, own), {})
-    job = open_job(own / "out", inputs.prefixes)
-    job.seen = [files.seen for files in inputs.files]
-    b = int(job.sources[2].shards_of(np.arange(len(job.sources[2].pieces)), job.shards)[0])
-    make_shard(job, b)
+    plan = open_plan(own / "out", inputs.prefixes)
+    plan.seen = [files.seen for files in inputs.files]
+    b = int(plan.sources[2].shards_of(np.arange(len(plan.sources[2].pieces)), plan.shards)[0])
+    make_shard(plan, b)
     touch(own / "d.idx")
     with pytest.raises(SourceError, match=f"{own / 'd.bin'}: it was written to while the build reads it.*same command"):
-        make_shard(job, b)
-    job.seen = None
-    make_shard(job, b)
+        make_shard(plan, b)
+    plan.seen = None
+    make_shard(plan, b)
 
 
 def test_a_file_that_changes_while_a_piece_of_it_is_read_stops_the_build(own):
     inputs = look_up(read_recipe(RECIPE, own), {})
-    job = open_job(own / "out", inputs.prefixes)
-    job.seen = [files.seen for files in inputs.files]
-    b = int(job.sources[0].shards_of(np.arange(len(job.sources[0].pieces)), job.shards)[0])
+    plan = open_plan(own / "out", inputs.prefixes)
+    plan.seen = [files.seen for files in inputs.files]
+    b = int(plan.sources[0].shards_of(np.arange(len(plan.sources[0].pieces)), plan.shards)[0])
     with pytest.raises(SourceError, match="it was written to while the build reads it"):
-        make_shard(job, b, progress=lambda *counts: [touch(own / name) for name in ("a.jsonl", "b.jsonl.gz")])
+        make_shard(plan, b, progress=lambda *counts: [touch(own / name) for name in ("a.jsonl", "b.jsonl.gz")])
 
 
 def test_files_at_urls_have_no_times(own):

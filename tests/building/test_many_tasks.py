@@ -20,7 +20,7 @@ def small(tmp_path_factory):
     made.write_lines(base / "in" / "a.jsonl", made.texts(500))
     table = made.table("in/*", output={"shard_text_bytes": 4_000})
     outcome = made.build(table, base, base / "out")
-    assert 25 < outcome.job.shards < 64
+    assert 25 < outcome.plan.shards < 64
     return base, table, made.contents(base / "out")
 
 
@@ -75,7 +75,7 @@ def test_what_64_tasks_began_one_process_finishes_where_the_files_lie_elsewhere(
     shutil.copytree(base / "in", tmp_path / "mount" / "in")
     moved = {"source0": str(tmp_path / "mount" / "in")}
     outcome = made.build(table, tmp_path, out, moved=moved)
-    assert outcome.manifest is not None and outcome.made < outcome.job.shards
+    assert outcome.manifest is not None and outcome.made < outcome.plan.shards
     assert made.contents(out) == expected
 
 

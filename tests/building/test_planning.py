@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from packprep.building.forecast import forecast
-from packprep.building.plan import Job, check_law, recipe_of
+from packprep.building.plan import Plan, check_law, recipe_of
 from packprep.building.plan_form import check_plan
 from packprep.building.planning import _error, _shard_text_bytes, differences, look_up, make_plan, token_dtype
 from packprep.errors import PlanError, RecipeError
@@ -155,32 +155,32 @@ def test_fault_28_a_ceiling_of_the_vocabulary_is_stored(folder):
     assert make_plan(inputs_of(folder))["vocabulary"]["vocab_size"] == 528
 
 
-# Job
+# Plan
 
 
-def test_a_job_is_the_recipe_again_without_its_paths(folder):
+def test_a_plan_is_the_recipe_again_without_its_paths(folder):
     inputs = inputs_of(folder, tasks=[{"preset": "ul2r"}], documents={"prepend_bos": True})
-    plan = make_plan(inputs)
-    job = Job(decode(encode(plan), "plan.json"), inputs.vocabulary.tokenizer_json)
-    assert [t.name for t in job.tasks] == ["r", "x-long", "x-dense", "s", "too_short"]
-    assert (job.recipe.documents, job.recipe.packing) == (inputs.recipe.documents, inputs.recipe.packing)
-    assert job.recipe.tasks == inputs.recipe.tasks
-    assert job.shards == plan["shards"] and job.token_dtype == np.uint16
-    assert job.sources[0].files == inputs.files[0] and job.vocabulary.roles == inputs.vocabulary.roles
+    stored = make_plan(inputs)
+    plan = Plan(decode(encode(stored), "plan.json"), inputs.vocabulary.tokenizer_json)
+    assert [t.name for t in plan.tasks] == ["r", "x-long", "x-dense", "s", "too_short"]
+    assert (plan.recipe.documents, plan.recipe.packing) == (inputs.recipe.documents, inputs.recipe.packing)
+    assert plan.recipe.tasks == inputs.recipe.tasks
+    assert plan.shards == stored["shards"] and plan.token_dtype == np.uint16
+    assert plan.sources[0].files == inputs.files[0] and plan.vocabulary.roles == inputs.vocabulary.roles
     again = make_plan(inputs)
-    assert Job(again, inputs.vocabulary.tokenizer_json).digest == job.digest
+    assert Plan(again, inputs.vocabulary.tokenizer_json).digest == plan.digest
 
 
-def test_a_job_s_weights_are_the_plan_s_text_bytes(folder):
+def test_a_plan_s_weights_are_its_text_bytes(folder):
     sources = [{"paths": ["a.jsonl"], "repeat": 2.5, "sample": [0.1, 0.9]}, {"paths": ["b*"]}]
     inputs = inputs_of(folder, sources)
-    plan = make_plan(inputs)
-    job = Job(plan, inputs.vocabulary.tokenizer_json)
-    assert [source.weight for source in job.sources] == [source["text_bytes"] for source in plan["sources"]]
-    assert plan["shards"] == -(-sum(source.weight for source in job.sources) // plan["shard_text_bytes"])
+    stored = make_plan(inputs)
+    plan = Plan(stored, inputs.vocabulary.tokenizer_json)
+    assert [source.weight for source in plan.sources] == [source["text_bytes"] for source in stored["sources"]]
+    assert stored["shards"] == -(-sum(source.weight for source in plan.sources) // stored["shard_text_bytes"])
 
 
-def test_a_job_refuses_another_law_tokenizer_or_engine(folder):
+def test_a_plan_refuses_another_law_tokenizer_or_engine(folder):
     inputs = inputs_of(folder)
     plan, data = make_plan(inputs), inputs.vocabulary.tokenizer_json
     with pytest.raises(
@@ -188,16 +188,16 @@ def test_a_job_refuses_another_law_tokenizer_or_engine(folder):
     ):
         check_plan({**plan, "law_version": 99}, "plan.json")
     older = {**plan, "law_version": 1, "made_with": {"packprep": "0.0.7"}}
-    assert Job(older, data).law == 1
+    assert Plan(older, data).law == 1
     with pytest.raises(
         PlanError, match="there has law_version 1 and this packprep makes 2: use packprep 0.0.7, which made it"
     ):
         check_law(older, "there")
     with pytest.raises(PlanError, match="tokenizer.json has digest .* put the right file back"):
-        Job(plan, data + b" ")
+        Plan(plan, data + b" ")
     other = {**plan, "engine": {"name": "bytes", "version": "0"}}
     with pytest.raises(PlanError, match="the plan's engine is bytes 0, and here it is bytes 1"):
-        _ = Job(other, data).engine
+        _ = Plan(other, data).engine
 
 
 def test_a_plan_s_key_of_a_newer_version_is_refused_with_it_and_a_later_one_may_be_absent(folder):

@@ -16,7 +16,7 @@ import packprep
 from packprep.building import run as building_run
 from packprep.building.array_tasks import share_of
 from packprep.building.distributed import status_of
-from packprep.building.plan import open_job, read_plan
+from packprep.building.plan import open_plan, stored_plan
 from packprep.building.run import build as run_build
 from packprep.errors import BuildError, PlanError, RecipeError, SourceError
 from packprep.format.json_files import MANIFEST_NAME, receipt_name, shard_name
@@ -32,7 +32,7 @@ from tests import made
 def test_fault_22_any_number_of_workers_gives_the_same_bytes(built, tmp_path, workers):
     outcome = made.build(built.table, built.base, tmp_path / "out", workers)
     assert outcome.made == len(outcome.manifest["shards"]) > 5
-    assert not building_run._jobs  # a later build into the same folder reads its own plan
+    assert not building_run._plans  # a later build into the same folder reads its own plan
     assert made.contents(tmp_path / "out") == made.contents(built.out)
 
 
@@ -44,7 +44,7 @@ def test_fault_22_array_tasks_in_any_order_give_the_same_bytes_and_the_last_publ
     for i in order:
         outcome = made.build(built.table, built.base, tmp_path / "out", array=(i, 4))
         assert (outcome.manifest is not None) == (i == order[-1])
-        assert outcome.made == len(share_of(i, 4, outcome.job.shards))
+        assert outcome.made == len(share_of(i, 4, outcome.plan.shards))
     assert made.contents(tmp_path / "out") == made.contents(built.out)
 
 
@@ -69,10 +69,10 @@ from packprep.building import processes, run
 from tests.building.test_processes import go_on_when_stopped
 processes.SILENT_S, parent, begin = 0.5, os.getpid(), run.make_shard
 
-def stopped(job, number, *rest):
+def stopped(plan, number, *rest):
     if number == 1 and os.getpid() != parent:
         os.kill(os.getpid(), signal.SIGSTOP)
-    return begin(job, number, *rest)
+    return begin(plan, number, *rest)
 
 def say(progress, message):
     print(message, flush=True)
@@ -138,7 +138,7 @@ def test_a_second_build_makes_nothing_and_says_so(built):
 def test_a_task_of_an_array_says_how_many_shards_others_have_still_to_make(built, tmp_path, monkeypatch):
     monkeypatch.setattr("packprep.building.run.LIST_AGAIN_S", 0)
     outcome = made.build(built.table, built.base, tmp_path / "out", array=(0, 2))
-    assert outcome.manifest is None and outcome.made > 0 and outcome.missing == outcome.job.shards - outcome.made > 0
+    assert outcome.manifest is None and outcome.made > 0 and outcome.missing == outcome.plan.shards - outcome.made > 0
 
 
 @pytest.fixture
@@ -244,9 +244,9 @@ def test_an_output_without_its_plan_or_tokenizer_is_refused(built, copied):
     (out / "plan.json").unlink()
     with pytest.raises(PlanError, match="has files of a build and no plan.json: put it back, or begin anew"):
         made.build(built.table, base, out)
-    assert read_plan(out) is None
+    assert stored_plan(out) is None
     with pytest.raises(PlanError, match="no plan.json: this is no packprep output"):
-        open_job(out)
+        open_plan(out)
 
 
 @pytest.mark.long
@@ -458,7 +458,7 @@ def test_build_takes_a_recipe_and_tells_its_progress(tmp_path):
     size = sum(len(text.encode()) for text in texts)
     assert progress.text_bytes == progress.tokens == size
     planned, shards, missing = progress.begun[0]
-    assert abs(planned / size - 1) < 0.01 and shards == missing == outcome.made == outcome.job.shards
+    assert abs(planned / size - 1) < 0.01 and shards == missing == outcome.made == outcome.plan.shards
     assert outcome.out == tmp_path / "out" and outcome.missing == 0
 
 
@@ -475,12 +475,12 @@ def test_who_builds_is_told_once_that_it_has_begun(built, tmp_path, workers):
     begun = []
     for time in (1, 2):  # the second makes nothing
         outcome = made.build(built.table, built.base, tmp_path / "out", workers, on_start=begun.append)
-        assert len(begun) == time and begun[-1].digest == outcome.job.digest
+        assert len(begun) == time and begun[-1].digest == outcome.plan.digest
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_goes_wrong_when_it_has_begun_stops_the_build(built, tmp_path, workers):
-    def fail(job):
+    def fail(plan):
         raise SourceError("not this one")
 
     with pytest.raises(SourceError, match="not this one"):
@@ -496,22 +496,22 @@ def test_the_next_shard_is_begun_while_one_is_written(built, tmp_path, monkeypat
     told, begun = [], {b: threading.Event() for b in range(100)}
     make, commit = building_run.make_shard, building_run.commit_shard
 
-    def make_noted(job, number, *others):
+    def make_noted(plan, number, *others):
         begun[number].set()
-        shard = make(job, number, *others)
+        shard = make(plan, number, *others)
         told.append(("make", number))
         return shard
 
-    def commit_noted(out, job, number, shard):
-        if number + 1 < job.shards:
+    def commit_noted(out, plan, number, shard):
+        if number + 1 < plan.shards:
             assert begun[number + 1].wait(60), "the next shard is not begun before this one is written"
-        receipt = commit(out, job, number, shard)
+        receipt = commit(out, plan, number, shard)
         told.append(("commit", number))
         return receipt
 
     monkeypatch.setattr(building_run, "make_shard", make_noted)
     monkeypatch.setattr(building_run, "commit_shard", commit_noted)
-    shards = made.build(built.table, built.base, tmp_path / "out").job.shards
+    shards = made.build(built.table, built.base, tmp_path / "out").plan.shards
     assert made.contents(tmp_path / "out") == made.contents(built.out)
     assert sorted(told) == sorted((what, b) for what in ("make", "commit") for b in range(shards))
     for b in range(shards - 2):
@@ -522,11 +522,11 @@ def test_what_goes_wrong_in_a_shard_leaves_the_one_before_it_written(built, tmp_
     make, commit = building_run.make_shard, building_run.commit_shard
     failed = threading.Event()
 
-    def fail_at_1(job, number, *others):
+    def fail_at_1(plan, number, *others):
         if number == 1:
             failed.set()
             raise SourceError("shard 1: cannot be read")
-        return make(job, number, *others)
+        return make(plan, number, *others)
 
     def commit_late(*arguments):
         assert failed.wait(60)

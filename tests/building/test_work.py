@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
 from packprep.dataset.shard import encode
 from packprep.sources.formats import Decoders
@@ -13,11 +13,11 @@ def bytes_of(made_shard):
 
 
 def test_a_shard_is_a_function_of_plan_and_number_alone(built):
-    job = open_job(built.out)
-    alone = [bytes_of(make_shard(job, b)) for b in range(job.shards)]
-    again = open_job(built.out)
+    plan = open_plan(built.out)
+    alone = [bytes_of(make_shard(plan, b)) for b in range(plan.shards)]
+    again = open_plan(built.out)
     decoders = Decoders()
-    backwards = [bytes_of(make_shard(again, b, decoders)) for b in reversed(range(job.shards))]
+    backwards = [bytes_of(make_shard(again, b, decoders)) for b in reversed(range(plan.shards))]
     assert backwards[::-1] == alone
     assert alone == list(made.contents(built.out, "shards").values())
 
@@ -28,7 +28,7 @@ def test_a_shard_may_have_no_rows(tmp_path):
     outcome = made.build(table, tmp_path, tmp_path / "out")
     rows = [entry["rows"] for entry in outcome.manifest["shards"]]
     assert len(rows) >= 9 and rows.count(0) >= 7 and sum(rows) >= 6
-    nothing = make_shard(outcome.job, rows.index(0))
+    nothing = make_shard(outcome.plan, rows.index(0))
     assert nothing.arrays["tokens"].shape == (0, 512) and nothing.ledger["rows"] == 0
 
 
@@ -45,13 +45,13 @@ def test_every_algorithm_makes_shards_that_balance(built, tmp_path, algorithm, m
     ledger, whole = manifest["ledger"], built.outcome.manifest["ledger"]
     for name in ("web", "books", "notes"):
         assert ledger["sources"][name]["tokens"] == whole["sources"][name]["tokens"]
-    assert ("cu_seqlens_padded" in make_shard(open_job(tmp_path / "out"), 0).arrays) == (mult > 1)
+    assert ("cu_seqlens_padded" in make_shard(open_plan(tmp_path / "out"), 0).arrays) == (mult > 1)
 
 
 def test_next_fit_keeps_document_order(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(300))
     table = made.table("a.jsonl", packing={"algorithm": "next_fit"}, output={})
-    arrays = make_shard(made.build(table, tmp_path, tmp_path / "out").job, 0).arrays
+    arrays = make_shard(made.build(table, tmp_path, tmp_path / "out").plan, 0).arrays
     places = list(zip(arrays["segment_doc"].tolist(), arrays["segment_start"].tolist(), strict=True))
     assert places == sorted(places)
 
@@ -60,7 +60,7 @@ def test_max_segments_per_row_is_kept_and_loses_nothing(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(300, mean_bytes=60))
     table = made.table("a.jsonl", packing={"max_segments_per_row": 2}, output={})
     outcome = made.build(table, tmp_path, tmp_path / "out")
-    arrays = make_shard(outcome.job, 0).arrays
+    arrays = make_shard(outcome.plan, 0).arrays
     assert np.diff(arrays["row_offsets"]).max() == 2
     assert outcome.manifest["ledger"]["sources"]["source0"]["documents"]["used"] == 300
 
@@ -76,5 +76,5 @@ def test_the_last_row_s_padding_is_told_apart(tmp_path):
 
 def test_progress_is_told(built):
     told = []
-    reading = make_shard(open_job(built.out), 0, progress=lambda *counts: told.append(counts)).documents
+    reading = make_shard(open_plan(built.out), 0, progress=lambda *counts: told.append(counts)).documents
     assert np.sum(told, axis=0)[0] == sum(reading.read.values())

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from packprep.building.plan import read_plan
+from packprep.building.plan import stored_plan
 from packprep.errors import PlanError
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import MANIFEST_NAME, encode
@@ -38,11 +38,11 @@ def test_a_change_of_any_byte_is_refused(plain, begun):
         for bit in (1 << int(chance.integers(8)), 1):  # the second turns digits into digits
             (begun / "plan.json").write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
             with pytest.raises(PlanError, match="put the file back as it was|begin anew in another folder"):
-                read_plan(begun)
+                stored_plan(begun)
     for cut in (0, 1, len(data) // 2, len(data) - 1):
         (begun / "plan.json").write_bytes(data[:cut])
         with pytest.raises(PlanError, match="begin anew in another folder"):
-            read_plan(begun)
+            stored_plan(begun)
 
 
 def digits(data):
@@ -71,9 +71,9 @@ def test_a_plan_written_by_hand_in_another_form_is_refused(plain, begun):
     plan = json.loads(plain.expected["plan.json"])
     (begun / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(PlanError, match="not in canonical form from byte .* edited or damaged .*put the file back"):
-        read_plan(begun)
+        stored_plan(begun)
     (begun / "plan.json").write_bytes(encode({**plan, "shards": plan["shards"] + 1}))
     with pytest.raises(
         PlanError, match="it carries the digest '[0-9a-f]{32}' and its own is [0-9a-f]{32}: it was changed"
     ):
-        read_plan(begun)
+        stored_plan(begun)

@@ -49,7 +49,7 @@ def undisturbed(tmp_path_factory):
     sources = made.mixed_corpus(base, 7, scale=2)
     table = made.table(sources, output={"shard_text_bytes": 20_000})
     outcome = made.build(table, base, base / "out", 2)
-    assert outcome.job.shards > 25
+    assert outcome.plan.shards > 25
     return base, table, made.contents(base / "out")
 
 

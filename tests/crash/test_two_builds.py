@@ -97,8 +97,8 @@ def test_a_shard_that_comes_out_differently_stops_the_build_with_both_digests_an
     def change_a_token():
         make = building_run.make_shard
 
-        def make_differently(job, number, *others):
-            shard = make(job, number, *others)
+        def make_differently(plan, number, *others):
+            shard = make(plan, number, *others)
             if number == 1:
                 shard.arrays["tokens"][0, 0] ^= 1
             return shard

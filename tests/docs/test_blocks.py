@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.dataset.manifest import read_manifest
 from tests import made
 from tests.command_line import packprep
@@ -44,7 +44,7 @@ def slurm_built_what_one_process_builds(folder: Path) -> None:
 
 
 def ray_built_what_a_build_builds(folder: Path) -> None:
-    assert len(read_manifest(folder / "packed")["shards"]) == open_job(folder / "packed").shards > 3
+    assert len(read_manifest(folder / "packed")["shards"]) == open_plan(folder / "packed").shards > 3
     assert packprep("build", "recipe.toml", "--out", "again", at=folder).status == 0
     assert made.contents(folder / "packed") == made.contents(folder / "again")
 

@@ -23,12 +23,12 @@ def block(language):
 
 def test_the_job_of_kubernetes_parses_and_gives_each_pod_its_place():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    job = yaml.safe_load(block("yaml"))
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    plan = yaml.safe_load(block("yaml"))
+    (container,) = plan["spec"]["template"]["spec"]["containers"]
     command = container["command"]
     assert all(isinstance(word, str) for word in command) and command[:2] == ["packprep", "build"]
     count = int(command[command.index("--array-count") + 1])
-    assert count == job["spec"]["completions"] and job["spec"]["completionMode"] == "Indexed"
+    assert count == plan["spec"]["completions"] and plan["spec"]["completionMode"] == "Indexed"
     assert command[command.index("--workers") + 1] == container["resources"]["requests"]["cpu"]
     assert array_position(None, count, {"JOB_COMPLETION_INDEX": "7"}) == (7, count)
 

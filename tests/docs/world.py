@@ -243,9 +243,9 @@ def waiting(cluster) -> Callable[[str], None]:
     """Waits for the jobs that a block says it submitted, and holds that each completed."""
 
     def wait(said: str) -> None:
-        jobs = ["".join(job) for job in re.findall(r"\.sh: job (\d+),|Submitted batch job (\d+)", said)]
+        jobs = ["".join(plan) for plan in re.findall(r"\.sh: job (\d+),|Submitted batch job (\d+)", said)]
         if jobs:
             cluster.wait(*jobs)
-            assert {state for job in jobs for state in cluster.states(job)} == {"COMPLETED"}, said
+            assert {state for plan in jobs for state in cluster.states(plan)} == {"COMPLETED"}, said
 
     return wait

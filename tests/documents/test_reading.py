@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.planning import look_up, make_plan
 from packprep.documents.reading import Rejected, is_bad, keeper, read_documents
 from packprep.errors import SourceError
@@ -12,15 +12,15 @@ from packprep.twin import chance
 from tests import made
 
 
-def job_of(folder, **changes):
+def plan_of(folder, **changes):
     sources = changes.pop("sources", [{"paths": ["*.jsonl"]}])
     inputs = look_up(read_recipe(made.table(sources, **changes), folder), {})
-    return Job(make_plan(inputs), inputs.vocabulary.tokenizer_json)
+    return Plan(make_plan(inputs), inputs.vocabulary.tokenizer_json)
 
 
-def read(job, shard=0, shards=1, **options):
-    slices = ((source, part) for source in job.sources for part in source.slices(shard, shards))
-    return read_documents(job.recipe, job.sources, slices, job.engine, job.vocabulary, job.token_dtype, **options)
+def read(plan, shard=0, shards=1, **options):
+    slices = ((source, part) for source in plan.sources for part in source.slices(shard, shards))
+    return read_documents(plan.recipe, plan.sources, slices, plan.engine, plan.vocabulary, plan.token_dtype, **options)
 
 
 def texts_of(documents):
@@ -32,7 +32,7 @@ def test_documents_are_columns_with_their_places_and_keys(tmp_path):
     texts = {"a.jsonl": ["one", "zwei"], "b.jsonl": ["три"]}
     for name, documents in texts.items():
         made.write_lines(tmp_path / name, documents)
-    reading = documents = read(job_of(tmp_path, seed=5))
+    reading = documents = read(plan_of(tmp_path, seed=5))
     found = dict(zip(texts_of(reading), zip(documents.file, documents.position, strict=True), strict=True))
     assert found == {"one": (0, 0), "zwei": (0, 16), "три": (1, 0)}
     assert documents.ids.dtype == np.uint16 and documents.offsets.dtype == np.int64
@@ -45,22 +45,22 @@ def test_documents_are_columns_with_their_places_and_keys(tmp_path):
 def test_the_shards_documents_together_are_the_corpus_whatever_their_number(tmp_path):
     texts = made.texts(300)
     made.write_lines(tmp_path / "a.jsonl", texts)
-    job = job_of(tmp_path)
+    plan = plan_of(tmp_path)
     for shards in (1, 2, 7, 50):
-        parts = [texts_of(read(job, b, shards)) for b in range(shards)]
+        parts = [texts_of(read(plan, b, shards)) for b in range(shards)]
         assert [text for part in parts for text in part] == texts
 
 
 def test_an_empty_shard_has_empty_columns_of_the_right_types(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["only one"])
-    reading = read(job_of(tmp_path), 3, 7)
+    reading = read(plan_of(tmp_path), 3, 7)
     assert len(reading.ids) == 0 and reading.offsets.tolist() == [0]
     assert reading.ids.dtype == np.uint16 and reading.file_key.dtype == np.uint64
 
 
 def test_empty_and_short_documents_are_counted_and_leave_the_others_alone(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["", "abcd", "ab", "abcdef", "abc"])
-    reading = read(job_of(tmp_path, documents={"min_tokens": 3}))
+    reading = read(plan_of(tmp_path, documents={"min_tokens": 3}))
     assert texts_of(reading) == ["abcd", "abcdef", "abc"]
     assert [(r["reason"], r["position"]) for r in reading.rejected.in_order()] == [
         ("empty", 0),
@@ -80,7 +80,7 @@ def test_bad_documents_are_rejects_with_place_and_reason(tmp_path):
         b'{"text": "\\ud800"}',
     ]
     made.write(tmp_path / "a.jsonl", b"\n".join(lines) + b"\n")
-    reading = read(job_of(tmp_path))
+    reading = read(plan_of(tmp_path))
     assert texts_of(reading) == ["good"]
     places = np.cumsum([0, *(len(line) + 1 for line in lines)])
     records = list(reading.rejected.in_order())
@@ -95,18 +95,18 @@ def test_fault_24_bad_documents_fail_stops_at_the_first_and_names_it(tmp_path):
     with pytest.raises(
         SourceError, match=r"a.jsonl: document at 17: malformed_json: .*mend the file, or set documents.bad"
     ):
-        read(job_of(tmp_path, documents={"bad_documents": "fail"}))
+        read(plan_of(tmp_path, documents={"bad_documents": "fail"}))
     made.write(tmp_path / "a.jsonl", b'{"text": "good"}\n{"text": ""}\n')
-    assert len(read(job_of(tmp_path, documents={"bad_documents": "fail"})).rejected) == 1  # empty is not bad
+    assert len(read(plan_of(tmp_path, documents={"bad_documents": "fail"})).rejected) == 1  # empty is not bad
 
 
 def test_special_text_that_is_rejected_counts_as_bad_under_fail(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["about <pad> and </s>", "plain"])
-    reading = read(job_of(tmp_path, documents={"special_text": "reject"}))
+    reading = read(plan_of(tmp_path, documents={"special_text": "reject"}))
     assert texts_of(reading) == ["plain"] and next(reading.rejected.in_order())["reason"] == "special_text"
     assert reading.dropped_tokens == {"source0": {}}
     with pytest.raises(SourceError, match="special_text"):
-        read(job_of(tmp_path, documents={"special_text": "reject", "bad_documents": "fail"}))
+        read(plan_of(tmp_path, documents={"special_text": "reject", "bad_documents": "fail"}))
 
 
 def test_rejects_are_in_the_order_of_their_places_however_the_work_was_batched():
@@ -129,7 +129,7 @@ def test_progress_is_told_of_every_batch_and_its_sums_are_the_reading_s(tmp_path
         nonlocal sums
         sums = sums + counts
 
-    reading = read(job_of(tmp_path), progress=progress)
+    reading = read(plan_of(tmp_path), progress=progress)
     assert sums.tolist() == [201, sum(reading.text_bytes.values()), len(reading.ids), 1]
 
 
@@ -139,7 +139,7 @@ def test_text_digests_are_of_the_text_bytes_read(tmp_path):
     texts = [*made.texts(50), ""]
     made.write_lines(tmp_path / "a.jsonl", texts)
     expected = xxhash.xxh3_128_hexdigest("".join(texts).encode())
-    assert read(job_of(tmp_path)).text_digests == {"source0": expected}
+    assert read(plan_of(tmp_path)).text_digests == {"source0": expected}
 
 
 # keeper
@@ -147,9 +147,9 @@ def test_text_digests_are_of_the_text_bytes_read(tmp_path):
 
 def test_no_keeper_where_everything_is_kept(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x"])
-    job = job_of(tmp_path, sources=[{"paths": ["a.jsonl"], "repeat": 2.5}])
-    assert keeper(job.sources[0], 0, 0) is keeper(job.sources[0], 1, 0) is None
-    assert keeper(job.sources[0], 2, 0) is not None
+    plan = plan_of(tmp_path, sources=[{"paths": ["a.jsonl"], "repeat": 2.5}])
+    assert keeper(plan.sources[0], 0, 0) is keeper(plan.sources[0], 1, 0) is None
+    assert keeper(plan.sources[0], 2, 0) is not None
 
 
 def test_sample_keeps_by_name_and_position_alone(tmp_path):
@@ -158,24 +158,24 @@ def test_sample_keeps_by_name_and_position_alone(tmp_path):
     kept = []
     for seed, name in ((0, "x"), (7, "y")):
         sources = [{"name": name, "paths": ["a.jsonl"], "sample": [0.25, 0.5]}]
-        kept.append(keeper(job_of(tmp_path, sources=sources, seed=seed).sources[0], 0, 0)(0, positions))
+        kept.append(keeper(plan_of(tmp_path, sources=sources, seed=seed).sources[0], 0, 0)(0, positions))
     assert np.array_equal(*kept) and 90 < kept[0].sum() < 160
 
 
 def test_parts_that_a_shard_does_not_hold_are_not_read(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(100))
-    job = job_of(tmp_path)
+    plan = plan_of(tmp_path)
     nothing = read_documents(
-        job.recipe,
-        job.sources,
-        [(job.sources[0], part) for part in job.sources[0].slices_of(0, 0, 5, 5, 10)],
-        job.engine,
-        job.vocabulary,
-        job.token_dtype,
+        plan.recipe,
+        plan.sources,
+        [(plan.sources[0], part) for part in plan.sources[0].slices_of(0, 0, 5, 5, 10)],
+        plan.engine,
+        plan.vocabulary,
+        plan.token_dtype,
     )
     assert nothing.read == {"source0": 0}
 
 
 def test_a_text_key_of_its_own(tmp_path):
     made.write(tmp_path / "a.jsonl", json.dumps({"body": "found", "text": "not this"}).encode())
-    assert texts_of(read(job_of(tmp_path, sources=[{"paths": ["a.jsonl"], "text_key": "body"}]))) == ["found"]
+    assert texts_of(read(plan_of(tmp_path, sources=[{"paths": ["a.jsonl"], "text_key": "body"}]))) == ["found"]

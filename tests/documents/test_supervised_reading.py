@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.planning import look_up, make_plan
 from packprep.documents.reading import is_bad, read_documents
 from packprep.errors import RecipeError, SourceError
@@ -34,9 +34,9 @@ def read(folder, records=RECORDS, template=CHATML, **documents):
         for loss_spans in ("ignore", "use")
     )
     inputs = look_up(ignoring, {})
-    job = Job(make_plan(inputs), inputs.vocabulary.tokenizer_json)
-    slices = ((source, part) for source in job.sources for part in source.slices(0, 1))
-    args = (recipe, job.sources, slices, job.engine, job.vocabulary, job.token_dtype)
+    plan = Plan(make_plan(inputs), inputs.vocabulary.tokenizer_json)
+    slices = ((source, part) for source in plan.sources for part in source.slices(0, 1))
+    args = (recipe, plan.sources, slices, plan.engine, plan.vocabulary, plan.token_dtype)
     return read_documents(*args, template=template)
 
 

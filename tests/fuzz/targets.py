@@ -24,7 +24,7 @@ import zstandard
 from packprep import cache as remembered
 from packprep.building import planning
 from packprep.building.commit import done_receipt
-from packprep.building.plan import Job, open_job
+from packprep.building.plan import Plan, open_plan
 from packprep.building.plan_form import LATER, check_plan
 from packprep.building.planning import look_up
 from packprep.building.work import make_shard
@@ -228,24 +228,24 @@ def _manifest(datasets: list[Path], data: bytes) -> None:
 
 def _plan(datasets: list[Path], data: bytes) -> None:
     for directory in datasets[:2]:
-        _with_file(directory, "plan.json", data, lambda directory=directory: open_job(directory))
+        _with_file(directory, "plan.json", data, lambda directory=directory: open_plan(directory))
 
 
 def _receipt(datasets: list[Path], data: bytes) -> None:
     directory = datasets[0]
-    job = _job(directory)
+    plan = _opened(directory)
     entry = json.loads((directory / "dataset.json").read_bytes())["shards"][0]
 
     def read() -> None:
-        done_receipt(LocalFolder(directory), 0, job.digest)
+        done_receipt(LocalFolder(directory), 0, plan.digest)
         for digest in (entry["receipt_digest"], digest_of(data)):  # with its own it is looked into
             signed = {**entry, "receipt_digest": digest}
-            check_shard_files(directory, 0, signed, job.digest, job, Faults())
+            check_shard_files(directory, 0, signed, plan.digest, plan, Faults())
 
     _with_file(directory, receipt_name(0), data, read)
 
 
-_job = lru_cache(open_job)
+_opened = lru_cache(open_plan)
 
 
 def _recipe(folder: Path) -> Target:
@@ -270,7 +270,7 @@ def refusals() -> Iterator[None]:
 _made_with = lru_cache(planning.made_with)
 
 
-def _build(folder: Path, **changes: Any) -> Job:
+def _build(folder: Path, **changes: Any) -> Plan:
     """All that a build does but write: files and roles found, engines loaded and proven, a plan, the arrays of some shards."""
     table = {"seq_length": 128, "tokenizer": "bytes", "tasks": [{"preset": "causal"}], **changes}
     recipe = complete(read_recipe(table, folder))
@@ -282,10 +282,10 @@ def _build(folder: Path, **changes: Any) -> Job:
         inputs = look_up(recipe, {})
         planned = decode(encode(planning.make_plan(inputs)), "plan.json")
         check_plan(planned, "plan.json")
-        job = Job(with_defaults(planned, LATER), inputs.vocabulary.tokenizer_json, inputs.prefixes)
-        for shard in range(min(job.shards, MOST_SHARDS)):
-            make_shard(job, shard)
-    return job
+        plan = Plan(with_defaults(planned, LATER), inputs.vocabulary.tokenizer_json, inputs.prefixes)
+        for shard in range(min(plan.shards, MOST_SHARDS)):
+            make_shard(plan, shard)
+    return plan
 
 
 def _source(*names: str, seeds: Callable[[], list[bytes]], change: Callable, **settings: Any) -> Make:
@@ -318,13 +318,13 @@ def _tokenizer(folder: Path) -> Target:
         (folder / "tokenizer.json").write_bytes(data)
         special_text, engine = (("text", "auto"), ("reject", "reference"), ("special", "auto"))[len(data) % 3]
         with refusals():
-            job = _build(
+            plan = _build(
                 folder, tokenizer="tokenizer.json", engine=engine, tasks=tasks, sources=[{"paths": ["in.jsonl"]}],
                 documents={"special_text": special_text, "max_bad_fraction": 1.0},
                 specials={"missing": "add", "sentinels": "auto"},
             )  # fmt: skip
-            texts = TokenTexts(job.vocabulary.tokenizer_json, job.vocabulary.special_ids)
-            for id in range(0, job.vocabulary.vocab_size, job.vocabulary.vocab_size // 50 + 1):
+            texts = TokenTexts(plan.vocabulary.tokenizer_json, plan.vocabulary.special_ids)
+            for id in range(0, plan.vocabulary.vocab_size, plan.vocabulary.vocab_size // 50 + 1):
                 texts.meaning(id)
 
     return Target(tokenizer_files(), run, tokenizer_changed)

@@ -81,7 +81,7 @@ def check_half(folder: Path, to: Path) -> None:
     shutil.copytree(folder / "dataset", to / "half")
     before = made.contents(to / "half", "receipts")
     outcome = build_again(folder, to / "half")
-    assert outcome.made == outcome.job.shards - len(before) > 1 and before
+    assert outcome.made == outcome.plan.shards - len(before) > 1 and before
     assert made.contents(to / "half").items() >= before.items()
     build_again(folder, to / "undisturbed")
     assert same_shards(to / "half", to / "undisturbed")

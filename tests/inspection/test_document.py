@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.dataset.shard import open_shard
 from packprep.errors import BuildError, DatasetError, RecipeError
 from packprep.inspection.document import describe_document, first_document, print_document
@@ -183,7 +183,7 @@ def test_as_it_is_typed(files):
 
 def lines_of(folder, **table):
     built(folder, "out", tasks=[{"preset": "causal"}], **table)
-    return first_document(open_job(folder / "out"))
+    return first_document(open_plan(folder / "out"))
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_without_a_document_the_first_reject_shows(one):
     folder = one({"words": "no text"}, {"text": 5})
     with pytest.raises(BuildError, match="none can be used"):
         lines_of(folder)
-    line = first_document(open_job(folder / "out"))
+    line = first_document(open_plan(folder / "out"))
     assert "shard 0 has no document that can be used; the first is source0 abc.jsonl at 0: missing_text: " in line
 
 
@@ -254,4 +254,4 @@ def test_no_document_at_all_is_said(one):
     folder = one({"text": ""})
     with pytest.raises(BuildError, match="none can be used"):
         lines_of(folder)
-    assert first_document(open_job(folder / "out")) == "document 1: shard 0 has no document with tokens"
+    assert first_document(open_plan(folder / "out")) == "document 1: shard 0 has no document with tokens"

@@ -185,7 +185,7 @@ def part_built(tmp_path_factory):
 
 def test_an_unfinished_build_says_what_is_missing_and_what_to_do(part_built, capsys):
     s = describe_build(part_built)
-    shards = part_built.job.shards
+    shards = part_built.plan.shards
     assert json.loads(json.dumps(s)) == s and not s["published"]
     assert (s["shards"], s["done"], s["missing"], s["made"]) == (
         shards,

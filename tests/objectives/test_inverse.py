@@ -58,11 +58,11 @@ def check_inverse(table, documents):
     assert not untrained.any()
     segments, _ = place(segments, recipe)
     arrays = render(tasks, documents, segments, recipe.seq_length, recipe.packing.pad_seq_to_mult)
-    job = SimpleNamespace(recipe=recipe, tasks=tasks, vocabulary=SimpleNamespace(roles={"eos": made.EOS}))
-    stored = stored_segments(job, arrays)
+    plan = SimpleNamespace(recipe=recipe, tasks=tasks, vocabulary=SimpleNamespace(roles={"eos": made.EOS}))
+    stored = stored_segments(plan, arrays)
     for name in ("slots", "bos", "eos", "row"):
         assert np.array_equal(getattr(stored, name), getattr(segments, name))
-    tokens, offsets, fits = restore(job, arrays, stored, np.arange(len(segments.n)))
+    tokens, offsets, fits = restore(plan, arrays, stored, np.arange(len(segments.n)))
     assert fits.all()
     assert ("labels" in arrays) == tasks[0].in_place
     for s in range(len(segments.n)):
@@ -70,7 +70,7 @@ def check_inverse(table, documents):
         expected = documents.ids[begin : begin + int(segments.n[s])]
         assert np.array_equal(tokens[offsets[s] : offsets[s + 1]], expected)
     some = np.arange(len(segments.n))[::-3]  # any segments, in any order
-    chosen, places, _ = restore(job, arrays, stored, some)
+    chosen, places, _ = restore(plan, arrays, stored, some)
     for i, s in enumerate(some):
         assert np.array_equal(chosen[places[i] : places[i + 1]], tokens[offsets[s] : offsets[s + 1]])
     return True

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.errors import PlanError
 from packprep.objectives import REGISTRY, register
 from packprep.objectives.objective import Objective, Parameter
@@ -126,7 +126,7 @@ def test_a_parameter_that_joins_later_leaves_what_was_built_before_as_it_was(tmp
     outcome = made.build(recipe({"objective": "reversed"}), tmp_path, tmp_path / "out")
     joined = Parameter("steps", 1, "how often", 1, later=True)
     REGISTRY["reversed"] = replace(first, parameters=(*first.parameters, joined))
-    assert good(tmp_path / "out") and open_job(tmp_path / "out").tasks[0].parameters == {"width": 4, "steps": 1}
+    assert good(tmp_path / "out") and open_plan(tmp_path / "out").tasks[0].parameters == {"width": 4, "steps": 1}
     again = made.build(recipe({"objective": "reversed"}), tmp_path, tmp_path / "again")
     assert made.contents(tmp_path / "again") == made.contents(tmp_path / "out")
     other = made.build(recipe({"objective": "reversed", "steps": 2}), tmp_path, tmp_path / "other")
@@ -137,7 +137,7 @@ def test_a_parameter_that_joins_later_leaves_what_was_built_before_as_it_was(tmp
     with pytest.raises(
         PlanError, match="key 'steps' is unknown to the objective reversed that is installed: use the version"
     ):
-        open_job(tmp_path / "other")
+        open_plan(tmp_path / "other")
 
 
 def test_an_objective_in_place_builds_and_verifies(tmp_path, registry):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
 from packprep.errors import SourceError
 from packprep.restoring.documents import documents_at, replay_segments
@@ -10,27 +10,27 @@ from tests import made
 
 
 @pytest.fixture(scope="module")
-def job(built):
-    return open_job(built.out)
+def plan(built):
+    return open_plan(built.out)
 
 
-def writable(job, shard):
-    return {name: array.copy() for name, array in make_shard(job, shard).arrays.items()}
+def writable(plan, shard):
+    return {name: array.copy() for name, array in make_shard(plan, shard).arrays.items()}
 
 
-def test_every_segment_of_a_dataset_can_be_built_again_from_its_source(job):
-    for shard in range(job.shards):
-        arrays = make_shard(job, shard).arrays
-        assert set(replay_segments(job, arrays, np.arange(len(arrays["segment_key"])))) == {""}
+def test_every_segment_of_a_dataset_can_be_built_again_from_its_source(plan):
+    for shard in range(plan.shards):
+        arrays = make_shard(plan, shard).arrays
+        assert set(replay_segments(plan, arrays, np.arange(len(arrays["segment_key"])))) == {""}
 
 
 @pytest.mark.parametrize("mult, algorithm", [(8, "best_fit"), (1, "concat")])
 def test_replay_of_padded_and_concatenated_segments(built, tmp_path, mult, algorithm):
     tasks = [{"preset": "prefix_lm"}]
     table = {**built.table, "tasks": tasks, "packing": {"pad_seq_to_mult": mult, "algorithm": algorithm}}
-    job = made.build(table, built.base, tmp_path / "out").job
-    arrays = make_shard(job, 0).arrays
-    assert set(replay_segments(job, arrays, np.arange(len(arrays["segment_key"])))) == {""}
+    plan = made.build(table, built.base, tmp_path / "out").plan
+    arrays = make_shard(plan, 0).arrays
+    assert set(replay_segments(plan, arrays, np.arange(len(arrays["segment_key"])))) == {""}
 
 
 @pytest.mark.parametrize(
@@ -48,39 +48,39 @@ def test_replay_of_padded_and_concatenated_segments(built, tmp_path, mult, algor
         ),
     ],
 )
-def test_a_changed_segment_is_found_and_said(job, name, change, said):
+def test_a_changed_segment_is_found_and_said(plan, name, change, said):
     import re
 
-    arrays = writable(job, 0)
-    stored = stored_segments(job, arrays)
+    arrays = writable(plan, 0)
+    stored = stored_segments(plan, arrays)
     row, begin, slots = stored.row, stored.first_slot, stored.slots
     k = int(np.argmax(slots * (arrays["segment_prefix"] > 3)))
     change(arrays, k, (row[k], begin[k] + slots[k] // 2))
-    found = replay_segments(job, arrays, np.arange(len(row)))
+    found = replay_segments(plan, arrays, np.arange(len(row)))
     assert re.search(said, found[k]) and [i for i, text in enumerate(found) if text] == [k]
 
 
 def test_a_segment_that_claims_more_than_its_document_is_found(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x" * 50, "y" * 70])
-    job = made.build(made.table("a.jsonl", tasks=[{"preset": "causal"}]), tmp_path, tmp_path / "out").job
-    arrays = writable(job, 0)
+    plan = made.build(made.table("a.jsonl", tasks=[{"preset": "causal"}]), tmp_path, tmp_path / "out").plan
+    arrays = writable(plan, 0)
     arrays["segment_tokens"] += 1  # and its eos would be a token
-    found = replay_segments(job, arrays, np.arange(2))
+    found = replay_segments(plan, arrays, np.arange(2))
     assert found == [
         "segment_tokens is 51 and should be 50",
         "segment_tokens is 71 and should be 70",
     ]
 
 
-def test_a_document_that_is_not_there_any_more_is_a_source_error(built, job):
+def test_a_document_that_is_not_there_any_more_is_a_source_error(built, plan):
     with pytest.raises(SourceError, match="source 'web': a.jsonl has no usable document at 3 any more"):
-        documents_at(job, job.sources[0], 0, 0, np.array([0, 3]))
-    found = documents_at(job, job.sources[0], 0, 0, np.array([0]))
+        documents_at(plan, plan.sources[0], 0, 0, np.array([0, 3]))
+    found = documents_at(plan, plan.sources[0], 0, 0, np.array([0]))
     assert bytes(found.ids.astype(np.uint8)).decode() == made.texts(250, 0)[0]
 
 
-def test_a_text_file_in_a_shared_piece_is_found_by_its_name(built, job):
-    notes = job.sources[2]
+def test_a_text_file_in_a_shared_piece_is_found_by_its_name(built, plan):
+    notes = plan.sources[2]
     for i in (1, 7, 30):
-        found = documents_at(job, notes, notes.first_file + i, 0, np.array([0]))
+        found = documents_at(plan, notes, notes.first_file + i, 0, np.array([0]))
         assert bytes(found.ids.astype(np.uint8)) == (built.base / "notes" / notes.files[i].name).read_bytes()

@@ -1,27 +1,27 @@
 import numpy as np
 import pytest
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
 from packprep.restoring.segments import restore, stored_segments
 
 
 @pytest.fixture(scope="module")
-def job(built):
-    return open_job(built.out)
+def plan(built):
+    return open_plan(built.out)
 
 
-def test_restore_gives_the_content_tokens_of_chosen_segments(job):
-    arrays = make_shard(job, 1).arrays
+def test_restore_gives_the_content_tokens_of_chosen_segments(plan):
+    arrays = make_shard(plan, 1).arrays
     chosen = np.arange(0, len(arrays["segment_key"]), 3)
-    tokens, offsets, fits = restore(job, arrays, stored_segments(job, arrays), chosen)
+    tokens, offsets, fits = restore(plan, arrays, stored_segments(plan, arrays), chosen)
     assert fits.all() and np.array_equal(np.diff(offsets), arrays["segment_tokens"][chosen])
     assert tokens.max() < 256  # bytes: no sentinel, mode token, bos or eos is left
 
 
-def test_stored_segments_tell_row_begin_and_length(job):
-    arrays = make_shard(job, 0).arrays
-    stored = stored_segments(job, arrays)
+def test_stored_segments_tell_row_begin_and_length(plan):
+    arrays = make_shard(plan, 0).arrays
+    stored = stored_segments(plan, arrays)
     row, begin, slots = stored.row, stored.first_slot, stored.slots
     ids = arrays["segment_ids"]
     for r, b, n in zip(row, begin, slots, strict=True):

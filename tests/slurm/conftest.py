@@ -63,7 +63,7 @@ def small(place: Path) -> Small:
     }  # fmt: skip
     outcome = made.build(table, folder, folder / "out")
     assert outcome.manifest is not None
-    return Small(recipe, table, made.contents(folder / "out"), outcome.job.shards)
+    return Small(recipe, table, made.contents(folder / "out"), outcome.plan.shards)
 
 
 @pytest.fixture

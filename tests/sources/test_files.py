@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.planning import make_plan
 from packprep.format.json_files import decode, encode
 from packprep.sources.files import Files, SourceFile, pieces_of
@@ -109,15 +109,15 @@ def test_a_hundred_thousand_files_are_planned_in_little_memory(monkeypatch, endi
     inputs = scale.inputs_of()
     tracemalloc.start()
     with scale.simulated():
-        plan = decode(encode(make_plan(inputs)), "plan.json")
+        stored = decode(encode(make_plan(inputs)), "plan.json")
     made_in = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert made_in < 200e6
-    assert len(plan["files"]) == count and plan["files"][-1]["size"] == size
+    assert len(stored["files"]) == count and stored["files"][-1]["size"] == size
     tracemalloc.start()
-    job = Job(plan, inputs.vocabulary.tokenizer_json, plan_digest="0")
-    (source,) = job.sources
-    first = list(source.taken(0, job.shards, source.places(0, job.shards)))
+    plan = Plan(stored, inputs.vocabulary.tokenizer_json, plan_digest="0")
+    (source,) = plan.sources
+    first = list(source.taken(0, plan.shards, source.places(0, plan.shards)))
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 60e6 and peak < 100e6
@@ -125,5 +125,5 @@ def test_a_hundred_thousand_files_are_planned_in_little_memory(monkeypatch, endi
     assert len(source.pieces) == count * per_file
     whole = Counter(piece for piece, *_ in first)
     assert max(whole.values()) == 1 and {use for _, use, *_ in first} == {0}
-    assert sum(hi - lo for _, _, lo, hi, _ in first) == source.weight // job.shards
+    assert sum(hi - lo for _, _, lo, hi, _ in first) == source.weight // plan.shards
     assert sorted(source.order(range(1))[0].tolist()) == list(range(len(source.pieces)))

@@ -16,7 +16,7 @@ import pytest
 
 from packprep.building.commit import commit_shard, done_receipt, missing_shards
 from packprep.building.distributed import status_of
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
 from packprep.errors import BuildError, PlanError, StorageError
 from packprep.format.digests import digest_of
@@ -203,7 +203,7 @@ def test_a_build_that_fails_at_any_write_tells_the_truth_and_goes_on(plain, url,
 def test_an_object_without_its_receipt_or_of_another_size_is_no_shard(plain, url):
     finish(plain, url)
     remote, output = Remote(url), folder_at(url)
-    digest = open_job(url).digest
+    digest = open_plan(url).digest
     remote.remove(MANIFEST_NAME)
     remote.remove(receipt_name(0))
     remote.write(shard_name(1), [plain.expected[shard_name(1)][:-1]])
@@ -220,7 +220,7 @@ def test_stale_rejects_are_removed_where_there_are_none(plain, url):
 
 def test_a_build_that_was_slower_than_another_changes_nothing_but_stops_where_they_differ(plain, url):
     finish(plain, url)
-    job, output = open_job(url), folder_at(url)
+    plan, output = open_plan(url), folder_at(url)
     Remote(url).remove(receipt_name(0))
 
     class Slow(Remote):
@@ -231,15 +231,15 @@ def test_a_build_that_was_slower_than_another_changes_nothing_but_stops_where_th
             if name == shard_name(0):
                 Remote(url).write(receipt_name(0), [plain.expected[receipt_name(0)]])
 
-    shard = make_shard(job, 0)
-    commit_shard(Slow(url), job, 0, shard)
+    shard = make_shard(plan, 0)
+    commit_shard(Slow(url), plan, 0, shard)
     assert objects(url) == plain.expected
     Remote(url).remove(receipt_name(0))
     shard.arrays["tokens"][0, 0] ^= 1
     with pytest.raises(BuildError, match="made again with digest [0-9a-f]+ and it stands with [0-9a-f]+"):
-        commit_shard(Slow(url), job, 0, shard)
+        commit_shard(Slow(url), plan, 0, shard)
     with pytest.raises(BuildError, match="made again with digest"):
-        commit_shard(output, job, 0, shard)
+        commit_shard(output, plan, 0, shard)
     assert objects(url)[receipt_name(0)] == plain.expected[receipt_name(0)]
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.building.ledger import add_ledgers
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.documents.reading import in_sample
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode, receipt_name, rejects_name
@@ -79,13 +79,13 @@ def directory(dataset, tmp_path):
 
 def test_what_a_shard_reads_is_worked_out_by_columns_as_part_by_part(sampled, monkeypatch):
     """Files of all kinds, some uses of each; also a few at a time."""
-    job = open_job(sampled)
+    plan = open_plan(sampled)
     for at_once, fewest in ((1 << 18, 1), (2, 2)):
         monkeypatch.setattr(coverage, "_AT_ONCE", at_once)
-        for b in range(job.shards):
-            parts = [coverage._in_part(source.slices(b, job.shards)) for source in job.sources]
+        for b in range(plan.shards):
+            parts = [coverage._in_part(source.slices(b, plan.shards)) for source in plan.sources]
             expected = sorted(map(tuple, np.concatenate(parts, axis=1).T.tolist()))
-            some = list(coverage._extents(job, b))
+            some = list(coverage._extents(plan, b))
             assert sorted(tuple(row) for own in some for row in np.array(own).T.tolist()) == expected
             assert len(some) >= fewest
             for own in some:
@@ -476,7 +476,7 @@ def test_p21_a_reject_that_names_nothing(directory, key, value):
 
 def test_p21_what_the_sample_leaves_out(sampled, tmp_path):
     directory = copied(sampled, tmp_path)
-    source = open_job(directory).sources[0]
+    source = open_plan(directory).sources[0]
     shard = next(b for b in range(9) if any(r["source"] == "web" for r in records_of(directory, b)))
     records = records_of(directory, shard)
     record = next(r for r in records if r["source"] == "web")
@@ -496,7 +496,7 @@ def test_p21_what_a_fraction_does_not_take(tmp_path, name):
         (tmp_path / f"in/notes/{i:02d}.txt").write_text("")
     directory = made(tmp_path, sources=sources_table(repeat=1.5), tasks=[{"preset": "causal"}])
     assert faults_of(directory, ALL) == []
-    source = next(source for source in open_job(directory).sources if source.name == name)
+    source = next(source for source in open_plan(directory).sources if source.name == name)
     shard = next(b for b in range(9) if any((r["source"], r["repeat"]) == (name, 1) for r in records_of(directory, b)))
     records = records_of(directory, shard)
     record = next(r for r in records if (r["source"], r["repeat"]) == (name, 1))

@@ -185,17 +185,17 @@ def another_weight(plan):
 def consistent(change):
     """A change of the plan, and of the sums that follow from its estimates."""
 
-    def changed(plan):
-        from packprep.building.plan import Job
+    def changed(stored):
+        from packprep.building.plan import Plan
         from packprep.building.planning import follows
 
-        change(plan)
-        job = Job(plan, changed.tokenizer)
-        of_bytes = [source["tokens_per_byte"] for source in plan["sources"]]
-        derived = follows(job.recipe, job.vocabulary, job.tasks, job.sources, of_bytes)
-        for own, values in zip(plan["sources"], derived.pop("sources"), strict=True):
+        change(stored)
+        plan = Plan(stored, changed.tokenizer)
+        of_bytes = [source["tokens_per_byte"] for source in stored["sources"]]
+        derived = follows(plan.recipe, plan.vocabulary, plan.tasks, plan.sources, of_bytes)
+        for own, values in zip(stored["sources"], derived.pop("sources"), strict=True):
             own.update(values)
-        plan.update(shards=derived["shards"], shard_text_bytes=derived["shard_text_bytes"])
+        stored.update(shards=derived["shards"], shard_text_bytes=derived["shard_text_bytes"])
 
     return changed
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.format.digests import digest_of
 from packprep.format.json_files import rejects_name, shard_name
 from packprep.randomness import segment_key, text_key
@@ -403,44 +403,44 @@ def with_labels(arrays):
     return {**arrays, "labels": labels}
 
 
-def faults_of_arrays(job, arrays):
+def faults_of_arrays(plan, arrays):
     faults = Faults()
-    check_arrays(job, arrays, SHARD, faults)
+    check_arrays(plan, arrays, SHARD, faults)
     return faults.listed
 
 
 def test_p10_a_label_that_is_not_the_next_token(plain):
-    job, arrays = open_job(plain), with_labels(arrays_of(plain))
-    assert faults_of_arrays(job, arrays) == []
+    plan, arrays = open_plan(plain), with_labels(arrays_of(plain))
+    assert faults_of_arrays(plan, arrays) == []
     _, row, begin, _ = long_segment(plain, arrays, "causal")
     arrays["labels"][row, begin + 2] ^= 1
     value = int(arrays["labels"][row, begin + 2])
-    assert_only(faults_of_arrays(job, arrays), "P10", row=row, slot=begin + 2, value=value)
+    assert_only(faults_of_arrays(plan, arrays), "P10", row=row, slot=begin + 2, value=value)
 
 
 def test_fault_11_p10_a_label_across_a_boundary(plain):
-    job, arrays = open_job(plain), with_labels(arrays_of(plain))
+    plan, arrays = open_plan(plain), with_labels(arrays_of(plain))
     rows, _, end = places_of(arrays)
     g = int(np.flatnonzero(np.diff(rows, append=-1) == 0)[0])
     row, slot = int(rows[g]), int(end[g]) - 1
     arrays["labels"][row, slot] = value = int(arrays["tokens"][row, slot + 1])
-    assert_only(faults_of_arrays(job, arrays), "P10", row=row, slot=slot, value=value)
+    assert_only(faults_of_arrays(plan, arrays), "P10", row=row, slot=slot, value=value)
 
 
 def test_p7_and_p8_hold_for_labels_too(plain):
-    job, arrays = open_job(plain), with_labels(arrays_of(plain))
+    plan, arrays = open_plan(plain), with_labels(arrays_of(plain))
     row, slot = padding_of(arrays)
     arrays["labels"][row, slot] = 3
-    assert_only(faults_of_arrays(job, arrays), "P7", row=row, slot=slot, value=3, words="another label")
+    assert_only(faults_of_arrays(plan, arrays), "P7", row=row, slot=slot, value=3, words="another label")
     arrays["labels"][row, slot] = PAD
     _, row, begin, _ = long_segment(plain, arrays, "causal")
     arrays["labels"][row, begin] = VOCAB_SIZE
-    assert promises_of(faults_of_arrays(job, arrays)) == {"P8", "P10"}
+    assert promises_of(faults_of_arrays(plan, arrays)) == {"P8", "P10"}
 
 
 def test_p3_labels_belong_to_recipes_that_predict_in_place(plain):
     faults = Faults()
-    assert not check_layout(open_job(plain), with_labels(arrays_of(plain)), SHARD, faults)
+    assert not check_layout(open_plan(plain), with_labels(arrays_of(plain)), SHARD, faults)
     assert promises_of(faults.listed) == {"P3"}
 
 
@@ -646,8 +646,8 @@ def test_fault_8_p14_a_sentinel_used_twice(directory):
 
 def moved_to(directory, arrays, g, start):
     """Let segment g begin with another token of its document, with the key of that place."""
-    job = open_job(directory)
-    source = job.sources[int(arrays["segment_source"][g])]
+    plan = open_plan(directory)
+    source = plan.sources[int(arrays["segment_source"][g])]
     name = source.files[int(arrays["segment_file"][g]) - source.first_file].name
     arrays["segment_start"][g] = start
     arrays["segment_key"][g] = segment_key(

@@ -11,7 +11,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.errors import RecipeError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode, rejects_name
@@ -213,7 +213,7 @@ def difference_of(dataset, change, task):
     rows, begin, end = places_of(arrays)
     g = int(segments_of(dataset, arrays, task)[-1])
     change(arrays, g, int(rows[g]), int(begin[g]), int(end[g]))
-    return replay_segments(open_job(dataset), arrays, np.array([g]))[0]
+    return replay_segments(open_plan(dataset), arrays, np.array([g]))[0]
 
 
 def test_a_segment_that_is_right_differs_in_nothing(dataset):
@@ -268,12 +268,12 @@ def test_trained_ranges_that_the_document_does_not_have(tmp_path):
         for b in range(len(manifest_of(directory)["shards"]))
         if (np.diff(arrays_of(directory, b).get("trained_offsets", np.arange(2))) == 2).any()
     )
-    job, arrays = open_job(directory), arrays_of(directory, shard)
+    plan, arrays = open_plan(directory), arrays_of(directory, shard)
     everything = np.arange(len(arrays["segment_key"]))
-    assert not any(replay_segments(job, arrays, everything))
+    assert not any(replay_segments(plan, arrays, everything))
     g = int(np.flatnonzero(np.diff(arrays["trained_offsets"]) == 2)[0])
     arrays["trained_ranges"][arrays["trained_offsets"][g], 1] -= 1
-    assert replay_segments(job, arrays, np.array([g]))[0].startswith("its trained ranges are [[5, 8], [12, 20]]")
+    assert replay_segments(plan, arrays, np.array([g]))[0].startswith("its trained ranges are [[5, 8], [12, 20]]")
 
 
 def test_more_tokens_than_the_document_has(dataset):

@@ -111,7 +111,7 @@ def test_a_zero_with_a_sign_is_found(name, tmp_path_factory):
 
 def test_documents_that_sample_leaves_out_are_found_without_replay(tmp_path):
     """A segment of a document outside the sample, with the right key."""
-    from packprep.building.plan import open_job
+    from packprep.building.plan import open_plan
     from packprep.documents.reading import in_sample
     from packprep.randomness import segment_key, text_key
 
@@ -119,7 +119,7 @@ def test_documents_that_sample_leaves_out_are_found_without_replay(tmp_path):
     source = {"name": "web", "paths": ["a.jsonl"], "repeat": 1.5, "sample": [0.2, 0.9]}
     directory = made(tmp_path, sources=[source], tasks=[{"preset": "causal"}], output={"shard_text_bytes": 4000})
     assert not faults_of(directory)
-    (job_source,) = open_job(directory).sources
+    (job_source,) = open_plan(directory).sources
     lines = (tmp_path / "in/a.jsonl").read_bytes().splitlines(keepends=True)
     positions = np.cumsum([0] + [len(line) for line in lines[:-1]])
     for use in (0, 1):

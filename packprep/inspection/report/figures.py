@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.segments import SegmentTable
 from packprep.dataset.boundaries import fill_slots
 from packprep.dataset.manifest import Manifest
@@ -81,8 +81,8 @@ class Spans:
 class Figures:
     """What was counted so far. tasks: int64[tasks] each. The rest are histograms over the bins above."""
 
-    def __init__(self, manifest: Manifest, job: Job):
-        self.manifest, self.job, self.tasks = manifest, job, job.tasks
+    def __init__(self, manifest: Manifest, plan: Plan):
+        self.manifest, self.plan, self.tasks = manifest, plan, plan.tasks
         tasks = len(self.tasks)
         self.shards = self.rows = self.segments = self.slot_rows = 0
         self.supervised = False  # whether any shard has trained ranges
@@ -112,7 +112,7 @@ class Figures:
         rows = min(shard.rows, max(most_slots // length, 1))
         step = max(CHUNK_SLOTS // length, 1)
         self.slot_rows += rows
-        stored = stored_segments(self.job, arrays)
+        stored = stored_segments(self.plan, arrays)
         for first in range(0, rows, step):
             self._add_slots(shard, stored, range(first, min(first + step, rows)))
 
@@ -141,9 +141,9 @@ class Figures:
     def _add_spans(self, shard: Shard, stored: SegmentTable, t: int, chosen: np.ndarray) -> None:
         """Noise is a token whose slot lies behind the prefix. A segment that cannot be inverted is left out."""
         arrays = shard.arrays
-        restored = restore(self.job, arrays, stored, chosen)
+        restored = restore(self.plan, arrays, stored, chosen)
         n = np.diff(restored.offsets)
-        slots = slots_of_tokens(self.job, arrays, stored, chosen, restored.ids)
+        slots = slots_of_tokens(self.plan, arrays, stored, chosen, restored.ids)
         known = restored.fits & (np.add.reduceat(slots < 0, restored.offsets[:-1]) == 0)
         inputs_end = stored.first_slot[chosen] + arrays["segment_prefix"][chosen]
         noise = np.append(slots >= np.repeat(inputs_end, n), False) & np.append(np.repeat(known, n), False)

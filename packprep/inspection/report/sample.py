@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.building.progress import visible
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
@@ -86,21 +86,21 @@ def _of_shard(
     shard = shard_in(data.near.folder, data.dataset.manifest, number)
     ranges = {row: shard.segment_range(data.location(row)[1]) for row in rows}
     every = np.concatenate([np.arange(*bounds) for bounds in ranges.values()])
-    job = data.job
+    plan = data.plan
     verdicts = dict.fromkeys(
         every.tolist(), "not rebuilt: verification found faults in this shard, or did not look at it"
     )
     stored: SegmentTable | None = None
-    if sound and isinstance(job, Job):
-        chosen, read = _affordable(job, shard.arrays, every, read)
+    if sound and isinstance(plan, Plan):
+        chosen, read = _affordable(plan, shard.arrays, every, read)
         verdicts = dict.fromkeys(
             every.tolist(),
             f"not rebuilt: its file takes more reading than {MOST_READ_BYTES >> 30} GiB in all; `packprep inspect --row` does it",
         )
         verdicts |= zip(chosen.tolist(), data.rebuilt(number, chosen), strict=True)
-        stored = stored_segments(job, shard.arrays)
+        stored = stored_segments(plan, shard.arrays)
     elif sound:
-        verdicts = dict.fromkeys(every.tolist(), f"not rebuilt: {job}")
+        verdicts = dict.fromkeys(every.tolist(), f"not rebuilt: {plan}")
     shown: list[dict[str, Any]] = []
     left, unshown = room
     for row, bounds in ranges.items():
@@ -114,13 +114,13 @@ def _of_shard(
     return shown, read
 
 
-def _affordable(job: Job, arrays: Mapping[str, np.ndarray], every: np.ndarray, read: int) -> tuple[np.ndarray, int]:
+def _affordable(plan: Plan, arrays: Mapping[str, np.ndarray], every: np.ndarray, read: int) -> tuple[np.ndarray, int]:
     """(the segments whose files may be read again, ascending; bytes that reading takes with these)."""
     sources, files = arrays["segment_source"][every].tolist(), arrays["segment_file"][every].tolist()
     chosen: list[int] = []
     known: dict[tuple[int, ...], bool] = {}
     for g, s, file in zip(every.tolist(), sources, files, strict=True):
-        source = job.sources[s]
+        source = plan.sources[s]
         size = 0 if source.prefix == UNREAD else int(source.files.sizes[file - source.first_file])
         read_for: tuple[int, ...] = (file, int(arrays["segment_repeat"][g]))
         if position_of(*source.formats[file - source.first_file]) == "byte":
@@ -221,16 +221,16 @@ def _original(
         ids, noised = view.labels[first_copy], (view.tokens != view.labels)[first_copy]
         if not LAWS[task["objective"]].flips:
             noised |= view.loss_mask[first_copy] != 0
-    elif isinstance(data.job, Job) and data.job.tasks[int(arrays["segment_task"][g])].objective.supervised:
+    elif isinstance(data.plan, Plan) and data.plan.tasks[int(arrays["segment_task"][g])].objective.supervised:
         return None, "The row holds the text as it is."
     elif stored is None:
         return None, "Not inverted: that takes a plan that can be opened here and a shard without faults."
     else:
-        assert isinstance(data.job, Job)
-        ids, _, fits = restore(data.job, arrays, stored, np.array([g]))
+        assert isinstance(data.plan, Plan)
+        ids, _, fits = restore(data.plan, arrays, stored, np.array([g]))
         if not fits[0]:
             return None, "Not inverted: its sentinels are not where the header says."
-        slots = slots_of_tokens(data.job, arrays, stored, np.array([g]), ids)
+        slots = slots_of_tokens(data.plan, arrays, stored, np.array([g]), ids)
         noised = (slots >= begin + segment["prefix"]) & (segment["prefix"] > 0)  # what stands behind the prefix
     texts = data.texts.pieces(ids.tolist())
     pieces = [{"text": p.text, "ids": p.ids, "kind": p.kind, "loss": [0] * len(p.ids)} for p in texts]

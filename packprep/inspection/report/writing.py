@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import Job
+from packprep.building.plan import Plan
 from packprep.dataset.manifest import Manifest, first_rows, read_manifest
 from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import shard_in
@@ -92,7 +92,7 @@ def _page(
     looked = list(evenly(shards, MOST_SHARDS))
     sound = _sound(verification, looked)
     with _opened(near, moved, from_plan) as data:
-        figures, rows = _figures(near, manifest, data.job if isinstance(data, OpenedDataset) else data, sound, notes)
+        figures, rows = _figures(near, manifest, data.plan if isinstance(data, OpenedDataset) else data, sound, notes)
         if len(sound) < len(looked):
             why = "is left out of the figures: it has faults, or was not verified."
             notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
@@ -146,11 +146,11 @@ Rows = tuple[list[Mapping[int, Sequence[int]]], int]
 
 
 def _figures(
-    near: Nearby, manifest: Manifest, job: Job | PackprepError, sound: Sequence[int], notes: list[str]
+    near: Nearby, manifest: Manifest, plan: Plan | PackprepError, sound: Sequence[int], notes: list[str]
 ) -> tuple[Figures | None, Rows]:
     """(figures, None where nothing can be inverted; which rows have which tasks)."""
     by_task: list[Mapping[int, Sequence[int]]] = []
-    figures = None if isinstance(job, PackprepError) else Figures(manifest, job)
+    figures = None if isinstance(plan, PackprepError) else Figures(manifest, plan)
     best, most, begins = -1, 0, first_rows(manifest)
     for b in sound:
         with near.brought(shard_name(b)):

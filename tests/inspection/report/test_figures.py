@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.building.plan import open_job
+from packprep.building.plan import open_plan
 from packprep.dataset.manifest import read_manifest
 from packprep.dataset.shard import shard_of
 from packprep.format.json_files import shard_name
@@ -22,7 +22,7 @@ EOS, SENTINEL = 258, 266
 @pytest.fixture(scope="module", params=[1 << 22, 2000])
 def counted(request, mixed):
     manifest = read_manifest(mixed)
-    figures = Figures(manifest, open_job(mixed))
+    figures = Figures(manifest, open_plan(mixed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_SLOTS", request.param)
         for b in range(len(manifest["shards"])):
@@ -142,9 +142,9 @@ def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
 
 def test_of_a_large_shard_the_first_rows_are_read(mixed):
     manifest = read_manifest(mixed)
-    figures = Figures(manifest, open_job(mixed))
+    figures = Figures(manifest, open_plan(mixed))
     figures.add(shard_of(mixed / shard_name(0), manifest, 0), 5 * manifest["seq_length"])
     assert figures.slot_rows == 5 < figures.rows
-    figures = Figures(manifest, open_job(mixed))
+    figures = Figures(manifest, open_plan(mixed))
     figures.add(shard_of(mixed / shard_name(0), manifest, 0), 1)
     assert figures.slot_rows == 1
