@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import ids_of
-from packprep.building.plan_form import LATER, MOST_SHARDS
+from packprep.building.plan import LATER, MOST_SHARDS, ids_of
 from packprep.documents.calibration import Estimates, calibrate, first_texts
 from packprep.documents.chat_template import compile_template, find_template
 from packprep.documents.reading import MOST_DOCUMENTS

@@ -26,8 +26,7 @@ import numpy as np
 from packprep.building.array_tasks import share_of
 from packprep.building.commit import commit_shard, done_receipt, missing_shards, publish
 from packprep.building.forecast import forecast
-from packprep.building.plan import Plan, check_law, open_plan, recipe_of, stored_plan, stored_plan_and_digest
-from packprep.building.plan_form import LATER
+from packprep.building.plan import LATER, Plan, check_law, open_plan, recipe_of, stored_plan, stored_plan_and_digest
 from packprep.building.planning import Inputs, differences, look_up, make_plan
 from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
 from packprep.building.work import make_shard

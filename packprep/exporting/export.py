@@ -21,8 +21,7 @@ from packprep.errors import DatasetError, RecipeError
 from packprep.exporting import chosen_form, export_module
 from packprep.format.digests import digest_of_file, own_digest
 from packprep.format.json_files import MANIFEST_NAME, as_stored, decode, encode, shard_name
-from packprep.storage import Folder, LocalFolder, Remote, folder_at
-from packprep.storage.copies import Nearby, nearby
+from packprep.storage import Folder, LocalCopy, LocalFolder, Remote, folder_at, local_copy
 
 RECEIPT = "export.json"
 BEGUN = "export-begun.json"
@@ -32,7 +31,7 @@ FORMAT, VERSION = "packprep export", 1
 class Exporting(NamedTuple):
     """One export in the making, as its file's `check` and `write` are given it."""
 
-    dataset: Nearby
+    dataset: LocalCopy
     manifest: Manifest
     form: str  # of the export's choices; "" where it has none
     out: Folder
@@ -67,11 +66,11 @@ def export_dataset(
     form = chosen_form(to, options)
     module = export_module(to)
     refuse_nested(source, target)
-    with nearby(source) as near:
-        manifest = sound_manifest(near)
+    with local_copy(source) as local:
+        manifest = sound_manifest(local)
         dataset = {"fingerprint": manifest["fingerprint"], "digest": manifest["digest"]}
         identity = {"format": FORMAT, "version": VERSION, **form, "dataset": dataset}
-        exporting = Exporting(near, manifest, "".join([*form.values()][1:]), target, workers, progress)
+        exporting = Exporting(local, manifest, "".join([*form.values()][1:]), target, workers, progress)
         module.check(exporting)
         receipt = standing_export(target, identity)
         if receipt is not None:
@@ -110,30 +109,30 @@ def each_shard(
         progress.end()
 
 
-def sound_manifest(near: Nearby) -> Manifest:
-    """The manifest of a published dataset, brought near; DatasetError if it is not as it was written."""
-    near.bring(MANIFEST_NAME)
-    manifest = read_manifest(near.folder)
+def sound_manifest(local: LocalCopy) -> Manifest:
+    """The manifest of a published dataset, fetched to this machine; DatasetError if it is not as it was written."""
+    local.fetch(MANIFEST_NAME)
+    manifest = read_manifest(local.folder)
     own = own_digest(as_stored(manifest, LATER))
     if own != manifest["digest"]:
         raise DatasetError(
-            f"{near.out.path_of(MANIFEST_NAME)}: it carries the digest {manifest['digest']} and its own is {own}: it was "
+            f"{local.out.path_of(MANIFEST_NAME)}: it carries the digest {manifest['digest']} and its own is {own}: it was "
             "changed or damaged after it was written; put it back"
         )
     sources, tasks = ([entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"]))
     if not is_ledger(manifest["ledger"], sources, tasks):
         raise DatasetError(
-            f"{near.out.path_of(MANIFEST_NAME)}: its ledger has not the keys and counts of a ledger; put the right file back"
+            f"{local.out.path_of(MANIFEST_NAME)}: its ledger has not the keys and counts of a ledger; put the right file back"
         )
     return manifest
 
 
 @contextmanager
-def sound_shard(near: Nearby, manifest: Manifest, number: int) -> Iterator[Shard]:
+def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[Shard]:
     """A shard, here while this lasts; DatasetError unless its bytes are those that the manifest names."""
     name, entry = shard_name(number), manifest["shards"][number]
-    with near.brought(name):
-        path = near.folder / name
+    with local.fetched(name):
+        path = local.folder / name
         try:
             digest = digest_of_file(path)
         except OSError as error:

@@ -31,8 +31,7 @@ from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, sound_shard
 from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
 from packprep.restoring.documents import restored_documents
-from packprep.storage import Folder, LocalFolder
-from packprep.storage.copies import Nearby
+from packprep.storage import Folder, LocalCopy, LocalFolder
 from packprep.storage.local import Growing
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -162,17 +161,17 @@ def said(result: Mapping[str, Any]) -> list[str]:
     return [made, f"--data-path {shlex.join(result['data_path'])}"] if result["data_path"] else [made]
 
 
-def _documents(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
-    near.bring(PLAN_NAME, TOKENIZER_NAME)
-    plan = open_plan(near.folder)
+def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
+    local.fetch(PLAN_NAME, TOKENIZER_NAME)
+    plan = open_plan(local.folder)
     if plan.digest != manifest["plan"]["digest"]:
         raise PlanError(
-            f"{near.folder / PLAN_NAME}: its digest is {plan.digest} and the manifest's {manifest['plan']['digest']}: "
+            f"{local.folder / PLAN_NAME}: its digest is {plan.digest} and the manifest's {manifest['plan']['digest']}: "
             "put the right file back"
         )
 
     def append(item: ShardToExport, report: Report) -> None:
-        with sound_shard(near, manifest, item.number) as shard:
+        with sound_shard(local, manifest, item.number) as shard:
             restored = restored_documents(plan, shard.arrays, str(shard.path))
         first = np.searchsorted(restored.source, np.arange(len(pairs) + 1))
         if first[-1] < len(restored.source):
@@ -186,11 +185,11 @@ def _documents(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
     return one_by_one(append)
 
 
-def _rows(near: Nearby, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
+def _rows(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
     [pair] = pairs
 
     def append(item: ShardToExport, report: Report) -> None:
-        with sound_shard(near, manifest, item.number) as shard:
+        with sound_shard(local, manifest, item.number) as shard:
             pair.add(shard.arrays["tokens"].reshape(-1), np.full(shard.rows, shard.seq_length, np.int64))
         report(0, shard.size, shard.rows * shard.seq_length, 0)
 

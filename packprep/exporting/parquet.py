@@ -25,8 +25,7 @@ from packprep.errors import RecipeError
 from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, sound_shard
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
-from packprep.storage import Folder
-from packprep.storage.copies import Nearby
+from packprep.storage import Folder, LocalCopy
 
 SLOTS_AT_ONCE = 1 << 20
 """Slots of a row group, about: what a reader of one row has to decode."""
@@ -162,8 +161,8 @@ def said(result: Mapping[str, Any]) -> list[str]:
     return [f"{result['rows']:,} rows, columns {result['columns']}"]
 
 
-def _setup(near: Nearby, manifest: Manifest, out: Folder, columns: str) -> Do:
-    dataset = open_dataset(near.folder, max_open=1)
+def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> Do:
+    dataset = open_dataset(local.folder, max_open=1)
     multiple = manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
     has_blocks = any(RULES[task["attention"]].in_blocks for task in manifest["tasks"])
     begins = first_rows(manifest)
@@ -178,7 +177,7 @@ def _setup(near: Nearby, manifest: Manifest, out: Folder, columns: str) -> Do:
             return standing
         sink, inside = pa.BufferOutputStream(), 0
         with (
-            sound_shard(near, manifest, item.number) as shard,
+            sound_shard(local, manifest, item.number) as shard,
             pq.ParquetWriter(sink, schema, compression=COMPRESSION, compression_level=LEVEL) as writer,
         ):
             done = 0

@@ -47,7 +47,7 @@ def describe_difference(directory: str | os.PathLike | Folder, other: str | os.P
             return [found for found in _differences(here, there) if found["key"] not in asked]
 
         manifest = beside_recipe(_without(one, _ELSEWHERE), _without(two, _ELSEWHERE))
-        plans = stored_plan(here.near.folder) or {}, stored_plan(there.near.folder) or {}
+        plans = stored_plan(here.local.folder) or {}, stored_plan(there.local.folder) or {}
         same = all(difference["key"].split(".")[0] in MADE_BY for difference in manifest)
         why_not = None
         if one["seq_length"] != two["seq_length"]:
@@ -56,8 +56,8 @@ def describe_difference(directory: str | os.PathLike | Folder, other: str | os.P
             )
             differing = []
         return {
-            "directory": str(here.near.out),
-            "other": str(there.near.out),
+            "directory": str(here.local.out),
+            "other": str(there.local.out),
             "equal": same and not recipe and shards["equal"] == len(one["shards"]) == len(two["shards"]),
             "manifest": manifest,
             "recipe": recipe,

@@ -63,7 +63,7 @@ def describe_document(
         if not held and len(source.files) == 1:
             held = [0]
         return {
-            "directory": str(data.near.out),
+            "directory": str(data.local.out),
             "source": source.name,
             "position": position,
             "shards": plan.shards,
@@ -247,20 +247,20 @@ class _Found:
 def _rejects(data: OpenedDataset, number: int) -> Iterator[dict[str, Any]]:
     name = rejects_name(number)
     try:
-        lines = data.near.out.read(name).splitlines(keepends=True)
+        lines = data.local.out.read(name).splitlines(keepends=True)
     except FileNotFoundError:
         return
     except OSError as error:
         raise DatasetError(
-            f"{data.near.out.path_of(name)}: {error.strerror}; see to it, or put the file back"
+            f"{data.local.out.path_of(name)}: {error.strerror}; see to it, or put the file back"
         ) from None
     for line in lines:
-        record = decode(line, data.near.out.path_of(name))
+        record = decode(line, data.local.out.path_of(name))
         if not isinstance(record, dict) or not {"source", "file", "position", "repeat", "reason", "detail"} <= set(
             record
         ):
             raise DatasetError(
-                f"{data.near.out.path_of(name)}: a record is no reject; `packprep verify` says where else"
+                f"{data.local.out.path_of(name)}: a record is no reject; `packprep verify` says where else"
             )
         yield record
 

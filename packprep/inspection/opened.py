@@ -23,8 +23,7 @@ from packprep.inspection.text import TokenTexts
 from packprep.restoring.documents import replay_segments
 from packprep.sources.files import absolute_prefix
 from packprep.sources.slices import UNREAD
-from packprep.storage import Folder, folder_at
-from packprep.storage.copies import Nearby, nearby
+from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 
 IDENTICAL = "identical"
 NOT_READ = "not rebuilt: its source is not read; --source NAME=PREFIX or --from-plan reads it"
@@ -34,13 +33,13 @@ MOST_COMPARED = 10_000  # names to find them among
 
 @dataclass(frozen=True)
 class OpenedDataset:
-    """A published dataset, near; shards at a URL are brought when they are asked for.
+    """A published dataset on this machine; shards at a URL are fetched when they are asked for.
 
     texts: the text of every token. files: the plan's file names, by segment_file. prefixes: where the sources' files lie,
     UNREAD of those that are not to be read; None without a plan.
     """
 
-    near: Nearby
+    local: LocalCopy
     dataset: Dataset
     texts: TokenTexts
     files: list[str]
@@ -64,14 +63,14 @@ class OpenedDataset:
         """The name of a source, by segment_source; DatasetError for one that there is not."""
         sources = self.dataset.manifest["sources"]
         if source >= len(sources):
-            raise DatasetError(f"{self.near.out}: segment_source {source} is beyond the manifest's {len(sources)}")
+            raise DatasetError(f"{self.local.out}: segment_source {source} is beyond the manifest's {len(sources)}")
         return sources[source]["name"]
 
     @contextmanager
     def shard(self, number: int) -> Iterator[Shard]:
-        """A shard, near and with sound boundaries, while this lasts."""
-        with self.near.brought(shard_name(number)):
-            shard = shard_in(self.near.folder, self.dataset.manifest, number)
+        """A shard, on this machine and with sound boundaries, while this lasts."""
+        with self.local.fetched(shard_name(number)):
+            shard = shard_in(self.local.folder, self.dataset.manifest, number)
             if shard.rows:
                 len(segments_of(shard, self.dataset.manifest).task)
             yield shard
@@ -87,7 +86,7 @@ class OpenedDataset:
     def plan(self) -> Plan | PackprepError:
         """What builds segments of this dataset again, or the error that says why that cannot be done here."""
         try:
-            return open_plan(self.near.folder, self.prefixes)
+            return open_plan(self.local.folder, self.prefixes)
         except PackprepError as error:
             return error
 
@@ -96,7 +95,7 @@ class OpenedDataset:
         plan = self.plan
         if isinstance(plan, PackprepError):
             return [f"not rebuilt: {plan}"] * len(chosen)
-        arrays = shard_in(self.near.folder, self.dataset.manifest, number).arrays
+        arrays = shard_in(self.local.folder, self.dataset.manifest, number).arrays
         files = arrays["segment_file"][chosen].astype(np.int64)
         source = np.searchsorted([source.first_file for source in plan.sources], files, "right") - 1
         said = np.full(len(chosen), "not rebuilt: its header names no file of its source", object)
@@ -130,26 +129,26 @@ class OpenedDataset:
 def opened(
     directory: str | os.PathLike | Folder, moved: Mapping[str, str], from_plan: bool = False
 ) -> Iterator[OpenedDataset]:
-    """A dataset to inspect; what had to be brought near is removed at the end.
+    """A dataset to inspect; what had to be fetched is removed at the end.
 
     moved: source → prefix where its files lie; it is read there and nowhere else. from_plan: whether the other sources are
     read where the plan says that they lie: whoever wrote the dataset chose these folders and URLs.
     Raises DatasetError for a dataset that cannot be read, RecipeError for an unknown source in `moved`.
     """
-    with nearby(folder_at(directory)) as near:
-        near.bring(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
-        dataset = open_dataset(near.folder)
+    with local_copy(folder_at(directory)) as local:
+        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
+        dataset = open_dataset(local.folder)
         names = [source["name"] for source in dataset.manifest["sources"]]
         for name in moved:
             check_source(name, names)
-        plan = stored_plan(near.folder)
+        plan = stored_plan(local.folder)
         files = [file["name"] for file in plan["files"]] if plan else []
         prefixes = None
         if plan:
             planned = {source["name"]: source["prefix"] for source in plan["sources"]}
             named = {**(planned if from_plan else {}), **moved}
             prefixes = [absolute_prefix(named[name]) if name in named else UNREAD for name in planned]
-        yield OpenedDataset(near, dataset, _token_texts(near.folder, dataset), files, prefixes)
+        yield OpenedDataset(local, dataset, _token_texts(local.folder, dataset), files, prefixes)
 
 
 def check_source(name: str, names: Sequence[str]) -> None:

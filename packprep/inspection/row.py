@@ -33,8 +33,7 @@ from packprep.inspection.text import (
 )
 from packprep.objectives import find
 from packprep.restoring.segments import restore, slots_of_tokens, sound_segments
-from packprep.storage import Folder
-from packprep.storage.copies import Nearby
+from packprep.storage import Folder, LocalCopy
 
 MOST_SHARDS = 256  # that are searched for a row with all tasks
 
@@ -61,19 +60,19 @@ def row_number(data: OpenedDataset, row: int) -> int:
     """The row that is asked for: itself, or for −1 the first that shows the most tasks. ArgumentError if there is none."""
     rows = len(data.dataset)
     if not rows:
-        raise ArgumentError(f"{data.near.out} has no rows: none of its documents was used")
+        raise ArgumentError(f"{data.local.out} has no rows: none of its documents was used")
     if not -1 <= row < rows:
         raise ArgumentError(
-            f"row {row}: {data.near.out} has {rows} rows; give 0 … {rows - 1}, or −1 for one that shows its tasks"
+            f"row {row}: {data.local.out} has {rows} rows; give 0 … {rows - 1}, or −1 for one that shows its tasks"
         )
-    return row if row >= 0 else _row_of_most_tasks(data.near, data.dataset)
+    return row if row >= 0 else _row_of_most_tasks(data.local, data.dataset)
 
 
 def row_of(data: OpenedDataset, number: int) -> dict[str, Any]:
     """Row `number`, which there is, of an open dataset, as plain values."""
     shard, in_shard = data.location(number)
-    data.near.bring(shard_name(shard))
-    stored = shard_in(data.near.folder, data.dataset.manifest, shard)
+    data.local.fetch(shard_name(shard))
+    stored = shard_in(data.local.folder, data.dataset.manifest, shard)
     return row_with(data, number, data.rebuilt(shard, np.arange(*stored.segment_range(in_shard))))
 
 
@@ -97,7 +96,7 @@ def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
     """Where row `number` is."""
     shard, in_shard = data.location(number)
     return {
-        "directory": str(data.near.out),
+        "directory": str(data.local.out),
         "row": number,
         "rows": len(data.dataset),
         "shard": data.dataset.manifest["shards"][shard]["file"],
@@ -105,15 +104,15 @@ def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
     }
 
 
-def _row_of_most_tasks(near: Nearby, dataset: Dataset) -> int:
+def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
     """The first row with a segment of every task that has one; else the first with the most tasks of those looked at."""
     ledger = dataset.manifest["ledger"].get("tasks", {})
     wanted = np.array([bool(t["weight"]) and ledger.get(t["name"], {}).get("segments", 1) > 0 for t in dataset.tasks])
     best, most, first_row = 0, -1, 0
     for number, entry in enumerate(dataset.manifest["shards"][:MOST_SHARDS]):
         if entry["rows"]:
-            with near.brought(shard_name(number)):
-                segments = segments_of(shard_in(near.folder, dataset.manifest, number), dataset.manifest)
+            with local.fetched(shard_name(number)):
+                segments = segments_of(shard_in(local.folder, dataset.manifest, number), dataset.manifest)
                 seen = np.zeros((entry["rows"], len(dataset.tasks)), np.bool_)
                 seen[segments.row, segments.task] = True
             count = seen[:, wanted].sum(axis=1)
@@ -322,7 +321,7 @@ def describe_segment(
             view = data.dataset.row(row)
             if not 1 <= number <= view.n_segments:
                 raise ArgumentError(
-                    f"segment {number}: row {row} of {data.near.out} has {view.n_segments} segments; "
+                    f"segment {number}: row {row} of {data.local.out} has {view.n_segments} segments; "
                     f"give 1 … {view.n_segments}, as segment_ids and `packprep inspect --row {row}` number them"
                 )
             chosen = shard.segment_range(in_shard[1])[0] + number - 1

@@ -94,7 +94,7 @@ def describe_matches(directory: str | os.PathLike | Folder, text: str, limit: in
                         matches.append(_match(data, number, shard, stored, find, text))
                 tokens += int(shard.arrays["segment_tokens"].sum(dtype=np.int64))
         return {
-            "directory": str(data.near.out),
+            "directory": str(data.local.out),
             "text": text,
             "shards": len(manifest["shards"]),
             "segments": sum(entry["segments"] for entry in manifest["shards"]),

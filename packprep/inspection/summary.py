@@ -15,18 +15,17 @@ from packprep.errors import DatasetError
 from packprep.format.json_files import MANIFEST_NAME, shard_name
 from packprep.inspection.terminal import HEAD, Page, page
 from packprep.inspection.text import counted, size_of
-from packprep.storage import Folder, folder_at
-from packprep.storage.copies import Nearby, nearby
+from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 
 MOST_SHARDS = 32  # that are read for lengths and loss
 
 
 def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
     """A published dataset as plain values: the manifest's and ledger's figures, and what `_lengths` reads from shards."""
-    with nearby(folder_at(directory)) as near:
-        near.bring(MANIFEST_NAME)
-        manifest = read_manifest(near.folder)
-        return {**describe_manifest(str(near.out), manifest), **_lengths(near, manifest)}
+    with local_copy(folder_at(directory)) as local:
+        local.fetch(MANIFEST_NAME)
+        manifest = read_manifest(local.folder)
+        return {**describe_manifest(str(local.out), manifest), **_lengths(local, manifest)}
 
 
 def describe_build(outcome: Outcome) -> dict[str, Any]:
@@ -151,7 +150,7 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _lengths(near: Nearby, manifest: Manifest) -> dict[str, Any]:
+def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
     """Lengths and trained slots, of at most MOST_SHARDS shards at even distances, one at a time.
 
     looked_at: {shards, segments}. trained: task → {slots, trained, share}. segment_slots and row_segments: histograms
@@ -163,8 +162,8 @@ def _lengths(near: Nearby, manifest: Manifest) -> dict[str, Any]:
     by_slots, by_segments = np.zeros(32, np.int64), np.zeros(32, np.int64)
     rows = most = 0
     for number in numbers:
-        with near.brought(shard_name(number)):
-            shard = shard_in(near.folder, manifest, number)
+        with local.fetched(shard_name(number)):
+            shard = shard_in(local.folder, manifest, number)
             if not shard.segments:
                 continue
             segments, flat = segments_of(shard, manifest), shard.arrays.get("loss_mask")

@@ -11,16 +11,25 @@ refused. A URL is taken as it is written: nothing in it is percent-decoded.
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from packprep.errors import BuildError, PackprepError
 from packprep.storage.local import LocalFolder
 from packprep.storage.remote import Remote, expanded, is_url, locate, without_secrets
 
-__all__ = ["Folder", "LocalFolder", "Remote", "expanded", "folder_at", "is_url", "locate", "without_secrets"]
+__all__ = [
+    "Folder", "LocalCopy", "LocalFolder", "Remote", "expanded", "folder_at", "is_url", "local_copy", "locate",
+    "without_secrets",
+]  # fmt: skip
 
 T = TypeVar("T")
+
+_BLOCK_BYTES = 16 << 20
 
 
 class Folder(Protocol):
@@ -73,3 +82,69 @@ def folder_at(place: str | os.PathLike | Folder) -> Folder:
         path = expanded(os.fspath(place))
         return Remote(path) if is_url(path) else LocalFolder(Path(path))
     return place
+
+
+@dataclass(frozen=True)
+class LocalCopy:
+    """A folder of this machine in which an output's files lie at their names: the output's own, or one of copies."""
+
+    out: Folder
+    folder: Path
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether files lie here only once they were fetched."""
+        return self.folder != self.out.location
+
+    def fetch(self, *names: str) -> None:
+        """Have these files on this machine, as far as there are such."""
+        for name in names if self.is_copy else ():
+            size = self.out.size(name)
+            if size is not None:
+                self._copy(name, size)
+
+    def _copy(self, name: str, size: int) -> None:
+        assert isinstance(self.out, Remote)
+        path = self.folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "wb") as file:
+                for begin in range(0, size, _BLOCK_BYTES):
+                    file.write(self.out.read(name, begin, min(begin + _BLOCK_BYTES, size)))
+        except FileNotFoundError:
+            path.unlink(missing_ok=True)  # removed since
+        except OSError as error:
+            raise BuildError(
+                f"{path}: {error.strerror}; {self.out.path_of(name)} is fetched there, a shard at a time for each worker: "
+                "set TMPDIR to a folder with room"
+            ) from error
+
+    @contextmanager
+    def fetched(self, *names: str) -> Iterator[None]:
+        """Have these files on this machine while this lasts."""
+        try:
+            self.fetch(*names)
+            yield
+        finally:
+            for name in names if self.is_copy else ():
+                (self.folder / name).unlink(missing_ok=True)
+
+    def named(self, message: str) -> str:
+        """A message about files here, as one about the output."""
+        return message.replace(str(self.folder), str(self.out))
+
+
+@contextmanager
+def local_copy(out: Folder) -> Iterator[LocalCopy]:
+    """The files of an output on this machine while this lasts. PackprepErrors that leave here name the output's files."""
+    if isinstance(out, LocalFolder):
+        yield LocalCopy(out, out.path)
+        return
+    out.reach()
+    with tempfile.TemporaryDirectory(prefix="packprep-") as name:
+        copy = LocalCopy(out, Path(name))
+        try:
+            yield copy
+        except PackprepError as error:
+            error.args = (copy.named(str(error)),)
+            raise

@@ -21,8 +21,7 @@ from packprep.kernel import warm_kernels
 from packprep.randomness import REPLAY, bits64, permute, text_key
 from packprep.recipe import Recipe
 from packprep.sources.formats import Decoders
-from packprep.storage import Folder, Remote, folder_at
-from packprep.storage.copies import Nearby, nearby
+from packprep.storage import Folder, LocalCopy, Remote, folder_at, local_copy
 from packprep.tokenizer.missing_roles import listed
 from packprep.twin.comparison import compare_plan
 from packprep.twin.shard import Twin, check
@@ -123,21 +122,21 @@ def verify_dataset(
     """
     if twin and replay is None:
         raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
-    with nearby(folder_at(directory)) as near:
-        folder = near.folder
-        near.bring(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
+    with local_copy(folder_at(directory)) as local:
+        folder = local.folder
+        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
         manifest = read_manifest(folder)
         if not (folder / manifest["plan"]["file"]).exists():
             raise PlanError(f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back")
         faults = Faults()
         if array[0] == 0:
             check_manifest_digest(manifest, faults)
-            if isinstance(near.out, Remote):
-                check_objects(near.out, manifest, faults)
+            if isinstance(local.out, Remote):
+                check_objects(local.out, manifest, faults)
             else:
                 check_listing(folder, manifest, faults)
         if not check_foundations(folder, manifest, faults):  # nothing can be recomputed from a damaged plan
-            return _report(near, manifest, range(0), 0, 0, faults)
+            return _report(local, manifest, range(0), 0, 0, faults)
         stored = stored_plan(folder)
         assert stored is not None
         prefixes = moved_prefixes(stored, moved)
@@ -165,14 +164,14 @@ def verify_dataset(
             if replay == ALL:
                 check_law(stored, PLAN_NAME)
                 check_inputs(plan, faults)
-            ledgers += sound_ledgers(near.out, manifest, plan, sorted(set(range(shards)).difference(share)))
+            ledgers += sound_ledgers(local.out, manifest, plan, sorted(set(range(shards)).difference(share)))
         items = _items(manifest, share, replay, twin, replay_seed)
         runs = []
         read: list[Mapping[str, int]] = []
         replayed = by_twin = 0
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
         try:
-            arguments = (near, prefixes, manifest["plan"]["digest"])
+            arguments = (local, prefixes, manifest["plan"]["digest"])
             if min(workers, len(items)) > 1:
                 warm_kernels()  # once, before workers are forked
             for item, result in in_processes(_setup, arguments, items, workers, progress.add):
@@ -195,20 +194,20 @@ def verify_dataset(
                 sums = {source.name: sum(of_shard[source.name] for of_shard in read) for source in plan.sources}
                 check_text_bytes(plan, total, sums, faults)
         check_apart(plan, sorted(runs, key=lambda own: own[0]), len(runs) == plan.shards, faults)
-        report = _report(near, manifest, share, replayed, by_twin, faults)
+        report = _report(local, manifest, share, replayed, by_twin, faults)
         return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}
 
 
 def _report(
-    near: Nearby, manifest: Mapping[str, Any], share: Sequence[int], replayed: int, by_twin: int, faults: Faults
+    local: LocalCopy, manifest: Mapping[str, Any], share: Sequence[int], replayed: int, by_twin: int, faults: Faults
 ) -> dict[str, Any]:
     assert {fault["promise"] for fault in faults.listed} <= PROMISES.keys()
     entries = [manifest["shards"][b] for b in share]
-    for fault in faults.listed if near.holds_copies else ():
-        fault["message"] = near.named(fault["message"])
+    for fault in faults.listed if local.is_copy else ():
+        fault["message"] = local.named(fault["message"])
     faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
     return {
-        "directory": str(near.out),
+        "directory": str(local.out),
         "shards": len(share),
         "rows": sum(entry["rows"] for entry in entries),
         "segments": sum(entry["segments"] for entry in entries),
@@ -238,8 +237,8 @@ def _items(
     return [ShardToVerify(b, entries[b], chosen.get(b), replay == ALL, twin) for b in share]
 
 
-def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
-    directory = near.folder
+def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str) -> Do:
+    directory = local.folder
     plan, decoders = open_plan(directory, prefixes), Decoders()
     loaded: list[Twin] = []
 
@@ -250,7 +249,7 @@ def _setup(near: Nearby, prefixes: list[str], plan_digest: str) -> Do:
 
     def check_item(item: ShardToVerify, report: Report) -> Result:
         files = shard_name(item.number), receipt_name(item.number), rejects_name(item.number)
-        with near.brought(*files):
+        with local.fetched(*files):
             return check_files(item, report)
 
     def check_files(item: ShardToVerify, report: Report) -> Result:

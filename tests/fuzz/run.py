@@ -37,7 +37,7 @@ MOST_MB = 2048
 
 INSTRUMENTED = (
     "packprep.dataset", "packprep.recipe", "packprep.building.commit", "packprep.building.planning",
-    "packprep.building.ledger", "packprep.building.plan", "packprep.building.plan_form", "packprep.building.run",
+    "packprep.building.ledger", "packprep.building.plan", "packprep.building.run",
     "packprep.sources", "packprep.tokenizer", "packprep.documents", "packprep.verification.on_disk",
 )  # fmt: skip
 EXECUTIONS, FOUND = "executions: ", "found"

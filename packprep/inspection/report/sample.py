@@ -64,7 +64,7 @@ def sample_rows(data: OpenedDataset, rows: Sequence[int], sound: frozenset[int])
     read, left, unshown = 0, ALL_BYTES, len(rows)
     for shard in dict.fromkeys(shard for shard, _ in locations):
         of_shard = [row for row, (b, _) in zip(rows, locations, strict=True) if b == shard]
-        with data.near.brought(shard_name(shard)):
+        with data.local.fetched(shard_name(shard)):
             try:
                 shown, read = _of_shard(data, shard, of_shard, shard in sound, (left, unshown), read)
             except DatasetError as error:
@@ -76,14 +76,14 @@ def sample_rows(data: OpenedDataset, rows: Sequence[int], sound: frozenset[int])
 
 
 def _unreadable(data: OpenedDataset, row: int, error: Exception) -> dict[str, Any]:
-    message = clipped(visible(data.near.named(str(error))), _MESSAGE)
+    message = clipped(visible(data.local.named(str(error))), _MESSAGE)
     return {"row": row, "shard": shard_name(data.location(row)[0]), "unreadable": message, "tasks": []}
 
 
 def _of_shard(
     data: OpenedDataset, number: int, rows: Sequence[int], sound: bool, room: tuple[int, int], read: int
 ) -> tuple[list[dict[str, Any]], int]:
-    shard = shard_in(data.near.folder, data.dataset.manifest, number)
+    shard = shard_in(data.local.folder, data.dataset.manifest, number)
     ranges = {row: shard.segment_range(data.location(row)[1]) for row in rows}
     every = np.concatenate([np.arange(*bounds) for bounds in ranges.values()])
     plan = data.plan
@@ -194,7 +194,7 @@ def _segment(
     described = {name: segment[name] for name in (*names, "loss_weight", "key", "repeat", "predicts")}
     for name in ("task", "objective", "source", "file"):
         described[name] = clipped(visible(segment[name]), _NAME)
-    rebuilt = clipped(visible(data.near.named(segment["rebuilt"])), _MESSAGE)
+    rebuilt = clipped(visible(data.local.named(segment["rebuilt"])), _MESSAGE)
     return {
         **described,
         "rebuilt": rebuilt,

@@ -20,8 +20,7 @@ from packprep.inspection.report.page import MOST_LINES, page
 from packprep.inspection.report.sample import sample_rows
 from packprep.inspection.summary import describe_manifest, evenly
 from packprep.inspection.text import counted
-from packprep.storage import Folder, LocalFolder, folder_at
-from packprep.storage.copies import Nearby, nearby
+from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
 
 MOST_SHARDS = 32
 """Shards that a report verifies and looks at."""
@@ -44,9 +43,9 @@ def check_file(html: str | os.PathLike) -> None:
 
 def shards_shown(directory: str | os.PathLike | Folder) -> Sequence[int]:
     """The shards that a report of this dataset looks at, ascending: those to verify. DatasetError where there is no manifest."""
-    with nearby(folder_at(directory)) as near:
-        near.bring(MANIFEST_NAME)
-        return evenly(len(read_manifest(near.folder)["shards"]), MOST_SHARDS)
+    with local_copy(folder_at(directory)) as local:
+        local.fetch(MANIFEST_NAME)
+        return evenly(len(read_manifest(local.folder)["shards"]), MOST_SHARDS)
 
 
 def write_report(
@@ -65,17 +64,17 @@ def write_report(
     Raises DatasetError without a manifest, ArgumentError and BuildError where the file cannot be written.
     """
     check_file(html)
-    with nearby(folder_at(directory)) as near:
-        near.bring(MANIFEST_NAME)
-        manifest = read_manifest(near.folder)
-        data, says = _page(near, manifest, moved, from_plan, verification, promises)
+    with local_copy(folder_at(directory)) as local:
+        local.fetch(MANIFEST_NAME)
+        manifest = read_manifest(local.folder)
+        data, says = _page(local, manifest, moved, from_plan, verification, promises)
     path = Path(html)
     LocalFolder(path.parent).write(path.name, [data])
-    return {"html": str(html), "bytes": len(data), "directory": str(near.out), **says}
+    return {"html": str(html), "bytes": len(data), "directory": str(local.out), **says}
 
 
 def _page(
-    near: Nearby,
+    local: LocalCopy,
     manifest: Manifest,
     moved: Mapping[str, str],
     from_plan: bool,
@@ -86,13 +85,13 @@ def _page(
     notes: list[str] = []
     totals = None
     try:
-        totals = describe_manifest(str(near.out), manifest)
+        totals = describe_manifest(str(local.out), manifest)
     except DatasetError as error:
         notes.append(f"The ledger cannot be shown: {error}")
     looked = list(evenly(shards, MOST_SHARDS))
     sound = _sound(verification, looked)
-    with _opened(near, moved, from_plan) as data:
-        figures, rows = _figures(near, manifest, data.plan if isinstance(data, OpenedDataset) else data, sound, notes)
+    with _opened(local, moved, from_plan) as data:
+        figures, rows = _figures(local, manifest, data.plan if isinstance(data, OpenedDataset) else data, sound, notes)
         if len(sound) < len(looked):
             why = "is left out of the figures: it has faults, or was not verified."
             notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
@@ -108,7 +107,7 @@ def _page(
     says = {"rows": total, "shown_rows": len(described), "shards": shards, "looked_at": len(sound)}
     faults = None if isinstance(verification, PackprepError) else verification["faults"]
     written = page(
-        str(near.out),
+        str(local.out),
         totals,
         manifest["recipe"],
         figures,
@@ -122,12 +121,12 @@ def _page(
 
 
 @contextmanager
-def _opened(near: Nearby, moved: Mapping[str, str], from_plan: bool) -> Iterator[OpenedDataset | PackprepError]:
+def _opened(local: LocalCopy, moved: Mapping[str, str], from_plan: bool) -> Iterator[OpenedDataset | PackprepError]:
     """The dataset, or why its rows cannot be shown."""
     with ExitStack() as stack:
         data: OpenedDataset | PackprepError
         try:
-            data = stack.enter_context(opened(near.out, moved, from_plan))
+            data = stack.enter_context(opened(local.out, moved, from_plan))
         except (DatasetError, PlanError, VocabularyError) as error:
             data = error
         yield data
@@ -146,16 +145,16 @@ Rows = tuple[list[Mapping[int, Sequence[int]]], int]
 
 
 def _figures(
-    near: Nearby, manifest: Manifest, plan: Plan | PackprepError, sound: Sequence[int], notes: list[str]
+    local: LocalCopy, manifest: Manifest, plan: Plan | PackprepError, sound: Sequence[int], notes: list[str]
 ) -> tuple[Figures | None, Rows]:
     """(figures, None where nothing can be inverted; which rows have which tasks)."""
     by_task: list[Mapping[int, Sequence[int]]] = []
     figures = None if isinstance(plan, PackprepError) else Figures(manifest, plan)
     best, most, begins = -1, 0, first_rows(manifest)
     for b in sound:
-        with near.brought(shard_name(b)):
+        with local.fetched(shard_name(b)):
             try:
-                shard = shard_in(near.folder, manifest, b)
+                shard = shard_in(local.folder, manifest, b)
                 if figures is not None:
                     figures.add(shard, MOST_SLOTS // len(sound))
                 if shard.segments and b in _with_rows(sound):
@@ -164,7 +163,7 @@ def _figures(
                     by_task.append(tasks)
                     best, most = (row, count) if count > most else (best, most)
             except DatasetError as error:
-                notes.append(f"A shard changed since it was verified: {near.named(str(error))}")
+                notes.append(f"A shard changed since it was verified: {local.named(str(error))}")
     return figures, (by_task, best)
 
 
