@@ -89,10 +89,10 @@ def calibrate(
     for name, (format, compression), own, key in _kinds(source):
         if FORMATS[format].holds == "tokens":
             looked = look_at_tokens(source, own, key, settings, vocabulary, precise)
-        elif position_of(format, compression) == "byte":
-            looked = look_at_lines(source, own, key, supervise, count, precise)
+        elif (position := position_of(format, compression)) == "byte":
+            looked = look_at_lines(source, own, format, key, supervise, count, precise)
         else:
-            looked = look_at_pieces(source, own, key, supervise, count, precise, precise)
+            looked = look_at_pieces(source, own, position == "stream", key, supervise, count, precise, precise)
         ratio = round(1024 * looked.text_bytes / looked.held) if looked.held and looked.text_bytes else 1024
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
         seen.append(looked)
@@ -125,10 +125,10 @@ def highest_ratio(source: PlannedSource) -> int:
 def first_texts(source: PlannedSource, supervise: Supervise | None = None) -> Iterator[str]:
     """The first texts of what `calibrate` looks at, cut to FIRST_CHARACTERS together."""
     room = FIRST_CHARACTERS
-    for _, (format, compression), own, key in _kinds(source):
-        if FORMATS[format].holds == "tokens":
+    for _, kind, own, key in _kinds(source):
+        if FORMATS[kind[0]].holds == "tokens":
             continue
-        for texts, _ in first_looks(source, own, key, supervise, position_of(format, compression) == "byte"):
+        for texts, _ in first_looks(source, own, kind, key, supervise):
             for text in texts:
                 yield text[:room]
                 room -= len(text)

@@ -87,34 +87,59 @@ Look = tuple[list[str], list[Any]]
 
 
 def first_looks(
-    source: PlannedSource, pieces: np.ndarray, key: np.uint64, supervise: Supervise | None, lines: bool
+    source: PlannedSource, pieces: np.ndarray, kind: tuple[str, str], key: np.uint64, supervise: Supervise | None
 ) -> Iterator[Look]:
-    """The first texts of what is looked at of pieces of one kind, `lines` that are not compressed or others."""
-    if lines:
-        yield from _lines_looked_at(source, pieces, key, supervise)
+    """The first texts of what is looked at of pieces of one kind, (format, compression): of lines that are not compressed by
+    window, or all of a little."""
+    if position_of(*kind) != "byte":
+        for piece in _chosen(source, pieces, key, False):
+            yield from _begin(source, piece, supervise).texts
         return
-    for piece in _chosen(pieces, PIECES, key):
-        yield from _begin(source, piece, supervise).texts
+    starts, files = _starts_of(source, pieces)
+    if int(starts[-1]) <= WHOLE_BYTES:
+        for piece in pieces.tolist():
+            yield from _read(source, source.slices_of(piece), supervise)
+        return
+    decode, last = FORMATS[kind[0]].module.line_decoder(source.source.text_key, supervise is not None), _NO_LINE
+    for lines in _windows(source, starts, files, key, 0):
+        new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}  # a long line reaches into many windows
+        last = lines[-1][0]
+        found = [_document(decode, line.data, supervise) for line in new.values()]
+        yield _texts_and_conversations(found)
 
 
-def _chosen(pieces: np.ndarray, count: int, key: np.uint64) -> list[int]:
-    """`count` of the pieces, or all, by the key."""
-    return pieces[permute(np.arange(min(count, len(pieces))), len(pieces), key)].tolist() if len(pieces) else []
+def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bool) -> list[int]:
+    """Pieces in keyed order: PIECES of them, or those that are read whole, until they have READ_BYTES on disk."""
+    if not len(pieces):
+        return []
+    count = len(pieces) if whole else min(PIECES, len(pieces))
+    chosen = pieces[permute(np.arange(count), len(pieces), key)].astype(np.int64)
+    if whole:
+        ends = np.cumsum(source.pieces.at(chosen).bytes)
+        chosen = chosen[: int(np.searchsorted(ends, READ_BYTES)) + 1]
+    found: list[int] = chosen.tolist()
+    return found
 
 
 # Lines that are not compressed: places all over the files.
 
 
 def look_at_lines(
-    source: PlannedSource, pieces: np.ndarray, key: np.uint64, supervise: Supervise | None, count: Count, precise: bool
+    source: PlannedSource,
+    pieces: np.ndarray,
+    format: str,
+    key: np.uint64,
+    supervise: Supervise | None,
+    count: Count,
+    precise: bool,
 ) -> Looked:
     """What places in windows all over files of lines tell of all. precise: windows until the tokens are known well enough. Of
     files that are small, or read in some seconds where it is to be precise, all are read."""
     starts, files = _starts_of(source, pieces)
     held = int(starts[-1])
-    decode = _decoder(source, pieces, supervise)
     if held <= (READ_BYTES if precise else WHOLE_BYTES):
-        return look_at_pieces(source, pieces, key, supervise, count, precise, True)
+        return look_at_pieces(source, pieces, False, key, supervise, count, precise, True)
+    decode = FORMATS[format].module.line_decoder(source.source.text_key, supervise is not None)
     rates: list[float] = []  # tokens per byte, by window
     documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
     text_rates: list[float] = []
@@ -153,12 +178,6 @@ def look_at_lines(
     sizes_, tokens_, stored_ = np.array(documents, np.float64).reshape(-1, 3).T
     weights = held / places / stored_
     return Looked(held, held * float(np.mean(text_rates)), held * error, sizes_, tokens_, weights, supervised, chat)
-
-
-def _decoder(source: PlannedSource, pieces: np.ndarray, supervise: Supervise | None) -> Callable[[bytes], Outcome]:
-    """What decodes a line of pieces of one kind."""
-    format = source.formats[int(source.pieces.at(pieces[:1]).file[0])][0] if len(pieces) else "jsonl"
-    return FORMATS[format].module.line_decoder(source.source.text_key, supervise is not None)
 
 
 def _document(decode: Callable[[bytes], Outcome], line: bytes, supervise: Supervise | None) -> tuple[str, Any] | None:
@@ -258,23 +277,6 @@ def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
     return _Line(path, begin + first, begin + end + 1, line.removeprefix(BOM) if begin + first == 0 else line)
 
 
-def _lines_looked_at(
-    source: PlannedSource, pieces: np.ndarray, key: np.uint64, supervise: Supervise | None
-) -> Iterator[Look]:
-    """What `look_at_lines` looks at first, by window; all lines of a little."""
-    starts, files = _starts_of(source, pieces)
-    if int(starts[-1]) <= WHOLE_BYTES:
-        for piece in pieces.tolist():
-            yield from _read(source, source.slices_of(piece), supervise)
-        return
-    decode, last = _decoder(source, pieces, supervise), _NO_LINE
-    for lines in _windows(source, starts, files, key, 0):
-        new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}  # a long line reaches into many windows
-        last = lines[-1][0]
-        found = [_document(decode, line.data, supervise) for line in new.values()]
-        yield _texts_and_conversations(found)
-
-
 # All other texts: pieces that are read, whole or their begins.
 
 
@@ -286,53 +288,48 @@ class _Piece(NamedTuple):
     texts: Iterator[Look]
 
 
-class _Places:
-    """Documents at places of a text, `distance` bytes apart; 0: all documents."""
+def _at_places(looks: Sequence[_Piece], distance: float, count: Count) -> tuple[Looked, list[int]]:
+    """(documents at places of the texts of pieces, `distance` bytes apart; 0: all documents; the text bytes of each piece).
 
-    def __init__(self, distance: float, count: Count):
-        self._distance, self._count, self._next = distance, count, distance / 2
-        self.text_bytes = 0
-        self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # sizes, tokens, how many each stands for
-        self._first: Place | None = None  # stands for all where the text is too little to have a place
-        self._supervised = self._chat = False
-
-    def add(self, texts: list[str], conversations: list[Any]) -> None:
-        """The next documents."""
-        self._supervised |= any(conversation is not None for conversation in conversations)
-        self._chat |= any(conversation is not None and conversation.chat for conversation in conversations)
-        sizes = np.array([len(text.encode()) for text in texts], np.int64)
-        if self._first is None and sizes.any():
-            longest = int(sizes.argmax())
-            self._first = Place(texts[longest], conversations[longest], -1.0)
-        ends = self.text_bytes + np.cumsum(sizes)
-        self.text_bytes += int(sizes.sum())
-        here, at, stand_for = np.arange(len(texts)), np.full(len(texts), -1.0), np.ones(len(texts))
-        if self._distance:
-            places = np.arange(self._next, self.text_bytes, self._distance)
-            self._next += len(places) * self._distance
-            here = np.searchsorted(ends, places, "right")
-            at = 1 - (ends[here] - places) / sizes[here]
-            stand_for = self._distance / sizes[here]
-        if len(here):
-            tokens = self._count([Place(texts[i], conversations[i], part) for i, part in zip(here, at, strict=True)])
-            self._found.append((sizes[here], tokens, stand_for))
-
-    def looked(self, held: float, text_bytes: float, error: float) -> Looked:
-        """What they tell of all documents, whose text bytes are known with an error, as a part of them."""
-        nothing = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-        if self._first is not None and not any(len(sizes) for sizes, _, _ in self._found):
-            size = np.array([len(self._first.text.encode())], np.int64)
-            self._found.append((size, self._count([self._first]), self.text_bytes / size))
-        sizes, tokens, weights = (np.concatenate(column) for column in zip(nothing, *self._found, strict=True))
-        if self._distance and self.text_bytes:
-            at_places = weights * sizes
-            rates = tokens / np.maximum(sizes, 1)
-            mean = float(np.average(rates, weights=at_places))
-            variance = float(np.average((rates - mean) ** 2, weights=at_places)) * self._distance / self.text_bytes
-            error = math.hypot(error, math.sqrt(variance) / mean) if mean else error
-        weights = weights * (text_bytes / self.text_bytes if self.text_bytes else 1.0)
-        looked = Looked(held, text_bytes, 0.0, sizes, tokens, weights, self._supervised, self._chat)
-        return looked._replace(error=error * looked.all_tokens)
+    They stand for what was read, and the error is that of chance, as a part of the tokens.
+    """
+    found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]  # sizes, tokens, how many each stands for
+    first: Place | None = None  # stands for all where the text is too little to have a place
+    supervised = chat = False
+    text_bytes, all_bytes, next_place = [0] * len(looks), 0, distance / 2
+    for k, look in enumerate(looks):
+        for texts, conversations in look.texts:
+            supervised |= any(conversation is not None for conversation in conversations)
+            chat |= any(conversation is not None and conversation.chat for conversation in conversations)
+            sizes = np.array([len(text.encode()) for text in texts], np.int64)
+            if first is None and sizes.any():
+                longest = int(sizes.argmax())
+                first = Place(texts[longest], conversations[longest], -1.0)
+            ends = all_bytes + np.cumsum(sizes)
+            text_bytes[k] += int(sizes.sum())
+            all_bytes += int(sizes.sum())
+            here, at, stand_for = np.arange(len(texts)), np.full(len(texts), -1.0), np.ones(len(texts))
+            if distance:
+                places = np.arange(next_place, all_bytes, distance)
+                next_place += len(places) * distance
+                here = np.searchsorted(ends, places, "right")
+                at = 1 - (ends[here] - places) / sizes[here]
+                stand_for = distance / sizes[here]
+            if len(here):
+                tokens = count([Place(texts[i], conversations[i], part) for i, part in zip(here, at, strict=True)])
+                found.append((sizes[here], tokens, stand_for))
+    if first is not None and len(found) == 1:
+        size = np.array([len(first.text.encode())], np.int64)
+        found.append((size, count([first]), all_bytes / size))
+    sizes, tokens, weights = (np.concatenate(column) for column in zip(*found, strict=True))
+    error = 0.0
+    if distance and all_bytes:
+        at_places = weights * sizes
+        rates = tokens / np.maximum(sizes, 1)
+        mean = float(np.average(rates, weights=at_places))
+        variance = float(np.average((rates - mean) ** 2, weights=at_places)) * distance / all_bytes
+        error = math.sqrt(variance) / mean if mean else 0.0
+    return Looked(0.0, all_bytes, error, sizes, tokens, weights, supervised, chat), text_bytes
 
 
 def _read(source: PlannedSource, parts: Iterable[Slice], supervise: Supervise | None) -> Iterator[Look]:
@@ -345,44 +342,35 @@ def _read(source: PlannedSource, parts: Iterable[Slice], supervise: Supervise | 
 def look_at_pieces(
     source: PlannedSource,
     pieces: np.ndarray,
+    compressed: bool,
     key: np.uint64,
     supervise: Supervise | None,
     count: Count,
     precise: bool,
     whole: bool,
 ) -> Looked:
-    """What pieces of one kind, whole or the begins of a few, tell of all. precise: `whole`, and many places in them."""
-    compressed = _compression(source, pieces)
-    if whole:  # as many as are read in some seconds
+    """What pieces of one kind, whole or the begins of a few, tell of all. compressed: they are compressed files of lines.
+    precise: `whole`, and many places in them."""
+    chosen = _chosen(source, pieces, key, whole)  # whole: as many as are read in some seconds
+    if whole:
         looks = [
             _Piece(held_by(source, [piece]), True, _read(source, source.slices_of(piece), supervise))
-            for piece in _read_whole(source, pieces, key)
+            for piece in chosen
         ]
     else:
-        looks = [_begin(source, piece, supervise) for piece in _chosen(pieces, PIECES, key)]
+        looks = [_begin(source, piece, supervise) for piece in chosen]
     expected = sum(look.held for look in looks) * (4 if compressed else 1)  # about what text expands to
     few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
-    sampled = _Places(0.0 if few else expected / (4 * SPACING if precise else SPACING), count)
-    text_bytes = []
-    for look in looks:
-        before = sampled.text_bytes
-        for texts, conversations in look.texts:
-            sampled.add(texts, conversations)
-        text_bytes.append(sampled.text_bytes - before)
-    noted = compressed and precise
+    found, text_bytes = _at_places(looks, 0.0 if few else expected / (4 * SPACING if precise else SPACING), count)
+    noted = compressed and precise and len(pieces) > 0
     looked_at = _note(source, pieces, key, text_bytes) if noted else [look.held for look in looks]
-    held = held_by(source, pieces)
-    if len(looks) == len(pieces) and all(look.whole for look in looks):
-        return sampled.looked(held, sampled.text_bytes, 0.0)
-    of_all = held if noted else held * sum(text_bytes) / max(sum(looked_at), 1.0)
-    return sampled.looked(held, of_all, _error_of_ratio(text_bytes, looked_at))
-
-
-def _read_whole(source: PlannedSource, pieces: np.ndarray, key: np.uint64) -> list[int]:
-    """Pieces in keyed order, until they have READ_BYTES on disk."""
-    chosen = _chosen(pieces, len(pieces), key)
-    ends = np.cumsum(source.pieces.at(np.array(chosen, np.int64)).bytes) if chosen else np.zeros(0)
-    return chosen[: int(np.searchsorted(ends, READ_BYTES)) + 1]
+    held, of_all, error = held_by(source, pieces), found.text_bytes, found.error
+    if len(looks) < len(pieces) or not all(look.whole for look in looks):
+        of_all = held if noted else held * sum(text_bytes) / max(sum(looked_at), 1.0)
+        error = math.hypot(_error_of_ratio(text_bytes, looked_at), error)
+    weights = found.weights * (of_all / found.text_bytes if found.text_bytes else 1.0)
+    found = found._replace(held=held, text_bytes=of_all, weights=weights)
+    return found._replace(error=error * found.all_tokens)
 
 
 def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
@@ -391,18 +379,12 @@ def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
     return float(source.files.held(found.file, found.part, found.bytes).sum())
 
 
-def _compression(source: PlannedSource, pieces: np.ndarray) -> bool:
-    """Whether pieces of one kind are compressed files of lines."""
-    if not len(pieces):
-        return False
-    return position_of(*source.formats[int(source.pieces.at(pieces[:1]).file[0])]) == "stream"
-
-
 def _note(source: PlannedSource, pieces: np.ndarray, key: np.uint64, text_bytes: Sequence[int]) -> list[float]:
     """Note in `source.files` the text bytes of compressed files: of those that were read, the first of the keyed order, and
     of the others by what their heads or ends say of their size, or by their bytes on disk. Gives what that would be of those
     that were read."""
-    in_order = [int(i) for i in source.pieces.at(np.array(_chosen(pieces, len(pieces), key), np.int64)).file]
+    ordered = pieces[permute(np.arange(len(pieces)), len(pieces), key)].astype(np.int64)
+    in_order: list[int] = source.pieces.at(ordered).file.tolist()
     expansion = sum(text_bytes) / max(1, sum(int(source.files.sizes[i]) for i in in_order[: len(text_bytes)]))
     said = []
     for i in in_order if len(in_order) > len(text_bytes) else ():
@@ -418,17 +400,18 @@ def _begin(source: PlannedSource, piece: int, supervise: Supervise | None) -> _P
     """The begin of a piece, PIECE_TEXT_BYTES of it on disk, or all."""
     found = source.pieces.at(np.array([piece]))
     stored, i = max(1, int(found.bytes[0])), int(found.file[0])
-    if _compression(source, np.array([piece])):
+    format, compression = source.formats[i]
+    if position_of(format, compression) == "stream":
         path = os.path.join(source.prefix, source.files.names[i])
-        lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), source.formats[i][1])
-        decode = _decoder(source, np.array([piece]), supervise)
+        lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), compression)
+        decode = FORMATS[format].module.line_decoder(source.source.text_key, supervise is not None)
         texts, share = _texts_of(decode, lines, supervise)
         return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
     weight = 1 << 20
     hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
     parts = list(source.slices_of(piece, 0, 0, hi, weight))
     held = held_by(source, [piece]) * hi / weight
-    if position_of(*source.formats[i]) == "whole":  # whole files
+    if position_of(format, compression) == "whole":  # whole files
         held = float(sum(part.size for part in parts))
     texts_, share = _some(_read(source, parts, supervise))
     return _Piece(held * share, hi == weight and share == 1.0, iter([texts_]))
@@ -503,7 +486,7 @@ def look_at_tokens(
     n_read: list[float] = []
     lengths: list[np.ndarray] = []
     whole, documents = True, 0
-    for piece in _read_whole(source, pieces, key) if precise else _chosen(pieces, PIECES, key):
+    for piece in _chosen(source, pieces, key, precise):
         found = source.pieces.at(np.array([piece]))
         stored, weight = max(1, int(found.bytes[0])), 1 << 20
         hi = weight if precise or stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
