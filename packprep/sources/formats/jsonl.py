@@ -16,7 +16,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn
 
@@ -38,7 +38,6 @@ from packprep.sources.formats.batch import (
     invalid_utf8,
     kept,
     open_source,
-    slices,
     too_large,
 )
 from packprep.sources.formats.compressed import Block, Cursor, Decoders
@@ -61,9 +60,9 @@ def line_decoder(text_key: str, supervised: bool = False) -> Callable[[bytes], O
     supervised: of a line with loss_spans or messages it gives the fields, as `Supervision`, by the exact way: its messages
     take longer to render anyway.
     """
-    names = tuple(name for name in (LOSS_SPANS, MESSAGES) if supervised and name != text_key)
-    decoder = fast_decoder(text_key, names)
-    fast, others = decoder.decode if decoder else _refuse, [attrgetter(name) for name in names]
+    names = [name for name in (LOSS_SPANS, MESSAGES) if supervised and name != text_key]
+    decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
+    fast, others = decoder.decode if decoder else _refuse, [attrgetter(f"field{i}") for i in range(len(names))]
 
     def decode(line: bytes) -> Outcome:
         try:
@@ -83,14 +82,18 @@ def line_decoder(text_key: str, supervised: bool = False) -> Callable[[bytes], O
 
 
 @lru_cache(maxsize=64)
-def fast_decoder(text_key: str, others: tuple[str, ...] = ()) -> msgspec.json.Decoder[Any] | None:
-    """A decoder of records with `text` and, undecoded, `others`, which are empty where they are not there.
+def _decoder_of(
+    text_key: str, fields: tuple[tuple[str, Any], ...], whole: bool = False
+) -> msgspec.json.Decoder[Any] | None:
+    """A decoder of records with `text`, and `field0` … of a key and a type each, None where they are not there. whole: it
+    refuses other keys, else it skips them.
 
     None: msgspec cannot look for such a key.
     """
-    fields: list[Any] = [("text", str), *((name, msgspec.Raw, msgspec.Raw()) for name in others)]
+    own: list[Any] = [("text", str), *((f"field{i}", kind, None) for i, (_, kind) in enumerate(fields))]
+    keys = {"text": text_key} | {f"field{i}": name for i, (name, _) in enumerate(fields)}
     try:
-        record = msgspec.defstruct("Record", fields, rename={"text": text_key}, gc=False)
+        record = msgspec.defstruct("Record", own, rename=keys, gc=False, forbid_unknown_fields=whole)
     except ValueError:  # msgspec refuses keys that JSON has to escape
         return None
     return msgspec.json.Decoder(record)
@@ -181,9 +184,9 @@ def block_decoder(
     blank lines lies between two lines. None is given if any line has no text, or a size of −1, or, where `supervised`,
     loss_spans or messages.
     """
-    fields = tuple(name for name in (LOSS_SPANS, MESSAGES) if supervised and name != text_key)
-    skipping = fast_decoder(text_key, fields)
-    getters = [attrgetter(name) for name in fields]
+    fields = [name for name in (LOSS_SPANS, MESSAGES) if supervised and name != text_key]
+    skipping = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in fields))
+    getters = [attrgetter(f"field{i}") for i in range(len(fields))]
     whole: msgspec.json.Decoder[Any] | None = None
     has_learnt = False
 
@@ -243,19 +246,8 @@ def _whole_decoder(text_key: str, fields: Sequence[str], lines: Sequence[bytes])
         names.update(dict.fromkeys(others))
         if len(names) > _MAX_FIELDS:
             return None
-    return _decoder_of(text_key, tuple(fields), tuple(name for name in names if name not in fields))
-
-
-@lru_cache(maxsize=64)
-def _decoder_of(text_key: str, absent: Sequence[str], others: Sequence[str]) -> msgspec.json.Decoder[Any] | None:
-    kinds: list[tuple[str, Any]] = [*((name, None) for name in absent), *((name, _Scalar) for name in others)]
-    fields: list[Any] = [("text", str), *((f"field{i}", kind, None) for i, (_, kind) in enumerate(kinds))]
-    keys = {"text": text_key} | {f"field{i}": name for i, (name, _) in enumerate(kinds)}
-    try:
-        record = msgspec.defstruct("Record", fields, rename=keys, gc=False, forbid_unknown_fields=True)
-    except ValueError:  # msgspec refuses keys that JSON has to escape
-        return None
-    return msgspec.json.Decoder(record)
+    absent = [(name, None) for name in fields]
+    return _decoder_of(text_key, (*absent, *((name, _Scalar) for name in names if name not in fields)), True)
 
 
 def _check_utf8(block: bytes) -> None:
@@ -299,38 +291,32 @@ class Lines(NamedTuple):
 
 
 def read(
-    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, supervised: bool
-) -> Iterator[Batch]:
-    """The documents of a slice of a line file, compressed or not; see `formats.read`."""
-    one = partial(line_decoder, text_key, supervised)
-    return read_lines(part, keep, batch_bytes, decoders, one, block_decoder(text_key, supervised))
-
-
-def read_lines(
     part: Slice,
+    text_key: str,
     keep: Keep | None,
     batch_bytes: int,
     decoders: Decoders,
-    decoder: Callable[[], Callable[[bytes], Outcome]],
-    decode_block: Callable[[bytes, np.ndarray, np.ndarray], list[str] | None],
+    supervised: bool,
+    line: Callable[[str, bool], Callable[[bytes], Outcome]] = line_decoder,
+    block: Callable[[str, bool], Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]] = block_decoder,
 ) -> Iterator[Batch]:
-    """The documents of a slice of a file of lines. decoder: gives what decodes one line; decode_block: of many, as
-    `block_decoder` gives it."""
-    batch = BatchBuilder(part.file)
-    for found in _part_lines(part, keep, decoders):
+    """The documents of a slice of a line file, compressed or not; see `formats.read`. line, block: what decodes one line, and
+    many, of another format of lines: as `line_decoder` and `block_decoder`."""
+    decode_block, batch = block(text_key, supervised), BatchBuilder(part.file)
+    for lines in _part_lines(part, keep, decoders):
         all_wanted = keep is None
         if not all_wanted:
-            wanted = kept(keep, part.file, found.positions, found.stored_sizes)
+            wanted = kept(keep, part.file, lines.positions, lines.stored_sizes)
+            if not wanted.any():
+                continue
             all_wanted = bool(wanted.all())
-            found = found if all_wanted else found.at(wanted)
-        for some in slices(found.sizes, _AT_ONCE_BYTES):
-            lines = found.at(some)
-            # What lies between the lines that are wanted would be decoded, too.
-            texts = decode_block(lines.data, lines.starts, lines.sizes) if all_wanted else None
-            if texts is not None:
-                yield from batch.extend(lines.positions, texts, lines.sizes, batch_bytes)
-            else:
-                yield from _add_one_by_one(batch, lines, decoder(), batch_bytes)
+            lines = lines if all_wanted else lines.at(wanted)
+        # What lies between the lines that are wanted would be decoded, too.
+        texts = decode_block(lines.data, lines.starts, lines.sizes) if all_wanted else None
+        if texts is not None:
+            yield from batch.extend(lines.positions, texts, lines.sizes, batch_bytes)
+        else:
+            yield from _add_one_by_one(batch, lines, line(text_key, supervised), batch_bytes)
     yield from batch.take()
 
 
@@ -463,34 +449,32 @@ def _with_following(cursor: Cursor, data: bytes, end: int) -> bytes:
 
 
 def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -> Iterator[Lines]:
-    is_held = n_bytes <= max_bytes
-    at, start, size = (np.array([value], np.int64) for value in (position, 0, n_bytes if is_held else -1))
-    return _without_blank(Lines(b"".join(parts) if is_held else b"", at, start, size))
+    if n_bytes > max_bytes:
+        at, start, size = (np.array([value], np.int64) for value in (position, 0, -1))
+        yield Lines(b"", at, start, size)
+    else:
+        yield from _whole_lines(b"".join([*parts, b"\n"]), position, 0, n_bytes + 1, max_bytes)
 
 
 def _whole_lines(data: bytes, position: int, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
-    """The lines of data[begin:end], which ends with a line's end; some at a time, since each may be a line's end."""
+    """The lines of data[begin:end], which ends with a line's end, but for blank ones; some at a time, since each byte may be
+    a line's end."""
+    characters = np.frombuffer(data, np.uint8)
     while begin < end:
         some_end = data.find(b"\n", min(begin + _AT_ONCE_BYTES, end - 1)) + 1
-        ends = np.flatnonzero(np.frombuffer(data, np.uint8)[begin:some_end] == ord("\n")) + begin
+        ends = np.flatnonzero(characters[begin:some_end] == ord("\n")) + begin
         starts = np.concatenate([[begin], ends[:-1] + 1])
         sizes = ends - starts
         sizes[sizes > max_bytes] = -1
-        yield from _without_blank(Lines(data, position + starts, starts, sizes))
+        positions = position + starts
+        if positions[0] == 0 and sizes[0] >= 0 and data.startswith(BOM, int(starts[0])):
+            starts[0] += len(BOM)
+            sizes[0] -= len(BOM)
+        lines, blank = Lines(data, positions, starts, sizes), sizes == 0
+        for i in np.flatnonzero(_IS_SPACE[characters[starts]] & (sizes > 0)):
+            blank[i] = data[starts[i] : starts[i] + sizes[i]].isspace()
+        if blank.any():
+            lines = lines.at(~blank)
+        if len(lines.positions):
+            yield lines
         begin = some_end
-
-
-def _without_blank(lines: Lines) -> Iterator[Lines]:
-    data, positions, starts, sizes = lines
-    if positions[0] == 0 and sizes[0] >= 0 and data.startswith(BOM, int(starts[0])):
-        starts[0] += len(BOM)
-        sizes[0] -= len(BOM)
-    blank = sizes == 0
-    bytes_there = np.frombuffer(data or b"\0", np.uint8)
-    first = bytes_there[np.minimum(starts, len(bytes_there) - 1)]
-    for i in np.flatnonzero(_IS_SPACE[first] & (sizes > 0)):
-        blank[i] = data[starts[i] : starts[i] + sizes[i]].isspace()
-    if blank.any():
-        lines = lines.at(~blank)
-    if len(lines.positions):
-        yield lines
