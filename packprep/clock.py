@@ -3,22 +3,22 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
+@dataclass
 class Clock:
     """Adds up seconds by stage; a stage that runs inside of another counts for itself alone.
 
     seconds: stage → seconds, in the order in which the stages first ran.
     """
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._began = time.perf_counter()
-        self._inner = [0.0]  # seconds of finished stages inside of each open one
+    seconds: dict[str, float] = field(default_factory=dict)
+    _began: float = field(default_factory=time.perf_counter)
+    _inner: list[float] = field(default_factory=lambda: [0.0])  # seconds of finished stages inside of each open one
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

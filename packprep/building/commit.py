@@ -102,7 +102,7 @@ def done_receipt(out: Folder, shard: int, plan_digest: str) -> tuple[dict[str, A
 
 def encode_rejects(made: Made) -> bytes:
     """The rejects file of a shard: one JSON record a line; empty if all documents were used."""
-    return b"".join(map(encode, made.documents.rejected.in_order()))
+    return b"".join(map(encode, made.documents.rejected.records()))
 
 
 def commit_shard(out: Folder, plan: Plan, shard: int, made: Made) -> dict[str, Any]:

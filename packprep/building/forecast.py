@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.packing import pack, rounded_up
+from packprep.building.packing import pack
 from packprep.building.planning import Inputs
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import Documents
 from packprep.documents.supervision import Training
-from packprep.objectives.objective import Task
 from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
 from packprep.randomness import permute, text_key
 from packprep.recipe import Recipe
@@ -203,9 +202,23 @@ def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: n
 
     shard: int64[D], ascending: of each document.
     """
-    recipe, tasks = inputs.recipe, inputs.tasks
-    for task, slots, row in _cut_and_packed(recipe, tasks, documents, shard):
-        physical = rounded_up(slots, recipe.packing.pad_seq_to_mult)
+    recipe, tasks, numbers = inputs.recipe, inputs.tasks, np.unique(shard)
+    is_concat = recipe.packing.algorithm == "concat"  # which cuts where a shard's rows end
+    most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
+    if not is_concat:
+        table, _ = cut(recipe, tasks, documents)
+        shard = shard[table.document]
+    for begin, end in zip(*(np.searchsorted(shard, numbers, side) for side in ("left", "right")), strict=True):
+        if is_concat:
+            names = ("position", "file", "source", "repeat", "file_key")
+            own = {name: getattr(documents, name)[begin:end] for name in names}
+            table, _ = cut(recipe, tasks, replace(documents, offsets=documents.offsets[begin : end + 1], **own))
+            task, slots, row = table.task, table.slots, table.row
+            physical = slots + -slots % recipe.packing.pad_seq_to_mult
+        else:
+            task, slots = table.task[begin:end], table.slots[begin:end]
+            physical = slots + -slots % recipe.packing.pad_seq_to_mult
+            row, _ = pack(physical, recipe.seq_length, recipe.packing.algorithm, most)
         rows, content = int(row.max(initial=-1)) + 1, int(slots.sum())
         others, in_last = max(rows - 1, 0) * recipe.seq_length, int(slots[row == rows - 1].sum())
         lengths = {t: found.parameters["block_length"] for t, found in enumerate(tasks) if found.objective.copies == 2}
@@ -224,30 +237,6 @@ def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: n
         size = DATA_ALIGNMENT + sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
         in_others = content - in_last if others else 0
         yield np.array([len(slots), rows, physical.sum(), content, in_others, others, size], np.float64)
-
-
-def _cut_and_packed(
-    recipe: Recipe, tasks: Sequence[Task], documents: Documents, shard: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """int64[m] each, by segment: (task, slots, row) of each shard, whose documents lie together."""
-    numbers = np.unique(shard)
-    if recipe.packing.algorithm == "concat":
-        for begin, end in zip(*(np.searchsorted(shard, numbers, side) for side in ("left", "right")), strict=True):
-            own = {
-                name: getattr(documents, name)[begin:end]
-                for name in ("position", "file", "source", "repeat", "file_key")
-            }
-            own["offsets"] = documents.offsets[begin : end + 1]
-            segments, _ = cut(recipe, tasks, replace(documents, **own))
-            yield segments.task, segments.slots, segments.row
-        return
-    segments, _ = cut(recipe, tasks, documents)
-    slots, of_segments = segments.slots, shard[segments.document]
-    physical = rounded_up(slots, recipe.packing.pad_seq_to_mult)
-    most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
-    for begin, end in zip(*(np.searchsorted(of_segments, numbers, side) for side in ("left", "right")), strict=True):
-        row, _ = pack(physical[begin:end], recipe.seq_length, recipe.packing.algorithm, most)
-        yield segments.task[begin:end], slots[begin:end], row
 
 
 def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.packing import rounded_up
 from packprep.building.segments import SegmentTable
 from packprep.dataset.manifest import is_count
 from packprep.documents.reading import Documents
@@ -40,7 +39,7 @@ def shard_ledger(
     last_row_padding: of the row that was packed last, at its end and inside its segments."""
     seq_length = recipe.seq_length
     source, task, n, slots = documents.source[table.document], table.task, table.n, table.slots
-    bos, eos, copy, physical = table.bos, table.eos, table.copy, rounded_up(slots, recipe.packing.pad_seq_to_mult)
+    bos, eos, copy, padding = table.bos, table.eos, table.copy, -slots % recipe.packing.pad_seq_to_mult
     mode = np.array([t.mode for t in tasks])[task]
     copies = np.array([t.objective.copies for t in tasks])[task]
     body_added = slots // copies - n - copy - bos - eos - mode
@@ -76,10 +75,10 @@ def shard_ledger(
                 "dropped": dropped,
             },
             "slots": {
-                "total": int(physical[of_source].sum()),
+                "total": int((slots + padding)[of_source].sum()),
                 "used": int(n[of_source].sum()),
                 "added": {kind: count for kind, count in added.items() if count or kind in ADDED},
-                "padding": int((physical - slots)[of_source].sum()),
+                "padding": int(padding[of_source].sum()),
             },
             "segments": int(of_source.sum()),
         }
@@ -97,7 +96,7 @@ def shard_ledger(
         "tasks": by_task,
         "rows": rows,
         "row_slots": rows * seq_length,
-        "row_padding": rows * seq_length - int(physical.sum()),
+        "row_padding": rows * seq_length - int((slots + padding).sum()),
         "last_rows": min(rows, 1),
         "last_row_padding": last_row_padding,
     }

@@ -247,19 +247,14 @@ def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int =
 
 def place(table: SegmentTable, recipe: Recipe) -> tuple[SegmentTable, int]:
     """(the table in row order, with the row and first slot of each segment; the slots that the row packed last leaves free)."""
-    packing, physical = recipe.packing, rounded_up(table.slots, recipe.packing.pad_seq_to_mult)
-    row = table.row
+    packing, row = recipe.packing, table.row
+    physical = table.slots + -table.slots % packing.pad_seq_to_mult
     if packing.algorithm != "concat":
         most = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
         row, _ = pack(physical, recipe.seq_length, packing.algorithm, most)
     free = recipe.seq_length - int(table.slots[row == row.max()].sum()) if len(row) else 0
     order, row, first_slot = placement(table.key, physical, row, packing.algorithm == "next_fit")
     return table.of(order)._replace(row=row, first_slot=first_slot), free
-
-
-def rounded_up(slots: np.ndarray, multiple: int) -> np.ndarray:
-    """The physical lengths: slots rounded up to a multiple."""
-    return -(-slots // multiple) * multiple
 
 
 def placement(

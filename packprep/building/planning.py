@@ -146,7 +146,7 @@ def make_plan(
                 "documents": (
                     round(resolved["text_bytes"] / estimate.document_bytes) if estimate.document_bytes else 0
                 ),
-                "relative_error": _error(planned, estimate),
+                "relative_error": estimate.error_of(planned),
             }
             for planned, estimate, resolved in zip(sources, estimates, derived["sources"], strict=True)
         ],
@@ -262,12 +262,6 @@ def _named(source: PlannedSource) -> Iterator[None]:
         yield
     except RecipeError as error:
         raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
-
-
-def _error(source: PlannedSource, estimate: Estimates) -> float:
-    """The standard error of a source's tokens, as a part of them."""
-    low, high = source.source.sample
-    return estimate.error_of(high - low, source.repeat, len(source.pieces))
 
 
 def made_with() -> dict[str, str]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packprep.building.packing import rounded_up
 from packprep.building.segments import SegmentTable
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
@@ -274,7 +273,8 @@ def render(
     arrays["segment_key"] = table.key
     arrays["cu_seqlens"] = _cumulative(table.slots, row, row_offsets)
     if pad_seq_to_mult > 1:
-        arrays["cu_seqlens_padded"] = _cumulative(rounded_up(table.slots, pad_seq_to_mult), row, row_offsets)
+        physical = table.slots + -table.slots % pad_seq_to_mult
+        arrays["cu_seqlens_padded"] = _cumulative(physical, row, row_offsets)
     arrays["segment_tokens"] = table.n.astype(np.int32)
     arrays["segment_file"] = documents.file[document].astype(np.uint32)
     arrays["segment_task"] = table.task.astype(np.uint16)

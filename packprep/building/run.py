@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -282,19 +282,16 @@ def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray 
         # A shard is written beside the making of the next one, for which the disk, or a store, need not be waited for.
         with ThreadPoolExecutor(1) as writer:
             written: Future[Any] | None = None
-            for item in items:
-                with clock.stage("other"):
-                    made = make_shard(plan, item.number, decoders, report, clock)
+            for item in chain(items, (None,)):  # after the last one
+                if item is not None:
+                    with clock.stage("other"):
+                        made = make_shard(plan, item.number, decoders, report, clock)
                 if written is not None:
-                    yield result(written)
-                written = writer.submit(commit_shard, out, plan, item.number, made)
-            if written is not None:
-                yield result(written)
-
-    def result(written: Future[Any]) -> dict[str, float]:
-        with clock.stage("write"):
-            written.result()
-        return clock.take()
+                    with clock.stage("write"):
+                        written.result()
+                    yield clock.take()
+                if item is not None:
+                    written = writer.submit(commit_shard, out, plan, item.number, made)
 
     return make
 

@@ -63,10 +63,8 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
 
 
 _CUT = SegmentTable._fields[: SegmentTable._fields.index("slots")]  # the columns that kernels write
-
-
-def _empty(count: int) -> list[np.ndarray]:
-    return [np.empty(count, np.uint64 if name == "key" else np.int64) for name in _CUT]
+_DTYPES = [np.uint64 if name == "key" else np.int64 for name in _CUT]
+_NO_COLUMNS = [np.empty(0, dtype) for dtype in _DTYPES]  # where segments are only counted
 
 
 def table_of(tasks: Sequence[Task], columns: Sequence[np.ndarray], row: np.ndarray | None = None) -> SegmentTable:
@@ -261,7 +259,8 @@ def cut(
         int(recipe.documents.append_eos),
     )
     arguments = (*columns, limits.drawn, limits.capacity, limits.inner, limits.random_length, *policy)
-    plain = _empty(_cut(*arguments, False, *_empty(0)))
+    count = _cut(*arguments, False, *_NO_COLUMNS)
+    plain = [np.empty(count, dtype) for dtype in _DTYPES]
     _cut(*arguments, True, *plain)
     if training is None:
         return table_of(tasks, plain), untrained
@@ -269,7 +268,8 @@ def cut(
         check_supervised(recipe, int(s))
     supervision = (training.span_offsets, training.spans, training.cut_offsets, training.cuts, training.system)
     of_supervised = (*columns, limits.drawn_supervised, limits.capacity, limits.inner, *policy, *supervision)
-    supervised = _empty(_cut_supervised(*of_supervised, False, *_empty(0), untrained))
+    count = _cut_supervised(*of_supervised, False, *_NO_COLUMNS, untrained)
+    supervised = [np.empty(count, dtype) for dtype in _DTYPES]
     _cut_supervised(*of_supervised, True, *supervised, untrained)
     together = table_of(tasks, [np.concatenate(column) for column in zip(plain, supervised, strict=True)])
     return together.of(np.argsort(together.document, kind="stable")), untrained
@@ -300,7 +300,7 @@ def _columns_of_concat(
         int(recipe.documents.prepend_bos),
         int(recipe.documents.append_eos),
     )
-    count = _cut_at_row_ends(*arguments, False, *_empty(0), np.empty(0, np.int64))
-    columns, row = _empty(count), np.empty(count, np.int64)
+    count = _cut_at_row_ends(*arguments, False, *_NO_COLUMNS, np.empty(0, np.int64))
+    columns, row = [np.empty(count, dtype) for dtype in _DTYPES], np.empty(count, np.int64)
     _cut_at_row_ends(*arguments, True, *columns, row)
     return columns, row

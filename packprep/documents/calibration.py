@@ -48,12 +48,14 @@ class Estimates:
     length_weights: np.ndarray  # float64[k]: how many documents of the source each stands for
     sizes: np.ndarray  # int64[k]: their text bytes
 
-    def error_of(self, kept: float, repeat: float, pieces: int) -> float:
+    def error_of(self, source: PlannedSource) -> float:
         """The standard error of the tokens that are used, as a part of them: chance also decides which documents those are.
 
-        kept: width of `sample`, a coin for each document. The fraction of `repeat` takes documents evenly by class of size in
-        each of the pieces: of n documents of a class, n f but for less than one, of any length in the class.
+        `sample` is a coin for each document. The fraction of `repeat` takes documents evenly by class of size in each of the
+        pieces: of n documents of a class, n f but for less than one, of any length in the class.
         """
+        low, high = source.source.sample
+        kept, repeat, pieces = high - low, source.repeat, len(source.pieces)
         lengths, weights = self.lengths.astype(np.float64), self.length_weights
         total = float((weights * lengths).sum())
         if not total:

@@ -110,7 +110,7 @@ class Rejected:
     They are kept as columns: a file of millions of bad lines costs some 100 bytes for each, not an object.
     """
 
-    _places: Sequence[array] = field(default_factory=lambda: [array("q") for _ in range(3)])  # file, use, position
+    places: Sequence[array] = field(default_factory=lambda: [array("q") for _ in range(3)])  # file, use, position
     _reasons: array = field(default_factory=lambda: array("I"))
     _ends: array = field(default_factory=lambda: array("q"))
     _details: bytearray = field(default_factory=bytearray)
@@ -124,41 +124,33 @@ class Rejected:
         """Note one document. `file` is the index into the plan's files."""
         if file not in self._names:
             self._names[file] = source.name, source.files.names[file - source.first_file]
-        for column, value in zip(self._places, (file, use, position), strict=True):
+        for column, value in zip(self.places, (file, use, position), strict=True):
             column.append(int(value))
         self._reasons.append(self._known.setdefault(reason, len(self._known)))
         self._details += detail.encode()
         self._ends.append(len(self._details))
 
-    def _records(self, order: Iterable[int]) -> Iterator[dict[str, Any]]:
+    def records(self, order: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
+        """The records of these numbers, as they were noted. None: all of them by source, file, use and position: independent
+        of how the work was batched."""
+        if order is None:
+            rank = {file: i for i, file in enumerate(sorted(self._names, key=lambda file: self._names[file]))}
+            file, use, position = (np.array(column, np.int64) for column in self.places)
+            ranks = np.zeros(max(rank, default=0) + 1, np.int64)
+            ranks[list(rank)] = list(rank.values())
+            order = np.lexsort((position, use, ranks[file]))
         reasons = list(self._known)
         for i in order:
-            file, use, position = (column[i] for column in self._places)
-            source, name = self._names[file]
+            number, use, position = (column[i] for column in self.places)
+            source, name = self._names[number]
             detail = self._details[self._ends[i - 1] if i else 0 : self._ends[i]].decode()
             record = {"source": source, "file": name, "position": position, "repeat": use}
             yield {**record, "reason": reasons[self._reasons[i]], "detail": detail}
 
-    def since(self, first: int) -> Iterator[dict[str, Any]]:
-        """The records from number `first` on, as they were noted."""
-        return self._records(range(first, len(self)))
-
-    def in_order(self) -> Iterator[dict[str, Any]]:
-        """All records by source, file, use and position: independent of how the work was batched."""
-        rank = {file: i for i, file in enumerate(sorted(self._names, key=lambda file: self._names[file]))}
-        file, use, position = self.places()
-        ranks = np.zeros(max(rank, default=0) + 1, np.int64)
-        ranks[list(rank)] = list(rank.values())
-        return self._records(np.lexsort((position, use, ranks[file])))
-
-    def places(self) -> list[np.ndarray]:
-        """[file, use, position], int64 each, of the records as they were noted."""
-        return [np.array(column, np.int64) for column in self._places]
-
     def counts(self, source: str) -> dict[str, int]:
         """reason → how many documents of a source."""
         own = [file for file, (name, _) in self._names.items() if name == source]
-        of_source = np.isin(self.places()[0], own)
+        of_source = np.isin(np.array(self.places[0], np.int64), own)
         found = np.bincount(np.array(self._reasons, np.int64)[of_source], minlength=len(self._known))
         return {reason: int(count) for reason, count in zip(self._known, found, strict=True) if count}
 
@@ -335,7 +327,7 @@ def read_documents(
             for i, reason, detail in tokens.rejected:
                 rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
             if recipe.documents.bad_documents == "fail":
-                _fail_on_bad(rejected.since(before), part.path)
+                _fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
             lengths = np.diff(tokens.offsets)
             used = lengths >= fewest
             untrained = [i for i, part_trained in trained_here.items() if used[i] and not len(part_trained.spans)]

@@ -9,6 +9,7 @@ import difflib
 import fnmatch
 import glob
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -196,10 +197,33 @@ class Pieces:
     A run is a file with its pieces, or the text files that share one piece.
     """
 
-    def __init__(self, first: np.ndarray, files: np.ndarray, sizes: np.ndarray, counts: np.ndarray, lines: np.ndarray):
-        """Runs with pieces, each int64[R]: first file, files, stored bytes, pieces; bool[R]: pieces of 4 MiB."""
-        self._first, self._files, self._sizes, self._counts, self._lines = first, files, sizes, counts, lines
-        self._ends = np.cumsum(counts)
+    def __init__(self, files: Files):
+        """The pieces of a source's files, in the files' order. Neighbouring text files share a piece of about 4 MiB."""
+        positions = np.array([position_of(*kind) for kind in files.kinds])[files.kind]
+        is_text, is_lines = positions == "whole", positions == "byte"
+        begins = files.pieces > 0  # whether a file begins a run; it has pieces
+        group_bytes, before = 0, -2
+        for i in np.flatnonzero(is_text).tolist():
+            size = int(files.sizes[i])
+            if before == i - 1 and group_bytes + size <= PIECE_BYTES:
+                begins[i] = False
+            else:
+                group_bytes = 0
+            group_bytes, before = group_bytes + size, i
+        first = np.flatnonzero(begins)
+        many = np.ones(len(first), np.int64)
+        sizes = files.sizes[first]
+        if is_text.any():
+            run = np.cumsum(begins) - 1  # of every text file
+            own = run[is_text]
+            many[np.unique(own)] = 0
+            np.add.at(many, own, 1)
+            sizes = np.where(is_text[first], 0, sizes)
+            np.add.at(sizes, own, files.sizes[is_text])
+        # of runs with pieces: first file, files, stored bytes, pieces, whether these are of 4 MiB
+        self._first, self._files, self._sizes = first, many, sizes
+        self._counts, self._lines = files.pieces[first], is_lines[first]
+        self._ends = np.cumsum(self._counts)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -222,38 +246,9 @@ class Pieces:
         return range(end - int(self._counts[run]), end)
 
 
-def pieces_of(files: Files) -> Pieces:
-    """The pieces of a source's files, in the files' order. Neighbouring text files share a piece of about 4 MiB."""
-    positions = np.array([position_of(*kind) for kind in files.kinds])[files.kind]
-    is_text, is_lines = positions == "whole", positions == "byte"
-    begins = files.pieces > 0  # whether a file begins a run; it has pieces
-    group_bytes, before = 0, -2
-    for i in np.flatnonzero(is_text).tolist():
-        size = int(files.sizes[i])
-        if before == i - 1 and group_bytes + size <= PIECE_BYTES:
-            begins[i] = False
-        else:
-            group_bytes = 0
-        group_bytes, before = group_bytes + size, i
-    first = np.flatnonzero(begins)
-    many = np.ones(len(first), np.int64)
-    sizes = files.sizes[first]
-    if is_text.any():
-        run = np.cumsum(begins) - 1  # of every text file
-        own = run[is_text]
-        many[np.unique(own)] = 0
-        np.add.at(many, own, 1)
-        sizes = np.where(is_text[first], 0, sizes)
-        np.add.at(sizes, own, files.sizes[is_text])
-    return Pieces(first, many, sizes, files.pieces[first], is_lines[first])
-
-
 _LOOKED_AT, _SHOWN = 10_000, 6  # names of a folder, where a pattern matches nothing
 _SHOWN_TWICE = 3
-
-
-def _has_wildcard(part: str) -> bool:
-    return any(c in part for c in "*?[")
+_WILDCARD = re.compile(r"[*?[]")
 
 
 def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
@@ -265,7 +260,7 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
     for pattern in patterns:
         parts = pattern.split(os.sep)
         literal = len(os.path.commonprefix([parts, base.split(os.sep)]))
-        wild = (i for i, part in enumerate(parts) if i >= literal and _has_wildcard(part))
+        wild = (i for i, part in enumerate(parts) if i >= literal and _WILDCARD.search(part))
         folders.append(os.sep.join(parts[: next(wild, len(parts) - 1)]) or os.sep)
     return os.path.commonpath(folders)
 
@@ -416,7 +411,7 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
 def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
     """name → what is found of the files below a URL that match the patterns, as glob would match them."""
     remote = Remote(root)
-    listed = dict(remote.list()) if any(map(_has_wildcard, patterns)) else {}
+    listed = dict(remote.list()) if any(map(_WILDCARD.search, patterns)) else {}
     found: dict[str, Seen] = {}
     for pattern in patterns:
         size = listed[pattern] if pattern in listed else None if listed else remote.size(pattern)
@@ -424,7 +419,7 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
             own = {pattern: Seen(size)}
         else:
             own = {name: Seen(listed[name]) for name in listed if matches(pattern.split("/"), name.split("/"))}
-        if not own and not _has_wildcard(pattern) and (listed or remote.list(pattern)):
+        if not own and not _WILDCARD.search(pattern) and (listed or remote.list(pattern)):
             raise SourceError(
                 f"source {source.name!r}: {root}/{pattern} is a folder; say which files, as in {root}/{pattern}/**/*.jsonl"
             )
@@ -487,7 +482,7 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
     for i, name in enumerate(patterns):
         pattern = os.path.join(root, name)
         given = source.paths[i] if source.paths else name
-        if _has_wildcard(name) and not os.path.exists(pattern):
+        if _WILDCARD.search(name) and not os.path.exists(pattern):
             matched = False
             for found in glob.iglob(name, root_dir=root, recursive=True):
                 file = seen(os.path.join(root, found))  # the one call for each file that the file system sees
@@ -565,7 +560,7 @@ def nearby(pattern: str) -> str:
     braces = "; {a,b} is no pattern: give each by itself" if "{" in pattern else ""
     return (
         f"{absent}; {folder} holds {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
-        + (f"; did you mean {near[0]}?" if near and not _has_wildcard(below[0]) else "")
+        + (f"; did you mean {near[0]}?" if near and not _WILDCARD.search(below[0]) else "")
         + braces
     )
 

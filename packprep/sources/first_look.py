@@ -131,7 +131,11 @@ def _mistake(source: Source, files: Files, i: int, messages: bool) -> str:
                 "a table as text would be one document with all its rows: write it as JSONL or Parquet, "
                 'or set format = "text" if that is meant'
             )
-        return "" if _is_utf8(begin, whole) else f"it is not UTF-8: {advice_on('invalid_utf8', path, begin)}"
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(begin, whole)
+        except UnicodeDecodeError:
+            return f"it is not UTF-8: {advice_on('invalid_utf8', path, begin)}"
+        return ""
     return _mistake_of_lines(source.text_key, begin.removeprefix(BOM).lstrip(), whole, messages, path)
 
 
@@ -148,14 +152,6 @@ def begin_of(path: str, size: int, compression: str) -> tuple[bytes, bool]:
     return data, True
 
 
-def _is_utf8(begin: bytes, whole: bool) -> bool:
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(begin, whole)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _mistake_of_lines(text_key: str, begin: bytes, whole: bool, messages: bool, path: str) -> str:
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
         return "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]' FILE > FILE.jsonl"
@@ -169,7 +165,9 @@ def _mistake_of_lines(text_key: str, begin: bytes, whole: bool, messages: bool, 
         if not line.strip():
             continue
         looked_at += 1
-        if not _is_utf8(line, True):
+        try:
+            line.decode()
+        except UnicodeDecodeError:
             undecodable += 1
             continue
         try:

@@ -22,7 +22,7 @@ from packprep.errors import SourceError
 from packprep.format.json_files import LAW_VERSION
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
-from packprep.sources.files import Files, Pieces, pieces_of
+from packprep.sources.files import Files, Pieces
 from packprep.sources.formats import FORMATS, Slice
 
 _WEIGHT_BITS = 16  # the kept part of a piece is an integer per 2¹⁶
@@ -79,7 +79,7 @@ class PlannedSource:
     @cached_property
     def pieces(self) -> Pieces:
         """The pieces of the files, in the files' order."""
-        return pieces_of(self.files)
+        return Pieces(self.files)
 
     def pieces_of_kind(self, kind: int) -> np.ndarray:
         """The pieces of the files of one of `files.kinds`, ascending."""

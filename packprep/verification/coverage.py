@@ -183,7 +183,7 @@ def check_read(
     documents = made.documents
     used = np.unique(made.table.document)
     again = _sorted(documents.file[used], documents.repeat[used], documents.position[used])
-    turned_away = _sorted(*made.documents.rejected.places())
+    turned_away = _sorted(*made.documents.rejected.places)
     count = sum(made.documents.read.values())
     if count != len(again.file) + len(turned_away.file):
         faults.add("P21", shard_name(shard), f"of {count} documents read, {len(again.file)} are used and "

@@ -2,14 +2,13 @@ import copy
 import json
 import re
 from importlib.metadata import version
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from packprep.building.forecast import forecast
 from packprep.building.plan import Plan, check_law, check_plan, recipe_of
-from packprep.building.planning import _error, _shard_text_bytes, differences, look_up, make_plan, token_dtype
+from packprep.building.planning import _shard_text_bytes, differences, look_up, make_plan, token_dtype
 from packprep.errors import PlanError, RecipeError
 from packprep.format.digests import own_digest
 from packprep.format.json_files import decode, encode
@@ -290,8 +289,3 @@ def test_a_template_that_does_not_know_what_opens_a_turn_is_warned_of(tmp_path, 
     }
     make_plan(look_up(read_recipe(table, tmp_path), {}), said.append)
     assert any("add_generation_prompt" in note for note in said) is warned
-
-
-def test_the_error_of_a_source_is_that_of_the_part_that_is_sampled():
-    source = SimpleNamespace(source=SimpleNamespace(sample=(0.5, 0.75)), repeat=1.5, pieces=[0, 1, 2])
-    assert _error(source, SimpleNamespace(error_of=lambda *asked: asked)) == (0.25, 1.5, 3)

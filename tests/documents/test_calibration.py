@@ -1,5 +1,6 @@
 import gzip
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -143,6 +144,11 @@ def test_a_source_without_text_has_harmless_figures(tmp_path):
     assert found.sampling_error == 0.0 and not len(found.lengths)
 
 
+def used_by(low, high, repeat):
+    """A source of one piece, as far as the error of its tokens depends on it."""
+    return SimpleNamespace(source=SimpleNamespace(sample=(low, high)), repeat=repeat, pieces=[0])
+
+
 @pytest.mark.parametrize("kept, repeat", [(1.0, 0.4), (1.0, 2.5), (0.3, 1.0), (0.6, 0.7)])
 def test_the_error_counts_in_that_chance_decides_which_documents_are_used(tmp_path, kept, repeat):
     texts = made.texts(400, mean_bytes=1500)
@@ -156,13 +162,19 @@ def test_the_error_counts_in_that_chance_decides_which_documents_are_used(tmp_pa
         once_more = choice(0, np.arange(len(sizes)), sizes)
         used.append(float((sampled * int(repeat) + once_more) @ sizes))
     assert np.mean(used) == pytest.approx(kept * repeat * sizes.sum(), rel=0.02)
-    assert found.error_of(kept, repeat, 1) == pytest.approx(np.std(used) / np.mean(used), rel=0.35)
+    assert found.error_of(used_by(0.0, kept, repeat)) == pytest.approx(np.std(used) / np.mean(used), rel=0.35)
 
 
 def test_all_documents_once_have_the_error_of_the_estimate_alone(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(50))
     found = estimate(tmp_path, "a.jsonl")
-    assert found.error_of(1.0, 2.0, 1) == found.sampling_error
+    assert found.error_of(used_by(0.0, 1.0, 2.0)) == found.sampling_error
+
+
+def test_the_error_of_a_source_is_that_of_the_part_that_is_sampled(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(50))
+    found = estimate(tmp_path, "a.jsonl")
+    assert found.error_of(used_by(0.5, 0.75, 1.5)) == found.error_of(used_by(0.0, 0.25, 1.5)) > found.sampling_error
 
 
 def test_the_first_texts_are_documents_cut_to_some_characters_together(tmp_path):

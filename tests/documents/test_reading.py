@@ -62,12 +62,12 @@ def test_empty_and_short_documents_are_counted_and_leave_the_others_alone(tmp_pa
     made.write_lines(tmp_path / "a.jsonl", ["", "abcd", "ab", "abcdef", "abc"])
     reading = read(plan_of(tmp_path, documents={"min_tokens": 3}))
     assert texts_of(reading) == ["abcd", "abcdef", "abc"]
-    assert [(r["reason"], r["position"]) for r in reading.rejected.in_order()] == [
+    assert [(r["reason"], r["position"]) for r in reading.rejected.records()] == [
         ("empty", 0),
         ("below_min_tokens", 30),
     ]
     assert reading.dropped_tokens == {"source0": {"below_min_tokens": 2}} and reading.read == {"source0": 5}
-    assert not any(is_bad(r["reason"]) for r in reading.rejected.in_order())
+    assert not any(is_bad(r["reason"]) for r in reading.rejected.records())
 
 
 def test_bad_documents_are_rejects_with_place_and_reason(tmp_path):
@@ -83,7 +83,7 @@ def test_bad_documents_are_rejects_with_place_and_reason(tmp_path):
     reading = read(plan_of(tmp_path))
     assert texts_of(reading) == ["good"]
     places = np.cumsum([0, *(len(line) + 1 for line in lines)])
-    records = list(reading.rejected.in_order())
+    records = list(reading.rejected.records())
     assert [r["position"] for r in records] == places[1:6].tolist()
     reasons = ["malformed_json", "missing_text", "not_a_string", "invalid_utf8", "lone_surrogate"]
     assert [r["reason"] for r in records] == reasons and all(is_bad(reason) for reason in reasons)
@@ -103,7 +103,7 @@ def test_fault_24_bad_documents_fail_stops_at_the_first_and_names_it(tmp_path):
 def test_special_text_that_is_rejected_counts_as_bad_under_fail(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["about <pad> and </s>", "plain"])
     reading = read(plan_of(tmp_path, documents={"special_text": "reject"}))
-    assert texts_of(reading) == ["plain"] and next(reading.rejected.in_order())["reason"] == "special_text"
+    assert texts_of(reading) == ["plain"] and next(reading.rejected.records())["reason"] == "special_text"
     assert reading.dropped_tokens == {"source0": {}}
     with pytest.raises(SourceError, match="special_text"):
         read(plan_of(tmp_path, documents={"special_text": "reject", "bad_documents": "fail"}))
@@ -117,7 +117,7 @@ def test_rejects_are_in_the_order_of_their_places_however_the_work_was_batched()
     rejected = Rejected()
     for use, file, position in [(1, 0, 3), (0, 0, 9), (0, 1, 5), (0, 0, 2)]:
         rejected.add(Named, use, file, position, "empty", "")
-    found = [(r["file"], r["repeat"], r["position"]) for r in rejected.in_order()]
+    found = [(r["file"], r["repeat"], r["position"]) for r in rejected.records()]
     assert found == [("a", 0, 5), ("b", 0, 2), ("b", 0, 9), ("b", 1, 3)]
 
 

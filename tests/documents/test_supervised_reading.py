@@ -73,7 +73,7 @@ def test_supervised_documents_bring_their_trained_tokens_cuts_and_system(tmp_pat
 
 def test_what_cannot_be_trained_is_left_out_and_counted(tmp_path):
     reading = read(tmp_path, min_tokens=2)
-    reasons = [record["reason"] for record in reading.rejected.in_order()]
+    reasons = [record["reason"] for record in reading.rejected.records()]
     assert reasons == ["untrained", "below_min_tokens", "special_text"]
     assert [is_bad(reason) for reason in reasons] == [False, False, True]
     assert reading.dropped_tokens == {"source0": {"untrained": len("nothing"), "below_min_tokens": 1}}
@@ -84,7 +84,7 @@ def test_without_supervised_documents_there_is_nothing_about_training(tmp_path):
     assert read(tmp_path, [{"text": "a"}, {"text": "b"}]).training is None
     ignored = read(tmp_path, loss_spans="ignore")
     assert ignored.training is None
-    assert [record["reason"] for record in ignored.rejected.in_order()] == ["missing_text", "missing_text"]
+    assert [record["reason"] for record in ignored.rejected.records()] == ["missing_text", "missing_text"]
 
 
 def test_plain_documents_are_read_the_same_beside_supervised_ones(tmp_path):

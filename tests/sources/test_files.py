@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packprep.building.plan import Plan
 from packprep.building.planning import make_plan
 from packprep.format.json_files import decode, encode
-from packprep.sources.files import Files, SourceFile, pieces_of
+from packprep.sources.files import Files, Pieces, SourceFile
 from packprep.sources.formats import PIECE_BYTES, detect_format
 from tests.test_benchmarks import script
 
@@ -78,7 +78,7 @@ def test_files_and_pieces_are_those_of_the_plain_way(listing):
     plain = [SourceFile(3, *values) for values in zip(*listing, strict=True)]
     assert list(files) == plain and [files[i] for i in range(len(files))] == plain and files[1:] == plain[1:]
     assert files.formats == [detect_format(name) for name in names]
-    pieces, expected = pieces_of(files), plain_pieces(plain, files.formats)
+    pieces, expected = Pieces(files), plain_pieces(plain, files.formats)
     assert len(pieces) == len(expected)
     found = pieces.at(np.arange(len(pieces)))
     assert list(zip(*(column.tolist() for column in found), strict=True)) == expected

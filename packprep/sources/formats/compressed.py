@@ -7,7 +7,7 @@ not on where a reader began: decoding always begins at the file's start.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -21,6 +21,7 @@ from packprep.storage import is_url
 
 _MAX_OUTPUT = 1 << 20  # bytes of one block of gzip
 _READ_BYTES = 1 << 20
+AT_ONCE_BYTES = 1 << 20  # of lines that are decoded at once; decompressed blocks are smaller, or much larger
 _FED_AT_ONCE = 16 << 10
 _ZSTD_AT_ONCE = 512
 # What comes out of one call grows to 16 MiB at the very most: gzip packs 1032 bytes into one, zstd 128 KiB into four.
@@ -162,22 +163,31 @@ class Cursor:
     next_label: int = 0  # lines of earlier labels are gone
     seen: np.ndarray | None = None  # what a Choice saw of them, which alone takes this cursor
 
-    def next(self) -> Block | None:
-        """The next block; None at the end."""
-        block, self.rest = self.rest, None
-        return block or next(self.blocks, None)
+    def next(self, begin: int, end: int) -> Block | None:
+        """The next block; one with begin ≤ label < end together with those after it, to about AT_ONCE_BYTES. None at the end."""
+        block, self.rest = self.rest or next(self.blocks, None), None
+        if block is None or not begin <= block.label < end:
+            return block
+        parts, n_bytes = [block.data], len(block.data)
+        while n_bytes < AT_ONCE_BYTES and (following := next(self.blocks, None)):
+            if following.label >= end:
+                self.rest = following
+                break
+            parts.append(following.data)
+            n_bytes += len(following.data)
+        return block._replace(data=b"".join(parts))
 
 
+@dataclass
 class Decoders:
     """What a process remembers about files between slices, so that neighbouring slices of a file cost one pass.
 
     Only speed depends on it. It holds at most `capacity` open files; a file that was changed is begun anew.
     """
 
-    def __init__(self, capacity: int = 8) -> None:
-        self._capacity = capacity
-        self._cursors: OrderedDict[Hashable, Cursor] = OrderedDict()
-        self._facts: OrderedDict[Hashable, object] = OrderedDict()
+    capacity: int = 8
+    _cursors: OrderedDict[Hashable, Cursor] = field(default_factory=OrderedDict)
+    _facts: OrderedDict[Hashable, object] = field(default_factory=OrderedDict)
 
     def take(
         self, path: str, size: int, compression: str, step_bytes: int, step: int, choice: int | None = None
@@ -193,7 +203,7 @@ class Decoders:
     def give_back(self, cursor: Cursor) -> None:
         """Remembers where a reader stopped. Not to be called after an error: the next reader then begins anew."""
         self._cursors[cursor.key] = cursor
-        if len(self._cursors) > self._capacity:
+        if len(self._cursors) > self.capacity:
             self._cursors.popitem(last=False)
 
     def fact(self, path: str, find: Callable[[], T]) -> T:
@@ -201,7 +211,7 @@ class Decoders:
         key = _identity(path)
         if key not in self._facts:
             self._facts[key] = find()
-            if len(self._facts) > self._capacity:
+            if len(self._facts) > self.capacity:
                 self._facts.popitem(last=False)
         return cast(T, self._facts[key])
 

@@ -40,7 +40,7 @@ from packprep.sources.formats.batch import (
     open_source,
     too_large,
 )
-from packprep.sources.formats.compressed import Block, Cursor, Decoders
+from packprep.sources.formats.compressed import AT_ONCE_BYTES, Block, Cursor, Decoders
 
 # How deep decoders can go depends on the version of Python and on the depth of the caller: a limit of our own, far
 # below theirs, keeps one line's fate the same everywhere.
@@ -264,7 +264,6 @@ def _check_utf8(block: bytes) -> None:
 BOM = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 20
 _FINISH_BYTES = 16 << 10  # first read beyond a part's end: most lines end soon
-_AT_ONCE_BYTES = 1 << 20  # of lines that are decoded at once; decompressed blocks are smaller, or much larger
 _IS_SPACE = np.array([bytes([byte]).isspace() for byte in range(256)])
 
 
@@ -396,7 +395,7 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
     pending: list[bytes] = []  # the beginning of a line that is wanted, but has not ended
     pending_bytes = pending_at = 0
     cursor.next_label = end
-    while block := cursor.next():
+    while block := cursor.next(begin, end):
         label, position, data = block
         if label >= end and not pending:
             cursor.rest = block
@@ -406,8 +405,6 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
         if label < begin:
             cursor.at_line_start = data.endswith(b"\n")
             continue
-        if label < end:
-            data = _with_following(cursor, data, end)
         start = 0
         if not cursor.at_line_start:
             start = data.find(b"\n") + 1
@@ -436,18 +433,6 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
         yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
 
 
-def _with_following(cursor: Cursor, data: bytes, end: int) -> bytes:
-    """The bytes of a block and of those after it: about _AT_ONCE_BYTES of labels below `end`."""
-    blocks, n_bytes = [data], len(data)
-    while n_bytes < _AT_ONCE_BYTES and (block := cursor.next()):
-        if block.label >= end:
-            cursor.rest = block
-            break
-        blocks.append(block.data)
-        n_bytes += len(block.data)
-    return b"".join(blocks)
-
-
 def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -> Iterator[Lines]:
     if n_bytes > max_bytes:
         at, start, size = (np.array([value], np.int64) for value in (position, 0, -1))
@@ -461,7 +446,7 @@ def _whole_lines(data: bytes, position: int, begin: int, end: int, max_bytes: in
     a line's end."""
     characters = np.frombuffer(data, np.uint8)
     while begin < end:
-        some_end = data.find(b"\n", min(begin + _AT_ONCE_BYTES, end - 1)) + 1
+        some_end = data.find(b"\n", min(begin + AT_ONCE_BYTES, end - 1)) + 1
         ends = np.flatnonzero(characters[begin:some_end] == ord("\n")) + begin
         starts = np.concatenate([[begin], ends[:-1] + 1])
         sizes = ends - starts
