@@ -153,14 +153,29 @@ def _say(message: str) -> None:
 T = TypeVar("T")
 
 
-def remembered(what: str, depends_on: tuple, kind: Any, find: Callable[[], T]) -> T:
-    """`find()`, or what the same function gave before. what: a word for its name; kind: the type that it gives."""
-    key, code = msgspec.msgpack.encode(depends_on), code_digest(find.__code__.co_filename)
-    data = kept(what, key, code)
-    if data is not None:
-        with contextlib.suppress(ValueError):  # of another type
-            return msgspec.msgpack.decode(data, type=kind)
-    found = find()
-    with contextlib.suppress(ValueError):  # half a character, which is no UTF-8
-        keep(what, key, code, msgspec.msgpack.encode(found))
-    return found
+def remembered(kind: Any, depends_on: Callable[..., tuple | None]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """A function that gives what it gave before, in another process too, where it would give the same again.
+
+    kind: the type that it gives. depends_on: (its arguments) → all that it depends on; None: this is found out each time.
+    """
+
+    def with_memory(function: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> T:
+            facts = depends_on(*arguments, **named)
+            if facts is None:
+                return function(*arguments, **named)
+            what, key = f"{function.__module__}.{function.__qualname__}", msgspec.msgpack.encode(facts)
+            code = code_digest(function.__code__.co_filename)
+            data = kept(what, key, code)
+            if data is not None:
+                with contextlib.suppress(ValueError):  # of another type
+                    return msgspec.msgpack.decode(data, type=kind)
+            found = function(*arguments, **named)
+            with contextlib.suppress(ValueError):  # half a character, which is no UTF-8
+                keep(what, key, code, msgspec.msgpack.encode(found))
+            return found
+
+        return call
+
+    return with_memory

@@ -443,36 +443,47 @@ def counted(answer):
     return find, calls
 
 
+def remember(depends_on, kind, find):
+    """`find()`, remembered."""
+    return remembered(kind, lambda: depends_on)(find)()
+
+
 def test_what_was_found_is_found_once(facts):
     find, calls = counted({"a": [1, 2]})
     for _ in range(3):
-        assert remembered("thing", ("x", 1), dict, find) == {"a": [1, 2]}
+        assert remember(("x", 1), dict, find) == {"a": [1, 2]}
     assert len(calls) == 1 and len(list(facts.iterdir())) == 1
 
 
 @pytest.mark.parametrize("other", [("x", 2), ("y", 1), ("x", 1, None)])
 def test_it_depends_on_all_that_it_is_said_to_depend_on(facts, other):
     find, calls = counted(True)
-    remembered("thing", ("x", 1), bool, find)
-    remembered("thing", other, bool, find)
+    remember(("x", 1), bool, find)
+    remember(other, bool, find)
     assert len(calls) == 2
+
+
+def test_what_depends_on_nothing_that_is_known_is_found_out_each_time(facts):
+    find, calls = counted(True)
+    assert [remember(None, bool, find) for _ in range(2)] == [True, True]
+    assert len(calls) == 2 and not list(facts.iterdir())
 
 
 def test_a_damaged_file_is_found_out_again(facts):
     find, calls = counted([1, 2, 3])
-    remembered("thing", (), list, find)
+    remember((), list, find)
     [path] = facts.iterdir()
     kept = path.read_bytes()
     for damaged in (b"", kept[:-1], bytes([kept[0] ^ 1]) + kept[1:], b"x" * len(kept)):
         path.write_bytes(damaged)
-        assert remembered("thing", (), list, find) == [1, 2, 3]
+        assert remember((), list, find) == [1, 2, 3]
         assert path.read_bytes() == kept
     assert len(calls) == 5
 
 
 def test_what_is_of_another_type_is_found_out_again(facts):
-    remembered("thing", (), list, lambda: [1])
-    assert remembered("thing", (), dict, lambda: {"a": 1}) == {"a": 1}
+    remember((), list, lambda: [1])
+    assert remember((), dict, lambda: {"a": 1}) == {"a": 1}
 
 
 def test_an_error_is_not_remembered(facts):
@@ -480,7 +491,7 @@ def test_an_error_is_not_remembered(facts):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        remembered("thing", (), bool, fails)
+        remember((), bool, fails)
     assert not list(facts.iterdir())
 
 
@@ -488,4 +499,4 @@ def test_an_error_is_not_remembered(facts):
 def test_without_a_folder_it_is_found_out_each_time(monkeypatch, place):
     monkeypatch.setattr(cache, "cache_folder", lambda: place)
     find, calls = counted(7)
-    assert [remembered("thing", (), int, find) for _ in range(2)] == [7, 7] and len(calls) == 2
+    assert [remember((), int, find) for _ in range(2)] == [7, 7] and len(calls) == 2

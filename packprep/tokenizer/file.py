@@ -49,7 +49,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
                 f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. "
                 f"Write one with transformers: AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(FOLDER)"
             )
-        return _read(path), _beside(lambda file: _read_if_there(path.with_name(file)))
+        return _read(path), _beside(lambda file: read_beside(name, base, file))
     if path.is_dir():
         file = path / "tokenizer.json"
         if not file.is_file():
@@ -58,7 +58,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
                 f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
                 "Write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
-        return _read(file), _beside(lambda beside: _read_if_there(path / beside))
+        return _read(file), _beside(lambda file: read_beside(name, base, file))
     if path.exists():
         raise VocabularyError(
             f"tokenizer = {name!r}: {path} is no regular file but a pipe, a device or a socket: give a tokenizer.json, or a "
@@ -78,7 +78,8 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
         return None
     path = base / expanded(name)
     if path.exists() or path.is_symlink():
-        return _read_if_there(path / file if path.is_dir() else path.with_name(file))
+        beside = path / file if path.is_dir() else path.with_name(file)
+        return _read(beside) if beside.is_file() else None
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -105,10 +106,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise VocabularyError(f"the tokenizer file {path} cannot be read: {error.strerror}") from error
-
-
-def _read_if_there(path: Path) -> bytes | None:
-    return _read(path) if path.is_file() else None
 
 
 def hints_of(data: bytes, beside: Beside) -> dict[str, str]:
@@ -326,16 +323,51 @@ def steps_of(part: Any, key: str) -> Iterator[Any]:
         yield part
 
 
+@functools.lru_cache(maxsize=2)
 def read_tokens(data: bytes, name: str) -> TokenTable:
     """The tokens of a tokenizer.json. Raises VocabularyError when `tokenizers` would use other ids than the file says.
 
     `tokenizers` numbers added tokens itself, upward from the size of the vocabulary, and ignores their written ids:
     with a hole in the vocabulary it encodes <|endoftext|> as 100256 where the file, and the model, say 100257.
     """
+    from tokenizers import Tokenizer
+
+    parsed = parse_tokenizer_json(data, name)
+    longest = parsed["model"].get("max_input_chars_per_word")
+    if isinstance(longest, int) and longest > MOST_WORD_CHARACTERS:
+        raise VocabularyError(
+            f"tokenizer = {name!r}: max_input_chars_per_word is {longest}, and `tokenizers` would take minutes for one long "
+            f"word: at most {MOST_WORD_CHARACTERS} are taken, and models are trained with 100. Give the file that the "
+            "model was trained with"
+        )
     try:
-        return _read_tokens(data)
-    except _Unusable as error:
-        raise VocabularyError(f"tokenizer = {name!r}: {error}") from error
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # what the library raises for a bad file is a bare Exception
+        raise VocabularyError(f"tokenizer = {name!r}: `tokenizers` cannot load it ({error})") from error
+    wrong = [
+        f"{entry['content']} is {entry['id']} in the file and {tokenizer.token_to_id(entry['content'])} in `tokenizers`"
+        for entry in parsed["added_tokens"]
+        if tokenizer.token_to_id(entry["content"]) != entry["id"]
+    ]
+    if wrong:
+        raise VocabularyError(
+            f"tokenizer = {name!r}: the ids of {len(wrong)} added tokens are not those that `tokenizers` uses, so text "
+            f"would be encoded with other ids than the model was trained on: {_some(wrong)}. The vocabulary has a "
+            "hole, or added_tokens is not in the order of its ids: fill the hole with unused tokens, or sort the list"
+        )
+    table = _table(parsed, tokenizer.get_vocab(with_added_tokens=False))
+    by_id = {id: text for text, id in table.ids.items() if text not in table.added}
+    shared = [
+        f"{token.text} and {by_id[token.id]} are both {token.id}"
+        for token in table.added.values()
+        if by_id.get(token.id, token.text) != token.text
+    ]
+    if shared:
+        raise VocabularyError(
+            f"tokenizer = {name!r}: an added token has the id of another token: {_some(shared)}. Give the added token a free id"
+        )
+    return table
 
 
 @contextlib.contextmanager
@@ -354,45 +386,6 @@ def library_version() -> str:
     import tokenizers
 
     return tokenizers.__version__
-
-
-@functools.lru_cache(maxsize=2)
-def _read_tokens(data: bytes) -> TokenTable:
-    from tokenizers import Tokenizer
-
-    parsed = _parse(data)
-    longest = parsed["model"].get("max_input_chars_per_word")
-    if isinstance(longest, int) and longest > MOST_WORD_CHARACTERS:
-        raise _Unusable(
-            f"max_input_chars_per_word is {longest}, and `tokenizers` would take minutes for one long word: at most "
-            f"{MOST_WORD_CHARACTERS} are taken, and models are trained with 100. Give the file that the model was trained with"
-        )
-    try:
-        with panics_as_errors():
-            tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # what the library raises for a bad file is a bare Exception
-        raise _Unusable(f"`tokenizers` cannot load it ({error})") from error
-    wrong = [
-        f"{entry['content']} is {entry['id']} in the file and {tokenizer.token_to_id(entry['content'])} in `tokenizers`"
-        for entry in parsed["added_tokens"]
-        if tokenizer.token_to_id(entry["content"]) != entry["id"]
-    ]
-    if wrong:
-        raise _Unusable(
-            f"the ids of {len(wrong)} added tokens are not those that `tokenizers` uses, so text "
-            f"would be encoded with other ids than the model was trained on: {_some(wrong)}. The vocabulary has a "
-            "hole, or added_tokens is not in the order of its ids: fill the hole with unused tokens, or sort the list"
-        )
-    table = _table(parsed, tokenizer.get_vocab(with_added_tokens=False))
-    by_id = {id: text for text, id in table.ids.items() if text not in table.added}
-    shared = [
-        f"{token.text} and {by_id[token.id]} are both {token.id}"
-        for token in table.added.values()
-        if by_id.get(token.id, token.text) != token.text
-    ]
-    if shared:
-        raise _Unusable(f"an added token has the id of another token: {_some(shared)}. Give the added token a free id")
-    return table
 
 
 def tokens_in_file(data: bytes, name: str) -> TokenTable:
@@ -446,16 +439,12 @@ def without_last_tokens(data: bytes, count: int, name: str) -> bytes:
 
 
 @functools.lru_cache(maxsize=2)
+@remembered(bytes, lambda data, special_ids, with_special=True: (digest_of(data), sorted(special_ids), with_special))
 def plain_tokenizer_json(data: bytes, special_ids: frozenset[int], with_special: bool = True) -> bytes:
     """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws.
 
     with_special: whether the special tokens are among its added ones, of which an engine looks for each in every text.
     """
-    depends_on = digest_of(data), sorted(special_ids), with_special
-    return remembered("plain", depends_on, bytes, lambda: _plain(data, special_ids, with_special))
-
-
-def _plain(data: bytes, special_ids: frozenset[int], with_special: bool) -> bytes:
     parsed = parse_tokenizer_json(data, "tokenizer.json")
     added = [
         {**entry, "special": bool(entry.get("special")) or entry["id"] in special_ids}
@@ -476,41 +465,30 @@ def _plain(data: bytes, special_ids: frozenset[int], with_special: bool) -> byte
     return msgspec.json.encode({**parsed, **nothing, "added_tokens": added, "model": model})
 
 
+@remembered(list[tuple[str, int]], lambda data: (digest_of(data),))
 def added_tokens(data: bytes) -> list[tuple[str, int]]:
     """(text, id) of each of the added tokens."""
-    return remembered(
-        "added",
-        (digest_of(data),),
-        list[tuple[str, int]],
-        lambda: [(e["content"], e["id"]) for e in parse_tokenizer_json(data, "tokenizer.json")["added_tokens"]],
-    )
+    return [(entry["content"], entry["id"]) for entry in parse_tokenizer_json(data, "tokenizer.json")["added_tokens"]]
 
 
+@remembered(dict[int, str], lambda data, ids: (digest_of(data), sorted(set(ids))))
 def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
     """The texts of these ids, of those that are tokens; by the file, which `read_tokens` has compared with `tokenizers`."""
-    wanted = set(ids)
-
-    def find() -> dict[int, str]:
-        parsed = parse_tokenizer_json(data, "tokenizer.json")
-        vocabulary = parsed["model"].get("vocab") or {}
-        listed = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
-        texts = {id: text for text, id in listed if id in wanted}
-        return texts | {entry["id"]: entry["content"] for entry in parsed["added_tokens"] if entry["id"] in wanted}
-
-    return remembered("texts", (digest_of(data), sorted(wanted)), dict[int, str], find)
+    wanted, parsed = set(ids), parse_tokenizer_json(data, "tokenizer.json")
+    vocabulary = parsed["model"].get("vocab") or {}
+    listed = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
+    texts = {id: text for text, id in listed if id in wanted}
+    return texts | {entry["id"]: entry["content"] for entry in parsed["added_tokens"] if entry["id"] in wanted}
 
 
+@remembered(int | None, lambda data: (digest_of(data),))
 def unknown_id(data: bytes) -> int | None:
     """The id that the model gives to what it does not know, as [UNK]; None where it has none."""
-
-    def find() -> int | None:
-        model = parse_tokenizer_json(data, "tokenizer.json")["model"]
-        if isinstance(model.get("unk_id"), int):
-            return model["unk_id"]
-        vocabulary = model.get("vocab")
-        return vocabulary.get(model.get("unk_token")) if isinstance(vocabulary, dict) else None
-
-    return remembered("unknown", (digest_of(data),), int | None, find)
+    model = parse_tokenizer_json(data, "tokenizer.json")["model"]
+    if isinstance(model.get("unk_id"), int):
+        return model["unk_id"]
+    vocabulary = model.get("vocab")
+    return vocabulary.get(model.get("unk_token")) if isinstance(vocabulary, dict) else None
 
 
 def _entries(first_id: int, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -528,16 +506,12 @@ def _some(items: Sequence[str]) -> str:
 
 
 @functools.lru_cache(maxsize=4)
+@remembered(bytes, lambda data, vocab_size: (digest_of(data), vocab_size))
 def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
     """A byte for each of vocab_size ids: 1 where a token begins inside a character of UTF-8: a text is not cut before it.
 
     Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
     """
-    depends_on = digest_of(data), vocab_size
-    return remembered("continuing", depends_on, bytes, lambda: _continuing(data, vocab_size))
-
-
-def _continuing(data: bytes, vocab_size: int) -> bytes:
     try:
         parsed = _parse(data)
         model = parsed["model"]

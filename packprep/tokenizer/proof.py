@@ -22,7 +22,7 @@ from packprep.cache import remembered
 from packprep.randomness import PROOF, philox
 from packprep.tokenizer.encoding import TOKENIZER_ERROR, Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine, EngineFault, EngineRefusal, Reference
-from packprep.tokenizer.file import panics_as_errors, read_tokens
+from packprep.tokenizer.file import panics_as_errors, tokens_in_file
 from packprep.tokenizer.roles import Vocabulary
 
 SPACES = (
@@ -156,38 +156,34 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
     assert any(map(_failed, slow.rejected)), "the same of each text, and not of all together"
 
 
-def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> None:
-    """`prove` on the same texts for every build with this tokenizer. EngineRefusal.
+def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tuple | None:
+    """What says that an engine would pass again: these very files of its library and the reference's. None where none can."""
+    if not engine.library or engine.reference is None:
+        return None
+    both = []
+    for own in (engine, engine.reference):  # with what changes when a file of its library is replaced
+        files = [(path, status.st_size, status.st_mtime_ns) for path in own.library for status in (os.stat(path),)]
+        both.append((own.name, own.version, *files))
+    return NASTY_TEXTS, vocabulary.digest, vocabulary.special_ids, special_text, *both
 
-    That an engine passed is remembered for these very files of its library and the reference's: it would pass again.
-    """
-    reference = engine.reference
-    if reference is None:
-        return
 
-    def find() -> bool:
+@remembered(bool, _proven_for)
+def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> bool:
+    """`prove` on the same texts for every build with this tokenizer. True: it passed; EngineRefusal."""
+    if engine.reference is not None:
         try:
             with panics_as_errors():
-                tokens = texts_of_tokens(reference, vocabulary)
+                tokens = texts_of_tokens(engine.reference, vocabulary)
         except Exception as error:
             raise EngineRefusal(f"there is nothing to prove it on: the tokenizer's decoder fails ({error})") from error
         texts = nasty_texts(0, 0, NASTY_TEXTS, *tokens)
         prove(engine, texts, special_text, vocabulary)
-        return True
-
-    if not engine.library:
-        find()
-        return
-    both = []
-    for own in (engine, reference):  # with what changes when a file of its library is replaced
-        files = [(path, status.st_size, status.st_mtime_ns) for path in own.library for status in (os.stat(path),)]
-        both.append((own.name, own.version, *files))
-    remembered("proven", (NASTY_TEXTS, vocabulary.digest, vocabulary.special_ids, special_text, *both), bool, find)
+    return True
 
 
 def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     """(texts of added tokens, texts of other tokens), some of each, evenly from all of them."""
-    table = read_tokens(vocabulary.tokenizer_json, "tokenizer.json")
+    table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = sorted(table.added)
     ids = sorted(set(table.texts) - {token.id for token in table.added.values()})
     return added[:: len(added) // _ADDED + 1], reference.texts_of(ids[:: len(ids) // _PIECES + 1])

@@ -6,8 +6,8 @@ the recipe uses both: a mask that is also the padding would be looked for among 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from packprep.tokenizer.missing_roles import Missing, is_reserved, listed, looks
 SHARED = {"eos", "bos", "pad"}
 """Roles of which eos may play the other two."""
 
-Players = Iterable[tuple[str, int]]  # key of [specials] and id, for each token that plays a part
+Players = Sequence[tuple[str, int]]  # key of [specials] and id, for each token that plays a part
 
 
 def may_share(parts: set[str]) -> bool:
@@ -193,12 +193,7 @@ class _Parts:
     missing: tuple[Missing, ...]
     notes: tuple[str, ...]
     found: dict[str, str]  # note on each role that was found and is used
-
-    def players(self) -> Iterator[tuple[str, int]]:
-        """Key of specials() and id, for each token that plays a part."""
-        yield from self.roles.items()
-        yield from self.mode_tokens.items()
-        yield from (("sentinels", id) for id in self.sentinels)
+    players: Players  # of all of them
 
 
 def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Needs) -> Vocabulary:
@@ -222,16 +217,15 @@ def resolve_again(
     return _resolved(without_last_tokens(tokenizer_json, added, tokenizer), beside, tokenizer, specials, needs)
 
 
+@remembered(
+    Vocabulary,
+    lambda data, beside, tokenizer, specials, needs: (
+        digest_of(data), beside, asdict(specials), sorted(needs.roles), needs.mode_tokens, needs.sentinels, library_version()
+    ),
+)  # fmt: skip
 def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, needs: Needs) -> Vocabulary:
-    needed = (sorted(needs.roles), needs.mode_tokens, needs.sentinels)
-    hints = hints_of(data, beside)
-    depends_on = (digest_of(data), hints, asdict(specials), needed, library_version())
-    found = remembered("vocabulary", depends_on, Vocabulary, lambda: _resolve(data, hints, tokenizer, specials, needs))
-    return replace(found, beside=tuple(beside))
-
-
-def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Specials, needs: Needs) -> Vocabulary:
     """tokenizer: its name, for messages."""
+    hints = hints_of(data, beside)
     is_bytes = data == bytes_tokenizer_json()
     tokens = tokens_in_file(data, tokenizer)
     if 0 < specials.vocab_size < tokens.n_ids:
@@ -251,7 +245,7 @@ def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Sp
     _refuse_names_of_roles(specials, needs)
     parts = _parts(tokens, specials, needs, hints)
     own = {role for role in ROLES if getattr(specials, role) is None}
-    refuse_two_roles(parts.players(), own, tokens)
+    refuse_two_roles(parts.players, own, tokens)
     refuse_ordinary_sentinels(parts.sentinels, tokens)
     first_added = tokens.n_ids
     if parts.missing:
@@ -260,12 +254,12 @@ def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Sp
     tokens = read_tokens(data, tokenizer)
     parts = _parts(tokens, specials, needs, hints)
     assert not parts.missing, parts.missing
-    refuse_two_roles(parts.players(), own, tokens)
+    refuse_two_roles(parts.players, own, tokens)
     smallest = max(tokens.n_ids, BYTES_VOCAB_SIZE if is_bytes else 0)
     vocab_size = specials.vocab_size or smallest
-    players = {id: key for key, id in reversed(list(parts.players()))}
+    players = {id: key for key, id in reversed(parts.players)}
     added = tuple({"id": id, "text": tokens.texts[id], "role": players[id]} for id in range(first_added, tokens.n_ids))
-    notes = [*tokens.notes, *parts.notes, *ordinary_players(parts.players(), tokens)]
+    notes = [*tokens.notes, *parts.notes, *ordinary_players(parts.players, tokens)]
     if not is_bytes:
         notes += [note for role, note in parts.found.items() if parts.roles[role] < first_added]
     if added:
@@ -290,6 +284,7 @@ def _resolve(data: bytes, hints: Mapping[str, str], tokenizer: str, specials: Sp
             )
         ),
         notes=tuple(notes),
+        beside=tuple(beside),
     )
 
 
@@ -302,7 +297,7 @@ def _texts_to_add(name: str, tokens: TokenTable, specials: Specials, parts: _Par
                 name,
                 tokens,
                 parts.missing,
-                playing={id for _, id in parts.players()},
+                playing={id for _, id in parts.players},
                 spare_sentinels=parts.sentinels if by_pattern else (),
                 vocab_size=specials.vocab_size,
             )
@@ -361,13 +356,16 @@ def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[
         elif "eos" in open_roles and "eos" not in lacking:
             pad = _names_to_add(tokens, ["pad"])["pad"]
             missing.append(Missing("pad", "no token known as such, and no eos to pad with", pad))
+    roles = {role: roles[role] for role in ROLES if role in roles}
+    mode_tokens = {key: id for key, id in given.items() if key not in ROLES}
     return _Parts(
-        roles={role: roles[role] for role in ROLES if role in roles},
+        roles=roles,
         sentinels=sentinels,
-        mode_tokens={key: id for key, id in given.items() if key not in ROLES},
+        mode_tokens=mode_tokens,
         missing=tuple(missing),
         notes=tuple(notes),
         found=found,
+        players=(*roles.items(), *mode_tokens.items(), *(("sentinels", id) for id in sentinels)),
     )
 
 

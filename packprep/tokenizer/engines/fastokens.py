@@ -113,12 +113,8 @@ def _with_folded(texts: Sequence[str]) -> list[int]:
     return [i for i, text in enumerate(texts) if not text.isascii() and (one in text or other in text)]
 
 
+@remembered(str | None, lambda vocabulary: (vocabulary.digest,))
 def refusal(vocabulary: Vocabulary) -> str | None:
-    """`_refusal`, remembered."""
-    return remembered("refusal", (vocabulary.digest,), str | None, lambda: _refusal(vocabulary))
-
-
-def _refusal(vocabulary: Vocabulary) -> str | None:
     """Why the library is not trusted with this tokenizer, by what it consists of; None: it may be proven.
 
     Byte-level BPE after splits by pattern, with no normalizer or NFC: GPT-2, GPT-4, Llama 3, Qwen, DeepSeek, and most
