@@ -18,7 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from packprep.errors import PackprepError, PlanError, RecipeError
-from packprep.format.digests import digest_of
 from packprep.tokenizer.engines import fastokens
 from packprep.tokenizer.engines.byte_ids import BytesEngine
 from packprep.tokenizer.engines.engine import Engine, EngineRefusal
@@ -42,13 +41,17 @@ class EngineKind:
     proven: bool  # whether it has to be compared with the reference before it is trusted, and all through the build
 
 
-def _no_bytes(vocabulary: Vocabulary) -> str | None:
-    return None if vocabulary.digest == digest_of(bytes_tokenizer_json()) else 'it is not the built-in "bytes"'
-
-
 # In the order in which "auto" tries them; the reference takes every tokenizer.
 ENGINES: dict[str, EngineKind] = {
-    "bytes": EngineKind("packprep", lambda: BytesEngine.version, _no_bytes, BytesEngine, proven=False),
+    "bytes": EngineKind(
+        "packprep",
+        lambda: BytesEngine.version,
+        lambda vocabulary: (
+            None if vocabulary.tokenizer_json == bytes_tokenizer_json() else 'it is not the built-in "bytes"'
+        ),
+        BytesEngine,
+        proven=False,
+    ),
     fastokens.NAME: EngineKind(
         fastokens.NAME, fastokens.installed_version, fastokens.refusal, fastokens.FastEngine, proven=True
     ),
@@ -94,39 +97,28 @@ def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> 
     """
     with contextlib.suppress(PackprepError):
         name = candidates(requested, vocabulary)[0]
-        key = _key(name, vocabulary, special_text)
+        key = ENGINES[name], vocabulary, special_text
         if key not in _last and key not in _loading:
             thread = ThreadPoolExecutor(1)
-            _loading[key] = thread.submit(_load, name, vocabulary, special_text)
+            _loading[key] = thread.submit(ENGINES[name].load, vocabulary, special_text)
             thread.shutdown(wait=False)  # it ends by itself, and only then is this process forked
 
 
 def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
     """An engine; the one that was loaded last is remembered, for a large vocabulary takes a second. Raises EngineRefusal."""
-    key = _key(name, vocabulary, special_text)
+    key = ENGINES[name], vocabulary, special_text
     if key not in _last:
+        if why := ENGINES[name].refusal(vocabulary):
+            raise EngineRefusal(why)
         loading = _loading.pop(key, None)
-        engine = loading.result() if loading else _load(name, vocabulary, special_text)
+        engine = loading.result() if loading else ENGINES[name].load(vocabulary, special_text)
         _last.clear()
         _last[key] = engine
     return _last[key]
 
 
-def _load(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
-    if why := ENGINES[name].refusal(vocabulary):
-        raise EngineRefusal(why)
-    return ENGINES[name].load(vocabulary, special_text)
-
-
-_Key = tuple[EngineKind, str, tuple[int, ...], str]
-
-
-def _key(name: str, vocabulary: Vocabulary, special_text: str) -> _Key:
-    return ENGINES[name], vocabulary.digest, vocabulary.special_ids, special_text
-
-
-_last: dict[_Key, Engine] = {}
-_loading: dict[_Key, Future[Engine]] = {}
+_last: dict[tuple[EngineKind, Vocabulary, str], Engine] = {}
+_loading: dict[tuple[EngineKind, Vocabulary, str], Future[Engine]] = {}
 
 
 def engine_facts(name: str) -> dict[str, str]:

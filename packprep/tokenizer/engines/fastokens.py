@@ -38,17 +38,8 @@ def installed_version() -> str | None:
         return None
 
 
-def _library() -> Any:
-    """The compiled module of `fastokens`; ImportError. It uses one thread: processes scale, its threads hardly do."""
-    for variable in _ONE_THREAD:  # read when the library is first used
-        os.environ.setdefault(variable, "1")
-    from fastokens import _native
-
-    return _native
-
-
 class FastEngine:
-    """`fastokens`, one thread.
+    """`fastokens`, one thread: processes scale, its threads hardly do.
 
     The reference is asked where tokens begin, which the library does not tell, and for the ids of texts that have one of
     _FOLDED, where the tokenizer has patterns without regard to case.
@@ -60,8 +51,10 @@ class FastEngine:
     def __init__(self, vocabulary: Vocabulary, special_text: str):
         if why := refusal(vocabulary):
             raise EngineRefusal(why)
+        for variable in _ONE_THREAD:  # read when the library is first used
+            os.environ.setdefault(variable, "1")
         try:
-            library = _library()
+            from fastokens import _native as library
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
         self._split = special_text != "special"  # then a special token's text is text, and none has to be looked for

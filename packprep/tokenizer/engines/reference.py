@@ -156,14 +156,13 @@ class ReferenceEngine:
         return self._chat
 
 
-def special_ids_of(vocabulary: Vocabulary, special_text: str) -> frozenset[int]:
-    """What is special in the tokenizer.json that engines load: what plays a role, unless such text is meant as the token."""
-    return frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
-
-
 def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = True) -> bytes:
-    """The tokenizer.json that engines load. with_special: whether it has its special tokens."""
-    return plain_tokenizer_json(vocabulary.tokenizer_json, special_ids_of(vocabulary, special_text), with_special)
+    """The tokenizer.json that engines load: what plays a role is special in it, unless such text is meant as the token.
+
+    with_special: whether it has its special tokens.
+    """
+    special_ids = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
+    return plain_tokenizer_json(vocabulary.tokenizer_json, special_ids, with_special)
 
 
 def _batches(texts: Sequence[str], forms: NormalForms) -> Iterator[Sequence[str]]:

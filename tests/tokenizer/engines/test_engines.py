@@ -135,13 +135,13 @@ def loads(monkeypatch):
     names = []
     monkeypatch.setattr(registry, "_last", {})
     monkeypatch.setattr(registry, "_loading", {})
-    load = registry._load
+    for name, kind in ENGINES.items():
 
-    def noted(name, *arguments):
-        names.append(name)
-        return load(name, *arguments)
+        def noted(*arguments, name=name, kind=kind):
+            names.append(name)
+            return kind.load(*arguments)
 
-    monkeypatch.setattr(registry, "_load", noted)
+        monkeypatch.setitem(ENGINES, name, dataclasses.replace(kind, load=noted))
     return names
 
 
@@ -156,6 +156,7 @@ def test_an_engine_whose_loading_has_begun_is_the_one_that_is_loaded(llama, load
 
 def test_what_goes_wrong_while_an_engine_is_loaded_is_said_where_it_is_asked_for(bert, llama, loads, monkeypatch):
     def refuse(*_):
+        loads.append(fastokens.NAME)
         raise EngineRefusal("not today")
 
     monkeypatch.setitem(ENGINES, fastokens.NAME, dataclasses.replace(ENGINES[fastokens.NAME], load=refuse))

@@ -265,8 +265,8 @@ def test_where_it_is_not_installed_there_is_no_version(monkeypatch):
     assert fastokens.installed_version() is None
 
 
-def test_the_library_has_one_thread_unless_more_are_asked_for(monkeypatch):
+def test_the_library_has_one_thread_unless_more_are_asked_for(folder, monkeypatch):
     monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
     monkeypatch.setenv("FASTOKENS_BPE_THREADS", "2")
-    fastokens._library()
+    FastEngine(vocabulary_of(folder, made.gpt2_like()), "text")
     assert (os.environ["RAYON_NUM_THREADS"], os.environ["FASTOKENS_BPE_THREADS"]) == ("1", "2")
