@@ -32,7 +32,7 @@ import numpy as np
 from packprep.dataset.manifest import Manifest, is_compact
 from packprep.errors import DatasetError
 from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
-from packprep.format.opening import open_descriptor, open_file
+from packprep.format.opening import open_file
 
 CAN_PREAD = hasattr(os, "preadv")  # not on Windows
 
@@ -41,12 +41,13 @@ class _Descriptor:
     """An open file's descriptor, closed when nobody reads from it any more."""
 
     def __init__(self, path: Path):
-        self.number = open_descriptor(path)
+        self._file = open_file(path)
+        self.number = self._file.fileno()
 
     def __del__(self):
-        number = self.__dict__.pop("number", None)  # None: it could not be opened
-        if number is not None:
-            os.close(number)
+        file = self.__dict__.pop("_file", None)  # None: it could not be opened
+        if file is not None:
+            file.close()
 
 
 class ShardBytes:

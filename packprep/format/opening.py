@@ -31,24 +31,22 @@ def _refuse_irregular(path: str | os.PathLike, opened: int | None = None) -> Non
     raise OSError(number, f"it is {kind} and should be a regular file", os.fspath(path))
 
 
-def open_descriptor(path: str | os.PathLike) -> int:
-    """A descriptor to read a regular file from; OSError if it is none. Symbolic links are followed: caches are made of them."""
-    _refuse_irregular(path)  # before it is opened: opening a device may do something
-    descriptor = os.open(path, os.O_RDONLY | _FLAGS)
-    try:
-        _refuse_irregular(path, descriptor)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def open_file(path: str | os.PathLike) -> FileIO:
-    """A regular file, to be read without a buffer; OSError as in `open_descriptor`."""
-    return FileIO(open_descriptor(path), "rb")
+    """A regular file, to be read without a buffer; OSError if it is none.
+
+    Symbolic links are followed: caches are made of them.
+    """
+    _refuse_irregular(path)  # before it is opened: opening a device may do something
+    file = FileIO(path, "rb", opener=lambda path, flags: os.open(path, flags | _FLAGS))
+    try:
+        _refuse_irregular(path, file.fileno())
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def read_file(path: str | os.PathLike) -> bytes:
-    """All bytes of a regular file; OSError as in `open_descriptor`."""
+    """All bytes of a regular file; OSError as in `open_file`."""
     with open_file(path) as file:
         return file.readall()

@@ -40,7 +40,10 @@ class Kernel:
         dispatcher = decorate(self.function)
         if not self._inline and self.function.__closure__ is None:  # no file shows what a closure holds
             with contextlib.suppress(OSError):  # a function of no file
-                dispatcher._cache = _Kept(self.function)
+                code = self.function.__code__
+                self._what = f"{self.function.__module__}.{self.function.__qualname__}"
+                self._code = f"{code_digest(code.co_filename)} {code_digest(__file__)} {code.co_firstlineno}"
+                dispatcher._cache = self
         return dispatcher
 
     @property
@@ -48,21 +51,18 @@ class Kernel:
         """What numba asks of an object that a compiled function names."""
         return self.compiled._numba_type_
 
+    # What numba asks for what was compiled before, in place of a cache of its own.
 
-class _Kept:
-    """What numba asks for what was compiled of a function before, in place of a cache of its own. OSError for one of no file.
-
-    What is loaded does without what numba prepares to compile others: .08 s in every process.
-    """
-
-    def __init__(self, function: Any):
-        code = function.__code__
-        self.cache_path = cache_folder()
-        self._what = f"{function.__module__}.{function.__qualname__}"
-        self._code = f"{code_digest(code.co_filename)} {code_digest(__file__)} {code.co_firstlineno}"
+    @property
+    def cache_path(self) -> str | None:
+        """Where it is kept."""
+        return cache_folder()
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """What was compiled for a signature; None where nothing is kept, and numba compiles."""
+        """What was compiled for a signature; None where nothing is kept, and numba compiles.
+
+        What is loaded does without what numba prepares to compile others: .08 s in every process.
+        """
         from numba.core.compiler import CompileResult
         from numba.core.runtime import rtsys
 

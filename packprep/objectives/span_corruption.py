@@ -68,12 +68,11 @@ def _split_by_roll(n, n_noise, n_spans, key):
 
 
 @kernel
-def _body_slots(n, key, density, mean, max_spans, roll, out):
+def _noise_and_runs(n, key, density, mean, max_spans, roll, noise, runs):
     for i in range(n.shape[0]):
-        n_noise, runs = _span_counts(n[i], density, mean, max_spans)
-        if roll and _split_by_roll(n[i], n_noise, runs, key[i]):
-            runs += 1
-        out[i] = n[i] + 2 * runs
+        noise[i], runs[i] = _span_counts(n[i], density, mean, max_spans)
+        if roll and _split_by_roll(n[i], noise[i], runs[i], key[i]):
+            runs[i] += 1
 
 
 def _law(task: Task) -> tuple[float, float, int, bool]:
@@ -84,9 +83,9 @@ def _law(task: Task) -> tuple[float, float, int, bool]:
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
     """n + 2 · runs: a run's tokens and its sentinel move to the targets, and a sentinel stays."""
-    out = np.empty(bodies.n.shape, np.int64)
-    _body_slots(bodies.n, bodies.key, *_law(task), out)
-    return out
+    noise, runs = np.empty((2, *bodies.n.shape), np.int64)
+    _noise_and_runs(bodies.n, bodies.key, *_law(task), noise, runs)
+    return bodies.n + 2 * runs
 
 
 def most_body_slots(task: Task, n: int) -> int:
@@ -271,20 +270,11 @@ def _restore(rows, begin, n, key, body, density, mean, max_spans, roll, sentinel
         fits[i] = fit
 
 
-@kernel
-def _prefixes(n, key, density, mean, max_spans, roll, out):
-    for i in range(n.shape[0]):
-        n_noise, runs = _span_counts(n[i], density, mean, max_spans)
-        if roll and _split_by_roll(n[i], n_noise, runs, key[i]):
-            runs += 1
-        out[i] = n[i] - n_noise + runs
-
-
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
     """int64[m]: the inputs: the tokens that are not noise, and a sentinel a run."""
-    out = np.empty(bodies.n.shape, np.int64)
-    _prefixes(bodies.n, bodies.key, *_law(task), out)
-    return out
+    noise, runs = np.empty((2, *bodies.n.shape), np.int64)
+    _noise_and_runs(bodies.n, bodies.key, *_law(task), noise, runs)
+    return bodies.n - noise + runs
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from packprep.errors import RecipeError
 from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY, find
-from packprep.objectives.objective import Ids, Objective, Parameter, Task
+from packprep.objectives.objective import Ids, Parameter, Task
 from packprep.recipe import KEYS, LATER, Recipe, json_schema, misplaced, presets, tasks_named, unknown
 
 TOO_SHORT = "too_short"
@@ -29,7 +29,10 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
     tasks = []
     for entry in recipe.tasks:
         where = f"task {entry.name!r}"
-        objective = _objective(entry.objective, where)
+        objective = find(entry.objective)
+        if objective is None:
+            said = unknown("objective", entry.objective, list(REGISTRY))
+            raise RecipeError(f"{where}: {said}", ("tasks", entry.objective, "objective"))
         declared = {parameter.name: parameter for parameter in objective.parameters}
         for name in entry.parameters:
             if name not in declared and made_with is not None:
@@ -61,17 +64,10 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
     return replace(recipe, tasks=tuple(tasks))
 
 
-def _objective(name: str, where: str) -> Objective:
-    objective = find(name)
-    if objective is None:
-        raise RecipeError(f"{where}: {unknown('objective', name, list(REGISTRY))}", ("tasks", name, "objective"))
-    return objective
-
-
 def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
-    """What the recipe's documents and tasks need of a vocabulary: the roles that they write (of eos, bos, pad, mask, fim_prefix,
-    …), the mode tokens, each once, in the order of the tasks, and how many sentinels the longest segment of any task would
-    use, if there were enough."""
+    """What a completed recipe's documents and tasks need of a vocabulary: the roles that they write (of eos, bos, pad, mask,
+    fim_prefix, …), the mode tokens, each once, in the order of the tasks, and how many sentinels the longest segment of any
+    task would use, if there were enough."""
     roles = {"pad"}
     if recipe.documents.append_eos:
         roles.add("eos")
@@ -80,7 +76,7 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
     mode_tokens: dict[str, None] = {}
     most, plenty = 0, Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
     for entry in recipe.tasks:
-        objective = _objective(entry.objective, f"task {entry.name!r}")
+        objective = REGISTRY[entry.objective]
         if objective.roles:
             roles |= objective.roles(entry.parameters)
         if entry.mode_token is not None:
@@ -107,7 +103,7 @@ def resolve(
     """
     tasks = []
     for i, entry in enumerate(recipe.tasks):
-        objective = _objective(entry.objective, f"task {entry.name!r}")
+        objective = REGISTRY[entry.objective]
         mode_token = -1 if entry.mode_token is None else mode_tokens[entry.mode_token]
         facts: Mapping[str, Any] = {}
         if objective.resolve:
@@ -187,7 +183,7 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     A task that a source does not draw has the threshold of the one before it, so that no draw reaches it.
     supervised: the tasks that documents with loss_spans or messages may draw; a row of zeros where a source has none.
     """
-    allowed = [not supervised or _objective(task.objective, task.name).supervised for task in recipe.tasks]
+    allowed = [not supervised or REGISTRY[task.objective].supervised for task in recipe.tasks]
     names = [task.name for task in recipe.tasks]
     exact = [Fraction(task.weight) for task in recipe.tasks]
     whole = math.lcm(*(weight.denominator for weight in exact))

@@ -118,20 +118,15 @@ def _make_folder(folder: Path) -> None:
         _flush_folder(folder.parent)
 
 
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _flush_folders(path: Path, top: Path) -> None:
-    """Flush the folders from a file's own up to `top`, so that their entries survive a power cut too."""
-    folder = path.parent
+def _flush_folder(folder: Path, top: Path | None = None) -> None:
+    """Flush a folder, and those above it up to `top`, so that their entries survive a power cut too."""
     while True:
-        _flush_folder(folder)
-        if folder == top or folder == folder.parent:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if top is None or folder in (top, folder.parent):
             return
         folder = folder.parent
 
@@ -278,14 +273,14 @@ class LocalFolder:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
                 raise
-            _flush_folders(path, self.path)
+            _flush_folder(path.parent, self.path)
         remove_temporaries(path.parent, path.name)
 
     def create(self, name: str, data: bytes) -> bool:
         path = self.path / name
         with _reported(path):
             first = not path.exists() and create_file(path, data)
-            _flush_folders(path, self.path)  # also where another process wrote it
+            _flush_folder(path.parent, self.path)  # also where another process wrote it
         return first
 
     def remove(self, name: str) -> None:

@@ -76,7 +76,8 @@ def expanded(path: str) -> str:
 
     StorageError for a URL that holds a secret: every place that a user names comes this way before it is kept or shown.
     """
-    _refuse_secrets(path)
+    if "://" in path:
+        _refuse_secrets(path)
     return f"file://{os.path.expanduser(path[7:])}" if path.startswith("file://~") else os.path.expanduser(path)
 
 
@@ -92,9 +93,9 @@ def _without_secret(url: str) -> str:
 
 def _refuse_secrets(path: str) -> None:
     """StorageError, without the secret, for a URL with a password or a signature."""
-    scheme, there, rest = path.partition("://")
+    scheme, _, rest = path.partition("://")
     shown = _without_secret(path)
-    if not there or shown == path:
+    if shown == path:
         return
     what = "a password" if _PASSWORD.match(rest) else "a signature or token"
     known = _VARIABLES.get(scheme, "the variables or the profile that its store's library reads")

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from packprep.format.opening import open_descriptor, open_file, read_file
+from packprep.format.opening import open_file, read_file
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_what_is_no_regular_file_is_an_error_that_names_it(tmp_path, kind):
     else:
         path.symlink_to("/dev/zero" if kind == "device" else "it")
     before = len(os.listdir("/proc/self/fd"))
-    for opening in (open_descriptor, open_file, read_file):
+    for opening in (open_file, read_file):
         with pytest.raises(OSError, match="it") as caught:
             opening(path)
         assert kind == "loop" or f"a {kind}" in str(caught.value)
