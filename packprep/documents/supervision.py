@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.documents.chat_template import ChatTemplate, TemplateRefusal, compile_template
+from packprep.documents.layouts import Dialogue, Problem, read_layout
 from packprep.errors import PackprepError, RecipeError
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
@@ -37,8 +38,6 @@ from packprep.tokenizer.roles import Vocabulary
 _ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 MAX_SPANS = 1 << 16  # of one document
 _MOST_SAID = 4096
-
-Problem = tuple[str, str]  # a reason and its detail
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ def conversation(given: Supervision, template: str | None) -> Conversation | Pro
     Messages make the text: beside a text of its own, or loss_spans, it is not said which of them is meant, and
     either guess would train what nobody asked for. Raises RecipeError when messages have no template.
     """
-    messages = given.messages
-    if messages is None:
+    if not given.layout:
         assert given.text is not None
         return _with_spans(given.text, given.loss_spans)
     if given.text is not None or given.loss_spans is not None:
@@ -117,16 +115,17 @@ def conversation(given: Supervision, template: str | None) -> Conversation | Pro
             f"the document has {other}, too; take one of them away, or set another text_key, or "
             'documents.loss_spans = "ignore" for the text alone'
         )
-    if problem := _problem_of(messages):
-        return "bad_messages", problem
-    # A Parquet or Arrow column gives every message every key: null is a key that is not there.
-    messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    found = read_layout(given)
+    if isinstance(found, tuple):
+        return found
+    if isinstance(found, Supervision):
+        return conversation(found, template)
     if template is None:
         raise RecipeError(
             "a document has messages, and the tokenizer has no chat template: give one in documents.chat_template, "
             'or set documents.loss_spans = "ignore"'
         )
-    return _rendered(compile_template(template), messages)
+    return _rendered(compile_template(template), found)
 
 
 def _with_spans(text: str, spans: Any) -> Conversation | Problem:
@@ -156,21 +155,6 @@ def _with_spans(text: str, spans: Any) -> Conversation | Problem:
     return Conversation(text, tuple(united))
 
 
-def _problem_of(messages: Any) -> str:
-    """What is wrong with messages; "" if nothing is."""
-    if not isinstance(messages, list):
-        return "a list of messages is wanted"
-    for k, message in enumerate(messages):
-        if not isinstance(message, dict):
-            return f"message {k} is not an object with a role and a content"
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                return f"message {k} has no {key} that is a string"
-    if not any(message["role"] == "assistant" for message in messages):
-        return "no message is the assistant's: nothing would be trained"
-    return ""
-
-
 def _strings(value: Any) -> Iterator[str]:
     """All strings in a JSON value, keys too, in order."""
     if isinstance(value, str):
@@ -188,9 +172,10 @@ class _NotIncremental(Exception):
     """Rendering more messages changes what stood before them."""
 
 
-def _rendered(template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> Conversation | Problem:
+def _rendered(template: ChatTemplate, dialogue: Dialogue) -> Conversation | Problem:
     from packprep.documents.template_limits import TemplateLimit  # with jinja2, which came with the template
 
+    messages = dialogue.messages
     try:
         if template.marks_generation:
             text, spans = _spans_of_blocks(template, messages)

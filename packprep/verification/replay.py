@@ -141,7 +141,9 @@ def twin_of(plan: Plan) -> Twin:
     """The twin of a plan. What a chat template writes for messages it takes from the plan."""
 
     def conversation(messages: Any) -> Any:
-        return supervision.conversation(Supervision(None, None, messages), plan.stored["chat_template"])
+        return supervision.conversation(
+            Supervision(None, None, {"messages": messages}, "messages"), plan.stored["chat_template"]
+        )
 
     prefixes = [source.prefix for source in plan.sources]
     return Twin(plan_for_twin(plan), plan.vocabulary.tokenizer_json, prefixes, conversation)

@@ -1,5 +1,7 @@
 """Chat templates and conversations, for the tests of supervised documents."""
 
+from packprep.sources.formats.batch import Supervision
+
 CHATML = """\
 {% for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
@@ -70,3 +72,10 @@ def turns(*contents: str, system: str | None = None) -> list[dict[str, str]]:
     first = [] if system is None else [{"role": "system", "content": system}]
     roles = ("user", "assistant")
     return first + [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
+
+
+def said(messages, text: str | None = None, loss_spans=None, **fields) -> Supervision:
+    """A record with these messages, unless they are None, and other fields of a layout."""
+    if messages is None:
+        return Supervision(text, loss_spans, fields)
+    return Supervision(text, loss_spans, {"messages": messages, **fields}, "messages")

@@ -11,7 +11,6 @@ from packprep.documents.chat_template import TemplateRefusal, compile_template, 
 from packprep.documents.supervision import conversation
 from packprep.documents.template_limits import TemplateLimit
 from packprep.errors import RecipeError
-from packprep.sources.formats.batch import Supervision
 from tests.documents import chats_made as chats
 from tests.tokenizer import tokenizers_made as made
 
@@ -222,7 +221,7 @@ def test_a_template_that_is_no_text_of_a_file_s_size_or_name_is_refused(tmp_path
 
 
 def test_what_a_template_says_of_messages_is_kept_to_some_lines():
-    messages = Supervision(None, None, chats.turns("q", "a"))
+    messages = chats.said(chats.turns("q", "a"))
     assert conversation(messages, "{{ raise_exception('x' * 9999999) }}") == (
         "template_error",
         f"the template says '{'x' * 4096}'",

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from packprep.documents.supervision import MAX_SPANS, Conversation, conversation
 from packprep.errors import RecipeError
 from packprep.sources.formats import BAD_REASONS
-from packprep.sources.formats.batch import Supervision
 from tests.documents import chats_made as chats
 from tests.test_imports import imported_by
 
 
 def marked(messages, template=chats.CHATML, text=None, loss_spans=None):
-    return conversation(Supervision(text, loss_spans, messages), template)
+    return conversation(chats.said(messages, text, loss_spans), template)
 
 
 def trained(marked):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from packprep.documents import supervision
 from packprep.documents.supervision import Conversation, tokenize_supervised, trained_tokens, training_columns
 from packprep.recipe import Specials
-from packprep.sources.formats.batch import Supervision
 from packprep.tokenizer.encoding import tokenize
 from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.roles import resolve_vocabulary
@@ -61,7 +60,7 @@ def text_of(pieces, trained):
 
 
 def conversation(*contents, template=chats.CHATML, **options):
-    return supervision.conversation(Supervision(None, None, chats.turns(*contents, **options)), template)
+    return supervision.conversation(chats.said(chats.turns(*contents, **options)), template)
 
 
 # characters → tokens
@@ -154,9 +153,7 @@ def test_fault_26_special_text_in_a_message_rejects_the_conversation(chatml, spe
     assert [(i, reason) for i, reason, _ in tokens.rejected] == [(1, "special_text"), (2, "special_text")]
     assert np.diff(tokens.offsets).tolist()[1:] == [0, 0] and set(trained) == {0}
     in_a_key = [{"role": "user", "content": "q", "tools": [{bad: 1}]}, {"role": "assistant", "content": "a"}]
-    tokens, _ = marked(
-        chatml, [supervision.conversation(Supervision(None, None, in_a_key), chats.CHATML)], special_text
-    )
+    tokens, _ = marked(chatml, [supervision.conversation(chats.said(in_a_key), chats.CHATML)], special_text)
     assert [reason for _, reason, _ in tokens.rejected] == ["special_text"]
 
 

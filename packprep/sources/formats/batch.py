@@ -13,7 +13,7 @@ documents decide. A part that begins inside a piece is chosen from as the whole 
 
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,14 +114,18 @@ class IdLists(NamedTuple):
 
 @dataclass(frozen=True)
 class Supervision:
-    """The fields of a document of which loss_spans or messages is not None, as its file has them; None: it has no such field.
+    """What a document says of its training, as its file has it, unchecked: loss_spans of its text, or the fields of a layout.
 
-    loss_spans, messages: of any type. text: beside messages it is not wanted
+    text        None: it has none; beside a layout it is not wanted
+    loss_spans  of any type; None: it has none
+    record      field → value, of any type, of a layout: under the layout's own names, whatever a recipe calls them; without null
+    layout      which one, of those in `documents/layouts.py`; "": none
     """
 
     text: str | None
     loss_spans: Any
-    messages: Any
+    record: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = ""
 
 
 class Batch(NamedTuple):

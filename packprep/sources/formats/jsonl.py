@@ -128,7 +128,7 @@ def decode_slowly(line: bytes, text_key: str, supervised: bool = False) -> Outco
     if supervised:
         spans, messages = (None if name == text_key else record.get(name) for name in (LOSS_SPANS, MESSAGES))
         if messages is not None and record.get(text_key) is None:
-            return Supervision(None, spans, messages)
+            return Supervision(None, spans, {MESSAGES: messages}, MESSAGES)
     if text_key not in record:
         keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
         return "missing_text", f"no key {ascii(text_key[:40])}; the line's keys are: {keys or 'none'}"
@@ -137,7 +137,9 @@ def decode_slowly(line: bytes, text_key: str, supervised: bool = False) -> Outco
         return "not_a_string", f"the value of {ascii(text_key[:40])} is {_kind(text)}"
     if found := SURROGATE.search(text):
         return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
-    return text if spans is None and messages is None else Supervision(text, spans, messages)
+    if messages is not None:
+        return Supervision(text, spans, {MESSAGES: messages}, MESSAGES)
+    return text if spans is None else Supervision(text, spans)
 
 
 def _kind(value: object) -> str:

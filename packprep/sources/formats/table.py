@@ -235,7 +235,8 @@ def _add_one_by_one(
             else:
                 if messages is not None or (text is not None and spans is not None):
                     n_bytes = fields[1].slice(i, 1).nbytes if size is None else size
-                    batch.add(position, Supervision(text, spans, messages), n_bytes)
+                    record = {} if messages is None else {MESSAGES: messages}
+                    batch.add(position, Supervision(text, spans, record, MESSAGES if record else ""), n_bytes)
                 elif text is None:
                     batch.reject(position, "not_a_string", "the value is null")
                 else:

@@ -17,7 +17,7 @@ from tests.documents import chats_made as chats
 from tests.sources.formats.parts import part_of, read_all, write
 
 decode = line_decoder("text", True)
-CHAT = conversation(Supervision(None, None, chats.turns("q", "né 🙂")), chats.CHATML)
+CHAT = conversation(chats.said(chats.turns("q", "né 🙂")), chats.CHATML)
 
 RECORDS = [
     {"text": "plain"},
