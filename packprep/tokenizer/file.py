@@ -108,13 +108,6 @@ def _read(path: Path) -> bytes:
         raise VocabularyError(f"the tokenizer file {path} cannot be read: {error.strerror}") from error
 
 
-def hints_of(data: bytes, beside: Beside) -> dict[str, str]:
-    """Role → token text by the files beside a tokenizer.json, of which the first wins; all roles for that of "bytes"."""
-    if not beside and data == bytes_tokenizer_json():
-        return dict(BYTES_ROLES)
-    return {role: text for file in reversed(beside) for role, text in file["roles"].items()}
-
-
 def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What `load_tokenizer_json` gives, from the Hub or its cache. path: where a file was looked for before."""
     import huggingface_hub

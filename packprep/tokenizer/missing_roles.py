@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from packprep.tokenizer.file import TokenTable
 
 RESERVED = re.compile("reserved|unused|extra_id|place.?holder|dummy", re.IGNORECASE)
+"""In the name of a token that was made for later use: <unused_1>, [unused1]."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,8 @@ def _reserved(tokens: TokenTable, playing: Collection[int]) -> list[int]:
     return sorted(
         id
         for text, id in tokens.ids.items()
-        if id not in playing and (is_reserved(text) or (text in tokens.added and RESERVED.search(text)))
+        if id not in playing and RESERVED.search(text) and (looks_special(text) or text in tokens.added)
     )
-
-
-def is_reserved(text: str) -> bool:
-    """Whether a token's name says that it was made for later use, and is written as no word is: <unused_1>, [unused1]."""
-    return looks_special(text) and bool(RESERVED.search(text))
 
 
 def looks_special(text: str) -> bool:

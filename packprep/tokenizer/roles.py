@@ -16,20 +16,20 @@ from packprep.errors import VocabularyError
 from packprep.format.digests import digest_of
 from packprep.recipe import Specials
 from packprep.tokenizer.file import (
+    BYTES_ROLES,
     BYTES_VOCAB_SIZE,
     MOST_HOLES,
     Beside,
     TokenTable,
     bytes_tokenizer_json,
     extended_tokenizer_json,
-    hints_of,
     library_version,
     load_tokenizer_json,
     read_tokens,
     tokens_in_file,
     without_last_tokens,
 )
-from packprep.tokenizer.missing_roles import Missing, is_reserved, listed, looks_special, missing_message
+from packprep.tokenizer.missing_roles import RESERVED, Missing, listed, looks_special, missing_message
 
 SHARED = {"eos", "bos", "pad"}
 """Roles of which eos may play the other two."""
@@ -69,7 +69,8 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
     for id in sorted(sentinels):
         text = tokens.texts[id]
         added = tokens.added.get(text)
-        if not is_reserved(text) and not (added and (added.special or looks_special(text))):
+        named = looks_special(text) and (added or RESERVED.search(text))
+        if not named and not (added and added.special):
             ordinary.append(id)
     if not ordinary:
         return
@@ -225,8 +226,11 @@ def resolve_again(
 )  # fmt: skip
 def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, needs: Needs) -> Vocabulary:
     """tokenizer: its name, for messages."""
-    hints = hints_of(data, beside)
     is_bytes = data == bytes_tokenizer_json()
+    # of the files beside it the first wins
+    hints = {role: text for file in reversed(beside) for role, text in file["roles"].items()}
+    if is_bytes and not beside:
+        hints = BYTES_ROLES
     tokens = tokens_in_file(data, tokenizer)
     if 0 < specials.vocab_size < tokens.n_ids:
         raise VocabularyError(
@@ -340,10 +344,7 @@ def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[
     roles = {role: given[role] for role in ROLES if role in given}
     found: dict[str, str] = {}
     open_roles = [role for role in ROLES if role not in wishes]
-    for role, id, how in (
-        *_found(tokens, hints, open_roles, needs.roles, playing),
-        *_found_fim(tokens, open_roles, needs.roles, playing),
-    ):
+    for role, id, how in _found(tokens, hints, open_roles, needs.roles, playing):
         roles[role] = id
         if role in needs.roles or role == "pad":
             found[role] = f"{role}: {tokens.texts[id]} (id {id}), {how}"
@@ -459,7 +460,8 @@ def _found(
 ) -> Iterator[tuple[str, int, str]]:
     """Role, id and how it was found. playing: id → its parts so far.
 
-    A token that cannot be shared is passed over where its own role is not used: a mask, where nothing is masked.
+    A token that cannot be shared is passed over where its own role is not used: a mask, where nothing is masked. The three of
+    fill-in-the-middle are of one family.
     """
     for role, names in WELL_KNOWN.items():
         if role not in open_roles:
@@ -476,12 +478,6 @@ def _found(
                 playing.setdefault(id, set()).add(role)
                 yield role, id, how
                 break
-
-
-def _found_fim(
-    tokens: TokenTable, open_roles: Sequence[str], needed: Collection[str], playing: Mapping[int, set[str]]
-) -> Iterator[tuple[str, int, str]]:
-    """(role, id, why) of the three tokens of fill-in-the-middle, which are of one family."""
     wanted = [role for role in FIM_ROLES if role in open_roles]
     required = [role for role in wanted if role in needed] or wanted
     for family in WELL_KNOWN_FIM:

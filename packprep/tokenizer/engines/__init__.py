@@ -70,24 +70,23 @@ def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
 
     RecipeError if an engine asked for by name is not known, not installed, or does not take this tokenizer.
     """
-    if requested == "auto":
-        return [name for name in ENGINES if _why_not(name, vocabulary) is None]
-    if requested not in ENGINES:
+    if requested != "auto" and requested not in ENGINES:
         raise RecipeError(f"engine = {requested!r} is not known; the engines are auto, {', '.join(ENGINES)}")
-    if why := _why_not(requested, vocabulary):
-        raise refused(requested, why)
-    return [requested]
+    found = []
+    for name in ENGINES if requested == "auto" else (requested,):
+        kind = ENGINES[name]
+        missing = f"it is not installed here (pip install {kind.package})" if kind.version() is None else None
+        why = missing or kind.refusal(vocabulary)
+        if why is None:
+            found.append(name)
+        elif requested != "auto":
+            raise refused(name, why)
+    return found
 
 
 def refused(name: str, why: str) -> RecipeError:
     """The error for an engine that was asked for by name and cannot be used."""
     return RecipeError(f'engine = {name!r} cannot be used with this tokenizer: {why}. Use engine = "auto"')
-
-
-def _why_not(name: str, vocabulary: Vocabulary) -> str | None:
-    if ENGINES[name].version() is None:
-        return f"it is not installed here (pip install {ENGINES[name].package})"
-    return ENGINES[name].refusal(vocabulary)
 
 
 def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> None:
