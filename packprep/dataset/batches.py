@@ -79,8 +79,11 @@ class Reader:
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """A list of what ds[i] gives, views of one gathered batch; torch's DataLoader calls it."""
-        batch = self.batch(indices)
-        return [{name: values[i] for name, values in batch.items()} for i in range(len(indices))]
+        items: list[dict[str, np.ndarray]] = [{} for _ in indices]
+        for name, values in self.batch(indices).items():
+            for item, row in zip(items, values, strict=True):
+                item[name] = row
+        return items
 
     def _place(self, index: Any) -> int:
         index, n = operator.index(index), len(self)

@@ -23,7 +23,7 @@ from packprep.dataset import order
 from packprep.dataset.batches import Reader, integer
 from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, read_manifest
 from packprep.dataset.mixture import Mixture, mixed_opened
-from packprep.dataset.redraw import Laws, laws_of, redrawn
+from packprep.dataset.redraw import REDRAWN, Laws, laws_of, redrawn
 from packprep.dataset.rows import COLUMNS, Facts, Place, Row, gather, read_only
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
@@ -161,12 +161,14 @@ class Dataset(Reader):
         return row
 
     def _fill(self, found: list[Place], batch: dict[str, np.ndarray], epochs: Sequence[int] | None) -> None:
-        redraw = None
+        redraw, columns = None, tuple[str, ...]()
         if epochs is not None and any(epochs):
             self.check_redraw()
-        if epochs is not None and any(epochs) and self._predicts_in_place:
-            redraw = partial(redrawn, self._laws, np.array([epoch % (1 << 32) for epoch in epochs]))
-        gather(self.facts, found, batch, redraw)
+            if self._predicts_in_place:
+                numbers = np.array([epoch % (1 << 32) for epoch in epochs])
+                redraw = partial(redrawn, self._laws, numbers)
+                columns = REDRAWN if numbers.all() else ()
+        gather(self.facts, found, batch, redraw, columns)
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0."""

@@ -211,9 +211,10 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "digest": ("32 hex digits", is_digest),
 }
 _FILE_KEYS = {"file": ("a file name", _instance_of(str)), "digest": ("32 hex digits", is_digest)}
+_SHARD_COUNTS = ("rows", "segments", "tokens", "bytes")
 _SHARD_KEYS = {
     "file": ("a file name", _instance_of(str)),
-    **{key: ("a non-negative integer below 2⁶²", is_count) for key in ("rows", "segments", "tokens", "bytes")},
+    **{key: ("a non-negative integer below 2⁶²", is_count) for key in _SHARD_COUNTS},
     "digest": ("32 hex digits", is_digest),
     "receipt_digest": ("32 hex digits", is_digest),
 }
@@ -285,35 +286,38 @@ def check_manifest(value: Any, name: str) -> Manifest:
         _check(f"{name}: {key}", value[key], _FILE_KEYS, made_with)
         if value[key]["file"] != file:
             raise DatasetError(f"{name}: {key}: file is {value[key]['file']!r} and should be {file!r}")
+    sound = _are_shards(value["shards"])  # else what follows says where not
     for key, keys, more in (
         ("added_tokens", _ADDED_KEYS, ()),
         ("tasks", _TASK_KEYS, _TASK_MORE),
         ("sources", _SOURCE_KEYS, _SOURCE_MORE),
         ("shards", _SHARD_KEYS, ()),
     ):
-        for i, entry in enumerate(() if key == "shards" and _are_shards(value[key]) else value[key]):
+        for i, entry in enumerate(() if key == "shards" and sound else value[key]):
             _check(f"{name}: {key}[{i}]", entry, keys, made_with, more, LATER.get(key, {}))
-    for i, entry in enumerate(value["shards"]):
+    for i, entry in enumerate(() if sound else value["shards"]):
         if entry["file"] != shard_name(i):  # so nothing outside the directory can be named
             raise DatasetError(f"{name}: shards[{i}]: file is {entry['file']!r} and should be {shard_name(i)!r}")
-    for key in ("rows", "segments", "tokens", "bytes"):
+    for key in () if sound else _SHARD_COUNTS:
         if sum(entry[key] for entry in value["shards"]) >= 1 << 62:
             raise DatasetError(f"{name}: shards: the {key} sum to more than can be counted")
     return cast(Manifest, with_defaults(value, LATER))
 
 
 def _are_shards(entries: Sequence[Any]) -> bool:
-    """Whether each entry has the keys of a shard, in their types and ranges: a column at a time, as there may be many."""
-    if set(map(type, entries)) != {dict} or set(map(frozenset, entries)) != {frozenset(_SHARD_KEYS)}:
+    """Whether each entry has the keys of a shard, as JSON orders them, in their types and ranges, and the shards' names: a
+    column at a time, as there may be many."""
+    keys = tuple(sorted(_SHARD_KEYS))
+    if set(map(type, entries)) != {dict} or set(map(tuple, entries)) != {keys}:
         return False
-    columns = {key: [entry[key] for entry in entries] for key in _SHARD_KEYS}
-    counts = [columns[key] for key in ("rows", "segments", "tokens", "bytes")]
-    digests = "".join(map(str, columns["digest"] + columns["receipt_digest"]))
+    columns = dict(zip(keys, zip(*map(dict.values, entries), strict=True), strict=True))
+    counts, digests = [columns[key] for key in _SHARD_COUNTS], columns["digest"] + columns["receipt_digest"]
     return (
-        all(set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 1 << 62 for values in counts)
-        and all(set(map(type, columns[key])) == {str} for key in ("file", "digest", "receipt_digest"))
-        and all(set(map(len, columns[key])) == {32} for key in ("digest", "receipt_digest"))
-        and set(digests) <= set("0123456789abcdef")
+        all(set(map(type, values)) == {int} and min(values) >= 0 and sum(values) < 1 << 62 for values in counts)
+        and set(map(type, digests)) == {str}
+        and set(map(len, digests)) == {32}
+        and re.fullmatch("[0-9a-f]*", "".join(digests)) is not None
+        and columns["file"] == tuple(map(shard_name, range(len(entries))))
     )
 
 

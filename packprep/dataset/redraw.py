@@ -18,6 +18,8 @@ from packprep.dataset.rows import Segments, own_dtype, put_blocks
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import LAW_VERSION, other_law, unknown_key
 
+REDRAWN = ("tokens", "loss_mask", "loss_weights")
+"""The columns of which `redrawn` writes every slot of a row."""
 MOST_IDS = 1 << 24
 """Ids of a vocabulary for which redraw makes tables, of 9 bytes each."""
 
@@ -145,7 +147,7 @@ def redrawn(laws: Laws, epochs: np.ndarray, segments: Segments, columns: Mapping
 
     epochs: int64[B], below 2³², after which chance repeats. DatasetError where a row's header does not fit the row.
     """
-    written = [name for name in ("tokens", "loss_mask", "loss_weights") if name in columns]
+    written = [name for name in REDRAWN if name in columns]
     by_ranges: dict[bool, list[int]] = {}  # shards without a supervised document have no ranges that limit noise
     for i in np.flatnonzero(epochs).tolist() if written else ():
         by_ranges.setdefault("trained_ranges" in segments.places[i][0].layout, []).append(i)

@@ -104,9 +104,9 @@ class Segments:
             raise self.fault(int(np.argmax(wrong)), what)
         return row, begin + row * self.facts.seq_length, slots
 
-    row = cached_property(lambda self: self._laid[0])
-    at = cached_property(lambda self: self._laid[1])
-    slots = cached_property(lambda self: self._laid[2])
+    row = property(lambda self: self._laid[0])
+    at = property(lambda self: self._laid[1])
+    slots = property(lambda self: self._laid[2])
 
     def __len__(self) -> int:
         return len(self.row)
@@ -182,8 +182,10 @@ class Segments:
     def prefix_ends(self, with_blocks: bool = False) -> np.ndarray:
         """with_blocks: −1 in block diffusion, which is refused without."""
         prefix = self.column("prefix").astype(np.int64)
-        blocks = self.lengths_of_blocks() > 0 if with_blocks else np.zeros(len(prefix), np.bool_)
-        wrong = ((prefix < 0) | (prefix > self.slots)) & ~blocks
+        wrong = (prefix < 0) | (prefix > self.slots)
+        if with_blocks:
+            blocks = self.lengths_of_blocks() > 0
+            wrong &= ~blocks
         if wrong.any():
             i = int(np.argmax(wrong))
             why = f"and {self.slots[i]} slots"
@@ -192,8 +194,10 @@ class Segments:
             segment = i - int(np.searchsorted(self.row, self.row[i]))
             what = f"prefix_ends cannot be given: segment {segment} has prefix {prefix[i]}: {why}"
             raise self.fault(int(self.row[i]), what)
-        ends = self.at - self.row * self.facts.seq_length + prefix
-        return self.at_slots(np.where(blocks, -1, ends).astype(np.int32), 0)
+        ends = (self.at - self.row * self.facts.seq_length + prefix).astype(np.int32)
+        if with_blocks:
+            ends[blocks] = -1
+        return self.at_slots(ends, 0)
 
     def loss_weights(self) -> np.ndarray:
         """The weight of each slot's segment or block, whether it is trained or not."""
@@ -228,26 +232,22 @@ def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> 
 class SlotColumn(NamedTuple):
     """A column with a value for each slot. dtype None: the tokens'. cast: whether one dtype for all ids goes for it."""
 
-    dtype: str | None
+    dtype: np.dtype | None
     cast: bool
-    stored: tuple[str, ...]  # the arrays of slots that it is read from, where a shard has them
-    derived: Callable[[Segments], np.ndarray] | None  # [size]; None: it is stored in every shard
+    derived: Callable[[Segments], np.ndarray] | None  # [size], where a shard has it not; None: see `fill`
 
 
 SLOTS: dict[str, SlotColumn] = {
-    "tokens": SlotColumn(None, True, ("tokens",), None),
-    "labels": SlotColumn(None, True, ("labels", "tokens"), None),
-    "segment_ids": SlotColumn("u2", True, ("segment_ids",), lambda s: segment_ids(s.row, s.at, s.slots, s.size)),
-    "position_ids": SlotColumn("i4", True, (), Segments.position_ids),
+    "tokens": SlotColumn(None, True, None),
+    "labels": SlotColumn(None, True, None),
+    "segment_ids": SlotColumn(np.dtype("u2"), True, lambda s: segment_ids(s.row, s.at, s.slots, s.size)),
+    "position_ids": SlotColumn(np.dtype("i4"), True, Segments.position_ids),
     "loss_mask": SlotColumn(
-        "u1",
-        False,
-        ("loss_mask",),
-        lambda s: next_token_loss_mask(s.at, s.slots, s.column("prefix"), s.size),
+        np.dtype("u1"), False, lambda s: next_token_loss_mask(s.at, s.slots, s.column("prefix"), s.size)
     ),
-    "loss_weights": SlotColumn("f4", False, ("loss_mask",), Segments.loss_weights),
-    "prefix_ends": SlotColumn("i4", True, (), Segments.prefix_ends),
-    "block_lengths": SlotColumn("i4", False, (), lambda s: s.at_slots(s.lengths_of_blocks(), 0)),
+    "loss_weights": SlotColumn(np.dtype("f4"), False, Segments.loss_weights),
+    "prefix_ends": SlotColumn(np.dtype("i4"), True, Segments.prefix_ends),
+    "block_lengths": SlotColumn(np.dtype("i4"), False, lambda s: s.at_slots(s.lengths_of_blocks(), 0)),
 }
 SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}  # one number a row, [B], and what it sums
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
@@ -258,7 +258,7 @@ def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
     """The dtype that a column has where none is asked for."""
     if name in SUMS:
         return np.dtype("i4" if name == "n_trained" else "f4")
-    return np.dtype(SLOTS[name].dtype or token_dtype)
+    return SLOTS[name].dtype or token_dtype
 
 
 def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = False) -> None:
@@ -293,8 +293,17 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
         np.multiply(values, segments.kept().reshape(values.shape), out=values, casting="unsafe")
 
 
-def gather(facts: Facts, places: Sequence[Place], batch: Mapping[str, np.ndarray], redraw: Any = None) -> None:
-    """Fill the arrays of `batch`, column → [B, T] or [B], of any dtype. redraw: (segments, columns of slots) → None."""
+def gather(
+    facts: Facts,
+    places: Sequence[Place],
+    batch: Mapping[str, np.ndarray],
+    redraw: Callable[[Segments, Mapping[str, np.ndarray]], None] | None = None,
+    redrawn: Sequence[str] = (),
+) -> None:
+    """Fill the arrays of `batch`, column → [B, T] or [B], of any dtype.
+
+    redraw: what writes rows of some columns of slots after they are filled. redrawn: those of which it writes every row.
+    """
     if not places:
         return
     segments, sums = Segments(facts, places), [name for name in SUMS if name in batch]
@@ -304,7 +313,8 @@ def gather(facts: Facts, places: Sequence[Place], batch: Mapping[str, np.ndarray
         if SUMS[name] not in slots or slots[SUMS[name]].dtype != own:  # what it is cast to may lose something
             slots[SUMS[name]] = np.empty((len(places), facts.seq_length), own)
     for name, values in slots.items():
-        fill(segments, name, values, "block_lengths" in slots)
+        if name not in redrawn:
+            fill(segments, name, values, "block_lengths" in slots)
     if redraw is not None:
         redraw(segments, slots)
     for name in sums:
