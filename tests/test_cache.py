@@ -368,7 +368,8 @@ def test_a_build_where_another_user_s_code_lies_passes_it_over(tmp_path):
     for file in files:
         name = file.name.rpartition("-")[0].split(".")
         places = [importlib.import_module(module) for module in ("packprep.kernel", ".".join(name[:-1]) or "packprep")]
-        kernel = next((getattr(place, name[-1]) for place in places if hasattr(place, name[-1])), tripled)
+        kernels = (getattr(place, name[-1], None) for place in places)
+        kernel = next((found for found in kernels if hasattr(found, "compiled")), tripled)
         os.chown(made.write(hostile / file.name, forged(canary, kernel)), OTHER, 0)
     os.chown(hostile, OTHER, 0)
     (tmp_path / "hostile").chmod(0o1777)
