@@ -379,15 +379,17 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
         while folder not in folders:
             folders.add(folder)
             folder = os.path.dirname(folder)
-    above_out: dict[int, list[str]] = {}  # folder that is there → the way from it
+    above_out: dict[tuple[int, int], list[str]] = {}  # folder that is there, by device and inode → the way from it
     parts = os.path.realpath(out).split(os.sep)
     for n in range(1, len(parts) + 1):
         with contextlib.suppress(OSError):
-            above_out[_seen(os.sep.join(parts[:n]) or os.sep).identity] = parts[n:]
+            status = os.stat(os.sep.join(parts[:n]) or os.sep)
+            above_out[status.st_dev, status.st_ino] = parts[n:]
     ways = []
     for folder in sorted(folders):
         with contextlib.suppress(OSError):
-            way = above_out.get(_seen(os.path.join(root, folder)).identity)
+            status = os.stat(os.path.join(root, folder))
+            way = above_out.get((status.st_dev, status.st_ino))
             if way is not None:
                 ways.append([*(folder.split(os.sep) if folder else []), *way])
     return ways
@@ -497,7 +499,13 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
             from packprep.sources.formats.arrow import saved_files  # with pyarrow
 
             for part in saved_files(pattern):
-                files[f"{name}/{part}"] = _seen(os.path.join(pattern, part), source)
+                path = os.path.join(pattern, part)
+                try:
+                    status = os.stat(path)
+                except OSError as error:
+                    raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
+                identity = hash((status.st_dev, status.st_ino))
+                files[f"{name}/{part}"] = Seen(status.st_size, status.st_mtime_ns, identity)
         elif os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
             raise SourceError(
                 f"source {source.name!r}: {given} is a folder of several splits; name one of them, as in "
@@ -507,27 +515,16 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
             raise SourceError(
                 f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"
             )
+        elif (file := seen(pattern)) is not None:
+            files[name] = file
         elif not os.path.exists(pattern):
             raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern}){nearby(pattern)}")
-        elif not os.path.isfile(pattern):
+        else:
             raise SourceError(
                 f"source {source.name!r}: {given} is no regular file but a pipe, a device or a socket, which cannot be "
                 "read twice; write what it gives to a file"
             )
-        else:
-            files[name] = _seen(pattern, source)
     return files
-
-
-def _seen(path: str, source: Source | None = None) -> Seen:
-    """What the file system says of a file or folder. source: of which an error is a SourceError."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        if source is None:
-            raise
-        raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
-    return Seen(status.st_size, status.st_mtime_ns, hash((status.st_dev, status.st_ino)))
 
 
 def seen(path: str, paired: bool = False) -> Seen | None:
