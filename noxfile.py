@@ -86,5 +86,5 @@ def numpy_only(session: nox.Session) -> None:
 @nox.session
 def campaign(session: nox.Session) -> None:
     """What takes hours, an hour of fuzzing with atheris included; `nox -s campaign -- -k signals` a part of it."""
-    session.install(".[test]", "atheris>=3.0")
+    session.install(".[test,trainers]", "atheris>=3.0")
     session.run("python", "-m", "pytest", "-m", "campaign", "-s", *session.posargs)

@@ -1,0 +1,354 @@
+"""Whether real chat templates give in packprep the ids and masks that they give in Transformers.
+
+python benchmarks/chats.py FOLDER                        each FOLDER/*.jinja, 500 conversations of all shapes
+python benchmarks/chats.py FOLDER/qwen3.jinja --count 2000 --seed 7 --show 5
+
+For each template a dataset is built whose tokenizer has the template's special tokens, and each conversation (conversations.py)
+that lies in it is compared with `PreTrainedTokenizerFast.apply_chat_template`:
+
+ids      equal those of Transformers; of conversations with a special token's text under special_text = "special", for they
+         are rejects under "text"
+mask     of templates with {% generation %} blocks: equals return_assistant_tokens_mask=True. A token that begins before a block
+         and reaches into it is trained there and not here; such conversations count as "straddling"
+turns    of templates without: the trained characters are those that a regular expression of the template's family finds
+marks    the words that say whose a string is: all of assistants are trained, none of anybody else
+refused  the template itself fails or says no, in Transformers
+rejects  what packprep rejects and the template does not, by reason
+
+Exit status 1 if anything differs, or if more than 1 % are rejected that the template takes.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+from conversations import MARK, conversations, strings
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from packprep import open_dataset
+from packprep.building.run import build
+from packprep.errors import PackprepError
+from packprep.recipe import KEYS, read_recipe
+
+SEQ_LENGTH = 1 << 15
+MOST_REJECTED = 0.01
+DATE = "2026-01-01"
+BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+TOKEN = re.compile(r"<[|｜][^|｜<>\s{}'\"]+[|｜]>|<SPECIAL_\d+>|\[/?[A-Z_]+\]|<(?:start|end)_of_turn>")
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""As Llama 3 and Qwen split: several newlines are one token, which may reach over a turn's begin."""
+
+TURNS = {
+    "<|start_header_id|>": r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n(.*?<\|eo[tm]_id\|>)",
+    "<|im_start|>": r"<\|im_start\|>assistant\n(.*?<\|im_end\|>\n?)",
+    "<start_of_turn>": r"<start_of_turn>model\n(.*?<end_of_turn>\n)",
+    "[/INST]": r"(?:\[/INST\]|\[/TOOL_RESULTS\])(?!\[TOOL_RESULTS\]|\[INST\]|\[AVAILABLE_TOOLS\]|\Z)(.*?</s>)",
+    "<|channel|>": r"<\|start\|>assistant((?:<\|channel\|>analysis<\|message\|>(?:(?!<\|end\|>).)*<\|end\|><\|start\|>assistant)?"
+    r"(?: to=|<\|channel\|>final).*?(?:<\|end\|>|<\|return\|>|<\|call\|>))",
+    "<｜Assistant｜></think>": r"(?:<｜Assistant｜>(?:</think>)?|<｜tool▁output▁end｜>(?!<｜tool▁output▁begin｜>|<｜User｜>|\Z))"
+    r"(.*?<｜end▁of▁sentence｜>)",
+    "<｜Assistant｜><think>": r"(?:<｜Assistant｜>|<｜tool▁outputs▁end｜>(?!\Z))(.*?<｜end▁of▁sentence｜>)",
+    "<SPECIAL_11>": r"<SPECIAL_11>Assistant\n(?:<think></think>|<think>\n)?"
+    r"(.*?<SPECIAL_12>\n(?:<SPECIAL_11>Assistant\n<TOOLCALL>(?:(?!<SPECIAL_12>).)*<SPECIAL_12>\n\n\Z|\n\Z)?)",
+    "<|assistant|>": r"<\|assistant\|>\n?(.*?<\|end\|>\n(?:</s>\Z)?)",
+}
+"""What stands in a template of a family → an expression of its turns, whose group is what is trained. Checked by hand."""
+SOUND = {"text": "so that a build has a row whatever is rejected", "loss_spans": [[0, 40]]}
+EMPTY_THINK = "<think>\n\n</think>\n\n"
+
+
+@dataclass
+class Found:
+    """What is counted of one template, and some sentences about what differs."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    differences: list[str] = field(default_factory=list)
+
+    def differs(self, what: str, number: int, detail: str) -> None:
+        self.counts[f"{what} differ"] += 1
+        self.differences.append(f"{what} of conversation {number}: {detail}")
+
+
+@dataclass
+class Document:
+    """A document of a dataset. ids: [n]; trained: bool[n]."""
+
+    ids: np.ndarray
+    trained: np.ndarray
+
+
+def special_tokens(source: str) -> list[str]:
+    """What a template writes that is one token."""
+    return sorted({BOS, EOS, PAD, *TOKEN.findall(source)})
+
+
+def tokenizer_of(source: str, texts: Iterable[str]) -> Any:
+    """Transformers' tokenizer, small, whose special tokens are those that the template writes."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special_tokens(source)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, chat_template=source
+    )
+
+
+def built(
+    folder: Path, tokenizer: Any, records: Sequence[dict[str, Any]], special_text: str
+) -> tuple[dict[int, Document], dict[int, str]]:
+    """Record → its document in a dataset, and record → why it was rejected."""
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str(), "utf-8")
+    named = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "chat_template": tokenizer.chat_template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named), "utf-8")
+    lines = [json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in (*records, SOUND)]
+    (folder / "chats.jsonl").write_bytes(b"".join(lines))
+    begins = np.cumsum([0, *map(len, lines)]).tolist()
+    number = {begin: i for i, begin in enumerate(begins)}
+    documents = {"append_eos": False, "special_text": special_text, "max_bad_fraction": 1.0, "template_date": DATE}
+    recipe = {
+        "seq_length": SEQ_LENGTH,
+        "tokenizer": ".",
+        "engine": "reference",
+        "sources": [{"paths": ["chats.jsonl"]}],
+        "tasks": [{"preset": "causal"}],
+        "documents": {key: value for key, value in documents.items() if key in KEYS["documents"]},
+    }
+    build(read_recipe(recipe, folder), folder / "packed", Silent())
+    found = {}
+    dataset = open_dataset(folder / "packed")
+    for row in map(dataset.row, range(len(dataset))):
+        segments = row.segments
+        for begin, end, doc, start in zip(
+            *(segments[key].tolist() for key in ("begin", "end", "doc", "start")), strict=True
+        ):
+            assert start == 0, "a conversation is longer than a row"
+            trained = np.append(False, row.loss_mask[begin : end - 1] != 0)
+            found[number[doc]] = Document(np.array(row.tokens[begin:end], np.int64), trained)
+    rejects = {}
+    for file in (folder / "packed" / "rejects").rglob("*.jsonl"):
+        for line in file.read_text("utf-8").splitlines():
+            reject = json.loads(line)
+            if "reason" in reject:
+                rejects[number[reject["position"]]] = f"{reject['reason']}: {reject['detail']}"
+    return found, rejects
+
+
+class Silent:
+    """A build's progress that shows nothing."""
+
+    def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
+    def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None: ...
+    def say(self, message: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class _Date(datetime.datetime):
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> "_Date":
+        return cls.fromisoformat(DATE)
+
+
+@dataclass
+class Judged:
+    """A conversation as Transformers has it. begins: the character at which each token begins; mask: bool[n], of blocks;
+    blocks: their characters."""
+
+    text: str
+    ids: np.ndarray
+    begins: np.ndarray
+    mask: np.ndarray | None
+    blocks: list[tuple[int, int]]
+
+
+def judge(tokenizer: Any, record: dict[str, Any]) -> Judged | str:
+    """What Transformers makes of a record, or why its template does not take it."""
+    from transformers.utils import chat_template_utils
+
+    blocks = bool(re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template))
+    given = {"tools": record.get("tools"), **record.get("chat_template_kwargs", {})}
+    with mock.patch.object(chat_template_utils, "datetime", _Date):
+        try:
+            encoded = tokenizer.apply_chat_template(
+                record["messages"], tokenize=True, return_dict=True, return_assistant_tokens_mask=blocks, **given
+            )
+            text = tokenizer.apply_chat_template(record["messages"], tokenize=False, **given)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"[:100]
+        begins = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        mask, ranges = None, []
+        if blocks:
+            mask = np.array(encoded["assistant_masks"], np.bool_)
+            mask[:1] = False  # no slot predicts a document's first token
+            plain = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
+            given = {**tokenizer.special_tokens_map, **given}
+            _, (ranges,) = chat_template_utils.render_jinja_template(
+                [plain], chat_template=tokenizer.chat_template, return_assistant_tokens_mask=True, **given
+            )
+    ids = np.array(encoded["input_ids"], np.int64)
+    return Judged(text, ids, np.array([begin for begin, _ in begins], np.int64), mask, ranges)
+
+
+def turns_of(source: str, text: str, record: dict[str, Any]) -> list[tuple[int, int]] | None:
+    """The characters of the turns by the table; None where no family is the template's, or where it does not find as many
+    turns as assistants' messages, as where a template opens one of two in a row without a header."""
+    expression = next((turns for mark, turns in TURNS.items() if mark in source), None)
+    if expression is None:
+        return None
+    no_thinking = record.get("chat_template_kwargs", {}).get("enable_thinking") is False
+    ranges = []
+    for match in re.finditer(expression, text, re.DOTALL):
+        begin, end = match.span(1)
+        if no_thinking and text.startswith(EMPTY_THINK, begin):
+            begin += len(EMPTY_THINK)
+        ranges.append((begin, end))
+    return ranges if len(ranges) == sum(m["role"] == "assistant" for m in record["messages"]) else None
+
+
+def inside(ranges: Iterable[tuple[int, int]], begins: np.ndarray) -> np.ndarray:
+    """bool[n]: the tokens that begin inside any of the ranges; never the first."""
+    trained = np.zeros(len(begins), np.bool_)
+    for begin, end in ranges:
+        trained |= (begins >= begin) & (begins < end)
+    trained[:1] = False
+    return trained
+
+
+def first_difference(expected: Judged, wanted: np.ndarray, given: np.ndarray) -> str:
+    """A sentence about the first token of two masks that differs."""
+    i = int(np.argmax(wanted != given))
+    at = int(expected.begins[i])
+    before, behind = expected.text[max(0, at - 60) : at], expected.text[at : at + 40]
+    return f"token {i} should {'' if wanted[i] else 'not '}be trained: {before!r} ▸ {behind!r}"
+
+
+def compare(found: Found, number: int, record: dict[str, Any], expected: Judged, given: Document, source: str) -> None:
+    """Count what is equal of one conversation, and note what is not."""
+    if not np.array_equal(expected.ids, given.ids):
+        n = min(len(expected.ids), len(given.ids))
+        i = int(np.argmax(np.append(expected.ids[:n] != given.ids[:n], True)))
+        at = int(expected.begins[min(i, len(expected.begins) - 1)])
+        return found.differs(
+            "ids", number, f"from token {i}: Transformers has {expected.text[max(0, at - 40) : at + 60]!r}"
+        )
+    found.counts["ids"] += 1
+    if expected.mask is not None:
+        wanted = inside(expected.blocks, expected.begins)
+        if not np.array_equal(wanted, given.trained):
+            return found.differs("mask", number, first_difference(expected, wanted, given.trained))
+        found.counts["mask" if np.array_equal(expected.mask, given.trained) else "straddling"] += 1
+        return None
+    turns = turns_of(source, expected.text, record)
+    if turns is not None:
+        wanted = inside(turns, expected.begins)
+        if np.array_equal(wanted, given.trained):
+            found.counts["turns"] += 1
+        else:
+            found.differs("turns", number, first_difference(expected, wanted, given.trained))
+    for match in MARK.finditer(expected.text):
+        tokens = slice(*np.searchsorted(expected.begins, match.span()))
+        wanted = np.full_like(given.trained[tokens], match[1] == "a")
+        if not np.array_equal(wanted, given.trained[tokens]):
+            return found.differs("marks", number, f"{match[0]} should {'' if match[1] == 'a' else 'not '}be trained")
+    found.counts["marks"] += 1
+    return None
+
+
+def judge_template(source: str, records: Sequence[dict[str, Any]]) -> Found:
+    """All comparisons of one template."""
+    found = Found()
+    tokenizer = tokenizer_of(source, [*map("\n".join, map(strings, records)), source])
+    special = re.compile("|".join(map(re.escape, special_tokens(source))))
+    judged = [judge(tokenizer, record) for record in records]
+    quoting = {i for i, record in enumerate(records) if any(map(special.search, strings(record)))}
+    for special_text in ("text", "special"):
+        with tempfile.TemporaryDirectory() as folder:
+            documents, rejects = built(Path(folder) / "chats", tokenizer, records, special_text)
+        for i, (record, expected) in enumerate(zip(records, judged, strict=True)):
+            if special_text == "text" and i in quoting:
+                printed = [mark[0] for text in strings(record) if special.search(text) for mark in MARK.finditer(text)]
+                if i in documents and not isinstance(expected, str) and any(mark in expected.text for mark in printed):
+                    found.differs("special text", i, "packprep takes it")
+                continue
+            if special_text == "special" and i not in quoting:
+                continue
+            found.counts["conversations"] += 1
+            if isinstance(expected, str):
+                found.counts["refused"] += 1
+                if i in documents:
+                    found.differs("refusals", i, f"Transformers says {expected}; packprep takes it")
+            elif i in rejects:
+                found.counts["rejects"] += 1
+                found.reasons[re.sub(r"\d+", "N", rejects[i])[:150]] += 1
+                found.differences.append(f"reject of conversation {i}: {rejects[i]}")
+            elif i in documents:
+                compare(found, i, record, expected, documents[i], source)
+            else:
+                found.counts["untrained"] += 1
+                if expected.mask is None or expected.mask.any():
+                    found.differs("untrained documents", i, "nothing of it is trained, so that it is dropped")
+    return found
+
+
+COLUMNS = ("conversations", "refused", "rejects", "ids", "mask", "straddling", "turns", "marks", "untrained")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("templates", nargs="+", type=Path, metavar="FOLDER or FILE.jinja")
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--show", type=int, default=0, help="so many differences of each template")
+    options = parser.parse_args(arguments)
+    files = [file for path in options.templates for file in (sorted(path.glob("*.jinja")) if path.is_dir() else [path])]
+    records = list(conversations(options.count, options.seed))
+    width = max(len(file.stem) for file in files)
+    print(f"{'':{width}}", *(f"{name:>{max(6, len(name))}}" for name in COLUMNS), "differ", sep="  ")
+    failed = False
+    for file in files:
+        began = time.monotonic()
+        try:
+            found = judge_template(file.read_text("utf-8"), records)
+        except PackprepError as error:
+            print(f"{file.stem:{width}}  no dataset: {error}", flush=True)
+            failed = True
+            continue
+        differing = {name: n for name, n in found.counts.items() if name.endswith(" differ")}
+        failed |= bool(differing) or found.counts["rejects"] > MOST_REJECTED * len(records)
+        cells = (f"{found.counts[name] or '·':>{max(6, len(name))}}" for name in COLUMNS)
+        said = ", ".join(f"{n} {name.removesuffix(' differ')}" for name, n in differing.items()) or "nothing"
+        print(f"{file.stem:{width}}", *cells, said, sep="  ", flush=True)
+        for reason, n in found.reasons.most_common(6):
+            print(f"    {n} × {reason}")
+        for sentence in found.differences[: options.show]:
+            print(f"    {sentence}")
+        if options.show:
+            print(f"    {time.monotonic() - began:.0f} s")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
