@@ -74,9 +74,9 @@ def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
     if not any(files.sizes.any() for _, files in found):
         raise RecipeError("the inputs hold no bytes: every file that the sources name is empty")
     vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe)))
-    template = None
-    if recipe.documents.loss_spans == "use":
-        template = find_template(recipe.documents.chat_template, recipe.base, recipe.tokenizer)
+    template, documents = None, recipe.documents
+    if documents.loss_spans == "use":
+        template = find_template(documents.chat_template, recipe.base, recipe.tokenizer, documents.template_date)
     return Inputs(recipe, vocabulary, tuple(p for p, _ in found), tuple(files for _, files in found), template)
 
 
@@ -119,7 +119,7 @@ def make_plan(
     if samples is not None:
         samples += estimates
     template, has_chat = inputs.chat_template, any(estimate.chat for estimate in estimates)
-    if template is not None and has_chat and not compile_template(template).knows_turns:
+    if template is not None and has_chat and not compile_template(template, recipe.documents.template_date).knows_turns:
         say(UNKNOWN_TURNS)
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
@@ -230,7 +230,7 @@ def _proven_and_calibrated(
         PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first[i], dict(unresolved), recipe.seed)
         for i, source in enumerate(recipe.sources)
     ]
-    supervised = partial(supervise, template=inputs.chat_template) if looks else None
+    supervised = partial(supervise, template=inputs.chat_template, settings=recipe.documents) if looks else None
     texts: list[str] = []
     for source in sources if any(ENGINES[name].proven for name in names) else ():
         with _named(source):

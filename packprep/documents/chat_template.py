@@ -7,16 +7,18 @@
                                                    4<|im_end|>
 ```
 A template is code from elsewhere: it runs in Jinja's sandbox, with limits (template_limits.py), and
-without whatever is not a function of the messages (the
-date, `random`, `lipsum`), for the bytes of a dataset may not depend on time or chance.
+without whatever is not a function of the messages (`random`, `lipsum`; the date is the recipe's), for the bytes of a dataset
+may not depend on time or chance.
 """
 
+import datetime
 import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from packprep.errors import RecipeError, VocabularyError
@@ -35,13 +37,13 @@ class TemplateRefusal(Exception):
     """What a template says with raise_exception("…") about messages that it cannot render."""
 
 
-def find_template(path_key: str, base: Path, tokenizer: str) -> str | None:
+def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> str | None:
     """The text of the chat template, complete in itself: the tokens that it names (bos_token, …) are set at its top.
 
     path_key: `documents.chat_template`, a Jinja file relative to base; "": the template beside the recipe's `tokenizer`
     (chat_template.jinja, or chat_template in tokenizer_config.json; of several the one named "default"), None if there is
-    none. Raises RecipeError for a file of the recipe's that cannot be used; the template beside a tokenizer is looked into
-    only when a document needs it.
+    none. date: of `compile_template`. Raises RecipeError for a file of the recipe's that cannot be used; the template beside
+    a tokenizer is looked into only when a document needs it.
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [_json_object(name, data) for name, data in files.items() if data is not None]
@@ -62,7 +64,7 @@ def find_template(path_key: str, base: Path, tokenizer: str) -> str | None:
         raise RecipeError(f"{where}: {path} is not UTF-8 at byte {error.start}; give a Jinja file in UTF-8") from None
     except ValueError as error:
         raise RecipeError(f"{where}: no file has such a name ({error}); give a Jinja file") from None
-    compile_template(source)
+    compile_template(source, date)
     texts = _token_texts(source, tokenizer, configs)
     unknown = sorted(_ROLE_NAMES & set(_TOKEN_NAME.findall(source)) - texts.keys())
     if unknown and not configs and tokenizer != "bytes":
@@ -128,10 +130,15 @@ class ChatTemplate:
         self._template = template
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], prompt: bool = False, around: tuple[str, str] = ("", "")
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        prompt: bool = False,
+        around: tuple[str, str] = ("", ""),
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The text of messages. prompt: and what asks the assistant for the next. around: put around each
-        {% generation %} block.
+        {% generation %} block. tools: what the assistant may call. variables: what else the template may read, by name.
 
         Raises TemplateRefusal, and whatever a template's own mistakes raise.
         """
@@ -140,15 +147,17 @@ class ChatTemplate:
             return f"{around[0]}{caller()}{around[1]}"
 
         self._template.environment.begin()
-        text = self._template.render(
-            messages=messages, tools=None, documents=None, add_generation_prompt=prompt, packprep_generation=generation
-        )
+        own = {"messages": messages, "tools": tools, "add_generation_prompt": prompt, "packprep_generation": generation}
+        text = self._template.render({"documents": None, **variables, **own})
         return str(text)
 
 
 @lru_cache(maxsize=4)
-def compile_template(source: str) -> ChatTemplate:
-    """The template of a text. Raises RecipeError if it is no Jinja, or asks for the date."""
+def compile_template(source: str, date: str = "") -> ChatTemplate:
+    """The template of a text. date: what is today to it, as YYYY-MM-DD.
+
+    Raises RecipeError if it is no Jinja, or asks for the date and has none.
+    """
     import jinja2
     import jinja2.meta
 
@@ -157,6 +166,8 @@ def compile_template(source: str) -> ChatTemplate:
     environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = jinja2.pass_environment(_refuse)
+    if date:
+        environment.globals["strftime_now"] = partial(_written_day, datetime.date.fromisoformat(date))
     del environment.filters["random"], environment.globals["lipsum"]
     environment.limit()
     as_calls = _GENERATION.sub(lambda m: m[1] + ("endcall" if m[2] else "call packprep_generation()") + m[3], source)
@@ -182,10 +193,10 @@ def compile_template(source: str) -> ChatTemplate:
             f"the chat template cannot be used: it has a number of more than {sys.get_int_max_str_digits()} digits; "
             "give another in documents.chat_template"
         ) from None
-    if "strftime_now" in names:
+    if "strftime_now" in names and not date:
         raise RecipeError(
             "the chat template asks for today's date (strftime_now), and a dataset may not depend on the day of its "
-            "build; write a date into a copy of the template, and give that in documents.chat_template"
+            'build; say which day it is to be: documents.template_date = "2026-01-01"'
         )
     return ChatTemplate(template, source, names)
 
@@ -193,6 +204,30 @@ def compile_template(source: str) -> ChatTemplate:
 def _refuse(environment: Any, message: object) -> None:
     environment.printed(message)
     raise TemplateRefusal(str(message))
+
+
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+def _written_day(day: datetime.date, form: str) -> str:
+    """The begin of a day as C's strftime writes it, in English; ValueError for what depends on more than the day."""
+    month, name = _MONTHS[day.month - 1], _DAYS[day.weekday()]
+    parts = {
+        "Y": f"{day.year:04}", "y": f"{day.year % 100:02}", "m": f"{day.month:02}", "d": f"{day.day:02}", "e": f"{day.day:2}",
+        "j": f"{day.timetuple().tm_yday:03}", "B": month, "b": month[:3], "h": month[:3], "A": name, "a": name[:3],
+        "F": day.isoformat(), "H": "00", "I": "12", "M": "00", "S": "00", "p": "AM", "T": "00:00:00", "R": "00:00", "%": "%",
+    }  # fmt: skip
+
+    def written(match: re.Match[str]) -> str:
+        if match[2] not in parts:
+            raise ValueError(f"no part of a day: {match[0]}")
+        part = parts[match[2]]
+        return (part.lstrip("0 ") or "0") if match[1] else part
+
+    return re.sub("%(-?)(.?)", written, form, flags=re.DOTALL)
 
 
 def _to_json(

@@ -309,7 +309,9 @@ def read_documents(
     for source, part, keep in taken:
         if part.file not in file_keys:
             file_keys[part.file] = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
-        batches = read_supervised(part, source.source, recipe.documents, template, keep, decoders=decoders)
+        batches = read_supervised(
+            part, source.source, recipe.documents, template, keep, decoders=decoders, law=source.law
+        )
         for batch, conversations in clock.steps("read", batches):
             before = len(rejected)
             for reject in batch.rejects:
@@ -419,7 +421,9 @@ def text_digest(
     """The digest in `text_digests` that `read_documents` gives of these slices of a source, without tokenization."""
     digest = xxhash.xxh3_128()
     for _, part, keep in with_keeps((source, part) for part in slices):
-        for batch, _ in read_supervised(part, source.source, recipe.documents, template, keep, decoders=decoders):
+        for batch, _ in read_supervised(
+            part, source.source, recipe.documents, template, keep, decoders=decoders, law=source.law
+        ):
             tokens = None if batch.tokens is None else take_tokens(batch.tokens, recipe.documents, vocabulary).ids
             _add_content(digest, batch, tokens)
     return digest.hexdigest()

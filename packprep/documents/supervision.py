@@ -18,16 +18,18 @@ The whole text is tokenized at once, so that a model sees the tokens that it wil
 inside a span.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from packprep.documents.chat_template import ChatTemplate, TemplateRefusal, compile_template
 from packprep.documents.layouts import Dialogue, Problem, read_layout
+from packprep.documents.turns import NotIncremental, beginnings, spans_of_blocks, spans_of_turns
 from packprep.errors import PackprepError, RecipeError
+from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
 from packprep.sources.formats.batch import LOSS_SPANS, MAX_DETAIL, SURROGATE, Supervision
@@ -35,9 +37,9 @@ from packprep.tokenizer.encoding import Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
 
-_ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 MAX_SPANS = 1 << 16  # of one document
 _MOST_SAID = 4096
+DEFAULTS = DocumentKeys()
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,13 @@ class Conversation:
     strings: tuple[str, ...] = ()
 
 
-def supervise(batch: Batch, template: str | None) -> tuple[Batch, dict[int, Conversation]]:
+def supervise(
+    batch: Batch, template: str | None, settings: DocumentKeys = DEFAULTS, law: int = LAW_VERSION
+) -> tuple[Batch, dict[int, Conversation]]:
     """(a reader's batch with the text of every document, those that cannot be used among its rejects; document's number in it
     → its conversation, of the supervised ones).
 
-    template: of `find_template`; None if there is none. RecipeError where messages have none.
+    template: of `find_template`; None if there is none. law: the plan's. RecipeError where messages have no template.
     """
     if not batch.supervision:
         return batch, {}
@@ -73,7 +77,7 @@ def supervise(batch: Batch, template: str | None) -> tuple[Batch, dict[int, Conv
     conversations: dict[int, Conversation] = {}
     for i, (text, position) in enumerate(zip(batch.texts, batch.positions.tolist(), strict=True)):
         if i in batch.supervision:
-            found = conversation(batch.supervision[i], template)
+            found = conversation(batch.supervision[i], template, settings, law)
             if isinstance(found, tuple):
                 reason, detail = found
                 rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
@@ -94,13 +98,16 @@ def read_supervised(
     keep: Keep | None = None,
     batch_bytes: int = 4 << 20,
     decoders: Decoders | None = None,
+    law: int = LAW_VERSION,
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
     """What `formats.read` gives of a part of a source, after `supervise`; settings: the recipe's, which may ignore the fields."""
     for batch in read(part, source.text_key, keep, batch_bytes, decoders, settings.loss_spans == "use"):
-        yield supervise(batch, template) if batch.supervision else (batch, {})
+        yield supervise(batch, template, settings, law) if batch.supervision else (batch, {})
 
 
-def conversation(given: Supervision, template: str | None) -> Conversation | Problem:
+def conversation(
+    given: Supervision, template: str | None, settings: DocumentKeys = DEFAULTS, law: int = LAW_VERSION
+) -> Conversation | Problem:
     """What is trained of a document, or why it cannot be used.
 
     Messages make the text: beside a text of its own, or loss_spans, it is not said which of them is meant, and
@@ -119,13 +126,13 @@ def conversation(given: Supervision, template: str | None) -> Conversation | Pro
     if isinstance(found, tuple):
         return found
     if isinstance(found, Supervision):
-        return conversation(found, template)
+        return conversation(found, template, settings, law)
     if template is None:
         raise RecipeError(
             "a document has messages, and the tokenizer has no chat template: give one in documents.chat_template, "
             'or set documents.loss_spans = "ignore"'
         )
-    return _rendered(compile_template(template), found)
+    return _rendered(compile_template(template, settings.template_date), found, settings)
 
 
 def _with_spans(text: str, spans: Any) -> Conversation | Problem:
@@ -168,25 +175,24 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-class _NotIncremental(Exception):
-    """Rendering more messages changes what stood before them."""
-
-
-def _rendered(template: ChatTemplate, dialogue: Dialogue) -> Conversation | Problem:
+def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys) -> Conversation | Problem:
     from packprep.documents.template_limits import TemplateLimit  # with jinja2, which came with the template
 
-    messages = dialogue.messages
+    messages, tools = dialogue.messages, dialogue.tools
+    variables = {**(settings.chat_template_kwargs or {}), **dialogue.kwargs}
+    render = partial(template.render, tools=tools, variables=variables)
+    strings = tuple(_strings([messages, tools, variables]))
     try:
         if template.marks_generation:
-            text, spans = _spans_of_blocks(template, messages)
-            begins = _beginnings(template, messages, text)
+            text, spans = spans_of_blocks(render, messages, (template.source, *strings))
+            begins = beginnings(render, messages, text)
         else:
-            text = template.render(messages)
-            begins = _beginnings(template, messages, text)
-            spans = _spans_of_turns(template, messages, text, begins)
+            text = render(messages)
+            begins = beginnings(render, messages, text)
+            spans = spans_of_turns(render, messages, text, begins)
     except (PackprepError, MemoryError):
         raise
-    except _NotIncremental as error:
+    except NotIncremental as error:
         return "template_not_incremental", str(error)
     except TemplateRefusal as error:
         return "template_error", f"the template says {ascii(str(error)[:_MOST_SAID])}"
@@ -205,77 +211,7 @@ def _rendered(template: ChatTemplate, dialogue: Dialogue) -> Conversation | Prob
     if messages[0]["content"].strip() not in text[:system_end]:
         system_end = 0  # it stands in a later message
     boundaries = tuple(sorted(set(begins.values())))
-    return Conversation(text, tuple(spans), boundaries, system_end, True, tuple(_strings(messages)))
-
-
-def _beginnings(template: ChatTemplate, messages: Sequence[dict[str, Any]], text: str) -> dict[int, int]:
-    """Message → the character at which it begins, of those after the first where the text can be cut.
-
-    No such place is where the messages before it cannot be rendered alone, or give something else alone, as under
-    templates that write the system message into the user's.
-    """
-    from packprep.documents.template_limits import TemplateLimit
-
-    begins: dict[int, int] = {}
-    for k in range(1, len(messages)):
-        try:
-            before = template.render(messages[:k])
-        except (MemoryError, TemplateLimit):
-            raise
-        except Exception:  # as in _rendered: here it only says that there is no place to cut
-            continue
-        if 0 < len(before) < len(text) and text.startswith(before):
-            begins[k] = len(before)
-    return begins
-
-
-def _spans_of_turns(
-    template: ChatTemplate, messages: Sequence[dict[str, Any]], text: str, begins: Mapping[int, int]
-) -> list[tuple[int, int]]:
-    spans = []
-    for k, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        asked = template.render(messages[:k], prompt=True)
-        if k + 1 in begins:
-            answered = text[: begins[k + 1]]
-        else:
-            answered = text if k == len(messages) - 1 else template.render(messages[: k + 1])
-        if not answered.startswith(asked):
-            raise _NotIncremental(f"message {k} does not begin with what the template asks for it with{_ADVICE}")
-        if not text.startswith(answered):
-            raise _NotIncremental(f"what follows message {k} changes what the template writes up to it{_ADVICE}")
-        if len(asked) < len(answered):
-            spans.append((len(asked), len(answered)))
-    return spans
-
-
-def _spans_of_blocks(template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
-    """The text, and what its {% generation %} blocks gave, found by characters around them that occur nowhere else."""
-    taken = set(template.source).union(*map(set, _strings(messages)))
-    free = [c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in taken]  # noncharacters of Unicode
-    if len(free) < 2:
-        raise TemplateRefusal("the messages hold all of the noncharacters U+FDD0 to U+FDEF")
-    opening, closing = free[:2]
-    pieces: list[str] = []
-    spans: list[tuple[int, int]] = []
-    size = depth = begin = 0
-    for piece in re.split(f"([{opening}{closing}])", template.render(messages, around=(opening, closing))):
-        if piece == opening:
-            begin = size if depth == 0 else begin
-            depth += 1
-        elif piece == closing:
-            depth -= 1
-            if depth < 0:
-                raise TemplateRefusal("{% endgeneration %} without its begin: the template cuts its own text")
-            if depth == 0 and begin < size:
-                spans.append((begin, size))
-        else:
-            pieces.append(piece)
-            size += len(piece)
-    if depth:
-        raise TemplateRefusal("{% generation %} without its end: the template cuts its own text")
-    return "".join(pieces), spans
+    return Conversation(text, tuple(spans), boundaries, system_end, True, strings)
 
 
 class Training(NamedTuple):

@@ -305,7 +305,7 @@ def _read_again(
     try:
         for part in _parts_at(source, i, position):
             for batch, _ in read_supervised(
-                part, source.source, plan.recipe.documents, plan.stored["chat_template"], keep, 1 << 16
+                part, source.source, plan.recipe.documents, plan.stored["chat_template"], keep, 1 << 16, law=plan.law
             ):
                 there = True
                 text = batch.texts[0][:SHOWN_CHARACTERS] if batch.texts else text
@@ -415,7 +415,7 @@ def first_document(plan: Plan) -> str:
     slices = ((source, part) for source in plan.sources for part in source.slices(0, plan.shards))
     for source, part, keep in with_keeps(slices):
         for batch, conversations in read_supervised(
-            part, source.source, documents, plan.stored["chat_template"], keep, 1 << 16
+            part, source.source, documents, plan.stored["chat_template"], keep, 1 << 16, law=plan.law
         ):
             if batch.rejects and first_reject is None:
                 first_reject = source, batch.rejects[0]

@@ -4,6 +4,8 @@ Messages, the docs' tables of keys and the JSON schema for editors are made from
 declared by the objective and checked in `objectives/tasks.py`.
 """
 
+import datetime
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -69,6 +71,28 @@ def _read_sentinels(value: Any) -> Any:
     return msgspec.structs.asdict(value) if isinstance(value, SentinelRange) else value
 
 
+def _read_date(value: str) -> str:
+    return value and datetime.date.fromisoformat(value).isoformat()
+
+
+OF_PACKPREP = ("messages", "tools", "add_generation_prompt", "packprep_generation")
+"""What a chat template gets from packprep, whatever a recipe or a record says."""
+
+
+def _read_variables(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not all(name.isidentifier() and name not in OF_PACKPREP for name in value) or not _is_json(value):
+        raise ValueError
+    return value
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(name, str) for name in value) and all(map(_is_json, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
 Text = Annotated[str, Meta(min_length=1)]
 Whole = Annotated[int, Meta(le=_LARGEST)]
 Name = Annotated[
@@ -84,6 +108,20 @@ Strings = Annotated[
     Meta(
         title="a text or a list of texts",
         extra={"given": Text | Annotated[tuple[Text, ...], Meta(min_length=1)], "read": _read_strings},
+    ),
+]
+Date = Annotated[
+    str,
+    Meta(
+        title='a date such as "2026-01-01"',
+        extra={"given": Annotated[str, Meta(pattern=r"^$|^\d{4}-\d{2}-\d{2}$")], "read": _read_date},
+    ),
+]
+Variables = Annotated[
+    Any,
+    Meta(
+        title="a table: a name and its value, such as enable_thinking = false",
+        extra={"given": dict[str, Any], "read": _read_variables},
     ),
 ]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -200,6 +238,22 @@ class DocumentKeys:
     chat_template: Annotated[
         str,
         _key("a Jinja file that makes text of messages; by default the one in the tokenizer's tokenizer_config.json"),
+    ] = ""
+    chat_template_kwargs: (
+        Annotated[
+            Variables,
+            _key(
+                "what the chat template reads beside messages and tools; a record's own chat_template_kwargs go before it",
+                later=True,
+            ),
+        ]
+        | None
+    ) = None
+    template_date: Annotated[
+        Date,
+        _key(
+            "the day that a chat template takes for today's; without one, a template that asks is refused", later=True
+        ),
     ] = ""
     bad_documents: Annotated[Literal["reject", "fail"], _key("reject: counted and logged; fail: the build stops")] = (
         "reject"

@@ -428,9 +428,9 @@ def check_recipe(plan: Plan, recipe: Recipe, faults: Faults) -> None:
         found.append(f"the tokenizer of the recipe that was given has the digest {vocabulary.digest}")
     if plan.stored["beside_tokenizer"] not in (None, json_value(vocabulary.beside)):
         found.append("the files beside the tokenizer of the recipe that was given are others")
-    template = None
-    if recipe.documents.loss_spans == "use":
-        template = find_template(recipe.documents.chat_template, recipe.base, recipe.tokenizer)
+    template, documents = None, recipe.documents
+    if documents.loss_spans == "use":
+        template = find_template(documents.chat_template, recipe.base, recipe.tokenizer, documents.template_date)
     if template != plan.stored["chat_template"]:
         found.append("the chat template of the recipe that was given is another")
     for message in found:

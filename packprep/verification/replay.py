@@ -141,9 +141,8 @@ def twin_of(plan: Plan) -> Twin:
     """The twin of a plan. What a chat template writes for messages it takes from the plan."""
 
     def conversation(messages: Any) -> Any:
-        return supervision.conversation(
-            Supervision(None, None, {"messages": messages}, "messages"), plan.stored["chat_template"]
-        )
+        given = Supervision(None, None, {"messages": messages}, "messages")
+        return supervision.conversation(given, plan.stored["chat_template"], plan.recipe.documents, plan.law)
 
     prefixes = [source.prefix for source in plan.sources]
     return Twin(plan_for_twin(plan), plan.vocabulary.tokenizer_json, prefixes, conversation)

@@ -1,5 +1,6 @@
 """packprep.documents.chat_template: which template, and that its bytes are a function of the messages."""
 
+import datetime
 import json
 import os
 
@@ -228,6 +229,28 @@ def test_what_a_template_says_of_messages_is_kept_to_some_lines():
     )
 
 
+def test_a_template_reads_tools_and_variables_and_no_others_for_what_is_packprep_s():
+    source = "{{ tools | tojson }}{{ level }}{{ messages | length }}{{ documents }}"
+    template = compile_template(source)
+    variables = {"level": "low", "messages": [], "tools": 1}
+    assert template.render(chats.turns("q"), tools=[{"name": "f"}], variables=variables) == '[{"name": "f"}]low1None'
+    assert template.render(chats.turns("q")) == "null1None"
+
+
+def test_a_template_s_day_is_the_recipe_s():
+    source = "{{ strftime_now('%d %b %Y, %A %-d %B %y %j %F %H:%M:%S %I%p %e %a %m %h %T %R %%') }}"
+    day = datetime.date(2026, 1, 5)
+    assert compile_template(source, str(day)).render([]) == day.strftime(source[17:-5])
+    assert (
+        compile_template(source, "0999-12-31")
+        .render([])
+        .startswith("31 Dec 0999, Tuesday 31 December 99 365 0999-12-31")
+    )
+    for form in ("%s", "%", "%c", "%5d", "%é"):
+        with pytest.raises(ValueError, match="no part of a day"):
+            compile_template("{{ strftime_now('" + form + "') }}", "2026-01-05").render([])
+
+
 def test_a_template_nested_too_deeply_is_refused():
     with pytest.raises(RecipeError, match="nested too deeply"):
         compile_template("{% if a %}" * 3000 + "{% endif %}" * 3000)
@@ -319,7 +342,7 @@ def test_the_recipe_s_file_wins_and_lies_beside_the_recipe(tmp_path):
         (None, "No such file"),
         (b"\xff", "not UTF-8 at byte 0"),
         (b"{% if %}", "line 1"),
-        (b"{{ strftime_now('%d') }}", "date"),
+        (b"{{ strftime_now('%d') }}", "documents.template_date"),
         (b"{{ eos_token }}", "eos_token.*write the token's text into the template"),
     ],
 )
