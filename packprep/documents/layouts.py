@@ -10,13 +10,39 @@ Readers say which layout a record is (`sources/formats/fields.py`), and give its
 `weight` of a message are taken off: no template sees them.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from packprep.sources.formats.batch import Supervision
+import numpy as np
+
+from packprep.recipe.schema import OF_PACKPREP
+from packprep.sources.formats import batch as limits
+from packprep.sources.formats.batch import SURROGATE, Supervision, too_large
+from packprep.sources.formats.fields import OLD_MESSAGES
+from packprep.sources.formats.jsonl import nested_too_deep, read_integer
 
 Problem = tuple[str, str]  # a reason and its detail
+
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""Whom a ShareGPT message is from → its role."""
+MOST_WEIGHT = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -38,33 +64,272 @@ class Dialogue:
     weights: tuple[float, ...] = ()
 
 
+class _Bad(Exception):
+    """What is wrong with a record, as a reject's detail says it."""
+
+
 def read_layout(given: Supervision) -> Dialogue | Supervision | Problem:
     """The dialogue of a record with a layout; a text with loss_spans where no template is needed; or why it cannot be used."""
-    return _LAYOUTS[given.layout](given.record)
+    try:
+        return _LAYOUTS[given.layout](given.record)
+    except _Bad as bad:
+        return "bad_messages", str(bad)
 
 
-def _of_messages(record: Mapping[str, Any]) -> Dialogue | Problem:
-    messages: Any = record.get("messages")
-    if problem := _problem_of(messages):
-        return "bad_messages", problem
-    # A Parquet or Arrow column gives every message every key: null is a key that is not there.
+def _of_messages(record: Mapping[str, Any]) -> Dialogue:
+    return _dialogue(_list_of(record, "messages"), record)
+
+
+def _of_sharegpt(record: Mapping[str, Any]) -> Dialogue:
+    return _dialogue(_list_of(record, "conversations"), record, record.get("system"))
+
+
+def _of_alpaca(record: Mapping[str, Any]) -> Dialogue:
+    instruction, output = (_text_of(record, key) for key in ("instruction", "output"))
+    given = _text_of(record, "input")
+    turns = [(instruction + ("\n\n" + given if given else ""), output)]
+    history = record.get("history") or []
+    if not (isinstance(history, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in history)):
+        raise _Bad(f"history is {_kind(record['history'])}; a list of pairs of an instruction and an output is wanted")
+    messages = [
+        {"role": role, "content": content}
+        for turn in [*history, *turns]
+        for role, content in zip(("user", "assistant"), turn, strict=True)
+    ]
+    return _dialogue(messages, record, record.get("system"))
+
+
+def _of_prompt_and_completion(record: Mapping[str, Any]) -> Dialogue | Supervision | Problem:
+    prompt, completion = (record.get(key) for key in ("prompt", "completion"))
+    if isinstance(prompt, str) and isinstance(completion, str):
+        for key in ("tools", "chat_template_kwargs"):
+            if record.get(key):
+                raise _Bad(
+                    f"{key} beside a prompt that is a text, which no chat template writes: write both as messages"
+                )
+        text = prompt + completion
+        if found := SURROGATE.search(text):
+            return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
+        if (size := len(text.encode())) > limits.MAX_DOCUMENT_BYTES:
+            return too_large(size)
+        weight = {"weight": record["weight"]} if "weight" in record else {}
+        return Supervision(text, [[len(prompt), len(text)]], weight)
+    if not (isinstance(prompt, list) and isinstance(completion, list)):
+        raise _Bad(
+            f"prompt is {_kind(prompt)} and completion is {_kind(completion)}: two texts or two lists of messages are wanted"
+        )
+    return _dialogue([*prompt, *completion], record, untrained=len(prompt))
+
+
+def _list_of(record: Mapping[str, Any], key: str) -> list[Any]:
+    messages = record.get(key)
+    if not isinstance(messages, list) or not messages:
+        raise _Bad(f"{key} is {'empty' if messages == [] else _kind(messages)}; a list of messages is wanted")
+    return messages
+
+
+def _text_of(record: Mapping[str, Any], key: str) -> str:
+    """The text at a key; "" where it is null or missing, of `input` alone."""
+    value = record.get(key)
+    if value is None and key == "input":
+        return ""
+    if not isinstance(value, str):
+        raise _Bad(f"{key} is {_kind(value)}; a text is wanted")
+    return value
+
+
+def _dialogue(given: Sequence[Any], record: Mapping[str, Any], system: Any = None, untrained: int = 0) -> Dialogue:
+    """The dialogue of messages of either kind. system: what a record says beside them; untrained: how many of the first are
+    trained only if they say so."""
+    messages, train, weights = [], [], []
+    of_record = _weight(record, "the document")
+    for k, message in enumerate(given):
+        what = f"message {k}"
+        if not isinstance(message, dict):
+            raise _Bad(f"{what} is {_kind(message)}, not an object with a role and a content")
+        own = _from_sharegpt(message, what) if "from" in message and "role" not in message else message
+        own = {key: value for key, value in own.items() if value is not None or key == "content"}
+        trained = own.pop("train", None)
+        if not isinstance(trained, bool | None):
+            raise _Bad(f"{what}: train is {_kind(trained)}; true or false is wanted")
+        weights.append(_product(of_record, _weight(own, what), what))
+        own.pop("weight", None)
+        _check(own, what)
+        messages.append(own)
+        train.append(False if trained is None and k < untrained else trained)
+    if system:
+        if not isinstance(system, str):
+            raise _Bad(f"system is {_kind(system)}; a text is wanted")
+        if messages[0]["role"] == "system":
+            raise _Bad("the document has a system, and its first message is the system's, too: take one of them away")
+        messages.insert(0, {"role": "system", "content": system})
+        train.insert(0, None)
+        weights.insert(0, of_record)
+    if not any(
+        is_trained or (is_trained is None and message["role"] == "assistant")
+        for message, is_trained in zip(messages, train, strict=True)
+    ):
+        raise _Bad("no message is the assistant's: nothing would be trained")
+    return Dialogue(messages, _tools(record), _kwargs(record), tuple(train), tuple(weights))
+
+
+def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """A message of from and value as one of role and content; its weight stays, and loss is train."""
+    own = dict(message)
+    sender, value = own.pop("from"), own.pop("value", None)
+    role = ROLES.get(sender.lower()) if isinstance(sender, str) else None
+    if role is None:
+        shown = ascii(sender[:40]) if isinstance(sender, str) else _kind(sender)
+        raise _Bad(f"{what} is from {shown}; known are {', '.join(ROLES)}")
+    if not isinstance(value, str | None):
+        raise _Bad(f"{what}: value is {_kind(value)}; a text is wanted")
+    loss = own.pop("loss", None)
+    if loss is not None and own.get("train") is None:
+        own["train"] = bool(loss) if loss in (0, 1) else loss
+    calls = _calls(value) if sender.lower() == "function_call" and value else None
+    return (
+        {"role": role, "content": None, "tool_calls": calls, **own}
+        if calls
+        else {"role": role, "content": value, **own}
+    )
+
+
+def _calls(value: str) -> list[dict[str, Any]] | None:
+    """The tool_calls of a text that is the JSON of one call or of a list of them; None: it is another text."""
+    try:
+        found = _parsed(value)
+    except ValueError:
+        return None
+    calls = found if isinstance(found, list) else [found]
+    if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        return None
+    return [
+        {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
+        for call in calls
+    ]
+
+
+def _check(message: dict[str, Any], what: str) -> None:
+    """Raises _Bad unless the parts of a message that templates read are of their kinds."""
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        raise _Bad(f"{what}: role is {_kind(message.get('role'))}; a text is wanted")
+    for key in ("name", "tool_call_id", "reasoning_content", "thinking"):
+        if not isinstance(message.get(key), str | None):
+            raise _Bad(f"{what}: {key} is {_kind(message[key])}; a text is wanted")
+    if not message.get("tool_calls", True):
+        del message["tool_calls"]  # an empty list: nothing is called
+    _check_calls(message.get("tool_calls", []), what)
+    content = message.get("content")
+    if content is None and not message.keys() - {"role", "content", "name", "tool_call_id"}:
+        raise _Bad(f"{what} has no content; a text, a list of text parts, or tool_calls are wanted")
+    if not isinstance(content, str | list | None):
+        raise _Bad(f"{what}: content is {_kind(content)}; a text or a list of text parts is wanted")
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            shown = f"of type {ascii(kind[:40])}" if isinstance(kind, str) else "without a type"
+            raise _Bad(f"{what} has a part {shown}; parts of type 'text' alone are read")
+        if not isinstance(part.get("text"), str):
+            raise _Bad(f"{what}: text of a part is {_kind(part.get('text'))}; a text is wanted")
+
+
+def _check_calls(calls: Any, what: str) -> None:
+    if not isinstance(calls, list):
+        raise _Bad(f"{what}: tool_calls is {_kind(calls)}; a list of calls is wanted")
+    for j, call in enumerate(calls):
+        function = call.get("function", call) if isinstance(call, dict) else call
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _Bad(f"{what}: tool call {j} has no function with a name that is a text")
+
+
+def _tools(record: Mapping[str, Any]) -> list[Any] | None:
+    tools = _from_json(record, "tools")
+    if tools is None or tools == "":
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise _Bad(f"tools is {_kind(tools)}; a list of objects is wanted, or its JSON")
+    return tools
+
+
+def _kwargs(record: Mapping[str, Any]) -> dict[str, Any]:
+    kwargs = _from_json(record, "chat_template_kwargs")
+    if kwargs is None or kwargs == "":
+        return {}
+    if not isinstance(kwargs, dict):
+        raise _Bad(f"chat_template_kwargs is {_kind(kwargs)}; an object is wanted")
+    if taken := [key for key in OF_PACKPREP if key in kwargs]:
+        raise _Bad(f"chat_template_kwargs has {', '.join(taken)}, which packprep gives")
+    return kwargs
+
+
+def _from_json(record: Mapping[str, Any], key: str) -> Any:
+    """A field's value; of a text the value that it is the JSON of, as columns hold what has no one type."""
+    value = record.get(key)
+    try:
+        return _parsed(value) if isinstance(value, str) and value else value
+    except ValueError:
+        raise _Bad(f"{key} is a text that is not JSON") from None
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text; ValueError if it is none."""
+    if nested_too_deep(text.encode("utf-8", "surrogatepass")):
+        raise ValueError
+    return json.loads(text, parse_constant=_refuse, parse_int=read_integer)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _weight(of: Mapping[str, Any], what: str) -> float:
+    weight = of.get("weight")
+    if weight is None:
+        return 1.0
+    if type(weight) not in (int, float):
+        raise _Bad(f"{what}: weight is {_kind(weight)}; a number, 0 or more, is wanted")
+    if not 0 <= weight <= MOST_WEIGHT:
+        shown = "below 0" if weight < 0 else "not finite in float32"
+        raise _Bad(f"{what}: weight is {shown}; a number, 0 or more, is wanted")
+    return float(weight)
+
+
+def _product(of_record: float, of_message: float, what: str) -> float:
+    if of_record * of_message > MOST_WEIGHT:
+        raise _Bad(f"{what}: its weight times the document's is not finite in float32")
+    return of_record * of_message
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null or missing"
+    if isinstance(value, bool):
+        return "true or false"
+    kinds: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number"}
+    return kinds.get(type(value), "of another kind")
+
+
+def _of_old_messages(record: Mapping[str, Any]) -> Dialogue:
+    """Messages as law 2 has them: a role and a content that are strings, and no more than that is known of them."""
+    messages = record["messages"]
+    if not isinstance(messages, list):
+        raise _Bad("a list of messages is wanted")
+    for k, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise _Bad(f"message {k} is not an object with a role and a content")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise _Bad(f"message {k} has no {key} that is a string")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise _Bad("no message is the assistant's: nothing would be trained")
     kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
     return Dialogue(kept, None, {}, (None,) * len(kept), (1.0,) * len(kept))
 
 
-def _problem_of(messages: Any) -> str:
-    """What is wrong with messages; "" if nothing is."""
-    if not isinstance(messages, list):
-        return "a list of messages is wanted"
-    for k, message in enumerate(messages):
-        if not isinstance(message, dict):
-            return f"message {k} is not an object with a role and a content"
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                return f"message {k} has no {key} that is a string"
-    if not any(message["role"] == "assistant" for message in messages):
-        return "no message is the assistant's: nothing would be trained"
-    return ""
-
-
-_LAYOUTS: dict[str, Callable[[Mapping[str, Any]], Dialogue | Supervision | Problem]] = {"messages": _of_messages}
+_LAYOUTS: dict[str, Callable[[Mapping[str, Any]], Dialogue | Supervision | Problem]] = {
+    OLD_MESSAGES: _of_old_messages,
+    "messages": _of_messages,
+    "sharegpt": _of_sharegpt,
+    "prompt_completion": _of_prompt_and_completion,
+    "alpaca": _of_alpaca,
+}

@@ -31,6 +31,7 @@ from packprep.sources.formats import (
 )
 from packprep.sources.formats.batch import Supervision, open_source
 from packprep.sources.formats.compressed import decompressed, said_bytes
+from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import BOM, Outcome
 from packprep.sources.slices import PlannedSource
 from packprep.storage import is_url
@@ -100,7 +101,7 @@ def first_looks(
         for piece in pieces.tolist():
             yield from _read(source, source.slices_of(piece), supervise)
         return
-    decode, last = FORMATS[kind[0]].module.line_decoder(source.source.text_key, supervise is not None), _NO_LINE
+    decode, last = FORMATS[kind[0]].module.line_decoder(source.source.text_key, _fields(source, supervise)), _NO_LINE
     for lines in _windows(source, starts, files, key, 0):
         new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}  # a long line reaches into many windows
         last = lines[-1][0]
@@ -139,7 +140,7 @@ def look_at_lines(
     held = int(starts[-1])
     if held <= (READ_BYTES if precise else WHOLE_BYTES):
         return look_at_pieces(source, pieces, False, key, supervise, count, precise, True)
-    decode = FORMATS[format].module.line_decoder(source.source.text_key, supervise is not None)
+    decode = FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
     rates: list[float] = []  # tokens per byte, by window
     documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
     text_rates: list[float] = []
@@ -332,9 +333,14 @@ def _at_places(looks: Sequence[_Piece], distance: float, count: Count) -> tuple[
     return Looked(0.0, all_bytes, error, sizes, tokens, weights, supervised, chat), text_bytes
 
 
+def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None:
+    """The fields that are looked at beside the text."""
+    return Fields.of(source.source, source.law) if supervise is not None else None
+
+
 def _read(source: PlannedSource, parts: Iterable[Slice], supervise: Supervise | None) -> Iterator[Look]:
     for part in parts:
-        for batch in read(part, source.source.text_key, supervised=supervise is not None):
+        for batch in read(part, source.source.text_key, fields=_fields(source, supervise)):
             batch, conversations = supervise(batch) if supervise else (batch, {})
             yield batch.texts, [conversations.get(i) for i in range(len(batch.texts))]
 
@@ -404,7 +410,7 @@ def _begin(source: PlannedSource, piece: int, supervise: Supervise | None) -> _P
     if position_of(format, compression) == "stream":
         path = os.path.join(source.prefix, source.files.names[i])
         lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), compression)
-        decode = FORMATS[format].module.line_decoder(source.source.text_key, supervise is not None)
+        decode = FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
         texts, share = _texts_of(decode, lines, supervise)
         return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
     weight = 1 << 20

@@ -33,6 +33,7 @@ from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
 from packprep.sources.formats.batch import LOSS_SPANS, MAX_DETAIL, SURROGATE, Supervision
+from packprep.sources.formats.fields import Fields
 from packprep.tokenizer.encoding import Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
@@ -101,7 +102,8 @@ def read_supervised(
     law: int = LAW_VERSION,
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
     """What `formats.read` gives of a part of a source, after `supervise`; settings: the recipe's, which may ignore the fields."""
-    for batch in read(part, source.text_key, keep, batch_bytes, decoders, settings.loss_spans == "use"):
+    fields = Fields.of(source, law) if settings.loss_spans == "use" else None
+    for batch in read(part, source.text_key, keep, batch_bytes, decoders, fields):
         yield supervise(batch, template, settings, law) if batch.supervision else (batch, {})
 
 
@@ -175,6 +177,12 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
+def _said(message: Mapping[str, Any]) -> str:
+    """The text of a message's content, of its parts one after the other."""
+    content = message.get("content")
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+
+
 def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys) -> Conversation | Problem:
     from packprep.documents.template_limits import TemplateLimit  # with jinja2, which came with the template
 
@@ -201,14 +209,14 @@ def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys
     except Exception:
         # Of any class, for a template is code. Its message would depend on the versions of Python and Jinja.
         return "template_error", "the template failed at these messages"
-    contents = [content for message in messages if (content := message["content"].strip())]
+    contents = [content for message in messages if (content := _said(message).strip())]
     if contents and not any(content in text for content in contents):
         # as templates for pictures do, which expect lists of parts and pass over strings
         return "template_error", "the template leaves every message's content out"
     if found := SURROGATE.search(text):
         return "lone_surrogate", f"character {found.start()} of the rendered text is {ascii(found[0])}"
     system_end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
-    if messages[0]["content"].strip() not in text[:system_end]:
+    if _said(messages[0]).strip() not in text[:system_end]:
         system_end = 0  # it stands in a later message
     boundaries = tuple(sorted(set(begins.values())))
     return Conversation(text, tuple(spans), boundaries, system_end, True, strings)

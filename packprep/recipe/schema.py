@@ -181,8 +181,21 @@ class Source:
         str, _key("auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and tokens: token ids")
     ] = "auto"
     text_key: Annotated[
-        str, _key("the field or column that holds the text; of tokens, the ids: by default input_ids, or else tokens")
+        str,
+        _key(
+            'the field or column that holds the text, "a.b" is b in a; of tokens, the ids: by default input_ids, or else tokens'
+        ),
     ] = "text"
+    messages_key: Annotated[
+        Text, _key('the field or column that holds a conversation\'s messages; "a.b" is b in a', later=True)
+    ] = "messages"
+    tools_key: Annotated[
+        Text, _key("the field or column that holds the tools that a conversation may call", later=True)
+    ] = "tools"
+    messages_format: Annotated[
+        Literal["auto", "messages", "sharegpt", "prompt_completion", "alpaca"],
+        _key("what each document is; auto: a text where there is one, else what its fields show", later=True),
+    ] = "auto"
     repeat: Annotated[
         float,
         _key(

@@ -8,7 +8,9 @@ import codecs
 import json
 import os
 from collections import Counter
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +18,9 @@ from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.sources.files import Files
 from packprep.sources.formats import FORMATS
-from packprep.sources.formats.batch import MESSAGES, open_source
+from packprep.sources.formats.batch import open_source
 from packprep.sources.formats.compressed import decompressed
+from packprep.sources.formats.fields import Fields, Layout, field_at, instead_of_text, refused
 from packprep.sources.formats.jsonl import BOM
 
 _KINDS_OF_VALUES: dict[type, str] = {
@@ -53,6 +56,10 @@ _ADVICE = {
     "malformed_json": 'its lines are no JSON objects: write one object a line, or set format = "text"',
     "missing_text": "set text_key (--text-key) to the key that holds the text",
     "not_a_string": _OTHER_KEY,
+    "bad_messages": (
+        "write messages of a role and a content each, or say with messages_key where they are and with messages_format what "
+        "the documents are"
+    ),
     "too_large": "cut its documents",
     "not_tokens": "give lists of token ids without nulls",
     "id_out_of_range": "give the tokenizer that its ids are of",
@@ -136,7 +143,7 @@ def _mistake(source: Source, files: Files, i: int, messages: bool) -> str:
         except UnicodeDecodeError:
             return f"it is not UTF-8: {advice_on('invalid_utf8', path, begin)}"
         return ""
-    return _mistake_of_lines(source.text_key, begin.removeprefix(BOM).lstrip(), whole, messages, path)
+    return _mistake_of_lines(source, begin.removeprefix(BOM).lstrip(), whole, messages, path)
 
 
 def begin_of(path: str, size: int, compression: str) -> tuple[bytes, bool]:
@@ -152,12 +159,28 @@ def begin_of(path: str, size: int, compression: str) -> tuple[bytes, bool]:
     return data, True
 
 
-def _mistake_of_lines(text_key: str, begin: bytes, whole: bool, messages: bool, path: str) -> str:
+def _value(document: dict[str, Any], text_key: str, key: str) -> Any:
+    return None if key == text_key else field_at(document, key)
+
+
+def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -> str:
+    """What is mistaken about documents of a layout that cannot be read, and what to do."""
+    if layout.advice or not messages:
+        return f"its documents are no texts: {refused(layout) if layout.advice else instead_of_text(layout)}"
+    wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
+    return (
+        f"none of its first {looked_at} documents has {wanted}, as messages_format = {layout.name!r} wants: set messages_key to "
+        "the key that holds the messages, or messages_format to what the documents are"
+    )
+
+
+def _mistake_of_lines(source: Source, begin: bytes, whole: bool, messages: bool, path: str) -> str:
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
         return "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]' FILE > FILE.jsonl"
     if begin.split(b"\n", 1)[0].strip() == b"{":
         return "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
-    lines = begin.split(b"\n")
+    lines, text_key, fields = begin.split(b"\n"), source.text_key, Fields.of(source)
+    layouts: list[Layout] = []  # that are no texts, and not read
     longest: Counter[str] = Counter()
     kinds: Counter[str] = Counter()  # what stands in place of a text
     looked_at = undecodable = 0
@@ -174,19 +197,28 @@ def _mistake_of_lines(text_key: str, begin: bytes, whole: bool, messages: bool, 
             document = json.loads(line)
         except (ValueError, RecursionError):
             return ""
-        if not isinstance(document, dict) or (messages and MESSAGES in document):
+        if not isinstance(document, dict):
             return ""
-        if text_key in document:
-            kind = _KINDS_OF_VALUES.get(type(document[text_key]))
-            if kind is None:
+        text, value = field_at(document, text_key), partial(_value, document, text_key)
+        layout = fields.layout_of(value, text is not None)
+        if layout and (layout.advice or not messages or not fields.record(layout, value).keys() >= set(layout.needs)):
+            layouts.append(layout)
+        elif layout:
+            return ""
+        if text is not None or text_key in document:
+            kind = _KINDS_OF_VALUES.get(type(text))
+            if kind is not None:
+                kinds[kind] += 1
+            elif fields.format == "auto" or not messages:
                 return ""
-            kinds[kind] += 1
         for key, value in document.items():
             longest[key] += len(value) if isinstance(value, str) else 0
     if not looked_at or 0 < undecodable < looked_at or 0 < kinds.total() < looked_at:
         return ""
     if undecodable:
         return f"none of its first {looked_at} lines is UTF-8: {advice_on('invalid_utf8', path, begin)}"
+    if layouts and len(layouts) == looked_at:
+        return _of_layout(layouts[0], fields, messages, looked_at)
     if kinds:
         listed = " or ".join(kinds)
         return (

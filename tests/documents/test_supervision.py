@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from packprep.documents.supervision import MAX_SPANS, Conversation, conversation
 from packprep.errors import RecipeError
 from packprep.sources.formats import BAD_REASONS
+from packprep.sources.formats.batch import Supervision
+from packprep.sources.formats.fields import OLD_MESSAGES
 from tests.documents import chats_made as chats
 from tests.test_imports import imported_by
 
@@ -164,8 +166,8 @@ def test_a_lone_surrogate_in_a_message_is_rejected():
         ([*chats.turns("q", "a"), {"role": 3, "content": "a"}], "message 2"),
     ],
 )
-def test_bad_messages_are_rejected(messages, detail):
-    reason, found = marked(messages)
+def test_bad_messages_of_law_2_are_rejected(messages, detail):
+    reason, found = conversation(Supervision(None, None, {"messages": messages}, OLD_MESSAGES), chats.CHATML)
     assert reason == "bad_messages" and detail in found and found.isascii()
 
 

@@ -38,6 +38,12 @@ VALUES = {
         TEXTS,
     ),
     ("sources", "text_key"): (["body"], TEXTS),
+    ("sources", "messages_key"): (["dialog", "data.messages"], ["", *TEXTS]),
+    ("sources", "tools_key"): (["functions", "data.tools"], ["", *TEXTS]),
+    ("sources", "messages_format"): (
+        ["auto", "messages", "sharegpt", "prompt_completion", "alpaca"],
+        ["", "chosen", "Alpaca", *TEXTS],
+    ),
     ("sources", "repeat"): ([(2, 2.0), 0.001, 1e-9, (1000, 1000.0)], [0, 1e-300, -1, 1000.5, *NUMBERS]),
     ("sources", "share"): ([(1, 1.0), 0.5, 1e-9], [0, 0.0, 1e-300, 1.5, -1, *NUMBERS]),
     ("sources", "sample"): (

@@ -37,6 +37,7 @@ from packprep.sources.formats.batch import (
     Supervision,
 )
 from packprep.sources.formats.compressed import Decoders
+from packprep.sources.formats.fields import Fields
 
 __all__ = [
     "BAD_REASONS",
@@ -68,14 +69,16 @@ class FormatModule(Protocol):
     """What a format's file has."""
 
     def read(
-        self, part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, supervised: bool
+        self, part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, fields: Fields | None
     ) -> Iterator[Batch]:
         """The documents of a slice; see `formats.read`."""
 
     def pieces(self, path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> int | list[int]:
         """How many pieces a file has, or about how much each of them holds. Of formats of numbered documents alone."""
 
-    def line_decoder(self, text_key: str, supervised: bool) -> Callable[[bytes], str | Supervision | tuple[str, str]]:
+    def line_decoder(
+        self, text_key: str, fields: Fields | None
+    ) -> Callable[[bytes], str | Supervision | tuple[str, str]]:
         """A function from a line to its text, fields, or reason and detail. Of formats of lines alone, whose position is
         "byte"."""
 
@@ -233,7 +236,7 @@ def read(
     keep: Keep | None = None,
     batch_bytes: int = 4 << 20,
     decoders: Decoders | None = None,
-    supervised: bool = False,
+    fields: Fields | None = None,
 ) -> Iterator[Batch]:
     """The documents of a slice, in file order, in batches of about `batch_bytes`; no batch is empty.
 
@@ -241,8 +244,8 @@ def read(
     the lists of ids; "text": input_ids, or else tokens
     keep: which documents to decode; the others leave no trace. A Choice sees those of the piece before the slice, too
     decoders: what this process remembers between slices; it changes the speed only
-    supervised: give a document's loss_spans and messages, too; else these fields are not looked at, and so in a source of
-    tokens. A field that is the text_key is the text and nothing else
+    fields: give a document's loss_spans, messages and what else `fields.py` says, too; None: these are not looked at, and so
+    in a source of tokens. A field that is the text_key is the text and nothing else
     A position is the byte offset of a line (compressed: in the decompressed stream), a row number in the file, the number
     of a document in Megatron's index, or 0.
 
@@ -250,4 +253,4 @@ def read(
     a missing column. Memory: about `batch_bytes` and one document.
     """
     module = FORMATS[part.format].module
-    return module.read(part, text_key, keep, batch_bytes, decoders or Decoders(), supervised)
+    return module.read(part, text_key, keep, batch_bytes, decoders or Decoders(), fields)

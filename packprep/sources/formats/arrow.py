@@ -9,7 +9,7 @@ Folders that `datasets` writes with `save_to_disk` are such streams, and a state
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,8 +19,9 @@ import pyarrow as pa
 from packprep.errors import SourceError
 from packprep.sources.formats.batch import Batch, BatchBuilder, Choice, Keep, Slice, open_source
 from packprep.sources.formats.compressed import Decoders
+from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.table import (
-    RecordColumns,
+    Column,
     arrow_errors,
     check_block,
     find_columns,
@@ -54,7 +55,7 @@ def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) 
 
 
 def read(
-    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, supervised: bool
+    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, fields: Fields | None
 ) -> Iterator[Batch]:
     """The documents of a slice of a record batch; see `formats.read`."""
     with _opened(part.path, part.size) as file:
@@ -68,15 +69,15 @@ def read(
                 check_block(part.path, "a record batch", _largest_decompressed(file, offset), advice)
         # Mapped, so that only the pages of the columns that are read are touched.
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
-            columns = _columns(part, source, index, text_key, supervised)
+            columns = _columns(part, source, index, text_key, fields)
             low = 0 if isinstance(keep, Choice) else begin
-            columns = columns.of([_validated(column).slice(low, end - low) for column in columns.there()])
+            columns = {key: column.slice(low, end - low) for key, column in columns.items()}
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece])
             if part.format == "arrow_tokens":
-                yield from read_lists(part.file, columns.text, first + low, keep, batch_bytes, first + begin)
+                yield from read_lists(part.file, columns[text_key], first + low, keep, batch_bytes, first + begin)
                 return
-            yield from read_rows(batch, columns, first + low, keep, batch_bytes, first + begin)
+            yield from read_rows(batch, columns, text_key, fields, first + low, keep, batch_bytes, first + begin)
             yield from batch.take()
 
 
@@ -85,36 +86,44 @@ def bytes_per_token(part: Slice, text_key: str) -> float | None:
     with _opened(part.path, part.size) as file:
         index = _index(file, part.size)
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
-            lengths = list_lengths(_columns(part, source, index, text_key, False).text)
+            lengths = list_lengths(_columns(part, source, index, text_key, None)[text_key])
     begin = index.offsets[part.piece]
     end = min((offset for offset in index.offsets if offset > begin), default=part.size)
     return (end - begin) / int(lengths.sum()) if lengths.any() else None
 
 
-def _columns(part: Slice, source: pa.NativeFile, index: BatchIndex, text_key: str, supervised: bool) -> RecordColumns:
+def _columns(
+    part: Slice, source: pa.NativeFile, index: BatchIndex, text_key: str, fields: Fields | None
+) -> dict[str, pa.Array]:
+    """Key → what lies there in the part's record batch."""
     source.seek(0)  # of a URL it is one with the file that the index was read from
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
     if part.format == "arrow_tokens":
-        columns = RecordColumns(find_token_column(part.path, schema, text_key))
+        columns = {text_key: Column(find_token_column(part.path, schema, text_key))}
     else:
-        columns = find_columns(part.path, schema, text_key, supervised)
-    wanted = columns.there()
+        columns = find_columns(part.path, schema, text_key, fields)
+    wanted = sorted({column.number for column in columns.values()})
+    arrays = [_validated(array) for array in _arrays(part.piece, source, index, schema, wanted)]
+    return {key: column.of(arrays[wanted.index(column.number)]) for key, column in columns.items()}
+
+
+def _arrays(
+    piece: int, source: pa.NativeFile, index: BatchIndex, schema: pa.Schema, wanted: Sequence[int]
+) -> list[pa.Array]:
+    """Some columns of a record batch."""
     if index.is_stream and not index.dictionaries:
-        source.seek(index.offsets[part.piece])
+        source.seek(index.offsets[piece])
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
-        return columns.of([batch.column(i) for i in wanted])
-    only_wanted = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
-    in_order = [sorted(wanted).index(i) for i in wanted]
+        return [batch.column(i) for i in wanted]
+    only_wanted = pa.ipc.IpcReadOptions(included_fields=list(wanted), use_threads=False)
     if not index.is_stream:
-        batch = pa.ipc.open_file(source, options=only_wanted).get_batch(part.piece)
-        return columns.of([batch.column(i) for i in in_order])
+        return list(pa.ipc.open_file(source, options=only_wanted).get_batch(piece).columns)
     # Dictionaries before the batch belong to it, so all that precedes it is gone through (nothing of it is copied).
     source.seek(0)
     reader = pa.ipc.open_stream(source, options=only_wanted)
-    for _ in range(part.piece):
+    for _ in range(piece):
         reader.read_next_batch()
-    batch = reader.read_next_batch()
-    return columns.of([batch.column(i) for i in in_order])
+    return list(reader.read_next_batch().columns)
 
 
 def _validated(column: pa.Array) -> pa.Array:

@@ -5,7 +5,7 @@ wherever that lies. In a compressed file a byte lies in the step that it came ou
 
 Almost every line takes a fast path: msgspec decodes the one field of many lines and skips the rest. Only lines that it
 refuses are looked at again by Python's own decoder, which finds the reason, or takes what msgspec is too strict about
-(a lone surrogate in another field; a repeated key whose last value counts), and lines with loss_spans or messages.
+(a lone surrogate in another field; a repeated key whose last value counts), and lines with loss_spans or a layout (fields.py).
 
 Checking what a decoder skips (is it UTF-8? how deep does it nest?) costs as much as decoding. Where a file's other fields
 are few and short, they are decoded, too: a record whose keys are all known, with a string or a number at each, has nothing
@@ -16,7 +16,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn
 
@@ -27,7 +27,6 @@ from packprep.errors import SourceError
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import (
     LOSS_SPANS,
-    MESSAGES,
     SURROGATE,
     Batch,
     BatchBuilder,
@@ -41,6 +40,7 @@ from packprep.sources.formats.batch import (
     too_large,
 )
 from packprep.sources.formats.compressed import AT_ONCE_BYTES, Block, Cursor, Decoders
+from packprep.sources.formats.fields import Fields, field_at, refused
 
 # How deep decoders can go depends on the version of Python and on the depth of the caller: a limit of our own, far
 # below theirs, keeps one line's fate the same everywhere.
@@ -54,15 +54,17 @@ Outcome = str | Supervision | tuple[str, str]  # a text, the fields of a supervi
 
 
 @lru_cache(maxsize=64)
-def line_decoder(text_key: str, supervised: bool = False) -> Callable[[bytes], Outcome]:
+def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes], Outcome]:
     """A function from one line, without its end, to its text or to (reason, detail); it never raises.
 
-    supervised: of a line with loss_spans or messages it gives the fields, as `Supervision`, by the exact way: its messages
-    take longer to render anyway.
+    fields: of a line with loss_spans or a layout it gives these, as `Supervision`, by the exact way: its messages take longer
+    to render anyway. None: they are not looked at.
     """
-    names = [name for name in (LOSS_SPANS, MESSAGES) if supervised and name != text_key]
+    names = fields.beside_text(text_key) if fields else []
     decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
     fast, others = decoder.decode if decoder else _refuse, [attrgetter(f"field{i}") for i in range(len(names))]
+    if fields and fields.format != "auto":
+        fast = _refuse
 
     def decode(line: bytes) -> Outcome:
         try:
@@ -70,13 +72,13 @@ def line_decoder(text_key: str, supervised: bool = False) -> Callable[[bytes], O
             text: str = record.text
             nests = len(line) - len(text) >= MIN_NESTED_BYTES and nested_too_deep(line)
             if nests or any(get(record) for get in others):
-                return decode_slowly(line, text_key, supervised)
+                return decode_slowly(line, text_key, fields)
             # msgspec does not look at the UTF-8 of what it skips.
             if not line.isascii():
                 line.decode()
             return text
         except (ValueError, msgspec.MsgspecError, RecursionError):
-            return decode_slowly(line, text_key, supervised)
+            return decode_slowly(line, text_key, fields)
 
     return decode
 
@@ -103,12 +105,12 @@ def _refuse(_: object) -> NoReturn:
     raise ValueError
 
 
-def _integer(digits: str) -> int:
+def read_integer(digits: str) -> int:
     """One that is too long to be read is as far beyond any text: ±2⁶⁴."""
     return int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
 
 
-def decode_slowly(line: bytes, text_key: str, supervised: bool = False) -> Outcome:
+def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> Outcome:
     """What `line_decoder` gives, of any line, and exact about the reason."""
     try:
         source = line.decode()
@@ -118,28 +120,38 @@ def decode_slowly(line: bytes, text_key: str, supervised: bool = False) -> Outco
         return "malformed_json", f"nested deeper than {MAX_NESTING} levels"
     try:
         # Numbers are not read where none is needed: Python refuses very long ones.
-        read_int, read_float = (_integer, float) if supervised else (len, len)
+        read_int, read_float = (read_integer, float) if fields else (len, len)
         record = json.loads(source, parse_constant=_refuse, parse_int=read_int, parse_float=read_float)
     except ValueError:
         return "malformed_json", f"not JSON; the line begins {ascii(source[:60])}"
     if not isinstance(record, dict):
         return "malformed_json", f"the line is {_kind(record)}, not an object"
-    spans = messages = None
-    if supervised:
-        spans, messages = (None if name == text_key else record.get(name) for name in (LOSS_SPANS, MESSAGES))
-        if messages is not None and record.get(text_key) is None:
-            return Supervision(None, spans, {MESSAGES: messages}, MESSAGES)
-    if text_key not in record:
+    value, text = partial(_value, record, text_key), field_at(record, text_key)
+    spans = layout = None
+    if fields:
+        spans = value(LOSS_SPANS)
+        layout = fields.layout_of(value, text is not None or spans is not None)
+        if layout and layout.advice:
+            return "bad_messages", refused(layout)
+        if layout and (text is None or fields.format != "auto"):
+            return Supervision(None, spans, fields.record(layout, value), layout.name)
+    if text is None and text_key not in record:
         keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
         return "missing_text", f"no key {ascii(text_key[:40])}; the line's keys are: {keys or 'none'}"
-    text = record[text_key]
     if not isinstance(text, str):
         return "not_a_string", f"the value of {ascii(text_key[:40])} is {_kind(text)}"
     if found := SURROGATE.search(text):
         return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
-    if messages is not None:
-        return Supervision(text, spans, {MESSAGES: messages}, MESSAGES)
-    return text if spans is None else Supervision(text, spans)
+    if fields and layout:
+        return Supervision(text, spans, fields.record(layout, value), layout.name)
+    if fields is None or spans is None:
+        return text
+    return Supervision(text, spans, fields.of_text(value))
+
+
+def _value(record: dict[str, Any], text_key: str, key: str) -> Any:
+    """What a record has at a key that is not the text's."""
+    return None if key == text_key else field_at(record, key)
 
 
 def _kind(value: object) -> str:
@@ -178,17 +190,18 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def block_decoder(
-    text_key: str, supervised: bool = False
+    text_key: str, fields: Fields | None = None
 ) -> Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]:
     """A function from n lines to their n texts, or to None: look at them one by one.
 
     It takes data, starts: int64[n], sizes: int64[n]: line i is data[starts[i] : starts[i] + sizes[i]], and nothing but
-    blank lines lies between two lines. None is given if any line has no text, or a size of −1, or, where `supervised`,
-    loss_spans or messages.
+    blank lines lies between two lines. None is given if any line has no text, or a size of −1, or some of the `fields`.
     """
-    fields = [name for name in (LOSS_SPANS, MESSAGES) if supervised and name != text_key]
-    skipping = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in fields))
-    getters = [attrgetter(f"field{i}") for i in range(len(fields))]
+    names = fields.beside_text(text_key) if fields else []
+    skipping = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
+    getters = [attrgetter(f"field{i}") for i in range(len(names))]
+    if fields and fields.format != "auto":
+        skipping = None
     whole: msgspec.json.Decoder[Any] | None = None
     has_learnt = False
 
@@ -206,7 +219,7 @@ def block_decoder(
         block = memoryview(data)[starts[0] : starts[-1] + sizes[-1]]
         if not has_learnt:
             some = zip(starts[:_LEARNT_LINES].tolist(), sizes[:_LEARNT_LINES].tolist(), strict=True)
-            whole = _whole_decoder(text_key, fields, [data[start : start + size] for start, size in some])
+            whole = _whole_decoder(text_key, names, [data[start : start + size] for start, size in some])
             has_learnt = True
         if whole is not None:
             try:
@@ -297,13 +310,13 @@ def read(
     keep: Keep | None,
     batch_bytes: int,
     decoders: Decoders,
-    supervised: bool,
-    line: Callable[[str, bool], Callable[[bytes], Outcome]] = line_decoder,
-    block: Callable[[str, bool], Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]] = block_decoder,
+    fields: Fields | None,
+    line: Callable[[str, Fields | None], Callable[[bytes], Outcome]] = line_decoder,
+    block: Callable[[str, Fields | None], Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]] = block_decoder,
 ) -> Iterator[Batch]:
     """The documents of a slice of a line file, compressed or not; see `formats.read`. line, block: what decodes one line, and
     many, of another format of lines: as `line_decoder` and `block_decoder`."""
-    decode_block, batch = block(text_key, supervised), BatchBuilder(part.file)
+    decode_block, batch = block(text_key, fields), BatchBuilder(part.file)
     for lines in _part_lines(part, keep, decoders):
         all_wanted = keep is None
         if not all_wanted:
@@ -317,7 +330,7 @@ def read(
         if texts is not None:
             yield from batch.extend(lines.positions, texts, lines.sizes, batch_bytes)
         else:
-            yield from _add_one_by_one(batch, lines, line(text_key, supervised), batch_bytes)
+            yield from _add_one_by_one(batch, lines, line(text_key, fields), batch_bytes)
     yield from batch.take()
 
 

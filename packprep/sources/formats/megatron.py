@@ -36,6 +36,7 @@ from packprep.sources.formats.batch import (
     too_many_tokens,
 )
 from packprep.sources.formats.compressed import Decoders
+from packprep.sources.formats.fields import Fields
 from packprep.storage import is_url, locate
 
 _MAGIC = b"MMIDIDX\0\0"
@@ -103,7 +104,7 @@ def _runs(index: Index, size: int, piece_bytes: int) -> int:
 
 
 def read(
-    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, supervised: bool
+    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, fields: Fields | None
 ) -> Iterator[Batch]:
     """The documents of a slice of a run; see `formats.read`."""
     with _opened(part.path, part.size) as (index_file, ids_file):

@@ -19,12 +19,13 @@ from packprep.sources.formats.batch import (
     open_source,
 )
 from packprep.sources.formats.compressed import Decoders
+from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.table import (
     COLUMNS,
     REPEATED_BYTES,
     SLICE_LISTS,
     SLICE_ROWS,
-    RecordColumns,
+    Column,
     arrow_errors,
     check_block,
     find_columns,
@@ -58,16 +59,16 @@ def bytes_per_token(part: Slice, text_key: str) -> float:
 
 
 def read(
-    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, supervised: bool
+    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, fields: Fields | None
 ) -> Iterator[Batch]:
     """The documents of a slice of a row group; see `formats.read`."""
     with _opened(part.path, part.size) as (source, file):
         tokens = part.format == "parquet_tokens"
         if tokens:
-            columns = RecordColumns(find_token_column(part.path, file.schema_arrow, text_key))
+            columns = {text_key: Column(find_token_column(part.path, file.schema_arrow, text_key))}
         else:
-            columns = find_columns(part.path, file.schema_arrow, text_key, supervised)
-        names = [file.schema_arrow.names[i] for i in columns.there()]
+            columns = find_columns(part.path, file.schema_arrow, text_key, fields)
+        names = list(dict.fromkeys(column.name(file.schema_arrow) for column in columns.values()))
         groups = _groups(file, part.piece + 1)
         first = sum(group.num_rows for group in groups[:-1])
         begin, end = part.range(groups[-1].num_rows)
@@ -82,12 +83,13 @@ def read(
         for rows in file.iter_batches(rows_at_once, row_groups=[part.piece], columns=names, use_threads=False):
             low, high = 0 if isinstance(keep, Choice) else max(begin - row, 0), min(end - row, rows.num_rows)
             if low < high:
-                values = columns.of([rows.column(name).slice(low, high - low) for name in names])
+                table = rows.slice(low, high - low)
+                values = {key: c.of(table.column(file.schema_arrow.names[c.number])) for key, c in columns.items()}
                 at = first + row + low
                 if tokens:
-                    yield from read_lists(part.file, values.text, at, keep, batch_bytes, first + begin)
+                    yield from read_lists(part.file, values[text_key], at, keep, batch_bytes, first + begin)
                 else:
-                    yield from read_rows(batch, values, at, keep, batch_bytes, first + begin)
+                    yield from read_rows(batch, values, text_key, fields, at, keep, batch_bytes, first + begin)
             row += rows.num_rows
             if row >= end:
                 break

@@ -1,9 +1,9 @@
 """Rows of Arrow columns → documents: of texts, or of lists of token ids; what Parquet and Arrow files have in common."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,69 +29,121 @@ from packprep.sources.formats.batch import (
     too_large,
     too_many_tokens,
 )
+from packprep.sources.formats.fields import LAYOUTS, Fields, Layout, instead_of_text, refused, without_nulls
 
 SLICE_ROWS = 1 << 14  # rows that are looked at together
 REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
 MAX_BLOCK_BYTES = 256 << 20  # what has to be decoded at once: a page, or a compressed record batch's largest buffer
 
 
-class RecordColumns(NamedTuple):
-    """A value for each of a file's columns that are read; None: the file has none, or nobody asked for it."""
+class Column(NamedTuple):
+    """Where a file's schema has a key: the number of a column, and the names of the fields in it, in which it lies."""
 
-    text: Any
-    loss_spans: Any = None
-    messages: Any = None
+    number: int
+    inside: tuple[str, ...] = ()
 
-    def there(self) -> list[Any]:
-        """The values that are there."""
-        return [value for value in self if value is not None]
+    def name(self, schema: pa.Schema) -> str:
+        """What Parquet's readers call it."""
+        return ".".join((schema.names[self.number], *self.inside))
 
-    def of(self, values: Sequence[Any]) -> "RecordColumns":
-        """These columns with other values, in the order of `there`."""
-        given = iter(values)
-        return RecordColumns(*(None if value is None else next(given) for value in self))
+    def of(self, values: pa.Array) -> pa.Array:
+        """What lies at the key, of the values of the column."""
+        for name in self.inside:
+            values = pc.struct_field(values, [name])
+        return values
 
 
-def find_columns(path: str, schema: pa.Schema, text_key: str, supervised: bool) -> RecordColumns:
-    """The indices of the columns that are read. SourceError unless each is there at most once, and the text or messages is.
+def find_columns(path: str, schema: pa.Schema, text_key: str, fields: Fields | None) -> dict[str, Column]:
+    """Key → column, of all that is read of a file, text_key among them where its texts are.
 
-    Without `supervised` the text is all.
+    fields: None: the text is all. SourceError unless each column is there at most once, and the text or a layout is.
     """
-    if not supervised:
-        return RecordColumns(check_text_column(path, schema, text_key))
-    found = []
-    for name in (LOSS_SPANS, MESSAGES):
-        indices = schema.get_all_field_indices(name) if name != text_key else []
-        if len(indices) > 1:
-            raise SourceError(
-                f"{path}: {len(indices)} columns named {name!r}. Write the file with one, or set documents.loss_spans = "
-                '"ignore".'
-            )
-        found.append(indices[0] if indices else None)
-    if found[1] is not None and text_key not in schema.names:
-        return RecordColumns(None, *found)
-    return RecordColumns(check_text_column(path, schema, text_key), *found)
+    if fields is None:
+        return {text_key: _text_column(path, schema, text_key)}
+    spans, messages = (_column(path, schema, key, text_key) for key in (LOSS_SPANS, fields.messages_key))
+    found = {key: at for key, at in ((LOSS_SPANS, spans), (fields.messages_key, messages)) if at}
+    text = fields.format == "auto" and _place(schema, text_key)
+    if fields.law < 3:
+        return found if messages and not text else {text_key: _text_column(path, schema, text_key), **found}
+
+    def there(layout: Layout) -> bool:
+        return all(_column(path, schema, fields.key_of(field), text_key) for field in layout.needs)
+
+    layouts = [layout for layout in LAYOUTS if fields.format in ("auto", layout.name) and there(layout)]
+    if text:
+        layouts = [layout for layout in layouts if layout.needs == (MESSAGES,)]
+        found[text_key] = _text_column(path, schema, text_key)
+    elif not any(not layout.advice for layout in layouts):
+        raise _no_layout(path, schema, text_key, fields, layouts)
+    names = [name for layout in layouts for name in (*layout.needs, *layout.may_have)]
+    for key in map(fields.key_of, [*names, *(["weight"] if spans else [])]):
+        if at := _column(path, schema, key, text_key):
+            found[key] = at
+    return found
 
 
-def check_text_column(path: str, schema: pa.Schema, text_key: str) -> int:
-    """The index of the column `text_key`; SourceError unless it exists once and holds strings or bytes.
+def _no_layout(path: str, schema: pa.Schema, text_key: str, fields: Fields, layouts: list[Layout]) -> SourceError:
+    """The error of a file with neither a text nor a layout that is read. layouts: those that it has, which are not read."""
+    names = ", ".join(map(repr, schema.names[:50])) or "none"
+    if layouts:
+        return SourceError(f"{path}: {refused(layouts[0])}. Its columns are: {names}.")
+    if fields.format != "auto":
+        layout = next(layout for layout in LAYOUTS if layout.name == fields.format)
+        wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
+        return SourceError(
+            f"{path}: messages_format = {fields.format!r} wants columns named {wanted}; the columns are: {names}. Set "
+            "messages_key to the one that holds the messages, or messages_format to what the file has."
+        )
+    return _text_missing(path, schema, text_key, "no column")
+
+
+def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | None:
+    """Where a schema has a key that is not the text's."""
+    if key == text_key:
+        return None
+    if (count := len(schema.get_all_field_indices(key))) > 1:
+        raise SourceError(
+            f'{path}: {count} columns named {key!r}. Write the file with one, or set documents.loss_spans = "ignore".'
+        )
+    return _place(schema, key)
+
+
+def _place(schema: pa.Schema, key: str) -> Column | None:
+    """Where a schema has a key, "a.b" of b in a column a of objects, too; None: nowhere."""
+    index = schema.get_field_index(key)
+    if index >= 0 or "." not in key:
+        return Column(index) if index >= 0 else None
+    first, rest = key.split(".", 1)
+    index = schema.get_field_index(first)
+    if index < 0 or not pa.types.is_struct(schema.field(index).type):
+        return None
+    inner = _place(pa.schema(list(schema.field(index).type)), rest)
+    return inner and Column(index, (schema.field(index).type.field(inner.number).name, *inner.inside))
+
+
+def _text_column(path: str, schema: pa.Schema, text_key: str) -> Column:
+    """Where a schema has the texts; SourceError unless it has them once, and they are strings or bytes.
 
     A column of nothing but nulls is accepted: each of its rows is a reject.
     """
-    found = schema.get_all_field_indices(text_key)
-    if len(found) != 1:
-        problem = "no column" if not found else f"{len(found)} columns"
-        names = ", ".join(map(repr, schema.names[:50])) or "none"
-        raise SourceError(
-            f"{path}: {problem} named {text_key!r}; the columns are: {names}. "
-            f"Set text_key to the one that holds the text."
-        )
-    kind = schema.field(found[0]).type
+    place, count = _place(schema, text_key), len(schema.get_all_field_indices(text_key))
+    if place is None:
+        raise _text_missing(path, schema, text_key, f"{count} columns" if count else "no column")
+    kind = schema.field(place.number).type
+    for name in place.inside:
+        kind = kind.field(name).type
     if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
         raise SourceError(
             f"{path}: the column {text_key!r} holds {kind}, not strings. Set text_key to the one that holds the text."
         )
-    return found[0]
+    return place
+
+
+def _text_missing(path: str, schema: pa.Schema, text_key: str, problem: str) -> SourceError:
+    names = ", ".join(map(repr, schema.names[:50])) or "none"
+    there = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
+    advice = "Set text_key to the one that holds the text." if there is None else f"But {instead_of_text(there)}."
+    return SourceError(f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}")
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -128,7 +180,9 @@ def arrow_errors(path: str, what: str) -> Iterator[None]:
 
 def read_rows(
     batch: BatchBuilder,
-    columns: RecordColumns,
+    columns: Mapping[str, pa.Array],
+    text_key: str,
+    fields: Fields | None,
     first: int,
     keep: Keep | None,
     batch_bytes: int,
@@ -138,38 +192,53 @@ def read_rows(
 
     first: position of the columns' first row in the file; those before `wanted_from` are there for `keep` to see
     """
-    n_rows = len(columns.there()[0])
-    at_once = _rows_at_once(columns.text)
+    n_rows = len(next(iter(columns.values())))
+    text = columns.get(text_key)
+    at_once = _rows_at_once(text)
     for begin in range(0, n_rows, at_once):
-        _, *others = columns.of([column.slice(begin, at_once) for column in columns.there()])
-        rows = pa.nulls(n_rows, pa.string()) if columns.text is None else columns.text
-        rows = rows.slice(begin, at_once)
+        rows = (pa.nulls(n_rows, pa.string()) if text is None else text).slice(begin, at_once)
+        others = {key: column.slice(begin, at_once) for key, column in columns.items() if key != text_key}
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
-        wanted = kept(keep, batch.file, positions, partial(_sizes, rows, others[-1])) & (positions >= wanted_from)
-        if rows.type in (pa.string_view(), pa.binary_view()):
-            rows = rows.cast(pa.large_binary())  # pyarrow filters no views
+        counted = [others[key] for key in fields.counted() if key in others] if fields else []
+        wanted = kept(keep, batch.file, positions, partial(_sizes, rows, counted)) & (positions >= wanted_from)
+        rows, *values = map(_without_views, (rows, *others.values()))
         if not wanted.all():
             mask = pa.array(wanted)
-            positions, rows = positions[wanted], rows.filter(mask)
-            others = [column if column is None else column.filter(mask) for column in others]
+            positions, rows, values = positions[wanted], rows.filter(mask), [column.filter(mask) for column in values]
         if pa.types.is_dictionary(rows.type):
             rows = rows.dictionary_decode()
         if pa.types.is_null(rows.type):
             rows = rows.cast(pa.string())
-        yield from _add_rows(batch, rows.cast(pa.large_binary()), others, positions, batch_bytes)
+        beside = dict(zip(others, values, strict=True))
+        yield from _add_rows(batch, rows.cast(pa.large_binary()), beside, fields, positions, batch_bytes)
 
 
-def _sizes(rows: pa.Array, messages: pa.Array | None) -> np.ndarray:
-    """int64[n]: the bytes of each text; where it is null, how many messages there are."""
-    if pa.types.is_dictionary(rows.type):
-        sizes = pc.binary_length(rows.dictionary.cast(pa.large_binary())).take(rows.indices)
-    elif pa.types.is_null(rows.type):
-        sizes = pa.nulls(len(rows), pa.int64())
+def _without_views(column: pa.Array) -> pa.Array:
+    """The column as pyarrow can filter it."""
+    return column.cast(pa.large_binary()) if column.type in (pa.string_view(), pa.binary_view()) else column
+
+
+def _sizes(rows: pa.Array, counted: Sequence[pa.Array]) -> np.ndarray:
+    """int64[n]: the bytes of each text; where it is null, the bytes of texts and the items of lists in other columns."""
+    others = pa.array(sum((_lengths(column) for column in counted), np.zeros(len(rows), np.int64)))
+    if pa.types.is_null(rows.type):
+        return others.to_numpy(zero_copy_only=False)
+    sizes = pc.if_else(rows.is_null(), others, pa.array(_lengths(rows)))
+    return sizes.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _lengths(column: pa.Array) -> np.ndarray:
+    """int64[n]: the bytes of texts or the items of lists; 0 of null and of all else."""
+    if pa.types.is_dictionary(column.type):
+        of_values = pa.array(_lengths(column.dictionary))
+        lengths = of_values.take(column.indices)
+    elif _is_list(column.type):
+        lengths = pc.list_value_length(column)
+    elif _is_text(column.type) and not pa.types.is_null(column.type):
+        lengths = pc.binary_length(column.cast(pa.large_binary()))
     else:
-        sizes = pc.binary_length(rows.cast(pa.large_binary()))
-    if messages is not None and _is_list(messages.type):
-        sizes = pc.coalesce(sizes.cast(pa.int64()), pc.list_value_length(messages).cast(pa.int64()))
-    return sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.zeros(len(column), np.int64)
+    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -187,13 +256,14 @@ def _rows_at_once(text: pa.Array | None) -> int:
 def _add_rows(
     batch: BatchBuilder,
     rows: pa.LargeBinaryArray,
-    fields: Sequence[Any],
+    beside: Mapping[str, pa.Array],
+    fields: Fields | None,
     positions: np.ndarray,
     batch_bytes: int,
 ) -> Iterator[Batch]:
-    """Adds rows of texts; fields: their loss_spans and messages, as far as there are such columns."""
-    if rows.null_count or not len(rows) or any(column is not None for column in fields):
-        yield from _add_one_by_one(batch, rows, fields, positions, batch_bytes)
+    """Adds rows of texts. beside: the other columns that are read, by key."""
+    if rows.null_count or not len(rows) or beside:
+        yield from _add_one_by_one(batch, rows, beside, fields, positions, batch_bytes)
         return
     sizes = pc.binary_length(rows).to_numpy()
     for some in slices(sizes, batch_bytes):
@@ -201,7 +271,7 @@ def _add_rows(
         if texts is not None:
             yield from batch.extend(positions[some], texts, sizes[some], batch_bytes)
         else:
-            yield from _add_one_by_one(batch, rows[some], fields, positions[some], batch_bytes)
+            yield from _add_one_by_one(batch, rows[some], {}, fields, positions[some], batch_bytes)
 
 
 def _texts(rows: pa.LargeBinaryArray, sizes: np.ndarray) -> list[str] | None:
@@ -218,7 +288,8 @@ def _texts(rows: pa.LargeBinaryArray, sizes: np.ndarray) -> list[str] | None:
 def _add_one_by_one(
     batch: BatchBuilder,
     rows: pa.LargeBinaryArray,
-    fields: Sequence[Any],
+    beside: Mapping[str, pa.Array],
+    fields: Fields | None,
     positions: np.ndarray,
     batch_bytes: int,
 ) -> Iterator[Batch]:
@@ -227,22 +298,45 @@ def _add_one_by_one(
         if size is not None and size > limits.MAX_DOCUMENT_BYTES:
             batch.reject(position, *too_large(size))
         else:
-            try:
-                text = None if size is None else rows[i].as_buffer().to_pybytes().decode()
-                spans, messages = (None if c is None or not c[i].is_valid else c[i].as_py() for c in fields)
-            except UnicodeDecodeError as error:
-                batch.reject(position, *invalid_utf8(error, "messages" if size is None else "text"))
+            found = _document(rows, beside, fields, i)
+            if isinstance(found, tuple):
+                batch.reject(position, *found)
             else:
-                if messages is not None or (text is not None and spans is not None):
-                    n_bytes = fields[1].slice(i, 1).nbytes if size is None else size
-                    record = {} if messages is None else {MESSAGES: messages}
-                    batch.add(position, Supervision(text, spans, record, MESSAGES if record else ""), n_bytes)
-                elif text is None:
-                    batch.reject(position, "not_a_string", "the value is null")
-                else:
-                    batch.add(position, text, size)
+                of_layout = size is None or isinstance(found, Supervision) and found.text is None
+                n_bytes = sum(c.slice(i, 1).nbytes for c in beside.values()) if of_layout else size
+                batch.add(position, found, n_bytes)
         if batch.bytes >= batch_bytes:
             yield from batch.take()
+
+
+def _document(
+    rows: pa.LargeBinaryArray, beside: Mapping[str, pa.Array], fields: Fields | None, i: int
+) -> str | Supervision | tuple[str, str]:
+    """What a row says, as `jsonl.line_decoder` gives it of a line."""
+    at = "text"
+    try:
+        text = rows[i].as_buffer().to_pybytes().decode() if rows[i].is_valid else None
+        record = {}
+        for key, column in beside.items():
+            at = "text" if text is not None else ascii(key[:40])[1:-1]
+            if column[i].is_valid:
+                value = column[i].as_py()
+                record[key] = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+        return invalid_utf8(error, at)
+    if fields is None:
+        return ("not_a_string", "the value is null") if text is None else text
+    if fields.law > 2:
+        record = without_nulls(record)
+    spans, value_at = record.get(LOSS_SPANS), record.get
+    layout = fields.layout_of(value_at, text is not None or spans is not None)
+    if layout and layout.advice:
+        return "bad_messages", refused(layout)
+    if layout:
+        return Supervision(text, spans, fields.record(layout, value_at), layout.name)
+    if text is None:
+        return "not_a_string", "the value is null"
+    return text if spans is None else Supervision(text, spans, fields.of_text(value_at))
 
 
 SLICE_LISTS = 1 << 16  # rows that are looked at together

@@ -16,13 +16,14 @@ from packprep.sources.formats.batch import (
     too_large,
 )
 from packprep.sources.formats.compressed import Decoders, decompressed
+from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import BOM
 
 _STEP_BYTES = 1 << 20  # how a compressed text file is cut does not matter: all of it is read
 
 
 def read(
-    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, supervised: bool
+    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, fields: Fields | None
 ) -> Iterator[Batch]:
     """The document of a text file, compressed or not; see `formats.read`. An empty file is the text ""."""
     begin, end = part.range(1)

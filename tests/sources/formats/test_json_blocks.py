@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import BatchBuilder
+from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import MAX_NESTING, block_decoder, line_decoder
 from tests.sources.formats.parts import part_of, read_all, write
 
@@ -77,19 +78,19 @@ def in_a_block(lines, end=b"\n"):
 @settings(max_examples=400, deadline=None)
 @given(
     st.lists(st.lists(good_lines, min_size=1, max_size=6) | st.lists(good_lines | odd_lines, min_size=1, max_size=6)),
-    st.booleans(),
+    st.sampled_from([None, Fields(), Fields(law=3), Fields("data.messages", law=3), Fields(format="alpaca", law=3)]),
     st.sampled_from(["text", "id", 'a"b']),
 )
-def test_a_block_gives_what_its_lines_give_or_nothing(blocks, supervised, text_key):
+def test_a_block_gives_what_its_lines_give_or_nothing(blocks, fields, text_key):
     """One decoder for all blocks, so that what it learnt from one is used on the others."""
-    decode, decode_line = block_decoder(text_key, supervised), line_decoder(text_key, supervised)
+    decode, decode_line = block_decoder(text_key, fields), line_decoder(text_key, fields)
     for lines in blocks:
         texts = decode(*in_a_block(lines))
         if texts is not None:
             assert texts == [decode_line(line) for line in lines]
 
 
-@pytest.mark.parametrize("supervised", [False, True])
+@pytest.mark.parametrize("fields", [None, Fields(), Fields("data.messages", law=3)])
 @pytest.mark.parametrize(
     "lines",
     [
@@ -102,9 +103,9 @@ def test_a_block_gives_what_its_lines_give_or_nothing(blocks, supervised, text_k
         [b'{"text": "a"}\r', b'{"text": "b"}\r'],
     ],
 )
-def test_good_lines_are_decoded_together(lines, supervised):
+def test_good_lines_are_decoded_together(lines, fields):
     """The fast way is taken: else the equality above could hold for a decoder that gives nothing."""
-    decode = block_decoder("text", supervised)
+    decode = block_decoder("text", fields)
     for _ in range(2):
         assert decode(*in_a_block(lines)) == [line_decoder("text")(line) for line in lines]
         assert decode(*in_a_block(lines, b"\n \t\r\n\n")) == [line_decoder("text")(line) for line in lines]

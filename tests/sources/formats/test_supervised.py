@@ -12,11 +12,13 @@ from packprep.documents.supervision import Conversation, conversation, supervise
 from packprep.errors import RecipeError, SourceError
 from packprep.sources.formats import read
 from packprep.sources.formats.batch import Supervision
+from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import decode_slowly, line_decoder
 from tests.documents import chats_made as chats
 from tests.sources.formats.parts import part_of, read_all, write
 
-decode = line_decoder("text", True)
+FIELDS = Fields()
+decode = line_decoder("text", FIELDS)
 CHAT = conversation(chats.said(chats.turns("q", "né 🙂")), chats.CHATML)
 
 RECORDS = [
@@ -84,7 +86,7 @@ WRITERS = {
 }
 
 
-def rows(path, records, template=chats.CHATML, supervised=True, **options):
+def rows(path, records, template=chats.CHATML, fields=FIELDS, **options):
     """([(record's number, text, conversation)], [(record's number, reason)]) of a file with these records."""
     part = part_of(path)
     at = {}
@@ -93,7 +95,7 @@ def rows(path, records, template=chats.CHATML, supervised=True, **options):
         at[position if part.format == "jsonl" else i] = i
         position += len(json.dumps(record, ensure_ascii=False).encode()) + 1
     documents, rejects = [], []
-    for batch in read(part, "text", supervised=supervised, **options):
+    for batch in read(part, "text", fields=fields, **options):
         batch, conversations = supervise(batch, template)
         numbers = [at[p] for p in batch.positions.tolist()]
         documents += (
@@ -128,7 +130,7 @@ def test_documents_that_are_not_kept_leave_no_trace(tmp_path, writer):
 @pytest.mark.parametrize("writer", WRITERS)
 def test_fields_that_nobody_asks_for_are_not_looked_at(tmp_path, writer):
     path = WRITERS[writer](tmp_path, RECORDS)
-    documents, rejects = rows(path, RECORDS, supervised=False)
+    documents, rejects = rows(path, RECORDS, fields=None)
     assert [(i, text) for i, text, _ in documents] == [
         (i, r["text"]) for i, r in enumerate(RECORDS) if r.get("text") is not None
     ]
@@ -149,7 +151,7 @@ def test_a_file_may_have_messages_alone(tmp_path, kind):
     given = pa.table({"messages": pa.array([chats.turns("q", "né 🙂"), None, []], MESSAGES)})
     path = tmp_path / f"a.{kind}"
     pq.write_table(given, path) if kind == "parquet" else arrow(path, given)
-    batch, conversations = supervise(next(read(part_of(path), "text", supervised=True)), chats.CHATML)
+    batch, conversations = supervise(next(read(part_of(path), "text", fields=Fields())), chats.CHATML)
     assert conversations == {0: CHAT} and batch.texts == [CHAT.text]
     assert [(r.position, r.reason) for r in batch.rejects] == [(1, "not_a_string"), (2, "bad_messages")]
     with pytest.raises(SourceError, match="no column named 'text'"):
@@ -159,7 +161,7 @@ def test_a_file_may_have_messages_alone(tmp_path, kind):
 def test_columns_of_another_type_are_rejects_of_the_rows_that_use_them(tmp_path):
     given = pa.table({"text": ["a", "b", None], "messages": [None, 3, 4], "loss_spans": [None, None, None]})
     pq.write_table(given, tmp_path / "a.parquet")
-    batch, conversations = supervise(next(read(part_of(tmp_path / "a.parquet"), "text", supervised=True)), None)
+    batch, conversations = supervise(next(read(part_of(tmp_path / "a.parquet"), "text", fields=Fields())), None)
     assert batch.texts == ["a"] and conversations == {}
     assert [(r.position, r.reason) for r in batch.rejects] == [(1, "bad_messages"), (2, "bad_messages")]
 
@@ -168,7 +170,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     columns = [pa.array(["a"]), pa.array([None], pa.list_(pa.int64())), pa.array([None], pa.list_(pa.int64()))]
     path = arrow(tmp_path / "a.arrow", pa.Table.from_arrays(columns, ["text", "loss_spans", "loss_spans"]))
     with pytest.raises(SourceError, match="2 columns named 'loss_spans'"):
-        read_all(part_of(path), supervised=True)
+        read_all(part_of(path), fields=Fields())
     assert read_all(part_of(path)) == ([(0, "a")], [])
 
 
@@ -177,7 +179,7 @@ def test_messages_of_a_parquet_file_that_are_not_utf_8_are_rejects(tmp_path):
     message = pa.StructArray.from_arrays([pa.array(["assistant", "assistant"]), raw], ["role", "content"])
     given = pa.table({"messages": pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), message)})
     pq.write_table(given, tmp_path / "a.parquet")
-    documents, rejects = read_all(part_of(tmp_path / "a.parquet"), supervised=True)
+    documents, rejects = read_all(part_of(tmp_path / "a.parquet"), fields=Fields())
     assert [position for position, _ in documents] == [1] and rejects == [(0, "invalid_utf8")]
 
 
@@ -186,7 +188,7 @@ def test_messages_of_a_parquet_file_that_are_not_utf_8_are_rejects(tmp_path):
 
 def found_in(line, text_key="text"):
     """What comes of a line: its text, its conversation, or the reason why it has none."""
-    outcome = line_decoder(text_key, True)(line)
+    outcome = line_decoder(text_key, Fields())(line)
     found = conversation(outcome, chats.CHATML) if isinstance(outcome, Supervision) else outcome
     return found[0] if isinstance(found, tuple) else found
 
@@ -244,6 +246,6 @@ def test_the_fast_path_and_the_exact_path_agree_on_fields_and_plain_lines_are_as
     for at, byte in changes:
         line[at % len(line)] = byte
     found = decode(bytes(line))
-    assert found == decode_slowly(bytes(line), "text", True)
+    assert found == decode_slowly(bytes(line), "text", Fields())
     if isinstance(found, str):
         assert found == line_decoder("text")(bytes(line))

@@ -1,0 +1,172 @@
+"""Which fields of a record are read, and which layout its fields show: of conversations, of answers to prompts, or of none.
+
+```
+{"text": …}                                     a text: whatever else it has says nothing, but for loss_spans and messages
+{"messages": […], "tools": […]}                 messages
+{"conversations": [{"from": …, "value": …}]}    sharegpt
+{"prompt": …, "completion": …}                  prompt_completion
+{"instruction": …, "input": …, "output": …}     alpaca
+{"prompt": …, "chosen": …, "rejected": …}       preference data: refused by name
+```
+A record with a text and no messages is a text, unless `messages_format` says which layout is meant.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+from packprep.format.json_files import LAW_VERSION
+from packprep.recipe import Source
+from packprep.sources.formats.batch import LOSS_SPANS, MESSAGES
+
+OLD_MESSAGES = "messages of law 2"
+
+
+class Layout(NamedTuple):
+    """What records of one layout have.
+
+    name      what messages_format calls it; of a refused one, what people do
+    needs     fields that all of them have
+    may_have  fields that they may have, too
+    advice    what to do about a refused one; "": it is read
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    may_have: tuple[str, ...] = ()
+    advice: str = ""
+
+
+_COMMON = ("tools", "chat_template_kwargs", "weight")
+_RENAME = "name them prompt and completion, or write messages of role and content"
+LAYOUTS = (
+    Layout("messages", ("messages",), _COMMON),
+    Layout(
+        "preference data",
+        ("chosen", "rejected"),
+        advice="packprep trains on one answer: write prompt and chosen as messages, or as prompt and completion",
+    ),
+    Layout(
+        "rated completions",
+        ("prompt", "completion", "label"),
+        advice="packprep trains on all that it reads: keep the records whose label is true, without the label",
+    ),
+    Layout(
+        "rated steps",
+        ("prompt", "completions", "labels"),
+        advice="packprep trains on one answer: write prompt and completion",
+    ),
+    Layout("sharegpt", ("conversations",), ("system", *_COMMON)),
+    Layout("prompt_completion", ("prompt", "completion"), _COMMON),
+    Layout("alpaca", ("instruction", "output"), ("input", "system", "history", *_COMMON)),
+    *(
+        Layout(f"{asked} and {answered}", (asked, answered), advice=_RENAME)
+        for asked, answered in product(
+            ("prompt", "instruction", "question", "query", "problem", "input"),
+            ("response", "answer", "answers", "output", "solution", "target"),
+        )
+    ),
+)
+"""By its fields a record has the first of these."""
+
+
+def field_at(record: Any, key: str) -> Any:
+    """The value at a key, or of "a.b" at b in the object at a; None: there is none."""
+    if not isinstance(record, dict):
+        return None
+    if key in record or "." not in key:
+        return record.get(key)
+    first, rest = key.split(".", 1)
+    return field_at(record.get(first), rest)
+
+
+@dataclass(frozen=True)
+class Fields:
+    """How a source calls the fields of its layout, and which layout that is.
+
+    format: a layout's name, of all records; "auto": of those without a text, by their fields
+    law: the plan's law_version; up to 2 there are messages alone, of role and content
+    """
+
+    messages_key: str = "messages"
+    tools_key: str = "tools"
+    format: str = "auto"
+    law: int = LAW_VERSION
+
+    @classmethod
+    def of(cls, source: Source, law: int = LAW_VERSION) -> "Fields":
+        """Those of a recipe's source."""
+        return cls(source.messages_key, source.tools_key, source.messages_format, law)
+
+    def key_of(self, field: str) -> str:
+        """Where a layout's field stands in a record."""
+        if field == "tools":
+            return self.tools_key
+        own_list = field == "messages" or (field == "conversations" and self.messages_key != "messages")
+        return self.messages_key if own_list else field
+
+    def beside_text(self, text_key: str) -> list[str]:
+        """The keys at which a record that has a text may have more than it: their begins, where they are nested."""
+        keys = (LOSS_SPANS, self.messages_key, self.messages_key.split(".")[0])
+        return [key for key in dict.fromkeys(keys) if key != text_key]
+
+    def layout_of(self, value: Callable[[str], Any], has_text: bool) -> Layout | None:
+        """The layout of a record; None: it has none.
+
+        value: gives what stands at a key, None where nothing does. has_text: whether it has a text or loss_spans
+        """
+        if self.law < 3:
+            return _OLD if value(MESSAGES) is not None else None
+        if self.format != "auto":
+            return next(layout for layout in LAYOUTS if layout.name == self.format)
+        for layout in LAYOUTS[:1] if has_text else LAYOUTS:
+            found = [value(self.key_of(field)) for field in layout.needs]
+            if all(v is not None for v in found) and ("label" not in layout.needs or isinstance(found[-1], bool)):
+                return layout
+        return None
+
+    def counted(self) -> list[str]:
+        """The keys whose texts' bytes and lists' items are the size of a table's row without a text."""
+        if self.law < 3:
+            return [MESSAGES]
+        read = (field for layout in LAYOUTS if not layout.advice for field in layout.needs)
+        return list(dict.fromkeys(map(self.key_of, read)))
+
+    def of_text(self, value: Callable[[str], Any]) -> dict[str, Any]:
+        """Field → value of what a record with a text and loss_spans may have beside them."""
+        weight = value("weight") if self.law > 2 else None
+        return {} if weight is None else {"weight": weight}
+
+    def record(self, layout: Layout, value: Callable[[str], Any]) -> dict[str, Any]:
+        """Field → value of those fields of a layout that a record has. value: as for `layout_of`."""
+        found = ((field, value(self.key_of(field))) for field in (*layout.needs, *layout.may_have))
+        return {field: given for field, given in found if given is not None}
+
+
+_OLD = Layout(OLD_MESSAGES, ("messages",))
+
+
+def instead_of_text(layout: Layout) -> str:
+    """What to do about records of a layout where a text is looked for."""
+    return (
+        refused(layout)
+        if layout.advice
+        else (
+            f'it looks like {layout.name} ({", ".join(layout.needs)}): set documents.loss_spans = "use" to train on it as such'
+        )
+    )
+
+
+def refused(layout: Layout) -> str:
+    """Why records of a layout that is not read are not, and what to do."""
+    return f"it is {layout.name} ({', '.join(layout.needs)}): {layout.advice}"
+
+
+def without_nulls(value: Any) -> Any:
+    """A value of an Arrow column, in which null is a key that is not there, as each object has every key; but a message's
+    content may be null."""
+    if isinstance(value, Mapping):
+        kept = ((key, without_nulls(inner)) for key, inner in value.items())
+        return {k: inner for k, inner in kept if inner is not None or (k == "content" and "role" in value)}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
