@@ -148,7 +148,7 @@ def example(
     """
     from packprep.building.render import render_rows
     from packprep.building.segments import SegmentTable
-    from packprep.documents.supervision import Trained, training_columns
+    from packprep.documents.supervision import Conversation, trained_tokens, training_columns
     from packprep.objectives import REGISTRY
     from packprep.objectives.objective import Bodies, BodySlots, Ids, Task
 
@@ -162,8 +162,7 @@ def example(
     one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
     training = None
     if spans:
-        ends = spans[-1][1] == n
-        marked = Trained(np.array(spans, np.int64), np.zeros(0, np.int64), 0, ends)
+        marked = trained_tokens(Conversation("x" * n, spans), np.arange(n))
         training = training_columns({0: marked}, 1)
     bodies = Bodies(one * n, np.array([key], np.uint64), one * (spans[0][0] if spans else -1))
     slots = task.slots(bodies, none, one)

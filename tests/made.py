@@ -315,6 +315,7 @@ def twin_recipe(recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None 
         "long": documents.long,
         "append_eos": documents.append_eos,
         "prepend_bos": documents.prepend_bos,
+        "long_answers": documents.long_answers,
         "tasks": [twin_task(task) for task in tasks[:-1]],
         "max_segments": recipe.packing.max_segments_per_row,
         "pad": recipe.packing.pad_seq_to_mult,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.segments import SegmentTable
+from packprep.building.segments import NotTrained, SegmentTable
 from packprep.dataset.manifest import is_count
 from packprep.documents.reading import Documents
 from packprep.errors import BuildError, PlanError
@@ -24,6 +24,8 @@ AFTER_TOKENIZATION = ("too_long", "untrained_segment")
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 ADDED_LATER: tuple[str, ...] = ()
 """Kinds that joined later: they are written only where there are any."""
+APART = "answers_apart"
+"""Tokens, used or dropped, of answers that are not trained, for what they answer stands in another piece; where there are any."""
 
 
 def shard_ledger(
@@ -31,12 +33,12 @@ def shard_ledger(
     names: Sequence[str],
     tasks: Sequence[Task],
     table: SegmentTable,
-    untrained: np.ndarray,
+    lost: NotTrained,
     last_row_padding: int,
     recipe: Recipe,
 ) -> dict[str, Any]:
-    """The ledger of one shard. untrained: int64[documents], tokens that `cut` left out, for none of their segment is trained;
-    last_row_padding: of the row that was packed last, at its end and inside its segments."""
+    """The ledger of one shard. lost: what `cut` gives with the table, its segments left out being among what documents
+    dropped; last_row_padding: of the row that was packed last, at its end and inside its segments."""
     seq_length = recipe.seq_length
     source, task, n, slots = documents.source[table.document], table.task, table.n, table.slots
     bos, eos, copy, padding = table.bos, table.eos, table.copy, -slots % recipe.packing.pad_seq_to_mult
@@ -47,7 +49,7 @@ def shard_ledger(
     lengths, truncated = np.diff(documents.offsets), np.zeros(len(names), np.int64)
     if recipe.documents.long == "truncate":
         used = np.bincount(table.document, n, len(lengths)).astype(np.int64)
-        np.add.at(truncated, documents.source, lengths - used - untrained)
+        np.add.at(truncated, documents.source, lengths - used - lost.untrained)
     sources = {}
     for s, name in enumerate(names):
         of_source, read = source == s, documents.source == s
@@ -73,6 +75,7 @@ def shard_ledger(
                 "used": int(n[of_source].sum()),
                 "truncated": int(truncated[s]),
                 "dropped": dropped,
+                **({APART: apart} if (apart := int(lost.apart[read].sum())) else {}),
             },
             "slots": {
                 "total": int((slots + padding)[of_source].sum()),
@@ -156,7 +159,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             return is_count(part)
         if not isinstance(part, dict) or (path[-2:] not in reasons and not form.keys() <= part.keys()):
             return False
-        later = ADDED_LATER if path[-1:] == ("added",) else ()
+        later = ADDED_LATER if path[-1:] == ("added",) else (APART,) if path[-1:] == ("tokens",) else ()
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):
             raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")

@@ -18,6 +18,7 @@ from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import (
     FORMAT,
     LAW_VERSION,
+    LAWS_MADE,
     PLAN_NAME,
     VERSION,
     Later,
@@ -253,7 +254,7 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
 
 def check_law(stored: Mapping[str, Any], where: str) -> None:
     """PlanError unless shards, or segments, of a plan can be made here: those of an older law are read only."""
-    if stored["law_version"] != LAW_VERSION:
+    if stored["law_version"] not in LAWS_MADE:
         raise PlanError(
             f"{where} has {other_law(stored['law_version'], stored['made_with'])}, or build into another folder"
         )
@@ -279,8 +280,8 @@ def ids_of(vocabulary: Vocabulary, law: int = LAW_VERSION) -> Ids:
 class Plan:
     """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone.
 
-    stored: the plan's values but for its files, which are in `sources`. digest: the plan's. law: its law_version; of an older
-    one than LAW_VERSION only what is stored can be read: there is no engine.
+    stored: the plan's values but for its files, which are in `sources`. digest: the plan's. law: its law_version; of
+    one that is not made here only what is stored can be read: there is no engine.
     """
 
     def __init__(

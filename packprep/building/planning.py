@@ -59,8 +59,12 @@ class Inputs:
     @cached_property
     def fingerprint(self) -> str:
         """The fingerprint of what determines the shards, computed once: of a million files it takes seconds."""
+        return self.fingerprint_by(LAW_VERSION)
+
+    def fingerprint_by(self, law: int) -> str:
+        """The same by a law that this packprep makes."""
         files = [list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files]
-        return fingerprint(self.recipe, files, self.vocabulary.digest, self.chat_template)
+        return fingerprint(self.recipe, files, self.vocabulary.digest, self.chat_template, law)
 
 
 def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
@@ -312,7 +316,8 @@ def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty if nothing does."""
-    if inputs.fingerprint == plan["fingerprint"]:
+    law = plan["law_version"]
+    if plan["fingerprint"] == (inputs.fingerprint if law == LAW_VERSION else inputs.fingerprint_by(law)):
         return []
     found = []
     if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:

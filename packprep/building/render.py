@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packprep.building.segments import SegmentTable
+from packprep.building.segments import SegmentTable, trained_in
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
 from packprep.dataset.noise import Noised, Target
@@ -49,12 +49,26 @@ def _next_token(first_slot, slots, prefix, pad, tokens, labels, loss_mask, train
 
 @kernel
 def _mark(
-    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, eos_trained, pivot, shift, trainable
+    supervised,
+    body,
+    mode,
+    n,
+    eos,
+    start,
+    copy,
+    span_begin,
+    span_end,
+    spans,
+    turns,
+    eos_trained,
+    pivot,
+    shift,
+    trainable,
 ):
     """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as in a shard
     without supervised documents; of a supervised segment its trained tokens, the sentinel at its pivot, and eos where the
-    last span reaches the end. mode: how many slots before the body hold such a mode token. Of a document's spans only those
-    that reach into the segment are walked: it may have a million, and be cut into many."""
+    last span reaches the end and is trained. mode: how many slots before the body hold such a mode token. Of a document's
+    spans only those that reach into the segment are walked: it may have a million, and be cut into many."""
     for i in range(n.shape[0]):
         end = body[i] + n[i] + shift[i]
         if not supervised[i]:
@@ -69,12 +83,15 @@ def _mark(
             else:
                 above = middle
         while k < span_end[i] and spans[k, 0] < start[i] + n[i] - copy[i]:
-            for token in range(max(spans[k, 0] - start[i], 0) + copy[i], min(spans[k, 1] - start[i] + copy[i], n[i])):
-                trainable[body[i] + token + (shift[i] if token >= pivot[i] else 0)] = 1
+            if trained_in(turns, k, start[i]):
+                for token in range(
+                    max(spans[k, 0] - start[i], 0) + copy[i], min(spans[k, 1] - start[i] + copy[i], n[i])
+                ):
+                    trainable[body[i] + token + (shift[i] if token >= pivot[i] else 0)] = 1
             k += 1
         if shift[i]:
             trainable[body[i] + pivot[i]] = 1
-        if eos[i] and eos_trained[i]:
+        if eos[i] and eos_trained[i] and trained_in(turns, span_end[i] - 1, start[i]):
             trainable[end] = 1
 
 
@@ -225,7 +242,8 @@ def _mark_trained(
     _mark(
         training.supervised[d], first_slot + segments.bos + task.mode, 0 if task.in_place else task.mode,
         bodies.n, eos, segments.start, segments.copy,
-        training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.eos_trained[d],
+        training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.turns,
+        training.eos_trained[d],
         np.ascontiguousarray(pivot), np.ascontiguousarray(shift), trainable,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.documents.reading import Documents
+from packprep.documents.supervision import ANYWHERE
 from packprep.errors import RecipeError
 from packprep.kernel import bits64, draw_task, integer, kernel, segment_key
 from packprep.objectives.objective import Bodies, Task
@@ -60,6 +61,13 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     random_length = np.array([int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64)
     drawn, drawn_supervised = thresholds(recipe), thresholds(recipe, supervised=True)
     return CutLimits(drawn, drawn_supervised, capacity, inner, random_length)
+
+
+class NotTrained(NamedTuple):
+    """Tokens of supervised documents that say to train them, or stand beside such, and are not trained; int64[D] each."""
+
+    untrained: np.ndarray  # of segments that are left out, for none of their tokens is trained
+    apart: np.ndarray  # of answers in pieces without the message that they answer, left out or not
 
 
 _CUT = SegmentTable._fields[: SegmentTable._fields.index("slots")]  # the columns that kernels write
@@ -131,16 +139,23 @@ def _cut(
     return count
 
 
+@kernel(inline=True)
+def trained_in(turns, span, at):
+    """Whether a piece that begins at token `at` of its document trains what it holds of a span, as `Training` says."""
+    return at < turns[span, 1] or turns[span, 0] < at
+
+
 @kernel
 def _cut_supervised(
     offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, min_tail, long, bos_on, eos_on,
-    span_offsets, spans, cut_offsets, cuts, system, write,
-    document, start, n, task, bos, eos, key, copy, first_trained, untrained,
+    span_offsets, spans, turns, cut_offsets, cuts, ranks, system, write,
+    document, start, n, task, bos, eos, key, copy, first_trained, untrained, apart,
 ):  # fmt: skip
-    """Cut the wanted documents, at message boundaries where they fit; segments without a trained token are left out.
+    """Cut the wanted documents, at the last message of the highest rank in reach, else inside; segments without a trained token
+    are left out.
 
     Later pieces repeat the system message where that leaves room for two tails. Gives the number of segments. capacity,
-    inner: as for `_cut`.
+    inner: as for `_cut`. apart: tokens of trained spans that are not trained where they stand.
     """
     count = np.int64(0)
     too_short = capacity.shape[0] - 1
@@ -164,18 +179,29 @@ def _cut_supervised(
                 take = min(space, rest if long == 1 else rest - min_tail)
                 while boundary < cut_offsets[d + 1] and cuts[boundary] < at + SHORTEST:
                     boundary += 1
-                last = boundary
+                last, best = boundary, ANYWHERE
                 while last < cut_offsets[d + 1] and cuts[last] <= at + space and total - cuts[last] >= min_tail:
-                    take = cuts[last] - at
+                    if ranks[last] >= best:
+                        take, best = cuts[last] - at, ranks[last]
                     last += 1
             while span < span_offsets[d + 1] and spans[span, 1] <= at:
                 span += 1
-            if span < span_offsets[d + 1] and spans[span, 0] < at + take:
+            inside, first, reached = span, np.int64(-1), np.int64(-1)
+            while inside < span_offsets[d + 1] and spans[inside, 0] < at + take:
+                begin, end = max(spans[inside, 0], at), min(spans[inside, 1], at + take)
+                if trained_in(turns, inside, at):
+                    if first < 0:
+                        first = reached = begin
+                    reached = end if begin == reached else reached  # from `first` on all is trained up to here
+                elif write:
+                    apart[d] += end - begin
+                inside += 1
+            if first >= 0:
                 if write:
                     document[count], start[count], n[count], task[count] = d, at, take, t
                     bos[count], eos[count], key[count] = b, e, k
-                    copy[count], first_trained[count] = repeated, repeated + max(spans[span, 0] - at, 0)
-                    if repeated == 0 and spans[span, 0] <= at and spans[span, 1] >= at + take:
+                    copy[count], first_trained[count] = repeated, repeated + first - at
+                    if repeated == 0 and first == at and reached == at + take:
                         first_trained[count] = -1  # all of it is trained
                 count += 1
             elif write:
@@ -236,9 +262,9 @@ def _cut_at_row_ends(
 
 def cut(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents, limits: CutLimits | None = None
-) -> tuple[SegmentTable, np.ndarray]:
-    """The segments of documents, all of at least one token, in document order; and int64[D], the tokens of supervised
-    documents' segments that are left out, for none of them is trained.
+) -> tuple[SegmentTable, NotTrained]:
+    """The segments of documents, all of at least one token, in document order; and what of supervised documents they do not
+    train.
 
     A document is taken whole if it fits with eos; else as much as `inner_capacity` says, leaving a tail of at least
     max(3, min_tokens). Every segment draws its own task; fewer than 3 tokens go to `too_short`.
@@ -246,9 +272,9 @@ def cut(
     end, and gives each segment its row. limits: those of recipe and tasks, where they are known.
     """
     training = documents.training
-    untrained = np.zeros(len(documents.position), np.int64)
+    lost = NotTrained(*(np.zeros(len(documents.position), np.int64) for _ in NotTrained._fields))
     if recipe.packing.algorithm == "concat":
-        return table_of(tasks, *_columns_of_concat(recipe, tasks, documents)), untrained
+        return table_of(tasks, *_columns_of_concat(recipe, tasks, documents)), lost
     skip = np.zeros(len(documents.position), np.uint8) if training is None else training.supervised
     columns = (documents.offsets, documents.position, documents.repeat, documents.source, documents.file_key, skip)
     limits = limits or cut_limits(recipe, tasks)
@@ -263,16 +289,19 @@ def cut(
     plain = [np.empty(count, dtype) for dtype in _DTYPES]
     _cut(*arguments, True, *plain)
     if training is None:
-        return table_of(tasks, plain), untrained
+        return table_of(tasks, plain), lost
     for s in np.unique(documents.source[training.supervised != 0]):
         check_supervised(recipe, int(s))
-    supervision = (training.span_offsets, training.spans, training.cut_offsets, training.cuts, training.system)
+    supervision = (
+        training.span_offsets, training.spans, training.turns,
+        training.cut_offsets, training.cuts, training.ranks, training.system,
+    )  # fmt: skip
     of_supervised = (*columns, limits.drawn_supervised, limits.capacity, limits.inner, *policy, *supervision)
-    count = _cut_supervised(*of_supervised, False, *_NO_COLUMNS, untrained)
+    count = _cut_supervised(*of_supervised, False, *_NO_COLUMNS, *lost)
     supervised = [np.empty(count, dtype) for dtype in _DTYPES]
-    _cut_supervised(*of_supervised, True, *supervised, untrained)
+    _cut_supervised(*of_supervised, True, *supervised, *lost)
     together = table_of(tasks, [np.concatenate(column) for column in zip(plain, supervised, strict=True)])
-    return together.of(np.argsort(together.document, kind="stable")), untrained
+    return together.of(np.argsort(together.document, kind="stable")), lost
 
 
 def _columns_of_concat(

@@ -85,18 +85,20 @@ def make_shard(
     recipe, clock = plan.recipe, clock or Clock()
     documents = read_shard(plan, shard, decoders, progress, clock)
     with clock.stage("cut"):
-        table, untrained = cut(recipe, plan.tasks, documents, plan.cut_limits)
+        table, lost = cut(recipe, plan.tasks, documents, plan.cut_limits)
     with clock.stage("pack"):
         table, last_row_padding = place(table, recipe)
-    for d in np.flatnonzero(untrained):  # of supervised documents
+    for d in np.flatnonzero(lost.untrained):  # of supervised documents
         dropped = documents.dropped_tokens[plan.sources[documents.source[d]].name]
-        dropped[UNTRAINED_SEGMENT] = dropped.get(UNTRAINED_SEGMENT, 0) + int(untrained[d])
+        dropped[UNTRAINED_SEGMENT] = dropped.get(UNTRAINED_SEGMENT, 0) + int(lost.untrained[d])
     without = np.flatnonzero(np.bincount(table.document, minlength=len(documents.position)) == 0)
-    for d in without if recipe.documents.long != "split" else ():  # documents without a segment are rejects
+    for d in without:  # documents without a segment are rejects
         source, n = plan.sources[documents.source[d]], int(documents.offsets[d + 1] - documents.offsets[d])
         at = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
-        if recipe.documents.long == "truncate":
-            detail = 'none of the tokens that documents.long = "truncate" keeps is trained'
+        if recipe.documents.long != "drop":
+            detail = "each of its answers is in another piece than what it answers"
+            if recipe.documents.long == "truncate":
+                detail = 'none of the tokens that documents.long = "truncate" keeps is trained'
             documents.rejected.add(*at, UNTRAINED, detail)
             continue
         documents.rejected.add(*at, TOO_LONG, f'{n} tokens do not fit in one segment; documents.long = "drop"')
@@ -106,7 +108,7 @@ def make_shard(
         arrays = render(plan.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult)
     with clock.stage("ledger"):
         names = [source.name for source in plan.sources]
-        balance = shard_ledger(documents, names, plan.tasks, table, untrained, last_row_padding, recipe)
+        balance = shard_ledger(documents, names, plan.tasks, table, lost, last_row_padding, recipe)
         check(balance, f"shard {shard}")
     if recipe.output.columns == "compact":
         arrays = compacted(arrays)

@@ -16,7 +16,7 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import Manifest, StoredTask
 from packprep.dataset.rows import Segments, own_dtype, put_blocks
 from packprep.errors import ArgumentError, DatasetError, RecipeError
-from packprep.format.json_files import LAW_VERSION, other_law, unknown_key
+from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
 
 REDRAWN = ("tokens", "loss_mask", "loss_weights")
 """The columns of which `redrawn` writes every slot of a row."""
@@ -46,7 +46,7 @@ class Laws(NamedTuple):
 def laws_of(manifest: Manifest) -> Laws:
     """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here, or if all are of another law_version,
     DatasetError if one cannot be applied."""
-    if manifest["law_version"] != LAW_VERSION:
+    if manifest["law_version"] not in LAWS_MADE:
         raise ArgumentError(
             f"redraw: the dataset has {other_law(manifest['law_version'], manifest['made_with'])}, or read its stored rows, "
             "without redraw"

@@ -378,7 +378,8 @@ def read_documents(
     )
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(of_documents)))
     all_ids = np.concatenate([np.empty(0, token_dtype), *ids])
-    training = training_columns(trained, n_documents) if trained else None
+    law, long_answers = sources[0].law, recipe.documents.long_answers
+    training = training_columns(trained, n_documents, law, long_answers) if trained else None
     return Documents(
         all_ids,
         offsets,

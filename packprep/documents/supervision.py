@@ -49,6 +49,7 @@ class Conversation:
 
     spans       ascending half-open ranges of characters that are trained, apart from one another
     boundaries  ascending: the characters at which messages after the first begin, as far as the template has such places
+    roles       of the first message and of each at `boundaries`; (): not known
     system_end  characters of the leading system message and its dressing; 0: none
     chat        the special tokens in the text are the template's
     strings     of a chat: what of it is not the template's, in which a special token's text means no special token
@@ -57,6 +58,7 @@ class Conversation:
     text: str
     spans: tuple[tuple[int, int], ...]
     boundaries: tuple[int, ...] = ()
+    roles: tuple[str, ...] = ()
     system_end: int = 0
     chat: bool = False
     strings: tuple[str, ...] = ()
@@ -219,18 +221,42 @@ def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys
     if _said(messages[0]).strip() not in text[:system_end]:
         system_end = 0  # it stands in a later message
     boundaries = tuple(sorted(set(begins.values())))
-    return Conversation(text, tuple(spans), boundaries, system_end, True, strings)
+    roles = _roles(messages, begins, boundaries)
+    return Conversation(text, tuple(spans), boundaries, roles, system_end, True, strings)
+
+
+def _roles(messages: Sequence[dict[str, Any]], begins: Mapping[int, int], boundaries: Sequence[int]) -> tuple[str, ...]:
+    """The role of what begins at 0 and at each boundary: of its first message, or of one that asks, where it holds several."""
+    roles = {0: messages[0]["role"]}
+    at = 0
+    for k, message in enumerate(messages):
+        at = begins.get(k, at)
+        if begins.get(k) == at or message["role"] in _ASKING:
+            roles[at] = message["role"]
+    return tuple(roles[at] for at in (0, *boundaries))
+
+
+NEVER, ANYWHERE, BEST = 0, 1, 2
+"""Ranks of the places at which a document may be cut: of those in reach of a piece the last one of the highest rank is taken."""
+_ASKING = ("user", "tool")
+_EVERYWHERE = np.iinfo(np.int64).max
 
 
 class Training(NamedTuple):
-    """Which tokens of D documents are trained. Token numbers are relative to their document."""
+    """Which tokens of D documents are trained. Token numbers are relative to their document.
+
+    A piece of a document that begins at token `at` trains of span k what it holds, iff at < turns[k, 1] or turns[k, 0] < at:
+    the message that the span's answers stands in it, at least in part, or the answer was cut inside, and this is its rest.
+    """
 
     supervised: np.ndarray  # uint8[D]: 1 where the document says what is trained of it; all of the others is
     span_offsets: np.ndarray  # int64[D + 1]
-    spans: np.ndarray  # int64[k, 2]: half-open ranges of trained tokens, ascending, apart from one another
+    spans: np.ndarray  # int64[k, 2]: half-open ranges of trained tokens, ascending; apart, or of different messages
+    turns: np.ndarray  # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
     cut_offsets: np.ndarray  # int64[D + 1]
     cuts: np.ndarray  # int64[c]: ascending: the first tokens of messages after the first
-    system: np.ndarray  # int64[D]: leading tokens, of the system message, that a document's later pieces repeat
+    ranks: np.ndarray  # uint8[c]: NEVER, ANYWHERE or BEST
+    system: np.ndarray  # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
     eos_trained: np.ndarray  # uint8[D]: whether the end of the text is trained
 
 
@@ -238,25 +264,44 @@ class Trained(NamedTuple):
     """One supervised document's part of `Training`."""
 
     spans: np.ndarray  # int64[k, 2]
+    turns: np.ndarray  # int64[k, 2]
     cuts: np.ndarray  # int64[c]
+    ranks: np.ndarray  # uint8[c]
     system: int
     eos_trained: bool
 
 
 def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
-    """What is trained of a document whose tokens begin at the characters `begins: int64[n]`, ascending."""
-    spans = np.array(conversation.spans, np.int64).reshape(-1, 2)
+    """What is trained of a document whose tokens begin at the characters `begins: int64[n]`, ascending.
+
+    Where roles are known, a cut at a user's message is BEST, and NEVER one that parts a trained turn from the message that it
+    answers, the nearest user's or tool's before it, or that leaves what is repeated alone.
+    """
+    n, spans = len(begins), np.array(conversation.spans, np.int64).reshape(-1, 2)
     before = np.searchsorted(spans[:, 0], begins, side="right") - 1  # the last span that begins at or before the token
     ends = np.append(spans[:, 1], 0)  # of no span, −1: 0
-    trained = begins < ends[before]
-    edges = np.flatnonzero(np.diff(trained, prepend=False, append=False))
-    cuts = np.unique(np.searchsorted(begins, np.array(conversation.boundaries, np.int64)))
-    return Trained(
-        edges.reshape(-1, 2).astype(np.int64),
-        cuts[(cuts > 0) & (cuts < len(begins))].astype(np.int64),
-        int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0,
-        bool(len(spans)) and int(spans[-1, 1]) == len(conversation.text),
-    )
+    roles, boundaries = conversation.roles, np.array(conversation.boundaries, np.int64)
+    message = np.searchsorted(boundaries, begins, side="right") if roles else np.zeros(n, np.int64)
+    which = np.where(begins < ends[before], message, -1)
+    edges = np.flatnonzero(np.diff(which, prepend=-1, append=-1))
+    found = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
+    found = found[which[found[:, 0]] >= 0]
+    first = np.searchsorted(begins, boundaries)  # tokens of messages after the first
+    system = int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0
+    cuts = np.unique(first[(first > 0) & (first < n)]).astype(np.int64)
+    turns, ranks = np.repeat([[n, n]], len(found), 0).astype(np.int64), np.full(len(cuts), ANYWHERE, np.uint8)
+    if roles and len(found):
+        of_span = which[found[:, 0]]
+        turns[:, 0] = found[np.searchsorted(of_span, of_span), 0]
+        asking = np.flatnonzero(np.isin(roles, _ASKING))
+        last = np.searchsorted(asking, of_span) - 1  # −1: nothing is asked before
+        turns[:, 1] = np.where(last < 0, n, np.maximum(np.append(first, n)[asking[last]], 1)) if len(asking) else n
+        next_span = np.searchsorted(found[:, 0], cuts)
+        ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
+        ranks[np.isin(cuts, first[np.array(roles[1:]) == "user"])] = BEST
+        ranks[cuts <= system] = NEVER
+    ends_trained = bool(len(spans)) and int(spans[-1, 1]) == len(conversation.text)
+    return Trained(found, turns, cuts, ranks, system, ends_trained)
 
 
 def tokenize_supervised(
@@ -300,14 +345,25 @@ def tokenize_supervised(
     return Tokens(ids, offsets, sorted(rejected)), trained
 
 
-def training_columns(trained: Mapping[int, Trained], documents: int) -> Training | None:
-    """The columns of `documents` documents; None when none of them is supervised."""
+def training_columns(
+    trained: Mapping[int, Trained], documents: int, law: int = LAW_VERSION, long_answers: str = "continue"
+) -> Training | None:
+    """The columns of `documents` documents; None when none of them is supervised.
+
+    law: 2 knows no roles: all places to cut are alike, and all that a document says is trained in any piece. long_answers: as
+    in a recipe; "untrained": the rest of an answer that was cut inside is not.
+    """
     if not trained:
         return None
     order = sorted(trained)
     rows = [trained[i] for i in order]
     supervised, eos_trained = np.zeros(documents, np.uint8), np.zeros(documents, np.uint8)
     system, n_spans, n_cuts = (np.zeros(documents, np.int64) for _ in range(3))
+    turns, ranks = (np.concatenate(columns) for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True))
+    if law == 2:
+        turns[:, 1], ranks[:] = _EVERYWHERE, ANYWHERE
+    if long_answers == "untrained":
+        turns[:, 0] = _EVERYWHERE
     supervised[order] = 1
     eos_trained[order] = [row.eos_trained for row in rows]
     system[order] = [row.system for row in rows]
@@ -318,8 +374,10 @@ def training_columns(trained: Mapping[int, Trained], documents: int) -> Training
         supervised,
         np.concatenate((zero, np.cumsum(n_spans))),
         np.concatenate([row.spans for row in rows]),
+        turns,
         np.concatenate((zero, np.cumsum(n_cuts))),
         np.concatenate([row.cuts for row in rows]),
+        ranks,
         system,
         eos_trained,
     )

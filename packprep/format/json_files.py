@@ -15,7 +15,8 @@ from packprep.errors import DatasetError
 
 FORMAT = "packprep"
 VERSION = 1  # of the format on disk
-LAW_VERSION = 2  # of what determines the bytes; raised whenever they change
+LAW_VERSION = 3  # of what determines the bytes; raised whenever they change
+LAWS_MADE = (2, LAW_VERSION)  # by which bytes are made here; what has an older law is read
 
 MANIFEST_NAME = "dataset.json"
 PLAN_NAME = "plan.json"
@@ -82,7 +83,7 @@ def other_law(law: int, made_with: Any) -> str:
     """A message's part for what only the packprep of another law can do."""
     there = _maker(made_with)
     which = f"packprep {there}" if there else "another packprep"
-    return f"law_version {law} and this packprep makes {LAW_VERSION}: use {which}, which made it"
+    return f"law_version {law} and this packprep makes {' and '.join(map(str, LAWS_MADE))}: use {which}, which made it"
 
 
 def newer_version(key: str) -> str:

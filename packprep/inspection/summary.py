@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import is_ledger
+from packprep.building.ledger import APART, is_ledger
 from packprep.building.run import Outcome
 from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.dataset.rows import next_token_loss_mask, segments_of
@@ -89,6 +89,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
             "used": tokens,
             "truncated": sum(source["tokens"]["truncated"] for source in sources.values()),
             "dropped": _summed(source["tokens"]["dropped"] for source in sources.values()),
+            APART: sum(source["tokens"].get(APART, 0) for source in sources.values()),
         },
         "slots": {
             "total": ledger["row_slots"] - padding,
@@ -288,12 +289,15 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     engine = s["engine"]
     engine_name = f"{engine.get('name')} {engine.get('version')}" if isinstance(engine, Mapping) else engine
     left_out = _listed(", dropped: ", dropped) + (f", {tokens['truncated']:,} truncated" if tokens["truncated"] else "")
+    apart = (
+        f"; {tokens[APART]:,} of answers are not trained: their question is in another piece" if tokens[APART] else ""
+    )
     inside = f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
     without = fill["without_last_rows"]
     last = "" if without is None else f"; {percent(without)} without each shard's last row"
     return [
         ("documents", f"{documents['read']:,} read, {documents['used']:,} used{_listed(', rejected: ', rejected)}"),
-        ("tokens", f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}"),
+        ("tokens", f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}{apart}"),
         ("slots", f"{slots['total']:,}: {slots['used']:,} tokens{_listed(', added: ', slots['added'])}{inside}"),
         ("utilisation", f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows{last}"),
         ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}, by engine {engine_name}"),

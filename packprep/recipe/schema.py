@@ -268,6 +268,10 @@ class DocumentKeys:
             "the day that a chat template takes for today's; without one, a template that asks is refused", later=True
         ),
     ] = ""
+    long_answers: Annotated[
+        Literal["continue", "untrained"],
+        _key("whether the rest of an answer that was cut inside is trained, in a row without its question", later=True),
+    ] = "continue"
     bad_documents: Annotated[Literal["reject", "fail"], _key("reject: counted and logged; fail: the build stops")] = (
         "reject"
     )

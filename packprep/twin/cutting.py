@@ -154,13 +154,20 @@ def _end_of(span):
     return span[1]
 
 
+def _first_of(message):
+    return message[0]
+
+
 def cut_supervised(n_tokens, trained, recipe):
     """[(start, n, task, bos, eos, copy, first_trained)] of a document, as `cut`.
 
-    trained: as tokens.Trained. Cuts fall on messages' begins where one lies in reach, else as in other documents. Later
-    pieces repeat `copy` tokens of the system message where that leaves room for two tails. Pieces without a trained token
-    are left out. first_trained: number in the body, None where all of it is trained.
+    trained: as tokens.Trained. Cuts fall on messages' begins where one lies in reach, else as in other documents: where roles
+    are known on a user's, or on another's that no answer behind it looks back over. Later pieces repeat `copy` tokens of the
+    system message where that leaves room for two tails. Pieces without a trained token are left out. first_trained: number in
+    the body, None where all of it is trained.
     """
+    rest_trained = recipe["long_answers"] == "continue"
+    users = {first for first, role in trained.messages if role == "user"}
     min_tail = max(3, recipe["min_tokens"])
     segments: list[tuple] = []
     start = 0
@@ -183,13 +190,15 @@ def cut_supervised(n_tokens, trained, recipe):
             space = inner - copy
             n = min(space, rest if recipe["long"] == "truncate" else rest - min_tail)
             at_messages = [c for c in trained.cuts if start + 3 <= c <= start + space and n_tokens - c >= min_tail]
+            if trained.messages:
+                at_messages = [c for c in at_messages if c > trained.system]
+                at_users = [c for c in at_messages if c in users]
+                at_messages = at_users or [c for c in at_messages if not looked_back_over(trained, c)]
             if at_messages:
                 n = at_messages[-1] - start
-        next_span = bisect.bisect_right(trained.spans, start, key=_end_of)
-        if next_span < len(trained.spans) and trained.spans[next_span][0] < start + n:
-            begin, end = trained.spans[next_span]
-            first = copy + max(begin - start, 0)
-            if copy == 0 and begin <= start and end >= start + n:
+        if spans := trained_in(trained, start, n, rest_trained):
+            first = copy + spans[0][0] - start
+            if first == 0 and sum(end - begin for begin, end in spans) == n:
                 first = None
             segments.append((start, n, task, bos, eos, copy, first))
         start += n
@@ -198,27 +207,62 @@ def cut_supervised(n_tokens, trained, recipe):
     return segments
 
 
+def trains(trained, token, start, rest_trained):
+    """Whether a piece that begins at `start` trains a token that the document says to train.
+
+    Not where what its message answers, the nearest user's or tool's before it, ended before the piece; unless rest_trained,
+    and tokens of its message were trained in a piece before.
+    """
+    number = bisect.bisect_right(trained.messages, token, key=_first_of) - 1
+    asking = next((k for k in reversed(range(number)) if trained.messages[k][1] in ("user", "tool")), None)
+    if asking is None or start < max(1, trained.messages[asking + 1][0]):
+        return True
+    message = trained.messages[number][0]
+    return rest_trained and next(max(begin, message) for begin, end in trained.spans if end > message) < start
+
+
+def trained_in(trained, start, n, rest_trained):
+    """The ranges of tokens that a piece of n tokens trains, ascending."""
+    stop = start + n
+    found = []
+    for begin, end in trained.spans[bisect.bisect_right(trained.spans, start, key=_end_of) :]:
+        if begin >= stop:
+            break
+        token = max(begin, start)
+        while token < min(end, stop):  # message by message
+            following = bisect.bisect_right(trained.messages, token, key=_first_of)
+            until = min([end, stop, *(first for first, _ in trained.messages[following : following + 1])])
+            if trains(trained, token, start, rest_trained):
+                found.append((token, until))
+            token = until
+    return found
+
+
+def looked_back_over(trained, cut):
+    """Whether the first token trained from a cut on answers a message that ends before the cut."""
+    following = next((max(begin, cut) for begin, end in trained.spans if end > cut), None)
+    return following is not None and not trains(trained, following, cut, rest_trained=False)
+
+
 def trainable(slots, head, mode, n, eos, segment, pivot, shift):
     """bool for each of the segment's slots: whether its token may be a target.
 
     head: slots before the body, the last `mode` of which are a mode token that may be predicted; n: tokens of the body;
-    eos: whether there is an eos that may be trained; segment: (start, copy, trained) with trained None where the document
-    says nothing; token i of the body stands `shift` slots later from `pivot` on.
+    eos: whether there is an eos that may be trained; segment: (start, copy, ranges of tokens that it trains), None for these
+    where the document says nothing; token i of the body stands `shift` slots later from `pivot` on.
     """
-    start, copy, trained = segment
+    start, copy, spans = segment
     flags = [False] * slots
-    if trained is None:
+    if spans is None:
         for t in range(head - mode, head + n + shift + (1 if eos else 0)):
             flags[t] = True
         return flags
-    for i in range(copy, n):
-        token = start + i - copy
-        next_span = bisect.bisect_right(trained.spans, token, key=_end_of)
-        if next_span < len(trained.spans) and trained.spans[next_span][0] <= token:
+    for begin, end in spans:
+        for i in range(begin - start + copy, end - start + copy):
             flags[head + i + (shift if i >= pivot else 0)] = True
     if shift:
         flags[head + pivot] = True
-    if eos and trained.eos:
+    if eos:
         flags[head + n + shift] = True
     return flags
 

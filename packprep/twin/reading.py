@@ -203,6 +203,7 @@ class Text(NamedTuple):
     text: str
     spans: Any = None  # ranges of characters that are trained; None: it says nothing
     boundaries: Any = ()
+    roles: Any = ()
     system_end: int = 0
     chat: bool = False
     strings: Any = ()
@@ -395,8 +396,7 @@ def text_of(record: dict[str, Any], text_key: str, reader: TextReader) -> Text |
         rendered = reader.conversation(messages)
         if isinstance(rendered, tuple):
             return None
-        names = ("text", "spans", "boundaries", "system_end", "chat", "strings")
-        return Text(*(getattr(rendered, name) for name in names))
+        return Text(*(getattr(rendered, name) for name in Text._fields))
     if not isinstance(text, str):
         return None
     try:

@@ -12,6 +12,9 @@ from packprep.twin.tokens import Tokenizer, Trained
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
 
 
+_CUTTING = ("min_tokens", "max_tokens", "long", "append_eos", "prepend_bos", "long_answers")
+
+
 class Document(NamedTuple):
     """A token document: its source and file (their numbers in the plan), position, use, ids and what is trained."""
 
@@ -85,7 +88,7 @@ class Twin:
         self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
         self.with_blocks = any(objectives.copies(task["objective"]) > 1 for task in self.tasks)
         self.cutting = {
-            **{name: documents[name] for name in ("min_tokens", "max_tokens", "long", "append_eos", "prepend_bos")},
+            **{name: documents[name] for name in _CUTTING},
             "seq_length": self.seq_length,
             "tasks": self.tasks,
             "max_segments": self.packing["max_segments_per_row"],
@@ -169,6 +172,8 @@ def documents_of(twin: Twin, shard: int, locations: set[tuple[int, int, int, int
 
             key = reading.file_key(source, extent.file)
             for position, ids, trained in _token_documents(twin, source, extent, wanted):
+                if trained is not None and twin.plan["law_version"] == 2:  # which knows no roles
+                    trained = trained._replace(messages=[])
                 if len(ids) >= max(1, twin.cutting["min_tokens"]) and (trained is None or trained.spans):
                     found.append(Document(s, file, position, extent.use, ids, trained, key))
     return found
@@ -285,10 +290,15 @@ def render(twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: i
         if not in_place:
             shift = len(slots) - len(head) - len(tail) - len(body)
             mode = 0 if facts.get("mode") is None else 1
-        of_document = (segment.start, segment.copy, document.trained)
-        trainable = cutting.trainable(
-            len(slots), len(head), mode, len(body), eos, of_document, prefix - len(head) if shift else 0, shift
-        )
+        spans, end_trained = None, eos
+        if document.trained is not None:
+            rest = twin.cutting["long_answers"] == "continue"
+            spans = cutting.trained_in(document.trained, segment.start, segment.n, rest)
+            last = document.trained.spans[-1][1] - 1
+            end_trained = eos and document.trained.eos and cutting.trains(document.trained, last, segment.start, rest)
+        of_document = (segment.start, segment.copy, spans)
+        pivot = prefix - len(head) if shift else 0
+        trainable = cutting.trainable(len(slots), len(head), mode, len(body), end_trained, of_document, pivot, shift)
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []
     if in_place:

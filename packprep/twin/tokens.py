@@ -1,5 +1,6 @@
 """Texts → ids by the `tokenizers` library, and which of the tokens are trained."""
 
+import bisect
 import json
 import math
 from collections.abc import Callable
@@ -15,6 +16,7 @@ class Trained(NamedTuple):
     cuts: list[int]  # the first tokens of messages after the first
     system: int  # leading tokens that later pieces repeat
     eos: bool  # whether the end of the text is trained
+    messages: list[tuple[int, str]] = []  # first token and role of each, where roles are known and count
 
 
 class Tokenizer:
@@ -177,12 +179,13 @@ def trained_tokens(document: Text, begins: list[int]) -> Trained:
         while k < len(document.spans) and document.spans[k][1] <= begin:
             k += 1
         trained.append(k < len(document.spans) and document.spans[k][0] <= begin)
-    first_at = (sum(begin < boundary for begin in begins) for boundary in document.boundaries)
+    first_at = [bisect.bisect_left(begins, boundary) for boundary in document.boundaries]
     return Trained(
         runs(trained),
         sorted({first for first in first_at if 0 < first < len(begins)}),
         sum(begin < document.system_end for begin in begins),
         bool(document.spans) and document.spans[-1][1] == len(document.text),
+        list(zip([0, *first_at], document.roles, strict=True)) if document.roles else [],
     )
 
 

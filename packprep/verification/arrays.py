@@ -103,6 +103,7 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     if not _check_law(plan, arrays, stored, file, faults):
         return False
     check_noise(plan, arrays, stored, file, faults)
+    _check_repeated(plan, arrays, stored, file, faults)
     _check_coverage(plan, arrays, stored, file, faults)
     return True
 
@@ -263,6 +264,21 @@ def _original(arrays: Mapping[str, np.ndarray], in_place: np.ndarray, place: np.
     if not in_place.any():
         return tokens
     return np.where(in_place, arrays["labels"].reshape(-1)[place].astype(np.int64), tokens)
+
+
+def _check_repeated(
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults
+) -> None:
+    """P19: what a later piece repeats of its document's begin is not trained."""
+    if "trained_offsets" not in arrays:
+        return
+    offsets = arrays["trained_offsets"]
+    mode = np.array([task.mode for task in plan.tasks])[arrays["segment_task"]]
+    first = np.append(arrays["trained_ranges"][:, 0], 0)[offsets[:-1]]
+    wrong = (stored.copy > 0) & (np.diff(offsets) > 0) & (first < stored.bos + mode + stored.copy)
+    for g in np.flatnonzero(wrong)[:MAX_LISTED]:
+        message = f"segment {g}: a trained range begins among the {stored.copy[g]} tokens that it repeats"
+        faults.add("P19", file, message, int(stored.row[g]), int(stored.first_slot[g]) + int(first[g]))
 
 
 def _check_coverage(

@@ -64,7 +64,7 @@ PROMISES = {
     "P16": "the ledger balances, and the arrays count what it says",
     "P17": "building a segment again from its source gives the stored bytes, and inverting it the document",
     "P18": "the noise of an in-place segment is what its key gives: corrupted slots, loss, level and weight",
-    "P19": "trained ranges lie inside their segment, ascend, and no slot outside them is trained",
+    "P19": "trained ranges lie inside their segment, ascend, and no slot outside them, nor one repeated, is trained",
     "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
     "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
     "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",

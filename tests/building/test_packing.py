@@ -127,9 +127,9 @@ def test_ordinary_documents_under_ul2r_fill_best_fit_rows_to_999_thousandths_and
     recipe, tasks = made.mix({"seq_length": seq_length, "tasks": [{"preset": "ul2r"}]}, made.ids(12_000))
     sizes = lognormal(slots_wanted // 680, seq_length, 1 << 20)
     documents = made.documents(sizes)
-    segments, untrained = cut(recipe, tasks, documents)
+    segments, lost = cut(recipe, tasks, documents)
     used = np.bincount(segments.document, segments.n, len(sizes))
-    assert not untrained.any() and np.array_equal(used, sizes)  # fault 18: nothing is truncated
+    assert not lost.untrained.any() and np.array_equal(used, sizes)  # fault 18: nothing is truncated
     slots = segments.slots
     assert slots.sum() > slots_wanted * 0.9 and 500 < sizes.mean() < 700
     row, offset = pack(slots, seq_length, "best_fit", 65535)

@@ -182,13 +182,13 @@ def test_a_plan_refuses_another_law_tokenizer_or_engine(folder):
     inputs = inputs_of(folder)
     plan, data = make_plan(inputs), inputs.vocabulary.tokenizer_json
     with pytest.raises(
-        PlanError, match="plan.json has law_version 99 and this packprep makes 2: use packprep .*, which made"
+        PlanError, match="plan.json has law_version 99 and this packprep makes 2 and 3: use packprep .*, which made"
     ):
         check_plan({**plan, "law_version": 99}, "plan.json")
     older = {**plan, "law_version": 1, "made_with": {"packprep": "0.0.7"}}
     assert Plan(older, data).law == 1
     with pytest.raises(
-        PlanError, match="there has law_version 1 and this packprep makes 2: use packprep 0.0.7, which made it"
+        PlanError, match="there has law_version 1 and this packprep makes 2 and 3: use packprep 0.0.7, which made it"
     ):
         check_law(older, "there")
     with pytest.raises(PlanError, match="tokenizer.json has digest .* put the right file back"):

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.building.segments import cut
-from packprep.documents.supervision import Training
+from packprep.documents.supervision import Conversation, trained_tokens, training_columns
 from packprep.errors import RecipeError
-from packprep.twin import chance, cutting, objectives
-from packprep.twin.tokens import Trained
+from packprep.format.json_files import LAW_VERSION
+from packprep.twin import chance, cutting, objectives, tokens
 from tests import made
 
 TASKS = st.lists(
@@ -77,7 +77,7 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
         return
     sizes = [max(size, recipe.documents.min_tokens) for size in sizes]  # reading leaves shorter ones out
     documents = made.documents(sizes, seed)
-    segments, untrained = cut(recipe, tasks, documents)
+    segments, lost = cut(recipe, tasks, documents)
     expected, left_out = [], 0
     twin = made.twin_recipe(recipe, tasks)
     for d, size in enumerate(sizes):
@@ -86,7 +86,7 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
         left_out += not found
         expected += [(d, *map(int, segment), key(segment[0]), 0, -1) for segment in found]
     assert list(zip(*(column.tolist() for column in segments[:9]), strict=True)) == expected
-    assert without_segments(segments, sizes) == left_out and not untrained.any()
+    assert without_segments(segments, sizes) == left_out and not lost.untrained.any()
 
 
 @given(recipes(), st.integers(1, 10), st.randoms(use_true_random=False))
@@ -102,39 +102,47 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
         return
     least = recipe.documents.min_tokens
     marked = [conversation(chance_of, max(least, chance_of.randint(1, 400))) for _ in range(count)]
-    documents = replace(made.documents([size for size, _ in marked], count), training=training([t for _, t in marked]))
-    segments, _ = cut(recipe, tasks, documents)
+    sizes, law = [len(one.text) for one in marked], chance_of.choice([2, 3, 3])
+    documents = replace(made.documents(sizes, count), training=training(marked, recipe, law))
+    segments, lost = cut(recipe, tasks, documents)
     twin, expected = made.twin_recipe(recipe, tasks), []
-    for d, (size, trained) in enumerate(marked):
-        key = facts_key(documents, d)
+    told = np.zeros((count, 2), np.int64)  # tokens that may be trained, and those that are, where nothing is cut off
+    for d, (size, one) in enumerate(zip(sizes, marked, strict=True)):
+        key, trained = facts_key(documents, d), tokens.trained_tokens(one, list(range(size)))
+        if law == 2:
+            trained = trained._replace(messages=[])
+        told[d, 0] = sum(end - begin for begin, end in trained.spans)
         for *segment, first in cutting.cut_supervised(size, trained, {**twin, "key": key}):
             start, copy = segment[0], segment.pop()
             expected.append((d, *map(int, segment), key(start), copy, -1 if first is None else first))
+            kept = cutting.trained_in(trained, *segment[:2], recipe.documents.long_answers == "continue")
+            told[d, 1] += sum(end - begin for begin, end in kept)
     assert list(zip(*(column.tolist() for column in segments[:9]), strict=True)) == expected
+    if recipe.documents.long == "split":
+        assert np.array_equal(told[:, 0] - told[:, 1], lost.apart)
+        assert law == 3 or not lost.apart.any()
 
 
 def conversation(chance_of, size):
-    """(tokens, what is trained of them) of a document: spans, messages' begins, and a system message."""
+    """A document of a token for each character: spans, messages' begins, in half of them with roles, and a system message."""
     edges = sorted(chance_of.sample(range(size + 1), 2 * chance_of.randint(1, max(1, min(3, size // 2)))))
     cuts = sorted(chance_of.sample(range(1, size), min(size - 1, chance_of.randint(0, 6)))) if size > 1 else []
+    roles = chance_of.choices(["user", "assistant", "assistant", "tool", "system"], k=len(cuts) + 1)
     system = chance_of.choice([0, min(size // 2, 5), min(size // 2, 60)])
-    return size, Trained(list(zip(edges[::2], edges[1::2], strict=True)), cuts, system, edges[-1] == size)
+    spans = tuple(zip(edges[::2], edges[1::2], strict=True))
+    return Conversation("x" * size, spans, tuple(cuts), tuple(roles) if chance_of.random() < 0.5 else (), system)
 
 
-def training(trained):
+def training(conversations, recipe, law=LAW_VERSION):
     """Such documents as `cut` takes them."""
-    spans, cuts = [t.spans for t in trained], [t.cuts for t in trained]
-    offsets = [np.cumsum([0, *map(len, lists)]) for lists in (spans, cuts)]
-    flat_spans, flat_cuts = (np.array([x for own in lists for x in own], np.int64) for lists in (spans, cuts))
-    marks = np.ones(len(trained), np.uint8)
-    system, ends = np.array([t.system for t in trained]), np.array([t.eos for t in trained], np.uint8)
-    return Training(marks, offsets[0], flat_spans.reshape(-1, 2), offsets[1], flat_cuts, system, ends)
+    trained = {i: trained_tokens(one, np.arange(len(one.text))) for i, one in enumerate(conversations)}
+    return training_columns(trained, len(trained), law, recipe.documents.long_answers)
 
 
 def of_a_conversation(system, **changes):
     """(n, copy) of each piece of 1000 tokens, all of them trained, of which the first `system` are a system message."""
     recipe, tasks = made.mix({"seq_length": 512, **changes})
-    trained = training([Trained([(0, 1000)], [], system, True)])
+    trained = training([Conversation("x" * 1000, ((0, 1000),), system_end=system)], recipe)
     segments, _ = cut(recipe, tasks, replace(made.documents([1000]), training=trained))
     return list(zip(segments.n.tolist(), segments.copy.tolist(), strict=True))
 
@@ -160,8 +168,8 @@ def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_n
     except RecipeError:
         return
     sizes = np.maximum(sizes, recipe.documents.min_tokens)
-    segments, untrained = cut(recipe, tasks, made.documents(sizes, seed))
-    assert without_segments(segments, sizes) == 0 and not untrained.any()
+    segments, lost = cut(recipe, tasks, made.documents(sizes, seed))
+    assert without_segments(segments, sizes) == 0 and not lost.untrained.any()
     assert segments.slots.max() <= recipe.seq_length
     first = np.concatenate(([True], segments.document[1:] != segments.document[:-1]))
     last = np.concatenate((first[1:], [True]))
@@ -203,8 +211,8 @@ def test_fault_21_a_dropped_document_leaves_the_others_where_they_were():
 
 def test_no_documents_give_no_segments():
     recipe, tasks = made.mix({"tasks": [{"preset": "ul2r"}]})
-    segments, untrained = cut(recipe, tasks, made.documents([]))
-    assert len(segments.n) == len(untrained) == 0 and len(segments.slots) == 0
+    segments, lost = cut(recipe, tasks, made.documents([]))
+    assert len(segments.n) == len(lost.untrained) == 0 and len(segments.slots) == 0
 
 
 # concat

@@ -104,7 +104,9 @@ def test_a_key_that_joined_later_is_its_default_where_it_is_absent(tmp_path, mon
 def test_a_newer_law_is_refused_with_both(tmp_path):
     make_dataset(tmp_path)
     replace_in_manifest(tmp_path, law_version=9, colour=1, made_with={"packprep": "7.0"})
-    with pytest.raises(DatasetError, match="law_version 9 and this packprep makes 2: use packprep 7.0, which made it"):
+    with pytest.raises(
+        DatasetError, match="law_version 9 and this packprep makes 2 and 3: use packprep 7.0, which made it"
+    ):
         manifest.read_manifest(tmp_path)
 
 

@@ -292,7 +292,10 @@ def test_a_task_without_a_law_is_refused_by_name_at_once(datasets, tmp_path):
 
 def test_another_law_and_an_unknown_parameter_are_refused_with_the_version_that_can(datasets, tmp_path):
     for manifest, said in (
-        (lambda m: m.update(law_version=1), "law_version 1 and this packprep makes 2: use packprep 7.0, which made it"),
+        (
+            lambda m: m.update(law_version=1),
+            "law_version 1 and this packprep makes 2 and 3: use packprep 7.0, which made it",
+        ),
         (
             lambda m: [t["parameters"].update(tempo=2) for t in m["tasks"]],
             "key 'tempo' is unknown to packprep .*; packprep 7.0 wrote it: use that version",

@@ -85,7 +85,7 @@ def test_a_token_is_trained_iff_it_begins_inside_a_span(spans, begins, expected)
 
 
 def test_cuts_are_the_first_tokens_of_messages_without_0_and_the_end():
-    trained = trained_tokens(Conversation("x" * 9, ((0, 9),), (1, 2, 5, 6, 8), 5, True), np.array([0, 2, 2, 4, 7]))
+    trained = trained_tokens(Conversation("x" * 9, ((0, 9),), (1, 2, 5, 6, 8), system_end=5), np.array([0, 2, 2, 4, 7]))
     assert trained.cuts.tolist() == [1, 4]
     assert trained.system == 4
 
@@ -207,7 +207,7 @@ def test_documents_of_all_kinds_keep_their_places_and_plain_ones_their_tokens(ch
 
 
 def test_columns_have_a_place_for_every_document():
-    first = trained_tokens(Conversation("abcd", ((0, 1), (2, 4)), (1, 3), 1, True), np.arange(4))
+    first = trained_tokens(Conversation("abcd", ((0, 1), (2, 4)), (1, 3), system_end=1), np.arange(4))
     last = trained_tokens(Conversation("ab", ((0, 1),)), np.arange(2))
     assert training_columns({}, 3) is None
     columns = training_columns({3: last, 1: first}, 5)
@@ -218,7 +218,7 @@ def test_columns_have_a_place_for_every_document():
     assert columns.cuts.tolist() == [1, 3]
     assert columns.system.tolist() == [0, 1, 0, 0, 0]
     assert columns.eos_trained.tolist() == [0, 1, 0, 0, 0]
-    assert [column.dtype.name for column in columns] == ["uint8", *["int64"] * 5, "uint8"]
+    assert [column.dtype.name for column in columns] == ["uint8", *["int64"] * 5, "uint8", "int64", "uint8"]
 
 
 CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

@@ -3,7 +3,8 @@
     python tests/golden/make_datasets.py
 
 Run by hand, once for each law, when it is final: afterwards they are never made again, for they show that what a release
-wrote stays readable. Those of law 1 were written so by the last release of law 1. NAME/recipe.toml, NAME/sources and
+wrote stays readable. Those of law 1 were written so by the last release of law 1. Law 3 differs from law 2 in conversations
+alone, and so do its datasets. NAME/recipe.toml, NAME/sources and
 NAME/dataset; of `half` some shards have no receipt, or nothing. The plans name /tmp/golden as where the sources lay.
 """
 
@@ -60,6 +61,15 @@ def conversations(name: str) -> list[dict]:
     return found
 
 
+def long_conversations(name: str) -> list[dict]:
+    """Conversations longer than a row, with results of tools; a capital is a message that may be longer than a row itself."""
+    roles, found = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}, []
+    for i, shape in enumerate(("uataUata", "suAuaTa", "suA", "uAaua", "saTtAua", "UAua")):
+        said = [texts(f"{name} {i} {k}", 1, 30 if role.isupper() else 4)[0] for k, role in enumerate(shape)]
+        found.append({"messages": [{"role": roles[r], "content": t} for r, t in zip(shape.lower(), said, strict=True)]})
+    return found
+
+
 def recipe(*parts: str, length: int = 128, shard: int = 3000) -> str:
     """A recipe of bytes; parts: tables, tasks as the values of [[tasks]]."""
     return "\n".join([f'seq_length = {length}\nseed = 7\ntokenizer = "bytes"\n', *parts, _output(shard)])
@@ -89,6 +99,7 @@ IN_PLACE = [
     task("uniform_diffusion", 'weighting = "view_scale"\n'),
 ]
 HALF = recipe(WEB, *ROLLED, shard=900)
+TURNS = '[documents]\nchat_template = "sources/chat.jinja"\n'
 
 DATASETS = {
     1: {
@@ -114,6 +125,17 @@ DATASETS = {
         ),
         "half": HALF,
     },
+    3: {
+        "chats": recipe(
+            source("chats", "long.jsonl"), source("spans", "spans.jsonl"), task("causal"), task("prefix_lm"), TURNS
+        ),
+        "untrained": recipe(
+            source("chats", "long.jsonl"),
+            task("causal"),
+            task("masked_diffusion"),
+            f'{TURNS}long_answers = "untrained"\n',
+        ),
+    },
 }
 
 
@@ -127,6 +149,7 @@ def write_sources(folder: Path) -> None:
         (folder / "notes" / f"{i}.txt").write_text(text, "utf-8")
     (folder / "spans.jsonl").write_bytes(lines(spans("spans")))
     (folder / "chats.jsonl").write_bytes(lines(conversations("chats")))
+    (folder / "long.jsonl").write_bytes(lines(long_conversations("long")))
     (folder / "chat.jinja").write_text(CHAT)
 
 

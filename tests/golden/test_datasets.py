@@ -19,18 +19,23 @@ from packprep.inspection.summary import describe_dataset
 from packprep.recipe import load_recipe, read_recipe
 from packprep.verification.verify import PROMISES
 from tests.golden import datasets
-from tests.golden.datasets import LAW1, LAW2, build_again, moved, refusal, verified
+from tests.golden.datasets import LAW1, LAW2, LAW3, build_again, moved, refusal, verified
 
-BOTH_LAWS = "law_version 1 and this packprep makes 2: use packprep 0.1.0, which made it"
+BOTH_LAWS = "law_version 1 and this packprep makes 2 and 3: use packprep 0.1.0, which made it"
 
 
 @pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", datasets.FINISHED)
-def test_a_dataset_of_this_law_is_verified_replayed_exported_and_built_again(name, tmp_path):
+def test_a_dataset_of_law_2_is_verified_replayed_exported_gone_on_with_and_built_again(name, tmp_path):
     datasets.check_finished(LAW2 / name, tmp_path)
 
 
-def test_a_half_finished_one_of_this_law_is_gone_on_with(tmp_path):
+@pytest.mark.parametrize("name", datasets.CHATS)
+def test_a_dataset_of_this_law_is_verified_replayed_exported_gone_on_with_and_built_again(name, tmp_path):
+    datasets.check_finished(LAW3 / name, tmp_path)
+
+
+def test_a_half_finished_one_of_law_2_is_gone_on_with(tmp_path):
     datasets.check_half(LAW2 / "half", tmp_path)
 
 
@@ -102,5 +107,7 @@ def test_a_law_newer_than_ours_is_refused_everywhere(tmp_path):
         (lambda: describe_dataset(tmp_path / "d"), PackprepError),
         (lambda: build_again(LAW2 / "causal", tmp_path / "d"), PlanError),
     ):
-        with pytest.raises(error, match="law_version 9 and this packprep makes 2: use packprep 7.0, which made it"):
+        with pytest.raises(
+            error, match="law_version 9 and this packprep makes 2 and 3: use packprep 7.0, which made it"
+        ):
             call()

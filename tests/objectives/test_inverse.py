@@ -54,8 +54,8 @@ def check_inverse(table, documents):
         recipe, tasks = made.mix(table)
     except RecipeError:
         return False  # parameters that do not go together, or leave no room in a row
-    segments, untrained = cut(recipe, tasks, documents)
-    assert not untrained.any()
+    segments, lost = cut(recipe, tasks, documents)
+    assert not lost.untrained.any()
     segments, _ = place(segments, recipe)
     arrays = render(tasks, documents, segments, recipe.seq_length, recipe.packing.pad_seq_to_mult)
     plan = SimpleNamespace(recipe=recipe, tasks=tasks, vocabulary=SimpleNamespace(roles={"eos": made.EOS}))

@@ -88,6 +88,7 @@ VALUES = {
         ["today", "2026-02-30", "2026-1-1", "20260101", 1, True, []],
     ),
     ("documents", "special_text"): (["text", "special", "reject"], ["no", 1, True, []]),
+    ("documents", "long_answers"): (["continue", "untrained"], ["no", 1, True, []]),
     ("documents", "loss_spans"): (["use", "ignore"], ["no", 1, True, []]),
     ("documents", "bad_documents"): (["reject", "fail"], ["no", 1, True, []]),
     ("documents", "max_bad_fraction"): ([(0, 0.0), (1, 1.0), 0.5], [-0.1, 1.1, *NUMBERS]),

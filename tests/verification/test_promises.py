@@ -1,6 +1,7 @@
 """One damage for each promise, signed again, that breaks it alone: `verify` names that promise and the place."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from packprep.building.plan import open_plan
 from packprep.format.digests import digest_of
 from packprep.format.json_files import rejects_name, shard_name
 from packprep.randomness import segment_key, text_key
+from packprep.restoring.segments import stored_segments
 from packprep.verification.arrays import check_arrays, check_layout
 from packprep.verification.faults import Faults
 from packprep.verification.verify import PROMISES
 from tests import made as builds
+from tests.golden.datasets import LAW3
 from tests.verification.damage import (
     arrays_of,
     copied,
@@ -905,6 +908,21 @@ def test_p19_offsets_of_ranges_that_do_not_ascend(mixed_directory, at, value):
         arrays["trained_offsets"][at] = value
     (fault,) = faults_of(mixed_directory)
     assert fault["promise"] == "P19" and "trained_offsets does not ascend" in fault["message"]
+
+
+def test_p19_what_a_later_piece_repeats_is_trained(tmp_path):
+    shutil.copytree(LAW3 / "chats" / "dataset", tmp_path / "d")
+    with resigned(tmp_path / "d") as arrays:
+        stored = stored_segments(open_plan(tmp_path / "d"), arrays)
+        g = int(np.flatnonzero((stored.copy > 1) & (stored.task == 0))[0])
+        copy, row, begin = (int(column[g]) for column in (stored.copy, stored.row, stored.first_slot))
+        which = arrays["trained_offsets"][g]
+        assert arrays["trained_ranges"][which, 0] >= copy
+        arrays["loss_mask"][row, begin + copy - 2 : begin + arrays["trained_ranges"][which, 0] - 1] = 1
+        arrays["trained_ranges"][which, 0] = copy - 1
+    faults = [fault for fault in faults_of(tmp_path / "d") if fault["promise"] == "P19"]
+    assert [(fault["row"], fault["slot"]) for fault in faults] == [(row, begin + copy - 1)]
+    assert f"segment {g}: a trained range begins among the {copy} tokens that it repeats" in faults[0]["message"]
 
 
 @pytest.mark.parametrize("value", [0.0, -0.5, 1.5, np.nan, np.inf])
