@@ -10,15 +10,18 @@ ids      equal those of Transformers; of conversations with a special token's te
          are rejects under "text"
 mask     of templates with {% generation %} blocks: equals return_assistant_tokens_mask=True. A token that begins before a block
          and reaches into it is trained there and not here; such conversations count as "straddling"
-turns    of templates without: the trained characters are those that a regular expression of the template's family finds
+turns    of templates without: the trained characters are those that a regular expression of the template's family finds, of
+         conversations where it can
 marks    the words that say whose a string is: all of assistants are trained, none of anybody else
-refused  the template itself fails or says no, in Transformers
+refused  the template itself fails or says no, in Transformers; where it does so because a message has no content, packprep may
+         take what the template makes of null or an empty string there
 rejects  what packprep rejects and the template does not, by reason
 
 Exit status 1 if anything differs, or if more than 1 % are rejected that the template takes.
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -38,6 +41,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 from conversations import MARK, conversations, strings
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 from packprep import open_dataset
 from packprep.building.run import build
@@ -53,22 +58,28 @@ SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\
 """As Llama 3 and Qwen split: several newlines are one token, which may reach over a turn's begin."""
 
 TURNS = {
-    "<|start_header_id|>": r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n(.*?<\|eo[tm]_id\|>)",
-    "<|im_start|>": r"<\|im_start\|>assistant\n(.*?<\|im_end\|>\n?)",
-    "<start_of_turn>": r"<start_of_turn>model\n(.*?<end_of_turn>\n)",
-    "[/INST]": r"(?:\[/INST\]|\[/TOOL_RESULTS\])(?!\[TOOL_RESULTS\]|\[INST\]|\[AVAILABLE_TOOLS\]|\Z)(.*?</s>)",
-    "<|channel|>": r"<\|start\|>assistant((?:<\|channel\|>analysis<\|message\|>(?:(?!<\|end\|>).)*<\|end\|><\|start\|>assistant)?"
-    r"(?: to=|<\|channel\|>final).*?(?:<\|end\|>|<\|return\|>|<\|call\|>))",
-    "<｜Assistant｜></think>": r"(?:<｜Assistant｜>(?:</think>)?|<｜tool▁output▁end｜>(?!<｜tool▁output▁begin｜>|<｜User｜>|\Z))"
-    r"(.*?<｜end▁of▁sentence｜>)",
-    "<｜Assistant｜><think>": r"(?:<｜Assistant｜>|<｜tool▁outputs▁end｜>(?!\Z))(.*?<｜end▁of▁sentence｜>)",
-    "<SPECIAL_11>": r"<SPECIAL_11>Assistant\n(?:<think></think>|<think>\n)?"
-    r"(.*?<SPECIAL_12>\n(?:<SPECIAL_11>Assistant\n<TOOLCALL>(?:(?!<SPECIAL_12>).)*<SPECIAL_12>\n\n\Z|\n\Z)?)",
-    "<|assistant|>": r"<\|assistant\|>\n?(.*?<\|end\|>\n(?:</s>\Z)?)",
+    "<|start_header_id|>": (r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n", r".*?<\|eo[tm]_id\|>"),
+    "<|im_start|>": (r"<\|im_start\|>assistant\n", r".*?<\|im_end\|>\n?"),
+    "<start_of_turn>": (r"<start_of_turn>model\n", r".*?<end_of_turn>\n"),
+    "[/INST]": (r"(?:\[/INST\]|\[/TOOL_RESULTS\])(?!\[TOOL_RESULTS\]|\[INST\]|\[AVAILABLE_TOOLS\]|\Z)", r".*?</s>"),
+    "<|channel|>": (
+        r"<\|start\|>assistant",
+        r"(?:<\|channel\|>analysis<\|message\|>(?:(?!<\|end\|>).)*<\|end\|><\|start\|>assistant)?"
+        r"(?: to=|<\|channel\|>final).*?(?:<\|end\|>|<\|return\|>|<\|call\|>)",
+    ),
+    "<｜Assistant｜></think>": (
+        r"<｜Assistant｜>|<｜tool▁output▁end｜>(?!<｜tool▁output▁begin｜>|<｜User｜>|\Z)",
+        r".*?<｜end▁of▁sentence｜>",
+    ),
+    "<｜Assistant｜><think>": (r"<｜Assistant｜>|<｜tool▁outputs▁end｜>(?!\Z)", r".*?<｜end▁of▁sentence｜>"),
+    "<SPECIAL_11>": (
+        r"<SPECIAL_11>Assistant\n",
+        r".*?<SPECIAL_12>\n(?:<SPECIAL_11>Assistant\n<TOOLCALL>(?:(?!<SPECIAL_12>).)*<SPECIAL_12>\n\n\Z|\n\Z)?",
+    ),
+    "<|assistant|>": (r"<\|assistant\|>\n?", r".*?<\|end\|>\n(?:</s>\Z)?"),
 }
-"""What stands in a template of a family → an expression of its turns, whose group is what is trained. Checked by hand."""
+"""What stands in a template of a family → expressions of what opens a turn and of what is trained. Checked by hand."""
 SOUND = {"text": "so that a build has a row whatever is rejected", "loss_spans": [[0, 40]]}
-EMPTY_THINK = "<think>\n\n</think>\n\n"
 
 
 @dataclass
@@ -99,8 +110,6 @@ def special_tokens(source: str) -> list[str]:
 
 def tokenizer_of(source: str, texts: Iterable[str]) -> Any:
     """Transformers' tokenizer, small, whose special tokens are those that the template writes."""
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -174,57 +183,102 @@ class _Date(datetime.datetime):
 
 @dataclass
 class Judged:
-    """A conversation as Transformers has it. begins: the character at which each token begins; mask: bool[n], of blocks;
-    blocks: their characters."""
+    """A conversation as Transformers has it.
 
-    text: str
-    ids: np.ndarray
-    begins: np.ndarray
-    mask: np.ndarray | None
-    blocks: list[tuple[int, int]]
+    begins: int64[n]: the character at which each token begins. blocks: the characters of {% generation %} blocks. mask: bool[n],
+    Transformers' own; None where the template has no blocks. refusal: why the template does not take it, if it does not.
+    """
+
+    refusal: str = ""
+    text: str = ""
+    ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    begins: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    mask: np.ndarray | None = None
+    blocks: Sequence[tuple[int, int]] = ()
 
 
-def judge(tokenizer: Any, record: dict[str, Any]) -> Judged | str:
-    """What Transformers makes of a record, or why its template does not take it."""
-    from transformers.utils import chat_template_utils
-
-    blocks = bool(re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template))
+def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
+    """What `apply_chat_template` makes of a record."""
     given = {"tools": record.get("tools"), **record.get("chat_template_kwargs", {})}
     with mock.patch.object(chat_template_utils, "datetime", _Date):
         try:
             encoded = tokenizer.apply_chat_template(
-                record["messages"], tokenize=True, return_dict=True, return_assistant_tokens_mask=blocks, **given
+                record["messages"], return_dict=True, return_assistant_tokens_mask=has_blocks(tokenizer), **given
             )
-            text = tokenizer.apply_chat_template(record["messages"], tokenize=False, **given)
         except Exception as error:
-            return f"{type(error).__name__}: {error}"[:100]
-        begins = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        mask, ranges = None, []
-        if blocks:
-            mask = np.array(encoded["assistant_masks"], np.bool_)
-            mask[:1] = False  # no slot predicts a document's first token
-            plain = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
-            given = {**tokenizer.special_tokens_map, **given}
-            _, (ranges,) = chat_template_utils.render_jinja_template(
-                [plain], chat_template=tokenizer.chat_template, return_assistant_tokens_mask=True, **given
-            )
-    ids = np.array(encoded["input_ids"], np.int64)
-    return Judged(text, ids, np.array([begin for begin, _ in begins], np.int64), mask, ranges)
+            return Judged(refusal=f"{type(error).__name__}: {error}"[:100])
+        plain = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
+        judged = rendered(tokenizer, plain, given)
+    assert judged.ids.tolist() == encoded["input_ids"]
+    if judged.mask is not None:
+        judged.mask = np.array(encoded["assistant_masks"], np.bool_)
+        judged.mask[:1] = False  # no slot predicts a document's first token
+    return judged
 
 
-def turns_of(source: str, text: str, record: dict[str, Any]) -> list[tuple[int, int]] | None:
+def has_blocks(tokenizer: Any) -> bool:
+    """Whether the template says by {% generation %} what an assistant generates."""
+    return bool(re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template))
+
+
+def rendered(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, Any]) -> Judged:
+    """What a template makes of messages as they are, nulls as well, without a mask of Transformers'."""
+    texts, blocks = chat_template_utils.render_jinja_template(
+        [messages],
+        chat_template=tokenizer.chat_template,
+        return_assistant_tokens_mask=has_blocks(tokenizer),
+        **{**tokenizer.special_tokens_map, **given},
+    )
+    encoded = tokenizer(texts[0], add_special_tokens=False, return_offsets_mapping=True)
+    begins = np.array([begin for begin, _ in encoded["offset_mapping"]], np.int64)
+    judged = Judged("", texts[0], np.array(encoded["input_ids"], np.int64), begins)
+    if has_blocks(tokenizer):
+        judged.blocks = blocks[0]
+        judged.mask = inside(judged.blocks, begins)
+    return judged
+
+
+def without_content(tokenizer: Any, record: dict[str, Any], judged: Judged) -> Judged:
+    """What a template that does not take messages without a content makes of them where it is null, or an empty string."""
+    given = {"tools": record.get("tools"), **record.get("chat_template_kwargs", {})}
+    for content in (None, ""):
+        messages = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
+        if all("content" in message for message in messages):
+            return judged
+        messages = [{"content": content, **message} for message in messages]
+        with mock.patch.object(chat_template_utils, "datetime", _Date), contextlib.suppress(Exception):
+            return rendered(tokenizer, messages, given)
+    return judged
+
+
+def prompt_of(tokenizer: Any, record: dict[str, Any]) -> str:
+    """What the template adds to ask for an answer; "" where that cannot be told."""
+    given = {"tools": record.get("tools"), **record.get("chat_template_kwargs", {}), "tokenize": False}
+    asking = [{"role": "user", "content": "2+2?"}]
+    with mock.patch.object(chat_template_utils, "datetime", _Date), contextlib.suppress(Exception):
+        unasked, asked = (
+            tokenizer.apply_chat_template(asking, add_generation_prompt=prompt, **given) for prompt in (False, True)
+        )
+        return asked.removeprefix(os.path.commonprefix([unasked, asked]))
+    return ""
+
+
+def turns_of(tokenizer: Any, text: str, record: dict[str, Any]) -> list[tuple[int, int]] | None:
     """The characters of the turns by the table; None where no family is the template's, or where it does not find as many
-    turns as assistants' messages, as where a template opens one of two in a row without a header."""
-    expression = next((turns for mark, turns in TURNS.items() if mark in source), None)
-    if expression is None:
+    turns as assistants' messages, as where a template opens one of two in a row without a header.
+
+    Of what opens a turn as far as it stands in the prompt nothing is trained, as `<think>` in some templates.
+    """
+    found = next((turns for mark, turns in TURNS.items() if mark in tokenizer.chat_template), None)
+    if found is None:
         return None
-    no_thinking = record.get("chat_template_kwargs", {}).get("enable_thinking") is False
+    opening, body = found
+    prompt = prompt_of(tokenizer, record)
     ranges = []
-    for match in re.finditer(expression, text, re.DOTALL):
+    for match in re.finditer(f"(?:{opening})({body})", text, re.DOTALL):
         begin, end = match.span(1)
-        if no_thinking and text.startswith(EMPTY_THINK, begin):
-            begin += len(EMPTY_THINK)
-        ranges.append((begin, end))
+        asked = os.path.commonprefix([text[match.start() : end], prompt])
+        ranges.append((max(begin, match.start() + len(re.sub(r"<[^>]*\Z", "", asked))), end))
     return ranges if len(ranges) == sum(m["role"] == "assistant" for m in record["messages"]) else None
 
 
@@ -245,8 +299,10 @@ def first_difference(expected: Judged, wanted: np.ndarray, given: np.ndarray) ->
     return f"token {i} should {'' if wanted[i] else 'not '}be trained: {before!r} ▸ {behind!r}"
 
 
-def compare(found: Found, number: int, record: dict[str, Any], expected: Judged, given: Document, source: str) -> None:
-    """Count what is equal of one conversation, and note what is not."""
+def compare(
+    found: Found, number: int, record: dict[str, Any], expected: Judged, given: Document, tokenizer: Any, is_plain: bool
+) -> None:
+    """Count what is equal of one conversation, and note what is not. is_plain: it quotes no special token."""
     if not np.array_equal(expected.ids, given.ids):
         n = min(len(expected.ids), len(given.ids))
         i = int(np.argmax(np.append(expected.ids[:n] != given.ids[:n], True)))
@@ -261,7 +317,7 @@ def compare(found: Found, number: int, record: dict[str, Any], expected: Judged,
             return found.differs("mask", number, first_difference(expected, wanted, given.trained))
         found.counts["mask" if np.array_equal(expected.mask, given.trained) else "straddling"] += 1
         return None
-    turns = turns_of(source, expected.text, record)
+    turns = turns_of(tokenizer, expected.text, record) if is_plain else None
     if turns is not None:
         wanted = inside(turns, expected.begins)
         if np.array_equal(wanted, given.trained):
@@ -290,22 +346,22 @@ def judge_template(source: str, records: Sequence[dict[str, Any]]) -> Found:
         for i, (record, expected) in enumerate(zip(records, judged, strict=True)):
             if special_text == "text" and i in quoting:
                 printed = [mark[0] for text in strings(record) if special.search(text) for mark in MARK.finditer(text)]
-                if i in documents and not isinstance(expected, str) and any(mark in expected.text for mark in printed):
+                if i in documents and any(mark in expected.text for mark in printed):
                     found.differs("special text", i, "packprep takes it")
                 continue
             if special_text == "special" and i not in quoting:
                 continue
             found.counts["conversations"] += 1
-            if isinstance(expected, str):
+            if expected.refusal and i not in documents:
                 found.counts["refused"] += 1
-                if i in documents:
-                    found.differs("refusals", i, f"Transformers says {expected}; packprep takes it")
+            elif expected.refusal and (expected := without_content(tokenizer, record, expected)).refusal:
+                found.differs("refusals", i, f"Transformers says {expected.refusal}; packprep takes it")
             elif i in rejects:
                 found.counts["rejects"] += 1
                 found.reasons[re.sub(r"\d+", "N", rejects[i])[:150]] += 1
                 found.differences.append(f"reject of conversation {i}: {rejects[i]}")
             elif i in documents:
-                compare(found, i, record, expected, documents[i], source)
+                compare(found, i, record, expected, documents[i], tokenizer, i not in quoting)
             else:
                 found.counts["untrained"] += 1
                 if expected.mask is None or expected.mask.any():

@@ -55,7 +55,7 @@ class Strings:
         self.count += 1
         text = "".join(word + chance.choice((" ", " ", " ", " ", "\n", "\n\n", "  ")) for word in words)
         edge = chance.random()
-        return text.strip() if edge < 0.8 else text if edge < 0.95 else f" \n{text}"
+        return text.strip() if edge < 0.8 else text if edge < 0.99 else f" \n{text}"
 
 
 def conversation(chance: random.Random) -> dict[str, Any]:

@@ -13,19 +13,53 @@ from packprep import open_dataset
 from packprep.adapters.huggingface import model_inputs
 from packprep.adapters.torch import loader
 from tests import made
-from tests.documents import chats_made
 from tests.tokenizer import tokenizers_made
 
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-SPECIAL = ("<|assistant|>", "<|user|>", "<|system|>", "<|end|>", *ROLES.values())
-RECORDS = [
-    {
-        "messages": chats_made.turns(
-            *made.texts(2 * (1 + i % 4), i, 60), system=made.texts(1, 40 + i, 40)[0] if i % 3 else None
-        )
-    }
-    for i in range(14)
-]
+# Tools, calls and reasoning, and what an assistant generates said by blocks
+TEMPLATE = """\
+{%- if tools %}{{- '<|system|>' + tools | tojson + '<|end|>' }}{% endif %}
+{%- for m in messages %}
+    {%- if m.role == 'assistant' %}
+        {{- '<|assistant|>' }}
+        {%- generation %}
+            {%- if m.reasoning_content %}{{- '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+            {{- m.content or '' }}
+            {%- for call in m.tool_calls or [] %}{{- '[call]' + call.function | tojson }}{% endfor %}
+            {{- '<|end|>' }}
+        {%- endgeneration %}
+    {%- else %}
+        {{- '<|' + m.role + '|>' + m.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}
+"""
+SPECIAL = ("<|assistant|>", "<|user|>", "<|system|>", "<|tool|>", "<|end|>", *ROLES.values())
+TOOLS = [{"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def records():
+    """Conversations of one to four turns, some of them with a system message, tools, two calls at once, or reasoning."""
+    made_records = []
+    for i in range(14):
+        texts = iter(made.texts(30, i, 60))
+        messages = [{"role": "system", "content": next(texts)}] if i % 3 else []
+        for turn in range(1 + i % 4):
+            messages.append({"role": "user", "content": next(texts)})
+            if i % 2:
+                calls = [
+                    {"type": "function", "function": {"name": "sum", "arguments": {"n": n}}}
+                    for n in range(1 + turn % 2)
+                ]
+                messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+                messages += [{"role": "tool", "content": next(texts)} for _ in calls]
+            thought = {"reasoning_content": next(texts)} if i % 5 == 2 else {}
+            messages.append({"role": "assistant", "content": next(texts), **thought})
+        made_records.append({"messages": messages, **({"tools": TOOLS} if i % 2 else {})})
+    return made_records
+
+
+RECORDS = records()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +67,7 @@ def packed(tmp_path_factory):
     """A dataset of RECORDS, several in each row."""
     folder = tmp_path_factory.mktemp("chats")
     tokenizers_made.write(
-        folder, tokenizers_made.byte_level(*SPECIAL), tokenizer_config={**ROLES, "chat_template": chats_made.GENERATION}
+        folder, tokenizers_made.byte_level(*SPECIAL), tokenizer_config={**ROLES, "chat_template": TEMPLATE}
     )
     made.write(folder / "chats.jsonl", b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS))
     recipe = {
@@ -60,12 +94,14 @@ def one_by_one(model, folder):
     """(loss, trained tokens): the mean over all trained tokens of conversations that Transformers renders and masks."""
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_file(str(folder / "tokenizer.json")),
-        chat_template=chats_made.GENERATION,
+        chat_template=TEMPLATE,
         **ROLES,
     )
     total, trained = 0.0, 0
     for record in RECORDS:
-        encoded = tokenizer.apply_chat_template(record["messages"], return_dict=True, return_assistant_tokens_mask=True)
+        encoded = tokenizer.apply_chat_template(
+            record["messages"], tools=record.get("tools"), return_dict=True, return_assistant_tokens_mask=True
+        )
         ids, mask = torch.tensor([encoded["input_ids"]]), torch.tensor([encoded["assistant_masks"]])
         own = int(mask.sum())
         total += model(input_ids=ids, labels=torch.where(mask > 0, ids, -100)).loss.item() * own
