@@ -283,7 +283,7 @@ def arrays() -> str:
 
     names = {10: "rows", 20: "segments", 8: "seq_length", 40: "blocks", 70: "ranges", 2: "2"}
     names |= {11: "rows + 1", 21: "segments + 1", 30: "segments + rows"}
-    full = layout(10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70)
+    full = layout(10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70, weighted=True)
     rows = []
     for name, (dtype, shape) in full.items():
         kind = "u16 or i32" if name in ("tokens", "labels") else f"{dtype.kind}{8 * dtype.itemsize}"
@@ -313,6 +313,7 @@ _MEANINGS = {
     "block_noise": "block diffusion: level of each block",
     "block_loss_weight": "block diffusion: weight of each block",
     "trained_ranges": "[begin, end) pairs of slots, relative to the segment's begin, that may be trained",
+    "trained_weights": "weight of each range, above 0; only where one is not 1",
     "segment_task": "index into the manifest's tasks; the last is `too_short`",
     "segment_source": "index into the manifest's sources",
     "segment_repeat": "which use of the document this is: 0, 1, …",

@@ -16,7 +16,7 @@ remote.py, storage too. What they share stands here: what a trainer's adapter is
 import os
 
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import StoredTask
+from packprep.dataset.manifest import StoredTask, has_weighted_spans
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
@@ -53,3 +53,8 @@ def datasets_of(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
 def tasks_of(dataset: Dataset | Mixture) -> list[StoredTask]:
     """The tasks of all of its datasets, one dataset after the other."""
     return [task for each in datasets_of(dataset) for task in each.tasks]
+
+
+def weights_spans(dataset: Dataset | Mixture) -> bool:
+    """Whether documents of some of its datasets give weights other than 1 to what is trained of them."""
+    return any(has_weighted_spans(each.manifest) for each in datasets_of(dataset))

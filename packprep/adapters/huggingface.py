@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from packprep.adapters import opened, tasks_of
+from packprep.adapters import opened, tasks_of, weights_spans
 from packprep.adapters.torch_attention import flex_block_mask, sdpa_mask, transformers_kwargs
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
@@ -39,7 +39,7 @@ class Collator:
 
     attention: the model's attn_implementation. labels: "shift_labels", or "shifted_by_model" for a model whose loss
     does not know shift_labels; tasks that predict in place are refused there by name. loss_weights: Transformers' loss
-    has none, so a dataset whose tasks weight theirs is refused by name, unless "ignore" says that they should not count.
+    has none, so a dataset whose tasks or documents weight theirs is refused, unless "ignore" says that they should not count.
     prefix_bidirectional: False reads prefixes causally, which flash attention needs.
     """
 
@@ -51,7 +51,8 @@ class Collator:
         loss_weights: str = "refuse",
         prefix_bidirectional: bool = True,
     ):
-        tasks = tasks_of(opened(directory))
+        dataset = opened(directory)
+        tasks = tasks_of(dataset)
         for name, value, known in (
             ("attention", attention, ATTENTIONS),
             ("labels", labels, LABELS),
@@ -72,6 +73,11 @@ class Collator:
             raise ArgumentError(
                 f"task {_names(weighted)} weights its loss, which Transformers' loss cannot; use masked_loss of "
                 "packprep.adapters.torch_loss, build with weighting = 'none', or say loss_weights='ignore'"
+            )
+        if loss_weights == "refuse" and weights_spans(dataset):
+            raise ArgumentError(
+                "documents of this dataset give weights to what is trained of them, which Transformers' loss cannot; use "
+                "masked_loss of packprep.adapters.torch_loss, or say loss_weights='ignore'"
             )
 
     def __call__(self, rows: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from packprep.adapters import opened, opened_alone
+from packprep.adapters import opened, opened_alone, weights_spans
 from packprep.adapters.torch import DTYPES, loader
 from packprep.adapters.torch_attention import varlen_causal
 from packprep.dataset import attention
@@ -137,10 +137,16 @@ def torchtitan(
     """({"input", "positions"}, labels) int64[B, T] each, as torchtitan's dataloaders yield; labels are -100 where
     nothing is trained. Positions begin again at each segment, which is what its document masks are made from.
 
-    options: as of adapters.torch.loader, but for layout, columns and ignore_index.
+    options: as of adapters.torch.loader, but for layout, columns and ignore_index. A dataset whose documents give weights is
+    refused: torchtitan's loss has none.
     """
     dataset = opened(directory)
     _causal(dataset, prefix_bidirectional)
+    if weights_spans(dataset):
+        raise ArgumentError(
+            "documents of this dataset give weights to what is trained of them, which torchtitan's loss does not read; use "
+            "masked_loss of packprep.adapters.torch_loss, or take the weights out of the documents"
+        )
     return TitanBatches(loader(dataset, batch_size, rank, world_size, columns=COLUMNS, ignore_index=-100, **options))
 
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
-from packprep.adapters import opened, tasks_of
+from packprep.adapters import opened, tasks_of, weights_spans
 from packprep.dataset import attention, order
 from packprep.dataset.attention import RULES
 from packprep.dataset.batches import check_state
@@ -42,9 +42,10 @@ DTYPES = {
 
 
 def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
-    """All that a trainer needs for the tasks of every dataset: loss_weights where a task has some, and prefix_ends."""
+    """All that a trainer needs for the tasks of every dataset: loss_weights where tasks or documents have some, prefix_ends."""
     names = list(COLUMNS)
-    if any(task["label_alignment"] == "same_slot" for task in tasks_of(dataset)):
+    in_place = any(task["label_alignment"] == "same_slot" for task in tasks_of(dataset))
+    if in_place or weights_spans(dataset):
         names.append("loss_weights")
     return (*names, "prefix_ends")
 
@@ -287,7 +288,7 @@ def loader(
     layout "bshd": [batch_size, T] each
 
         tokens labels position_ids   int64     loss_mask      bool: cross_entropy(logits[t], labels[t]) where it is True
-        segment_ids prefix_ends      int32     loss_weights   float32, where a task predicts in place
+        segment_ids prefix_ends      int32     loss_weights   float32, where a task predicts in place or documents give weights
         n_trained, loss_weight_sum   int, float: the sums that a loss over all ranks is divided by
 
     layout "thd": the same as one row, [1, slots], and cu_seqlens int32[segments + 1], max_seqlen int. tail "segment":

@@ -194,8 +194,9 @@ def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
     zeros, own = np.zeros(len(lengths), np.int64), np.flatnonzero(supervised)
     spans = np.stack((zeros[own], lengths[own]), 1)
     offsets, none = np.concatenate(([0], np.cumsum(supervised, dtype=np.int64))), np.zeros(len(lengths) + 1, np.int64)
+    weights, ends = np.ones(len(spans), np.float32), supervised.astype(np.float32)
     turns, cuts, ranks = np.repeat(spans[:, 1:], 2, 1), np.zeros(0, np.int64), np.zeros(0, np.uint8)
-    return Training(supervised, offsets, spans, turns, none, cuts, ranks, zeros, supervised)
+    return Training(supervised, offsets, spans, weights, turns, none, cuts, ranks, zeros, ends)
 
 
 def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: np.ndarray) -> Iterator[np.ndarray]:

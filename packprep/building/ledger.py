@@ -26,6 +26,8 @@ ADDED_LATER: tuple[str, ...] = ()
 """Kinds that joined later: they are written only where there are any."""
 APART = "answers_apart"
 """Tokens, used or dropped, of answers that are not trained, for what they answer stands in another piece; where there are any."""
+WEIGHTED = "weighted"
+"""Of a source's slots those inside trained ranges of another weight than 1: written only where there are any."""
 
 
 def shard_ledger(
@@ -36,9 +38,10 @@ def shard_ledger(
     lost: NotTrained,
     last_row_padding: int,
     recipe: Recipe,
+    arrays: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
     """The ledger of one shard. lost: what `cut` gives with the table, its segments left out being among what documents
-    dropped; last_row_padding: of the row that was packed last, at its end and inside its segments."""
+    dropped; last_row_padding: of the row that was packed last, at its end and inside its segments; arrays: the shard's."""
     seq_length = recipe.seq_length
     source, task, n, slots = documents.source[table.document], table.task, table.n, table.slots
     bos, eos, copy, padding = table.bos, table.eos, table.copy, -slots % recipe.packing.pad_seq_to_mult
@@ -50,7 +53,7 @@ def shard_ledger(
     if recipe.documents.long == "truncate":
         used = np.bincount(table.document, n, len(lengths)).astype(np.int64)
         np.add.at(truncated, documents.source, lengths - used - lost.untrained)
-    sources = {}
+    sources, weighted = {}, weighted_slots(arrays)
     for s, name in enumerate(names):
         of_source, read = source == s, documents.source == s
         reasons = documents.rejected.counts(name)
@@ -82,6 +85,7 @@ def shard_ledger(
                 "used": int(n[of_source].sum()),
                 "added": {kind: count for kind, count in added.items() if count or kind in ADDED},
                 "padding": int(padding[of_source].sum()),
+                **({WEIGHTED: count} if (count := int(weighted[of_source].sum())) else {}),
             },
             "segments": int(of_source.sum()),
         }
@@ -103,6 +107,16 @@ def shard_ledger(
         "last_rows": min(rows, 1),
         "last_row_padding": last_row_padding,
     }
+
+
+def weighted_slots(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """int64[m]: the slots of each segment of a shard that lie inside trained ranges of another weight than 1."""
+    many = np.zeros(len(arrays["segment_key"]), np.int64)
+    if "trained_weights" in arrays:
+        segment = np.repeat(np.arange(len(many)), np.diff(arrays["trained_offsets"]))
+        lengths = np.diff(arrays["trained_ranges"].astype(np.int64), axis=1)[:, 0]
+        np.add.at(many, segment, np.where(arrays["trained_weights"] != 1, lengths, 0))
+    return many
 
 
 def add_ledgers(ledgers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -159,7 +173,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             return is_count(part)
         if not isinstance(part, dict) or (path[-2:] not in reasons and not form.keys() <= part.keys()):
             return False
-        later = ADDED_LATER if path[-1:] == ("added",) else (APART,) if path[-1:] == ("tokens",) else ()
+        later = {"added": ADDED_LATER, "slots": (WEIGHTED,), "tokens": (APART,)}.get(path[-1] if path else "", ())
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):
             raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")

@@ -49,26 +49,17 @@ def _next_token(first_slot, slots, prefix, pad, tokens, labels, loss_mask, train
 
 @kernel
 def _mark(
-    supervised,
-    body,
-    mode,
-    n,
-    eos,
-    start,
-    copy,
-    span_begin,
-    span_end,
-    spans,
-    turns,
-    eos_trained,
-    pivot,
-    shift,
-    trainable,
-):
+    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, span_weights, turns, eos_weight, pivot, shift,
+    trainable, weights,
+):  # fmt: skip
     """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as in a shard
     without supervised documents; of a supervised segment its trained tokens, the sentinel at its pivot, and eos where the
     last span reaches the end and is trained. mode: how many slots before the body hold such a mode token. Of a document's
-    spans only those that reach into the segment are walked: it may have a million, and be cut into many."""
+    spans only those that reach into the segment are walked: it may have a million, and be cut into many.
+
+    weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots where all are 1. A sentinel
+    weighs as much as the trained token behind it, or before it where that one is not trained."""
+    weighted = weights.shape[0] > 0
     for i in range(n.shape[0]):
         end = body[i] + n[i] + shift[i]
         if not supervised[i]:
@@ -87,30 +78,40 @@ def _mark(
                 for token in range(
                     max(spans[k, 0] - start[i], 0) + copy[i], min(spans[k, 1] - start[i] + copy[i], n[i])
                 ):
-                    trainable[body[i] + token + (shift[i] if token >= pivot[i] else 0)] = 1
+                    slot = body[i] + token + (shift[i] if token >= pivot[i] else 0)
+                    trainable[slot] = 1
+                    if weighted:
+                        weights[slot] = span_weights[k]
             k += 1
         if shift[i]:
-            trainable[body[i] + pivot[i]] = 1
-        if eos[i] and eos_trained[i] and trained_in(turns, span_end[i] - 1, start[i]):
+            sentinel = body[i] + pivot[i]
+            trainable[sentinel] = 1
+            if weighted:
+                weights[sentinel] = weights[sentinel + 1 if trainable[sentinel + 1] else sentinel - 1]
+        if eos[i] and eos_weight[i] > 0 and trained_in(turns, span_end[i] - 1, start[i]):
             trainable[end] = 1
+            if weighted:
+                weights[end] = eos_weight[i]
 
 
 @kernel
-def _runs(first_slot, slots, trainable, offsets, ranges):
-    """The runs of `trainable` in each segment, relative to its begin; only counts them if `ranges` is empty."""
-    count = np.int64(0)
+def _runs(first_slot, slots, trainable, weights, offsets, ranges):
+    """The runs of `trainable` of one weight in each segment, relative to its begin; only counts them if `ranges` is empty.
+
+    weights: float32, of the slots; of no slots where all are 1."""
+    count, weighted = np.int64(0), weights.shape[0] > 0
     for i in range(first_slot.shape[0]):
         inside = False
         for t in range(first_slot[i], first_slot[i] + slots[i]):
-            if trainable[t] != 0 and not inside:
-                if ranges.shape[0] > 0:
-                    ranges[count, 0] = t - first_slot[i]
-                inside = True
-            elif trainable[t] == 0 and inside:
+            if inside and (trainable[t] == 0 or (weighted and weights[t] != weights[t - 1])):
                 if ranges.shape[0] > 0:
                     ranges[count, 1] = t - first_slot[i]
                 inside = False
                 count += 1
+            if trainable[t] != 0 and not inside:
+                if ranges.shape[0] > 0:
+                    ranges[count, 0] = t - first_slot[i]
+                inside = True
         if inside:
             if ranges.shape[0] > 0:
                 ranges[count, 1] = slots[i]
@@ -144,6 +145,7 @@ def render_rows(
     tokens, labels = (np.full(n, pad, token_dtype) for n in (size, size if with_labels else 0))
     segment_ids, loss_mask = np.zeros(size, np.uint16), np.zeros(size, np.uint8)
     trainable = np.zeros(0 if training is None else size, np.uint8)
+    weights = np.ones(size if training is not None and _is_weighted(training) else 0, np.float32)
     prefixes, level, weight = np.zeros(m, np.int64), np.zeros(m, np.float32), np.ones(m, np.float32)
     block_counts, block_parts = np.zeros(m, np.int64), []
     for t, task in enumerate(tasks):
@@ -154,7 +156,7 @@ def render_rows(
         bodies = segments.bodies()
         prefixes[chosen] = prefix = expected_prefix(task, bodies, segments.bos, segments.slots)
         if training is not None:
-            _mark_trained(task, segments, first_slots, training, trainable)
+            _mark_trained(task, segments, first_slots, training, trainable, weights)
         body = first_slots + segments.bos + task.mode
         half = segments.slots // task.objective.copies
         facts = (task.ids.bos, task.mode_token, task.ids.eos)
@@ -199,7 +201,7 @@ def render_rows(
         blocks = _joined_blocks(block_counts, block_parts)
         arrays["block_offsets"], arrays["block_noise"], arrays["block_loss_weight"] = blocks
     if training is not None:
-        arrays["trained_offsets"], arrays["trained_ranges"] = _trained_ranges(first_slot, table.slots, trainable)
+        arrays |= _trained_ranges(first_slot, table.slots, trainable, weights)
     return arrays
 
 
@@ -228,7 +230,12 @@ def draw_noise(index: int, task: Task, target: Target) -> Noised:
 
 
 def _mark_trained(
-    task: Task, segments: SegmentTable, first_slot: np.ndarray, training: Training, trainable: np.ndarray
+    task: Task,
+    segments: SegmentTable,
+    first_slot: np.ndarray,
+    training: Training,
+    trainable: np.ndarray,
+    weights: np.ndarray,
 ) -> None:
     bodies = segments.bodies()
     pivot = np.zeros(len(segments.task), np.int64)
@@ -242,18 +249,31 @@ def _mark_trained(
     _mark(
         training.supervised[d], first_slot + segments.bos + task.mode, 0 if task.in_place else task.mode,
         bodies.n, eos, segments.start, segments.copy,
-        training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.turns,
-        training.eos_trained[d],
-        np.ascontiguousarray(pivot), np.ascontiguousarray(shift), trainable,
+        training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.weights, training.turns,
+        training.eos_weight[d],
+        np.ascontiguousarray(pivot), np.ascontiguousarray(shift), trainable, weights,
     )  # fmt: skip
 
 
-def _trained_ranges(first_slot: np.ndarray, slots: np.ndarray, trainable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _is_weighted(training: Training) -> bool:
+    """Whether a trained token has another weight than 1."""
+    return bool((training.weights != 1).any() or ((training.eos_weight != 1) & (training.eos_weight != 0)).any())
+
+
+def _trained_ranges(
+    first_slot: np.ndarray, slots: np.ndarray, trainable: np.ndarray, weights: np.ndarray
+) -> dict[str, np.ndarray]:
+    """trained_offsets, trained_ranges, and, where one differs from 1, trained_weights."""
     offsets = np.zeros(len(first_slot) + 1, np.int64)
-    count = _runs(first_slot, slots, trainable, offsets, np.zeros((0, 2), np.int32))
+    count = _runs(first_slot, slots, trainable, weights, offsets, np.zeros((0, 2), np.int32))
     ranges = np.zeros((count, 2), np.int32)
-    _runs(first_slot, slots, trainable, offsets, ranges)
-    return offsets, ranges
+    _runs(first_slot, slots, trainable, weights, offsets, ranges)
+    arrays = {"trained_offsets": offsets, "trained_ranges": ranges}
+    if len(weights):
+        of_ranges = weights[np.repeat(first_slot, np.diff(offsets)) + ranges[:, 0]]
+        if (of_ranges != 1).any():
+            arrays["trained_weights"] = of_ranges
+    return arrays
 
 
 def _joined_blocks(counts: np.ndarray, parts: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -108,7 +108,7 @@ def make_shard(
         arrays = render(plan.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult)
     with clock.stage("ledger"):
         names = [source.name for source in plan.sources]
-        balance = shard_ledger(documents, names, plan.tasks, table, lost, last_row_padding, recipe)
+        balance = shard_ledger(documents, names, plan.tasks, table, lost, last_row_padding, recipe, arrays)
         check(balance, f"shard {shard}")
     if recipe.output.columns == "compact":
         arrays = compacted(arrays)

@@ -321,6 +321,17 @@ def _are_shards(entries: Sequence[Any]) -> bool:
     )
 
 
+def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
+    """Whether documents give weights other than 1 to what is trained of them, by the ledger, which opening does not check."""
+    sources = manifest["ledger"].get("sources")
+    slots = (
+        [source.get("slots") for source in sources.values() if isinstance(source, dict)]
+        if isinstance(sources, dict)
+        else []
+    )
+    return any(isinstance(own, dict) and own.get("weighted") for own in slots)
+
+
 def first_rows(manifest: Manifest) -> list[int]:
     """The rows before each shard, and at last all of them."""
     return [0, *accumulate(entry["rows"] for entry in manifest["shards"])]

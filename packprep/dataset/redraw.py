@@ -13,6 +13,7 @@ import numpy as np
 
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
+from packprep.dataset.boundaries import fill_slots
 from packprep.dataset.manifest import Manifest, StoredTask
 from packprep.dataset.rows import Segments, own_dtype, put_blocks
 from packprep.errors import ArgumentError, DatasetError, RecipeError
@@ -173,7 +174,7 @@ def redrawn(laws: Laws, epochs: np.ndarray, segments: Segments, columns: Mapping
 def _redraw(
     laws: Laws, segments: Segments, epochs: np.ndarray, tokens: np.ndarray, loss_mask: np.ndarray, weighted: bool
 ) -> np.ndarray | None:
-    """Write tokens and loss_mask; gives the weight of each slot's segment or block, [B, T], if `weighted`."""
+    """Write tokens and loss_mask; gives each slot's weight, [B, T], before its loss_mask, if `weighted`."""
     task = segments.column("task")
     if task.max(initial=0) >= len(laws.by_task):
         raise DatasetError(f"redraw: segment_task {task.max()} is beyond the manifest's {len(laws.by_task)} tasks")
@@ -213,6 +214,8 @@ def _redraw(
     for which, length, (count, _, values) in by_block:
         lengths = np.full(len(which), length)
         put_blocks(weights, segments.at[which], segments.slots[which] // 2, lengths, count, values)
+    if (of_ranges := segments.range_weights()) is not None:
+        weights *= of_ranges
     return weights.reshape(tokens.shape)
 
 
@@ -228,22 +231,9 @@ def _may(segments: Segments) -> np.ndarray | None:
     """uint8[size]: the slots inside trained ranges; None where shards have none."""
     if "trained_ranges" not in segments.places[0][0].layout:
         return None
-    many, ranges = [], []
-    for i, ((shard, row), offsets) in enumerate(
-        zip(segments.places, segments.parts("trained_offsets", 1), strict=True)
-    ):
-        if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > shard.layout["trained_ranges"][1][0]:
-            raise segments.fault(i, "trained_offsets do not ascend")
-        many.append(np.diff(offsets))
-        ranges.append(shard.part("trained_ranges", row, int(offsets[0]), int(offsets[-1])))
-    of_segment = np.repeat(np.arange(len(segments)), np.concatenate(many))
-    begins, ends = np.concatenate(ranges).astype(np.int64).T
-    if ((begins < 0) | (ends <= begins) | (ends > segments.slots[of_segment])).any():
-        raise DatasetError("redraw: a trained range lies outside its segment; `packprep verify` says which")
-    edges = np.zeros(segments.size + 1, np.int8)
-    edges[segments.at[of_segment] + begins] += 1
-    edges[segments.at[of_segment] + ends] -= 1
-    return np.cumsum(edges[:-1], dtype=np.int8).view(np.uint8)
+    segment, ranges, _ = segments.trained()
+    begins, lengths = segments.at[segment] + ranges[:, 0], ranges[:, 1] - ranges[:, 0]
+    return fill_slots(begins, lengths, np.ones(len(ranges), np.uint8), 0, segments.size)
 
 
 def _target(

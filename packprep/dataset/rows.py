@@ -45,6 +45,11 @@ class Facts:
         """bool[tasks]: those of block diffusion."""
         return np.array([attention.RULES[task["attention"]].in_blocks for task in self.tasks])
 
+    @cached_property
+    def in_place(self) -> np.ndarray:
+        """bool[tasks]: those whose slots predict their own labels."""
+        return np.array([task["label_alignment"] == "same_slot" for task in self.tasks])
+
     def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
         """These facts with loss on these sources and tasks alone, and on no others than before."""
         if self.loss_on is not None:
@@ -199,8 +204,54 @@ class Segments:
             ends[blocks] = -1
         return self.at_slots(ends, 0)
 
+    def trained(self) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
+        """Of rows whose shards have trained ranges: (segment of each range, its slots [begin, end) in it int64[k, 2], and each
+        row's part of its shard's ranges). DatasetError where they do not lie in their segments, apart, in order."""
+        many, ranges, parts = [], [], []
+        for i, ((shard, row), offsets) in enumerate(zip(self.places, self.parts("trained_offsets", 1), strict=True)):
+            stored = shard.layout["trained_ranges"][1][0]
+            if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > stored:
+                raise self.fault(i, "trained_offsets do not ascend")
+            many.append(np.diff(offsets))
+            parts.append((int(offsets[0]), int(offsets[-1])))
+            ranges.append(shard.part("trained_ranges", row, *parts[-1]))
+        segment, found = np.repeat(np.arange(len(self)), np.concatenate(many)), np.concatenate(ranges).astype(np.int64)
+        wrong = (found[:, 0] < 0) | (found[:, 1] <= found[:, 0]) | (found[:, 1] > self.slots[segment])
+        wrong[1:] |= (segment[1:] == segment[:-1]) & (found[1:, 0] < found[:-1, 1])
+        if wrong.any():
+            g = segment[np.argmax(wrong)]
+            raise self.fault(
+                int(self.row[g]), f"a trained range lies outside its segment or in another, {found[wrong][0]}"
+            )
+        return segment, found, parts
+
+    def range_weights(self) -> np.ndarray | None:
+        """float32[size]: the weight of the trained range in which lies what a slot predicts, 1 where none does; None where no
+        row's shard has weights of ranges."""
+        which = [i for i, (shard, _) in enumerate(self.places) if "trained_weights" in shard.layout]
+        if not which:
+            return None
+        own = self if len(which) == len(self.places) else Segments(self.facts, [self.places[i] for i in which])
+        segment, ranges, parts = own.trained()
+        weights = [
+            shard.part("trained_weights", row, *part) for (shard, row), part in zip(own.places, parts, strict=True)
+        ]
+        lead = (
+            1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
+        )  # slots before what they predict
+        begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
+        moved = (np.array(which) - np.arange(len(which))) * self.facts.seq_length  # from own rows to these
+        return fill_slots(
+            (own.at + moved[own.row])[segment] + begins, ends - begins, np.concatenate(weights), 1, self.size
+        )
+
     def loss_weights(self) -> np.ndarray:
-        """The weight of each slot's segment or block, whether it is trained or not."""
+        """The weight of each slot's segment or block times that of the range of what it predicts, trained or not."""
+        weights, of_ranges = self._own_weights(), self.range_weights()
+        return weights if of_ranges is None else np.multiply(weights, of_ranges, out=weights)
+
+    def _own_weights(self) -> np.ndarray:
+        """float32[size]: the weight of each slot's segment or block."""
         weights = self.at_slots(self.column("loss_weight"), 0)
         if not self.facts.in_blocks.any() or "block_offsets" not in self.places[0][0].layout:
             return weights

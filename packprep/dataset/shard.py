@@ -162,13 +162,15 @@ def layout(
     padded: bool = False,
     blocks: int | None = None,
     trained: int | None = None,
+    weighted: bool = False,
     compact: bool = False,
 ) -> Layout:
     """The arrays of a shard in file order: name → (dtype, shape).
 
     labels: a task predicts in place. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
-    block_diffusion. trained: number of trained ranges, None where no source has any. compact: without segment_ids, and
-    without loss_mask unless tasks predict in place or ranges are trained: cu_seqlens and segment_prefix determine them.
+    block_diffusion. trained: number of trained ranges, None where no source has any; weighted: one has another weight than
+    1. compact: without segment_ids, and without loss_mask unless tasks predict in place or ranges are trained: cu_seqlens and
+    segment_prefix determine them.
     """
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
@@ -204,6 +206,8 @@ def layout(
         arrays["block_loss_weight"] = (f32, (blocks,))
     if trained is not None:
         arrays["trained_ranges"] = (i32, (trained, 2))
+        if weighted:
+            arrays["trained_weights"] = (f32, (trained,))
 
     arrays["segment_task"] = (u16, (segments,))
     arrays["segment_source"] = (u16, (segments,))
@@ -211,7 +215,7 @@ def layout(
     return arrays
 
 
-NAMES = frozenset(layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0))
+NAMES = frozenset(layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0, weighted=True))
 
 
 def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype) -> Layout:
@@ -237,6 +241,7 @@ def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_leng
         padded="cu_seqlens_padded" in shapes,
         blocks=count("block_noise") if has_blocks else None,
         trained=count("trained_ranges") if has_trained else None,
+        weighted="trained_weights" in shapes,
         compact="segment_ids" not in shapes,
     )
     missing = [name for name in expected if name not in shapes]

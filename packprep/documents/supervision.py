@@ -18,7 +18,7 @@ The whole text is tokenized at once, so that a model sees the tokens that it wil
 inside a span.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from packprep.tokenizer.roles import Vocabulary
 
 MAX_SPANS = 1 << 16  # of one document
 _MOST_SAID = 4096
+_BEYOND_FLOAT32 = 2.0**128 - 2.0**103  # the least number that float32 rounds to infinity
 DEFAULTS = DocumentKeys()
 
 
@@ -47,12 +48,13 @@ DEFAULTS = DocumentKeys()
 class Conversation:
     """The text of a supervised document, and what of it is trained.
 
-    spans       ascending half-open ranges of characters that are trained, apart from one another
+    spans       ascending half-open ranges of characters that are trained, apart from one another or touching where weights differ
     boundaries  ascending: the characters at which messages after the first begin, as far as the template has such places
     roles       of the first message and of each at `boundaries`; (): not known
     system_end  characters of the leading system message and its dressing; 0: none
     chat        the special tokens in the text are the template's
     strings     of a chat: what of it is not the template's, in which a special token's text means no special token
+    weights     one for each span, above 0, as float32 holds it; (): 1 each
     """
 
     text: str
@@ -62,6 +64,7 @@ class Conversation:
     system_end: int = 0
     chat: bool = False
     strings: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 def supervise(
@@ -119,7 +122,7 @@ def conversation(
     """
     if not given.layout:
         assert given.text is not None
-        return _with_spans(given.text, given.loss_spans)
+        return _with_spans(given.text, given.loss_spans, given.record.get("weight"), law)
     if given.text is not None or given.loss_spans is not None:
         other = "a text" if given.text is not None else LOSS_SPANS
         return "bad_messages", (
@@ -139,31 +142,79 @@ def conversation(
     return _rendered(compile_template(template, settings.template_date), found, settings)
 
 
-def _with_spans(text: str, spans: Any) -> Conversation | Problem:
-    """The characters inside any of the spans, in whatever order those stand, overlap, are empty or reach beyond the text."""
+def weight_of(value: Any) -> float | None:
+    """A weight of a document, a message or a span, as float32 holds it; None for what is no finite number of at least 0."""
+    if type(value) not in (int, float) or not 0 <= value < _BEYOND_FLOAT32:
+        return None
+    return float(np.float32(float(value)))
+
+
+def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -> Conversation:
+    """The conversation of a text and its ranges of characters [begin, end) with a weight: ascending, apart or touching.
+
+    Ranges of weight 0 are not trained; touching ones of the same weight become one. more: its other fields.
+    """
+    spans: list[tuple[int, int]] = []
+    weights: list[float] = []
+    for begin, end, weight in ranges:
+        kept = float(np.float32(weight))
+        if begin == end or kept == 0:
+            continue
+        if spans and spans[-1][1] == begin and weights[-1] == kept:
+            begin, _ = spans.pop()
+            weights.pop()
+        spans.append((begin, end))
+        weights.append(kept)
+    others = () if all(weight == 1 for weight in weights) else tuple(weights)
+    return Conversation(text, tuple(spans), weights=others, **more)
+
+
+def _with_spans(text: str, spans: Any, document_weight: Any, law: int) -> Conversation | Problem:
+    """The characters inside any of the spans, in whatever order those stand, overlap, are empty or reach beyond the text.
+
+    document_weight: what the record has as its weight, by which those of the spans are multiplied; None: 1. Spans of unequal
+    weight do not overlap. law: 2 knows no weights.
+    """
     if not isinstance(spans, list):
         return "bad_loss_spans", "a list of [begin, end] is wanted"
     if len(spans) > MAX_SPANS:
         return "bad_loss_spans", f"{len(spans)} entries; at most {MAX_SPANS}"
-    ranges: list[tuple[int, int]] = []
+    of_document = 1.0 if document_weight is None else weight_of(document_weight)
+    if of_document is None:
+        return "bad_loss_spans", "the document's weight is no finite number of at least 0 in float32"
+    ranges: list[tuple[int, int, float]] = []
     for k, span in enumerate(spans):
+        if law > 2 and _is_of_floats(span):
+            span = [int(span[0]), int(span[1]), span[2]]
         if not isinstance(span, list) or len(span) not in (2, 3) or not all(type(bound) is int for bound in span[:2]):
             return "bad_loss_spans", f"entry {k} is not [begin, end] in whole numbers"
-        if len(span) == 3 and (type(span[2]) not in (int, float) or span[2] != 1):
+        if law < 3 and len(span) == 3 and (type(span[2]) not in (int, float) or span[2] != 1):
             return "bad_loss_spans", f"entry {k} has a weight, and weights other than 1 are not supported yet"
+        weight = weight_of(span[2]) if len(span) == 3 else 1.0
+        if weight is None:
+            return "bad_loss_spans", f"entry {k} has a weight that is no finite number of at least 0 in float32"
+        if weight_of(weight * of_document) is None:
+            return "bad_loss_spans", f"entry {k}: its weight times the document's is not finite in float32"
         begin, end = span[:2]
         if not 0 <= begin <= end:
             shown = f"[{begin}, {end}]" if max(abs(begin), abs(end)) < 1 << 63 else "of huge numbers"
             return "bad_loss_spans", f"entry {k} is {shown}; 0 <= begin <= end"
         if begin < min(end, len(text)):
-            ranges.append((begin, min(end, len(text))))
-    united: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if united and begin <= united[-1][1]:
-            begin, last = united.pop()
-            end = max(end, last)
-        united.append((begin, end))
-    return Conversation(text, tuple(united))
+            ranges.append((begin, min(end, len(text)), weight))
+    united: list[tuple[int, int, float]] = []
+    for begin, end, weight in sorted(ranges):
+        if united and begin < united[-1][1]:
+            first, last, other = united.pop()
+            if weight != other:
+                return "bad_loss_spans", f"character {begin} is in spans of unequal weight, {other:g} and {weight:g}"
+            begin, end = first, max(end, last)
+        united.append((begin, end, weight))
+    return weighted(text, ((begin, end, weight * of_document) for begin, end, weight in united))
+
+
+def _is_of_floats(span: Any) -> bool:
+    """Whether it is [begin, end, weight] as a table's column of numbers holds it, whose entries are all floats."""
+    return isinstance(span, list) and len(span) == 3 and all(type(v) is float and v.is_integer() for v in span[:2])
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -251,24 +302,28 @@ class Training(NamedTuple):
 
     supervised: np.ndarray  # uint8[D]: 1 where the document says what is trained of it; all of the others is
     span_offsets: np.ndarray  # int64[D + 1]
-    spans: np.ndarray  # int64[k, 2]: half-open ranges of trained tokens, ascending; apart, or of different messages
+    spans: (
+        np.ndarray
+    )  # int64[k, 2]: half-open ranges of trained tokens, ascending; apart, or of different messages or weights
+    weights: np.ndarray  # float32[k]: of the spans, above 0
     turns: np.ndarray  # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
     cut_offsets: np.ndarray  # int64[D + 1]
     cuts: np.ndarray  # int64[c]: ascending: the first tokens of messages after the first
     ranks: np.ndarray  # uint8[c]: NEVER, ANYWHERE or BEST
     system: np.ndarray  # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
-    eos_trained: np.ndarray  # uint8[D]: whether the end of the text is trained
+    eos_weight: np.ndarray  # float32[D]: with which the end of the text is trained; 0: it is not
 
 
 class Trained(NamedTuple):
     """One supervised document's part of `Training`."""
 
     spans: np.ndarray  # int64[k, 2]
+    weights: np.ndarray  # float32[k]
     turns: np.ndarray  # int64[k, 2]
     cuts: np.ndarray  # int64[c]
     ranks: np.ndarray  # uint8[c]
     system: int
-    eos_trained: bool
+    eos_weight: float
 
 
 def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
@@ -282,8 +337,12 @@ def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
     ends = np.append(spans[:, 1], 0)  # of no span, −1: 0
     roles, boundaries = conversation.roles, np.array(conversation.boundaries, np.int64)
     message = np.searchsorted(boundaries, begins, side="right") if roles else np.zeros(n, np.int64)
+    weights = np.array(conversation.weights or (1.0,) * len(spans), np.float32)
     which = np.where(begins < ends[before], message, -1)
-    edges = np.flatnonzero(np.diff(which, prepend=-1, append=-1))
+    weight = np.where(which < 0, np.float32(0), np.append(weights, np.float32(0))[before])
+    changes = np.diff(which, prepend=-1, append=-1) != 0
+    changes |= np.diff(weight, prepend=np.float32(0), append=np.float32(0)) != 0
+    edges = np.flatnonzero(changes)
     found = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
     found = found[which[found[:, 0]] >= 0]
     first = np.searchsorted(begins, boundaries)  # tokens of messages after the first
@@ -300,8 +359,8 @@ def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
         ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
         ranks[np.isin(cuts, first[np.array(roles[1:]) == "user"])] = BEST
         ranks[cuts <= system] = NEVER
-    ends_trained = bool(len(spans)) and int(spans[-1, 1]) == len(conversation.text)
-    return Trained(found, turns, cuts, ranks, system, ends_trained)
+    to_the_end = bool(len(spans)) and int(spans[-1, 1]) == len(conversation.text)
+    return Trained(found, weight[found[:, 0]], turns, cuts, ranks, system, float(weights[-1]) if to_the_end else 0.0)
 
 
 def tokenize_supervised(
@@ -357,7 +416,7 @@ def training_columns(
         return None
     order = sorted(trained)
     rows = [trained[i] for i in order]
-    supervised, eos_trained = np.zeros(documents, np.uint8), np.zeros(documents, np.uint8)
+    supervised, eos_weight = np.zeros(documents, np.uint8), np.zeros(documents, np.float32)
     system, n_spans, n_cuts = (np.zeros(documents, np.int64) for _ in range(3))
     turns, ranks = (np.concatenate(columns) for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True))
     if law == 2:
@@ -365,7 +424,7 @@ def training_columns(
     if long_answers == "untrained":
         turns[:, 0] = _EVERYWHERE
     supervised[order] = 1
-    eos_trained[order] = [row.eos_trained for row in rows]
+    eos_weight[order] = [row.eos_weight for row in rows]
     system[order] = [row.system for row in rows]
     n_spans[order] = [len(row.spans) for row in rows]
     n_cuts[order] = [len(row.cuts) for row in rows]
@@ -374,10 +433,11 @@ def training_columns(
         supervised,
         np.concatenate((zero, np.cumsum(n_spans))),
         np.concatenate([row.spans for row in rows]),
+        np.concatenate([row.weights for row in rows]),
         turns,
         np.concatenate((zero, np.cumsum(n_cuts))),
         np.concatenate([row.cuts for row in rows]),
         ranks,
         system,
-        eos_trained,
+        eos_weight,
     )

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import Manifest, first_rows
+from packprep.dataset.manifest import Manifest, first_rows, has_weighted_spans
 from packprep.dataset.rows import Segments
 from packprep.dataset.shard import Shard
 from packprep.errors import RecipeError
@@ -131,6 +131,11 @@ def check(exporting: Exporting) -> None:
         raise RecipeError(
             f"--columns nemo: its readers predict the next token, and {', '.join(in_place)} predict in place. Give "
             "--columns full, which has labels at the slot that predicts them, or train from the dataset by packprep's loader"
+        )
+    if exporting.form == "nemo" and has_weighted_spans(exporting.manifest):
+        exporting.progress.say(
+            "warning: the readers of these columns know no weights: what documents give other weights than 1 is trained with 1; "
+            "--columns full has loss_weights"
         )
     if exporting.form == "nemo" and prefix:
         exporting.progress.say(

@@ -139,6 +139,12 @@ def _difference_of_ranges(
         found, again = arrays["trained_ranges"][first:last], made["trained_ranges"]
         if not np.array_equal(found, again):
             return f"its trained ranges are {found.tolist()} and should be {again.tolist()}"
+        found, again = (
+            own.get("trained_weights", np.ones(len(own["trained_ranges"]), np.float32))[part]
+            for own, part in ((arrays, slice(first, last)), (made, slice(None)))
+        )
+        if not np.array_equal(found, again):
+            return f"the weights of its trained ranges are {found.tolist()} and should be {again.tolist()}"
     elif "trained_offsets" in made or stored.first_trained[g] >= 0:  # its source gives no document ranges
         return f"its trained ranges are {'missing' if 'trained_offsets' in made else 'none of its document'}"
     return ""

@@ -64,7 +64,8 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> SegmentTabl
 def _first_trained(
     plan: Plan, arrays: Mapping[str, np.ndarray], slots: np.ndarray, bos: np.ndarray, eos: np.ndarray
 ) -> np.ndarray:
-    """int64[segments]: the first body slot of the trained ranges; −1 where all of the body may be trained."""
+    """int64[segments]: the first body slot of the trained ranges; −1 where all of the body may be trained, be it by ranges that
+    touch, of unequal weight."""
     first = np.full(len(slots), -1, np.int64)
     if "trained_offsets" not in arrays:
         return first
@@ -72,9 +73,12 @@ def _first_trained(
     mode = np.array([task.mode for task in plan.tasks])[arrays["segment_task"]]
     copies = np.array([task.objective.copies for task in plan.tasks])[arrays["segment_task"]]
     with_ranges = np.flatnonzero(np.diff(offsets) > 0)
-    begin, end = ranges[offsets[with_ranges], 0], ranges[offsets[with_ranges], 1]
+    begin, end = ranges[offsets[with_ranges], 0], ranges[offsets[with_ranges + 1] - 1, 1]
+    segment = np.repeat(np.arange(len(slots)), np.diff(offsets))
+    apart = (segment[1:] == segment[:-1]) & (ranges[1:, 0] > ranges[:-1, 1])
+    gaps = np.bincount(segment[1:][apart], minlength=len(slots))
     body, half = (bos + mode)[with_ranges], (slots // copies)[with_ranges]
-    whole = (np.diff(offsets)[with_ranges] == 1) & (begin <= body) & (end >= half - (eos[with_ranges] > 0))
+    whole = (gaps[with_ranges] == 0) & (begin <= body) & (end >= half - (eos[with_ranges] > 0))
     first[with_ranges] = np.where(whole, -1, begin - body)
     return first
 

@@ -20,6 +20,7 @@ from packprep.twin.shard import (
 )
 
 ROW_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
+WEIGHTS = "trained_weights"  # is there only where one is not 1
 MAX_DIFFERENCES = 3
 """Differences of one array that are reported."""
 
@@ -82,8 +83,13 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done) -> tuple[l
         for segment, one in zip(row, made, strict=True):
             _add_header(columns, segment, one)
         done(r + 1, len(of_rows))
+    if WEIGHTS in columns and set(columns[WEIGHTS]) <= {1.0} and WEIGHTS not in arrays:
+        del columns[WEIGHTS]
     for name, values in columns.items():
-        found += _differences_of(name, arrays[name], values, reported, None)
+        if name in arrays:
+            found += _differences_of(name, arrays[name], values, reported, None)
+        else:
+            found.append(Difference(f"the array {name!r} is missing: it is the twin's"))
     return found, count
 
 
@@ -96,7 +102,8 @@ def _add_header(columns: dict[str, list[Any]], segment: Segment, one: Rendered) 
         columns["block_loss_weight"] += [weight for _, weight in one.blocks]
     if "trained_offsets" in columns:
         columns["trained_offsets"].append(columns["trained_offsets"][-1] + len(one.trainable))
-        columns["trained_ranges"] += one.trainable
+        columns["trained_ranges"] += [(begin, end) for begin, end, _ in one.trainable]
+        columns.setdefault(WEIGHTS, []).extend(weight for _, _, weight in one.trainable)
 
 
 def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
@@ -185,7 +192,7 @@ def _differing_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) 
         **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
-    stored = {name for name in arrays if not name.startswith("segment_") or name == "segment_ids"}
+    stored = {name for name in arrays if not name.startswith("segment_") or name == "segment_ids"} - {WEIGHTS}
     return [
         Difference(f"the array {name!r} is {'not the twin' if name in stored else 'missing: it is the twin'}'s")
         for name in sorted(ours ^ stored)
@@ -267,11 +274,12 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment) 
     parts: dict[str, list[Any]] = {
         "block_noise": [level for level, _ in one.blocks],
         "block_loss_weight": [weight for _, weight in one.blocks],
-        "trained_ranges": one.trainable,
+        "trained_ranges": [(begin, end) for begin, end, _ in one.trainable],
+        WEIGHTS: [weight for _, _, weight in one.trainable],
     }
     for name, ours in parts.items():
-        if name in arrays:
+        if name in arrays or (name == WEIGHTS and supervised):
             first, last = arrays[f"{name.split('_')[0]}_offsets"][g : g + 2]
-            stored = arrays[name][first:last]
+            stored = arrays[name][first:last] if name in arrays else np.ones(last - first, np.float32)
             for difference in _differences_of(name, stored, ours, reported, None):
                 yield difference._replace(row=row)

@@ -198,7 +198,7 @@ def cut_supervised(n_tokens, trained, recipe):
                 n = at_messages[-1] - start
         if spans := trained_in(trained, start, n, rest_trained):
             first = copy + spans[0][0] - start
-            if first == 0 and sum(end - begin for begin, end in spans) == n:
+            if first == 0 and sum(end - begin for begin, end, _ in spans) == n:
                 first = None
             segments.append((start, n, task, bos, eos, copy, first))
         start += n
@@ -222,10 +222,11 @@ def trains(trained, token, start, rest_trained):
 
 
 def trained_in(trained, start, n, rest_trained):
-    """The ranges of tokens that a piece of n tokens trains, ascending."""
+    """(begin, end, weight) of the ranges of tokens that a piece of n tokens trains, ascending."""
     stop = start + n
     found = []
-    for begin, end in trained.spans[bisect.bisect_right(trained.spans, start, key=_end_of) :]:
+    passed = bisect.bisect_right(trained.spans, start, key=_end_of)
+    for (begin, end), weight in zip(trained.spans[passed:], trained.weights[passed:], strict=True):
         if begin >= stop:
             break
         token = max(begin, start)
@@ -233,7 +234,7 @@ def trained_in(trained, start, n, rest_trained):
             following = bisect.bisect_right(trained.messages, token, key=_first_of)
             until = min([end, stop, *(first for first, _ in trained.messages[following : following + 1])])
             if trains(trained, token, start, rest_trained):
-                found.append((token, until))
+                found.append((token, until, weight))
             token = until
     return found
 
@@ -245,26 +246,26 @@ def looked_back_over(trained, cut):
 
 
 def trainable(slots, head, mode, n, eos, segment, pivot, shift):
-    """bool for each of the segment's slots: whether its token may be a target.
+    """The weight of each of the segment's slots as a target; 0 where its token may be none.
 
     head: slots before the body, the last `mode` of which are a mode token that may be predicted; n: tokens of the body;
-    eos: whether there is an eos that may be trained; segment: (start, copy, ranges of tokens that it trains), None for these
-    where the document says nothing; token i of the body stands `shift` slots later from `pivot` on.
+    eos: the weight of an eos that may be trained, 0 without one; segment: (start, copy, ranges of tokens that it trains), None
+    for these where the document says nothing; token i of the body stands `shift` slots later from `pivot` on.
     """
     start, copy, spans = segment
-    flags = [False] * slots
+    weights = [0.0] * slots
     if spans is None:
         for t in range(head - mode, head + n + shift + (1 if eos else 0)):
-            flags[t] = True
-        return flags
-    for begin, end in spans:
+            weights[t] = 1.0
+        return weights
+    for begin, end, weight in spans:
         for i in range(begin - start + copy, end - start + copy):
-            flags[head + i + (shift if i >= pivot else 0)] = True
-    if shift:
-        flags[head + pivot] = True
+            weights[head + i + (shift if i >= pivot else 0)] = weight
+    if shift:  # the sentinel weighs what the token behind it does; or, where that is not trained, the one before it
+        weights[head + pivot] = weights[head + pivot + 1] or weights[head + pivot - 1] or 1.0
     if eos:
-        flags[head + n + shift] = True
-    return flags
+        weights[head + n + shift] = eos
+    return weights
 
 
 def lay(sizes, recipe):

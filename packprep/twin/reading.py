@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
 from packprep.twin import chance
+from packprep.twin.spans import ranges_of
 
 PIECE_BYTES = 4 * 2**20
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -26,7 +27,7 @@ TOKEN_FORMATS = ("megatron", "parquet_tokens", "arrow_tokens")
 MAX_BYTES = 32 * 2**20
 MAX_DEPTH = 256
 BOM = b"\xef\xbb\xbf"
-SPANS, MESSAGES = "loss_spans", "messages"
+SPANS, MESSAGES, WEIGHT = "loss_spans", "messages", "weight"
 MOST_IDS = 8 * 2**20  # of a document
 CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
 
@@ -198,10 +199,11 @@ def file_key(source: dict[str, Any], file: int) -> int:
 
 
 class Text(NamedTuple):
-    """A document's text, and what it says of its training: as the fields of the same names of a rendered conversation."""
+    """A document's text, and what it says of its training: as the fields of the same names of a rendered conversation, but for
+    the spans."""
 
     text: str
-    spans: Any = None  # ranges of characters that are trained; None: it says nothing
+    spans: Any = None  # (begin, end, weight) of characters that are trained; None: it says nothing
     boundaries: Any = ()
     roles: Any = ()
     system_end: int = 0
@@ -214,10 +216,12 @@ class TextReader(NamedTuple):
 
     supervision: whether loss_spans and messages are looked at
     conversation: messages → a record with the fields of `Text`, or a tuple where they are rejected
+    weights: whether spans and documents have any
     """
 
     supervision: bool
     conversation: Callable[[Any], Any]
+    weights: bool = True
 
 
 def documents(
@@ -396,7 +400,9 @@ def text_of(record: dict[str, Any], text_key: str, reader: TextReader) -> Text |
         rendered = reader.conversation(messages)
         if isinstance(rendered, tuple):
             return None
-        return Text(*(getattr(rendered, name) for name in Text._fields))
+        weights = rendered.weights or [1.0] * len(rendered.spans)
+        spans = [(*span, weight) for span, weight in zip(rendered.spans, weights, strict=True)]
+        return Text(rendered.text, spans, *(getattr(rendered, name) for name in Text._fields[2:]))
     if not isinstance(text, str):
         return None
     try:
@@ -405,33 +411,8 @@ def text_of(record: dict[str, Any], text_key: str, reader: TextReader) -> Text |
         return None
     if spans is None:
         return Text(text)
-    return Text(text, _ranges(spans, len(text))) if isinstance(spans, list) and all(map(_sound, spans)) else None
-
-
-def _sound(span: Any) -> bool:
-    """Whether it is [begin, end] or [begin, end, weight], the weight 1."""
-    if not isinstance(span, list) or [type(bound) for bound in span[:2]] != [int, int] or len(span) > 3:
-        return False
-    weighs_1 = len(span) == 2 or (isinstance(span[2], int | float) and span[2] is not True and span[2] == 1)
-    return weighs_1 and 0 <= span[0] <= span[1]
-
-
-def _ranges(spans: list[list[int]], characters: int) -> list[tuple[int, int]]:
-    """The runs of the text's characters that lie in any span, by how many spans are open at each place where one begins or
-    ends."""
-    opened: dict[int, int] = {}
-    for begin, end, *_ in spans:
-        if begin < min(end, characters):
-            opened[begin] = opened.get(begin, 0) + 1
-            opened[min(end, characters)] = opened.get(min(end, characters), 0) - 1
-    found, first, depth = [], 0, 0
-    for bound in sorted(opened):
-        if depth == 0 and opened[bound] > 0:
-            first = bound
-        depth += opened[bound]
-        if depth == 0 and opened[bound] < 0:
-            found.append((first, bound))
-    return found
+    found = ranges_of(spans, len(text), record.get(WEIGHT) if reader.weights else None, reader.weights)
+    return None if found is None else Text(text, found)
 
 
 def _integer(digits: str) -> int:
@@ -474,7 +455,8 @@ def _records(
     """The rows of a Parquet row group or an Arrow record batch. A position counts through the file's rows."""
     import pyarrow as pa
 
-    names = [text_key, *(name for name in (SPANS, MESSAGES) if reader.supervision and name != text_key)]
+    more = (SPANS, MESSAGES, WEIGHT) if reader.supervision else ()
+    names = [text_key, *(name for name in more if name != text_key)]
     try:
         first, table = _table(path, format, extent.part, names)
         columns = {name: _values(table.column(name)) for name in table.schema.names if name in names}

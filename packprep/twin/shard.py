@@ -55,7 +55,7 @@ class Rendered(NamedTuple):
     level: float
     weight: float
     blocks: list[tuple[float, float]]  # level and weight of each
-    trainable: list[tuple[int, int]]  # ranges of slots that may be trained
+    trainable: list[tuple[int, int, float]]  # ranges of slots that may be trained, and their weight
 
 
 class Twin:
@@ -83,7 +83,7 @@ class Twin:
         self.tokenizer = Tokenizer(
             tokenizer_json, vocabulary["special_ids"], documents["special_text"], plan["engine"]["name"]
         )
-        self.reader = TextReader(documents["loss_spans"] == "use", conversation)
+        self.reader = TextReader(documents["loss_spans"] == "use", conversation, plan["law_version"] > 2)
         self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
         self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
         self.with_blocks = any(objectives.copies(task["objective"]) > 1 for task in self.tasks)
@@ -290,15 +290,16 @@ def render(twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: i
         if not in_place:
             shift = len(slots) - len(head) - len(tail) - len(body)
             mode = 0 if facts.get("mode") is None else 1
-        spans, end_trained = None, eos
+        spans, of_end = None, float(eos)
         if document.trained is not None:
             rest = twin.cutting["long_answers"] == "continue"
             spans = cutting.trained_in(document.trained, segment.start, segment.n, rest)
             last = document.trained.spans[-1][1] - 1
-            end_trained = eos and document.trained.eos and cutting.trains(document.trained, last, segment.start, rest)
+            trains_end = eos and cutting.trains(document.trained, last, segment.start, rest)
+            of_end = document.trained.eos if trains_end else 0.0
         of_document = (segment.start, segment.copy, spans)
         pivot = prefix - len(head) if shift else 0
-        trainable = cutting.trainable(len(slots), len(head), mode, len(body), end_trained, of_document, pivot, shift)
+        trainable = cutting.trainable(len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift)
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []
     if in_place:

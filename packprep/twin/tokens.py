@@ -12,10 +12,11 @@ from packprep.twin.reading import Text
 class Trained(NamedTuple):
     """What is trained of a document that says so; numbers are of its tokens."""
 
-    spans: list[tuple[int, int]]  # ascending, disjoint, half-open
+    spans: list[tuple[int, int]]  # ascending, disjoint, half-open; none touches another of its weight
+    weights: list[float]  # of each
     cuts: list[int]  # the first tokens of messages after the first
     system: int  # leading tokens that later pieces repeat
-    eos: bool  # whether the end of the text is trained
+    eos: float  # the weight of the end of the text; 0 where it is not trained
     messages: list[tuple[int, str]] = []  # first token and role of each, where roles are known and count
 
 
@@ -173,30 +174,33 @@ def _characters_of_bytes() -> list[str]:
 
 
 def trained_tokens(document: Text, begins: list[int]) -> Trained:
-    """A token is trained if the character at which it begins lies in a span."""
-    trained, k = [], 0
+    """A token is trained if the character at which it begins lies in a span, with the span's weight."""
+    weights, k = [], 0
+    spans = document.spans
     for begin in begins:
-        while k < len(document.spans) and document.spans[k][1] <= begin:
+        while k < len(spans) and spans[k][1] <= begin:
             k += 1
-        trained.append(k < len(document.spans) and document.spans[k][0] <= begin)
+        weights.append(spans[k][2] if k < len(spans) and spans[k][0] <= begin else 0.0)
     first_at = [bisect.bisect_left(begins, boundary) for boundary in document.boundaries]
+    found = runs(weights)
     return Trained(
-        runs(trained),
+        [(begin, end) for begin, end, _ in found],
+        [weight for _, _, weight in found],
         sorted({first for first in first_at if 0 < first < len(begins)}),
         sum(begin < document.system_end for begin in begins),
-        bool(document.spans) and document.spans[-1][1] == len(document.text),
+        spans[-1][2] if spans and spans[-1][1] == len(document.text) else 0.0,
         list(zip([0, *first_at], document.roles, strict=True)) if document.roles else [],
     )
 
 
-def runs(flags: list[bool]) -> list[tuple[int, int]]:
-    """The ranges in which flags are set."""
-    found: list[tuple[int, int]] = []
-    for i, flag in enumerate(flags):
-        if flag and (i == 0 or not flags[i - 1]):
-            found.append((i, i + 1))
-        elif flag:
-            found[-1] = (found[-1][0], i + 1)
+def runs(weights: list[float]) -> list[tuple[int, int, float]]:
+    """(begin, end, weight) of the ranges of one weight other than 0."""
+    found: list[tuple[int, int, float]] = []
+    for i, weight in enumerate(weights):
+        if weight and i and weights[i - 1] == weight:
+            found[-1] = (found[-1][0], i + 1, weight)
+        elif weight:
+            found.append((i, i + 1, weight))
     return found
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from packprep.building.ledger import WEIGHTED, weighted_slots
 from packprep.building.plan import Plan
 from packprep.building.render import draw_noise, expected_prefix, target_of
 from packprep.building.segments import SegmentTable
@@ -327,8 +328,10 @@ def _may_be_limited(plan: Plan, arrays: Mapping[str, np.ndarray], order: np.ndar
 
 
 def count_arrays(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
-    """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger."""
+    """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger. By source also the slots
+    of other weights than 1."""
     _, _, slots = segment_slots(arrays)
+    weighted = weighted_slots(arrays)
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
     for kind, names in (("sources", [s.name for s in plan.sources]), ("tasks", [t.name for t in plan.tasks])):
         which = arrays["segment_source" if kind == "sources" else "segment_task"]
@@ -338,6 +341,7 @@ def count_arrays(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict
                 "segments": int(counted.sum()),
                 "tokens": int(arrays["segment_tokens"][counted].sum(dtype=np.int64)),
                 "slots": int(slots[counted].sum()),
+                **({WEIGHTED: int(weighted[counted].sum())} if kind == "sources" else {}),
             }
     return counts
 
@@ -365,6 +369,14 @@ def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
         begins_after = np.ones(len(ranges), np.int64) * -1
         same = segment[1:] == segment[:-1]
         begins_after[1:][same] = ranges[:-1, 1][same]
+        weights = arrays.get("trained_weights")
+        if weights is not None:
+            begins_after[1:][same & (weights[1:] != weights[:-1])] -= 1  # they may touch
+            for i in np.flatnonzero(~(np.isfinite(weights) & (weights > 0))):
+                message = f"segment {segment[i]}: trained range {ranges[i].tolist()} has no finite weight above 0"
+                faults.add("P19", file, message, int(row[segment[i]]), value=str(weights[i]))
+            if (weights == 1).all():
+                faults.add("P19", file, "every weight in trained_weights is 1, and then it is left out")
         bad = (ranges[:, 0] <= begins_after) | (ranges[:, 1] <= ranges[:, 0]) | (ranges[:, 1] > slots[segment])
         for i in np.flatnonzero(bad):
             g = segment[i]

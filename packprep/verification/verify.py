@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array_tasks import share_of
-from packprep.building.ledger import add_ledgers
+from packprep.building.ledger import WEIGHTED, add_ledgers
 from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.progress import put_line
@@ -64,7 +64,7 @@ PROMISES = {
     "P16": "the ledger balances, and the arrays count what it says",
     "P17": "building a segment again from its source gives the stored bytes, and inverting it the document",
     "P18": "the noise of an in-place segment is what its key gives: corrupted slots, loss, level and weight",
-    "P19": "trained ranges lie inside their segment, ascend, and no slot outside them, nor one repeated, is trained",
+    "P19": "trained ranges lie inside their segment, ascend, weigh above 0; no slot outside them, nor one repeated, is trained",
     "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
     "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
     "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
@@ -330,10 +330,11 @@ def _check_counts(
             faults.add("P16", name, f"source {source} is not in the ledger")
             continue
         slots = said["slots"]["total"] - said["slots"]["padding"]
-        if (said["segments"], said["slots"]["used"], slots) != (
+        if (said["segments"], said["slots"]["used"], slots, said["slots"].get(WEIGHTED, 0)) != (
             counted["segments"],
             counted["tokens"],
             counted["slots"],
+            counted[WEIGHTED],
         ):
             faults.add("P16", name, f"source {source}: the ledger's counts are not those of the arrays, {counted}")
     if ledger["rows"] != len(arrays["row_offsets"]) - 1:

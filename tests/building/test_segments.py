@@ -10,6 +10,7 @@ from packprep.documents.supervision import Conversation, trained_tokens, trainin
 from packprep.errors import RecipeError
 from packprep.format.json_files import LAW_VERSION
 from packprep.twin import chance, cutting, objectives, tokens
+from packprep.twin.reading import Text
 from tests import made
 
 TASKS = st.lists(
@@ -108,7 +109,7 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
     twin, expected = made.twin_recipe(recipe, tasks), []
     told = np.zeros((count, 2), np.int64)  # tokens that may be trained, and those that are, where nothing is cut off
     for d, (size, one) in enumerate(zip(sizes, marked, strict=True)):
-        key, trained = facts_key(documents, d), tokens.trained_tokens(one, list(range(size)))
+        key, trained = facts_key(documents, d), tokens.trained_tokens(as_twin(one), list(range(size)))
         if law == 2:
             trained = trained._replace(messages=[])
         told[d, 0] = sum(end - begin for begin, end in trained.spans)
@@ -116,7 +117,7 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
             start, copy = segment[0], segment.pop()
             expected.append((d, *map(int, segment), key(start), copy, -1 if first is None else first))
             kept = cutting.trained_in(trained, *segment[:2], recipe.documents.long_answers == "continue")
-            told[d, 1] += sum(end - begin for begin, end in kept)
+            told[d, 1] += sum(end - begin for begin, end, _ in kept)
     assert list(zip(*(column.tolist() for column in segments[:9]), strict=True)) == expected
     if recipe.documents.long == "split":
         assert np.array_equal(told[:, 0] - told[:, 1], lost.apart)
@@ -130,7 +131,19 @@ def conversation(chance_of, size):
     roles = chance_of.choices(["user", "assistant", "assistant", "tool", "system"], k=len(cuts) + 1)
     system = chance_of.choice([0, min(size // 2, 5), min(size // 2, 60)])
     spans = tuple(zip(edges[::2], edges[1::2], strict=True))
-    return Conversation("x" * size, spans, tuple(cuts), tuple(roles) if chance_of.random() < 0.5 else (), system)
+    weights = tuple(chance_of.choice([0.5, 1.0, 3.0]) for _ in spans)
+    if chance_of.random() < 0.5 and spans[-1][1] - spans[-1][0] > 1:  # two that touch, of unequal weight
+        *spans, (begin, end) = spans
+        middle = chance_of.randrange(begin + 1, end)
+        spans, weights = (*spans, (begin, middle), (middle, end)), (*weights, weights[-1] * 2)
+    roles = tuple(roles) if chance_of.random() < 0.5 else ()
+    return Conversation("x" * size, spans, tuple(cuts), roles, system, weights=weights)
+
+
+def as_twin(one):
+    """A conversation as the twin has it."""
+    spans = [(*span, weight) for span, weight in zip(one.spans, one.weights, strict=True)]
+    return Text(one.text, spans, one.boundaries, one.roles, one.system_end)
 
 
 def training(conversations, recipe, law=LAW_VERSION):

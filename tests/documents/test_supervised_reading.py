@@ -50,7 +50,7 @@ def test_supervised_documents_bring_their_trained_tokens_cuts_and_system(tmp_pat
     places = np.cumsum([0, *(len(json.dumps(r, ensure_ascii=False).encode()) + 1 for r in RECORDS)])
     assert documents.position.tolist() == places[[0, 1, 2, 6, 7]].tolist()
     assert training.supervised.tolist() == [0, 1, 1, 0, 1]
-    assert training.eos_trained.tolist() == [0, 0, 1, 0, 1]
+    assert training.eos_weight.tolist() == [0, 0, 1, 0, 1]
     assert [own(training.span_offsets, training.spans, i).tolist() for i in (0, 1, 3, 4)] == [
         [],
         [[1, 3], [4, 8]],

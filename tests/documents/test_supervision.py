@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from packprep.errors import RecipeError
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.batch import Supervision
 from packprep.sources.formats.fields import OLD_MESSAGES
+from packprep.twin.spans import ranges_of
 from tests.documents import chats_made as chats
 from tests.test_imports import imported_by
 
@@ -230,6 +232,70 @@ def test_loss_spans_are_sorted_united_and_clipped(spans, united):
     assert marked(None, None, "", [[0, 0], [0, 3]]) == Conversation("", ())
 
 
+@pytest.mark.parametrize(
+    ("spans", "united", "weights"),
+    [
+        ([[0, 2, 2], [2, 3, 2.0], [3, 5, 0.5]], ((0, 3), (3, 5)), (2.0, 0.5)),
+        ([[1, 3, 0.1], [0, 2, 0.1], [3, 4]], ((0, 3), (3, 4)), (float(np.float32(0.1)), 1.0)),
+        ([[0, 1, 0], [1, 2, 0.0], [2, 3, -0.0], [3, 9]], ((3, 5),), ()),  # what weighs 0 is not trained
+        ([[0, 1, 1e-60], [1, 2, 2]], ((1, 2),), (2.0,)),  # 0 in float32
+        ([[0, 9, 3], [5, 9, 4], [2, 2, 7]], ((0, 5),), (3.0,)),  # what is empty or beyond the end overlaps nothing
+        ([[0, 5, 3.4028235e38]], ((0, 5),), (float(np.finfo(np.float32).max),)),
+        ([[0, 5, 16777217]], ((0, 5),), (16777216.0,)),
+        ([[0.0, 2.0, 0.5], [2, 3]], ((0, 2), (2, 3)), (0.5, 1.0)),  # as a column of numbers has them
+    ],
+)
+def test_spans_of_other_weights_touch_and_do_not_overlap(spans, united, weights):
+    assert marked(None, None, "né 🙂x", spans) == Conversation("né 🙂x", united, weights=weights)
+    assert ranges_of(spans, 5) == [(*span, w) for span, w in zip(united, weights or [1.0] * len(united), strict=True)]
+
+
+WEIGHTS = st.sampled_from([0, 1, 0.3, 2, 1e-30, 1e30, -1, None])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), WEIGHTS).map(list), max_size=5),
+    st.sampled_from([None, None, 0.7, 1e-20, 1e20, 0, -1]),
+    st.sampled_from([2, 3]),
+)
+def test_weighted_spans_are_those_of_the_twin(spans, weight, law):
+    spans = [[begin, begin + size, own] for begin, size, own in spans]
+    record = {} if weight is None or law == 2 else {"weight": weight}
+    found = conversation(Supervision("x" * 12, spans, record), None, law=law)
+    twin = ranges_of(spans, 12, record.get("weight"), law > 2)
+    if isinstance(found, tuple):
+        assert found[0] == "bad_loss_spans" and twin is None
+    else:
+        weights = found.weights or (1.0,) * len(found.spans)
+        assert twin == [(*span, weight) for span, weight in zip(found.spans, weights, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("weight", "weights"),
+    [(None, (0.5, 1.0)), (2, ()), (0.5, (0.25, 0.5)), (0, None), (1e-46, None)],
+)
+def test_a_document_s_weight_multiplies_those_of_its_spans(weight, weights):
+    found = conversation(Supervision("abcd", [[0, 1, 0.5], [2, 4]], {"weight": weight}), None)
+    if weights is None:
+        assert found == Conversation("abcd", ())
+    elif not weights:
+        assert found == Conversation("abcd", ((0, 1), (2, 4)), weights=(1.0, 2.0))
+    else:
+        assert found == Conversation("abcd", ((0, 1), (2, 4)), weights=weights)
+    assert conversation(Supervision("abcd", [[0, 2, 2], [2, 3, 2.0]], {"weight": 0.5}), None) == Conversation(
+        "abcd", ((0, 3),)
+    )
+
+
+@pytest.mark.parametrize("weight", [-1, True, "1", float("nan"), float("inf"), 1e39, 10**400, [1]])
+def test_a_document_s_weight_is_a_number_that_float32_holds(weight):
+    assert conversation(Supervision("ab", [[0, 1]], {"weight": weight}), None)[0] == "bad_loss_spans"
+
+
+def test_weights_that_multiply_to_more_than_float32_holds_are_rejected():
+    assert conversation(Supervision("ab", [[0, 1, 1e30]], {"weight": 1e30}), None)[0] == "bad_loss_spans"
+
+
 @given(st.lists(st.tuples(st.integers(0, 14), st.integers(0, 6)).map(lambda s: [s[0], sum(s)]), max_size=8))
 def test_loss_spans_are_the_characters_inside_any_of_them(spans):
     found = marked(None, None, "x" * 12, spans).spans
@@ -254,10 +320,23 @@ def test_as_many_loss_spans_as_may_be_in_any_order():
     [
         "0-2", {"a": 1}, [0, 2], [[0]], [[0, 1, 1, 1]], [[0, 1.0]], [[False, True]], [["0", "1"]], [None], [(0, 1)],
         [[-1, 2]], [[-1, -1]], [[-(10**30), 2]], [[3, 2]], [[9, 8]], [[10**30, 7]], [[0, 1], [0, None]],
-        [[0, 1, 0]], [[0, 1, 2]], [[0, 1, 0.5]], [[0, 1, True]], [[0, 1, "1"]], [[0, 1, None]], [[0, 0, 2]],
-        [[0, 1, float("inf")]], [[0, 1, 10**400]],
+        [[0, 1, True]], [[0, 1, "1"]], [[0, 1, None]], [[0, 0, -1]], [[0, 1, -0.5]], [[0, 1, float("nan")]],
+        [[0, 1, float("inf")]], [[0, 1, 10**400]], [[0, 1, 1e39]], [[0, 2], [1, 3, 2]], [[0, 2, 0], [1, 3]],
+        [[0, 3, 0.5], [3, 4, 0.5], [1, 2, 0.25]], [[0.0, 1.0]], [[0.0, 1, 0.5]], [[0.0, 1.5, 0.5]],
+        [[0.0, float("nan"), 0.5]], [[0.0, float("inf"), 0.5]],
     ],
 )  # fmt: skip
 def test_bad_loss_spans_are_rejected(spans):
     reason, detail = marked(None, None, "text", spans)
     assert reason == "bad_loss_spans" and detail.isascii() and len(detail) < 150
+
+
+@pytest.mark.parametrize("weight", [0, 2, 0.5, 1 + 1e-12, True, "1", None])
+def test_law_2_knows_no_weights(weight):
+    assert conversation(Supervision("text", [[0, 1, weight]]), None, law=2) == (
+        "bad_loss_spans",
+        "entry 0 has a weight, and weights other than 1 are not supported yet",
+    )
+    assert ranges_of([[0, 1, weight]], 4, weights=False) is None
+    assert conversation(Supervision("text", [[0, 1, 1.0]], {}), None, law=2) == Conversation("text", ((0, 1),))
+    assert conversation(Supervision("text", [[0.0, 1.0, 1.0]], {}), None, law=2)[0] == "bad_loss_spans"

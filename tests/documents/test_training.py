@@ -92,9 +92,24 @@ def test_cuts_are_the_first_tokens_of_messages_without_0_and_the_end():
 
 def test_eos_is_trained_iff_the_end_of_the_text_is():
     begins = np.arange(4)
-    assert trained_tokens(Conversation("abcd", ((3, 4),)), begins).eos_trained
-    assert not trained_tokens(Conversation("abcd", ((0, 3),)), begins).eos_trained
-    assert not trained_tokens(Conversation("abcd", ()), begins).eos_trained
+    assert trained_tokens(Conversation("abcd", ((3, 4),)), begins).eos_weight == 1
+    assert trained_tokens(Conversation("abcd", ((0, 3),)), begins).eos_weight == 0
+    assert trained_tokens(Conversation("abcd", ()), begins).eos_weight == 0
+
+
+def test_eos_weighs_what_the_end_of_the_text_does_even_where_no_token_begins_there():
+    trained = trained_tokens(Conversation("abcd", ((0, 2), (3, 4)), weights=(0.5, 3.0)), np.array([0, 1, 2]))
+    assert trained.spans.tolist() == [[0, 2]] and trained.weights.tolist() == [0.5] and trained.eos_weight == 3
+
+
+def test_tokens_of_touching_spans_are_apart_where_their_weights_differ():
+    spans, weights = ((0, 2), (2, 4), (4, 5), (6, 8)), (0.1, 2.0, 0.1, 0.1)
+    trained = trained_tokens(Conversation("x" * 9, spans, weights=weights), np.array([0, 1, 4, 5, 6, 7]))
+    assert trained.spans.tolist() == [[0, 3], [4, 6]]  # no token begins in the second span
+    assert trained.weights.tolist() == [np.float32(0.1)] * 2 and trained.weights.dtype == np.float32
+    trained = trained_tokens(Conversation("x" * 9, spans, weights=weights), np.arange(9))
+    assert trained.spans.tolist() == [[0, 2], [2, 4], [4, 5], [6, 8]]
+    assert trained.weights.tolist() == np.array(weights, np.float32).tolist() and trained.eos_weight == 0
 
 
 def test_a_token_that_straddles_the_begin_of_a_span_is_not_trained(chatml):
@@ -142,7 +157,7 @@ def test_the_special_tokens_of_a_template_are_special_and_headers_are_not_traine
     tokens, _ = marked(chatml, [found])
     whole = tokenizers.Tokenizer.from_buffer(chatml.tokenizer_json).encode(found.text, add_special_tokens=False).ids
     assert tokens.ids.tolist() == whole
-    assert trained.system == trained.cuts[0] and trained.eos_trained
+    assert trained.system == trained.cuts[0] and trained.eos_weight == 1
 
 
 @pytest.mark.parametrize("special_text", ["text", "reject"])
@@ -207,7 +222,8 @@ def test_documents_of_all_kinds_keep_their_places_and_plain_ones_their_tokens(ch
 
 
 def test_columns_have_a_place_for_every_document():
-    first = trained_tokens(Conversation("abcd", ((0, 1), (2, 4)), (1, 3), system_end=1), np.arange(4))
+    pairs = ((0, 1), (2, 4))
+    first = trained_tokens(Conversation("abcd", pairs, (1, 3), system_end=1, weights=(1.0, 0.5)), np.arange(4))
     last = trained_tokens(Conversation("ab", ((0, 1),)), np.arange(2))
     assert training_columns({}, 3) is None
     columns = training_columns({3: last, 1: first}, 5)
@@ -217,8 +233,10 @@ def test_columns_have_a_place_for_every_document():
     assert columns.cut_offsets.tolist() == [0, 0, 2, 2, 2, 2]
     assert columns.cuts.tolist() == [1, 3]
     assert columns.system.tolist() == [0, 1, 0, 0, 0]
-    assert columns.eos_trained.tolist() == [0, 1, 0, 0, 0]
-    assert [column.dtype.name for column in columns] == ["uint8", *["int64"] * 5, "uint8", "int64", "uint8"]
+    assert columns.weights.tolist() == [1, 0.5, 1]
+    assert columns.eos_weight.tolist() == [0, 0.5, 0, 0, 0]
+    names = ["uint8", "int64", "int64", "float32", "int64", "int64", "int64", "uint8", "int64", "float32"]
+    assert [column.dtype.name for column in columns] == names
 
 
 CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

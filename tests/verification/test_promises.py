@@ -902,6 +902,29 @@ def test_p19_a_range_outside_its_segment(mixed_directory, column, value, words):
     assert f"segment {g}: trained range" in faults[0]["message"] and words in faults[0]["message"]
 
 
+@pytest.mark.parametrize("value", [0.0, -0.0, -1.0, np.nan, np.inf])
+def test_p19_a_weight_that_is_no_finite_number_above_0(mixed_directory, value):
+    with resigned(mixed_directory) as arrays:
+        arrays["trained_weights"] = np.full(len(arrays["trained_ranges"]), 2, np.float32)
+        arrays["trained_weights"][3] = value
+    (fault,) = faults_of(mixed_directory)
+    assert fault["promise"] == "P19" and "has no finite weight above 0" in fault["message"]
+
+
+def test_p19_weights_that_are_all_1(mixed_directory):
+    with resigned(mixed_directory) as arrays:
+        arrays["trained_weights"] = np.ones(len(arrays["trained_ranges"]), np.float32)
+    assert_only(faults_of(mixed_directory), "P19", words="every weight in trained_weights is 1")
+
+
+def test_p16_weights_that_the_ledger_does_not_count(mixed_directory):
+    with resigned(mixed_directory) as arrays:
+        arrays["trained_weights"] = np.ones(len(arrays["trained_ranges"]), np.float32)
+        arrays["trained_weights"][0] = 2
+    (fault,) = faults_of(mixed_directory)
+    assert fault["promise"] == "P16" and "the ledger's counts are not those of the arrays" in fault["message"]
+
+
 @pytest.mark.parametrize("at, value", [(0, 1), (-1, 10**9), (5, -1), (5, 2**62)])
 def test_p19_offsets_of_ranges_that_do_not_ascend(mixed_directory, at, value):
     with resigned(mixed_directory) as arrays:

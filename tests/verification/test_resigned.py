@@ -29,7 +29,7 @@ RECIPES = {
     "compact": {"output": {"columns": "compact", "shard_text_bytes": 12_000}, "documents": {"prepend_bos": True}},
     "supervised": {"tasks": [{"preset": p} for p in ("mlm", "bd3", "prefix_lm", "causal")]},
 }
-OF_THE_SOURCES = {"tokens", "labels", "trained_ranges", "trained_offsets"}
+OF_THE_SOURCES = {"tokens", "labels", "trained_ranges", "trained_offsets", "trained_weights"}
 """Arrays whose elements only the sources tell, here and there: a word for a word, a range of characters."""
 
 
@@ -43,7 +43,10 @@ def datasets():
             changes = dict(RECIPES[kind])
             if kind == "supervised":
                 records = [
-                    {"text": "ask " * (3 + i % 40) + "answer " * 9, "loss_spans": [[12 + i, 19 + i], [30 + i, 40 + i]]}
+                    {
+                        "text": "ask " * (3 + i % 40) + "answer " * 9,
+                        "loss_spans": [[12 + i, 19 + i], [30 + i, 40 + i, 1 + i % 3]],
+                    }
                     for i in range(60)
                 ]
                 (folder / "in/spans.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from packprep.adapters import opened, tasks_of
+from packprep.adapters import opened, tasks_of, weights_spans
 from packprep.dataset import order
 from packprep.dataset.attention import RULES, pad_cu_seqlens, thd
 from packprep.dataset.loader import COLUMNS, Dataset
@@ -152,7 +152,7 @@ def loader(
 
         tokens labels segment_ids position_ids   int32[batch_size, T]
         loss_mask                                bool[batch_size, T]
-        loss_weights                             float32[batch_size, T], where a task predicts in place
+        loss_weights                             float32[batch_size, T], where a task predicts in place or documents give weights
         prefix_ends                              int32[batch_size, T], unless attention is "causal"
         block_lengths                            int32[batch_size, T], with "dense" where a task is block diffusion: 0
                                                  outside of it, and prefix_ends is −1 inside
@@ -176,6 +176,12 @@ def loader(
             raise ArgumentError(f"{jax.process_count()} processes need a sharding over the devices of all")
         sharding = SingleDeviceSharding(jax.local_devices()[0])
     check_names(tasks, names)
+    weighted = weights_spans(dataset)
+    if weighted and names == "maxtext":
+        raise ArgumentError(
+            "documents of this dataset give weights to what is trained of them, which MaxText's loss does not read; use "
+            "names='packprep' with masked_loss, or take the weights out of the documents"
+        )
     attention = attention or ("splash" if names == "packprep" else "causal")
     check_attention(tasks, attention, prefix_bidirectional)
     if max_segments is not None and max_segments < 1:
@@ -186,20 +192,25 @@ def loader(
         for name in columns:
             if name not in ROW_COLUMNS:
                 raise ArgumentError(f"no column is called {name!r}; there are {', '.join(ROW_COLUMNS)}")
-    form = _Form(_named(tasks, columns, names, attention, max_segments), max_segments, prefix_bidirectional)
+    form = _Form(_named(tasks, weighted, columns, names, attention, max_segments), max_segments, prefix_bidirectional)
     options = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples, "redraw": redraw}
     return Loader(dataset, sharding, batch_size, form, options)
 
 
 def _named(
-    tasks: Sequence[StoredTask], columns: Sequence[str] | None, names: str, attention: str, max_segments: int | None
+    tasks: Sequence[StoredTask],
+    weighted: bool,
+    columns: Sequence[str] | None,
+    names: str,
+    attention: str,
+    max_segments: int | None,
 ) -> dict[str, str]:
-    """Name in the batch → column."""
+    """Name in the batch → column. weighted: whether documents give weights."""
     if columns is not None:
         own = list(columns)
     else:
         own = [] if names in NAMES else list(COLUMNS)
-        if names not in NAMES and any(task["label_alignment"] == "same_slot" for task in tasks):
+        if names not in NAMES and (weighted or any(task["label_alignment"] == "same_slot" for task in tasks)):
             own.append("loss_weights")
         if attention != "causal":
             own.append("prefix_ends")

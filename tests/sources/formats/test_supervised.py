@@ -44,13 +44,14 @@ DOCUMENTS = [
     (3, "", Conversation("", ())),
     (7, "last", None),
     (8, "né 🙂!", Conversation("né 🙂!", ((0, 2), (3, 5)))),
+    (9, "t", Conversation("t", ((0, 1),), weights=(3.0,))),
     (13, "t", Conversation("t", ())),
 ]
 REJECTS = [
     (4, "bad_messages"),
     (5, "bad_loss_spans"),
     (6, "not_a_string"),
-    *((i, "bad_loss_spans") for i in range(9, 13)),
+    *((i, "bad_loss_spans") for i in range(10, 13)),
 ]
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())]))
 

@@ -1,0 +1,168 @@
+"""Weights of spans: from a record to the loss of a packed row."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import packprep
+from packprep.verification import verify_dataset
+from tests import made
+
+TASKS = {
+    "causal": {"preset": "causal"},
+    "prefix": {"name": "p", "objective": "prefix_lm"},
+    "sentinel": {"name": "s", "objective": "prefix_lm", "sentinel": True},
+    "masked": {"name": "m", "objective": "masked_diffusion"},
+}
+WEIGHTS = (0, 0.1, 0.5, 1, 2, 1e-3, 3.75)
+
+
+def records(seed, count, weights=WEIGHTS, longest=120):
+    """Documents of letters; most say what is trained, by spans that are apart or touch."""
+    chance, made_of = random.Random(seed), []
+    for _ in range(count):
+        size = chance.randint(4, longest)
+        record = {"text": "".join(chance.choices("abcdefgh", k=size))}
+        if chance.random() < 0.8:
+            edges = sorted(chance.sample(range(size + 1), chance.randint(2, 5)))
+            pairs = [pair for pair in zip(edges, edges[1:], strict=False) if chance.random() < 0.8]
+            record["loss_spans"] = [[*pair, chance.choice(weights)] for pair in pairs]
+        made_of.append(record)
+    return made_of
+
+
+def build(folder: Path, lines, tasks, **more):
+    folder.mkdir(exist_ok=True)
+    made.write(folder / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    return made.build(made.table("a.jsonl", tasks=tasks, **more), folder, folder / "out")
+
+
+def character_weights(record):
+    """float32[characters + 1]: of each character and of the end; 0 where it is not trained."""
+    text, spans = record["text"], record.get("loss_spans")
+    weights = np.ones(len(text) + 1, np.float32) if spans is None else np.zeros(len(text) + 1, np.float32)
+    for begin, end, weight in spans or ():
+        weights[begin : end + (end == len(text))] = weight
+    return weights
+
+
+def expected_weights(dataset, row, lines):
+    """float32[T]: what a row's loss_weights should be, slot by slot, by the documents' own characters; bytes are tokens."""
+    offsets = np.cumsum([0, *(len(json.dumps(line)) + 1 for line in lines)]).tolist()
+    expected, columns = np.zeros(dataset.seq_length, np.float32), row.segments
+    for k in range(row.n_segments):
+        begin, end, start = (int(columns[name][k]) for name in ("begin", "end", "start"))
+        task, n = dataset.tasks[int(columns["task"][k])], int(columns["tokens"][k])
+        record = lines[offsets.index(int(columns["doc"][k]))]
+        own = character_weights(record)
+        weights = [*own[start : start + n], *([own[-1]] if start + n == len(record["text"]) else [])]
+        pivot = int(columns["prefix"][k])
+        if len(weights) < end - begin:  # a sentinel weighs what follows it
+            weights.insert(pivot, weights[pivot] or weights[pivot - 1] or 1)
+        for slot in range(begin, end):
+            if not row.loss_mask[slot]:
+                continue
+            target = slot - begin + (task["label_alignment"] == "next_token")
+            expected[slot] = columns["loss_weight"][k] * np.float32(weights[target])
+            assert weights[target] > 0
+    return expected
+
+
+@pytest.mark.parametrize("columns", ["full", "compact"])
+@pytest.mark.parametrize("names", [["causal"], ["sentinel"], ["masked"], [*TASKS]], ids="-".join)
+@pytest.mark.long(beyond=4)
+def test_weights_of_spans_are_the_loss_weights_of_what_is_predicted(tmp_path, names, columns):
+    lines = records(1, 150)
+    tasks = [TASKS[name] for name in names]
+    outcome = build(tmp_path, lines, tasks, seq_length=64, output={"columns": columns, "shard_text_bytes": 2000})
+    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    assert report["listed"] == [] and report["twin"] == report["segments"] > 100
+    dataset = packprep.open_dataset(tmp_path / "out")
+    assert len(dataset.manifest["shards"]) > 2
+    batch = dataset.batch(range(len(dataset)), columns=["loss_mask", "loss_weights", "loss_weight_sum"])
+    assert len(np.unique(batch["loss_weights"])) > 5
+    for i in range(len(dataset)):
+        row = dataset.row(i)
+        expected = expected_weights(dataset, row, lines)
+        assert np.array_equal(batch["loss_weights"][i], expected)
+        assert np.array_equal(row.loss_weights, expected)
+        assert batch["loss_weight_sum"][i] == np.float32(expected.sum(dtype=np.float64))
+    weighted = outcome.manifest["ledger"]["sources"]["source0"]["slots"]["weighted"]
+    arrays = [dataset.row(int(r))._shard.arrays for r in dataset._first_row[:-1]]
+    lengths = [np.diff(a["trained_ranges"])[a["trained_weights"] != 1] for a in arrays if "trained_weights" in a]
+    assert weighted == sum(int(own.sum()) for own in lengths) > 0
+
+
+def test_shards_in_which_all_weights_are_1_store_none(tmp_path):
+    ones = records(2, 60, weights=(1, 1.0))
+    build(tmp_path / "ones", ones, [TASKS["causal"]], seq_length=64)
+    of_ones = packprep.open_dataset(tmp_path / "ones" / "out")
+    assert "trained_ranges" in of_ones.row(0)._shard.layout and "trained_weights" not in of_ones.row(0)._shard.layout
+    assert "weighted" not in of_ones.manifest["ledger"]["sources"]["source0"]["slots"]
+    # A shard beside it may have some, and a batch has rows of both.
+    lines = [{"text": "x" * 50, "loss_spans": [[0, 40]]}] * 40 + [{"text": "y" * 50, "loss_spans": [[0, 40, 2.5]]}]
+    build(tmp_path / "both", lines, [TASKS["causal"]], seq_length=64, output={"shard_text_bytes": 500})
+    both = packprep.open_dataset(tmp_path / "both" / "out")
+    rows = [both.row(i) for i in range(len(both))]
+    stored = ["trained_weights" in row._shard.layout for row in rows]
+    assert 0 < sum(stored) < len(stored)
+    weights = both.batch(range(len(both)), columns=["loss_weights"])["loss_weights"]
+    assert set(np.unique(weights)) == {0, 1, 2.5}
+    y = np.array([np.isin(ord("y"), row.tokens) for row in rows])
+    assert np.array_equal((weights == 2.5).any(axis=1), y)
+
+
+def test_weights_stay_in_later_epochs(tmp_path):
+    lines = [{"text": "abcdefgh" * 4, "loss_spans": [[0, 8, 0.5], [8, 20, 2], [24, 32, 0]]}] * 30
+    build(tmp_path, lines, [TASKS["masked"], TASKS["causal"]], seq_length=64)
+    dataset = packprep.open_dataset(tmp_path / "out")
+    every, columns = range(len(dataset)), ["loss_mask", "loss_weights", "position_ids", "segment_ids"]
+    stored = dataset.batch(every, columns=columns)
+    again = dataset.batch(every, columns=columns, epochs=[3] * len(dataset))
+    assert not np.array_equal(stored["loss_mask"], again["loss_mask"])
+    for i in every:
+        segments = dataset.row(i).segments
+        for k in range(len(segments["task"])):
+            here = slice(int(segments["begin"][k]), int(segments["end"][k]))
+            causal = dataset.tasks[int(segments["task"][k])]["objective"] == "causal"
+            if causal:
+                assert np.array_equal(stored["loss_weights"][i, here], again["loss_weights"][i, here])
+                continue
+            found = again["loss_weights"][i, here]
+            assert (found[20:] == 0).all() and np.array_equal(found > 0, again["loss_mask"][i, here] > 0)
+            shares = {float(w) for w in np.concatenate((found[:8] / np.float32(0.5), found[8:20] / np.float32(2)))} - {
+                0.0
+            }
+            assert len(shares) <= 1  # the segment's own weight of that epoch
+
+
+def test_a_packed_rows_weighted_loss_is_that_of_its_documents_alone(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    lines = records(5, 60, longest=60)
+    build(tmp_path, lines, [TASKS["causal"]], seq_length=128, documents={"append_eos": False})
+    dataset = packprep.open_dataset(tmp_path / "out")
+    vocabulary = int(dataset.manifest["vocab_size"])
+    embedding, head = torch.randn(vocabulary, 16, dtype=torch.float64), torch.randn(16, vocabulary, dtype=torch.float64)
+
+    def logits(ids, positions):  # of each token and its place alone, so that a packed row gives what its documents do
+        angles = positions[:, None] * torch.arange(1, 17, dtype=torch.float64) / 7
+        return (embedding[ids] * torch.cos(angles)) @ head
+
+    packed = total = torch.zeros((), dtype=torch.float64)
+    batch = dataset.batch(range(len(dataset)), columns=["tokens", "labels", "position_ids", "loss_weights"])
+    for i in range(len(dataset)):
+        ids, labels, positions, weights = (torch.tensor(batch[name][i].astype(np.float64)) for name in batch)
+        losses = torch.nn.functional.cross_entropy(logits(ids.long(), positions), labels.long(), reduction="none")
+        packed = packed + (losses * weights).sum()
+    for line in lines:
+        weights = torch.tensor(character_weights(line)[1:-1].astype(np.float64))
+        ids = torch.tensor(list(line["text"].encode()))
+        losses = torch.nn.functional.cross_entropy(
+            logits(ids[:-1], torch.arange(len(ids) - 1, dtype=torch.float64)), ids[1:], reduction="none"
+        )
+        total = total + (losses * weights).sum()
+    assert float(packed) == pytest.approx(float(total), rel=1e-12) and float(total) > 0
