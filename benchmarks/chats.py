@@ -239,7 +239,8 @@ def rendered(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, An
 
 
 def without_content(tokenizer: Any, record: dict[str, Any], judged: Judged) -> Judged:
-    """What a template that does not take messages without a content makes of them where it is null, or an empty string."""
+    """What a template that does not take messages without a content makes of them where it is null, or an empty string, if
+    it does not leave their calls out."""
     given = {"tools": record.get("tools"), **record.get("chat_template_kwargs", {})}
     for content in (None, ""):
         messages = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
@@ -247,7 +248,9 @@ def without_content(tokenizer: Any, record: dict[str, Any], judged: Judged) -> J
             return judged
         messages = [{"content": content, **message} for message in messages]
         with mock.patch.object(chat_template_utils, "datetime", _Date), contextlib.suppress(Exception):
-            return rendered(tokenizer, messages, given)
+            found = rendered(tokenizer, messages, given)
+            if all(call["function"]["name"] in found.text for m in messages for call in m.get("tool_calls", ())):
+                return found
     return judged
 
 

@@ -80,7 +80,7 @@ def conversation(chance: random.Random) -> dict[str, Any]:
         content, more = "" if some(0.02) else text("a", 60), {}
         if thinks == "<think>" and some(0.8):
             content = f"<think>\n{text('a')}\n</think>\n\n{content}"
-        elif thinks and some(0.7):
+        elif thinks in ("reasoning_content", "thinking") and some(0.7):
             more = {thinks: text("a")}
         say("assistant", content, **more)
 
