@@ -225,6 +225,11 @@ class Segments:
             )
         return segment, found, parts
 
+    def weights_of_ranges(self, parts: Sequence[tuple[int, int]]) -> np.ndarray:
+        """float32[k]: the weights of the ranges that `trained` gives with these parts, of rows whose shards store them."""
+        places = zip(self.places, parts, strict=True)
+        return np.concatenate([shard.part("trained_weights", row, *part) for (shard, row), part in places])
+
     def range_weights(self) -> np.ndarray | None:
         """float32[size]: the weight of the trained range in which lies what a slot predicts, 1 where none does; None where no
         row's shard has weights of ranges."""
@@ -233,16 +238,13 @@ class Segments:
             return None
         own = self if len(which) == len(self.places) else Segments(self.facts, [self.places[i] for i in which])
         segment, ranges, parts = own.trained()
-        weights = [
-            shard.part("trained_weights", row, *part) for (shard, row), part in zip(own.places, parts, strict=True)
-        ]
         lead = (
             1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
         )  # slots before what they predict
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (np.array(which) - np.arange(len(which))) * self.facts.seq_length  # from own rows to these
         return fill_slots(
-            (own.at + moved[own.row])[segment] + begins, ends - begins, np.concatenate(weights), 1, self.size
+            (own.at + moved[own.row])[segment] + begins, ends - begins, own.weights_of_ranges(parts), 1, self.size
         )
 
     def loss_weights(self) -> np.ndarray:
@@ -464,6 +466,17 @@ class Row:
         columns = {name: self._segments.column(name) for name in HEADER}
         physical = self.cu_seqlens if self.cu_seqlens_padded is None else self.cu_seqlens_padded
         return {**columns, "begin": physical[:-1], "end": read_only(physical[:-1] + np.diff(self.cu_seqlens))}
+
+    @cached_property
+    def weighted_ranges(self) -> list[tuple[int, int, int, float]]:
+        """(segment, first slot, end, weight) of what a document gives another weight than 1: ranges of the tokens themselves."""
+        if "trained_weights" not in self._shard.layout:
+            return []
+        segment, ranges, parts = self._segments.trained()
+        weights = self._segments.weights_of_ranges(parts)
+        begins = self._segments.at[segment]
+        columns = (segment, begins + ranges[:, 0], begins + ranges[:, 1], weights)
+        return [found for found in zip(*(column.tolist() for column in columns), strict=True) if found[3] != 1]
 
     def micro_sequences(self, size: int) -> Iterator[tuple[slice, attention.MicroSequence]]:
         """The row in windows of at most `size` slots, in order: (slots of the queries, their layout).

@@ -151,6 +151,7 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         "trained": int(row.loss_mask[begin:end].sum()),
         "noise": columns["noise"],
         "loss_weight": columns["loss_weight"],
+        "weights": [[first, last, weight] for segment, first, last, weight in row.weighted_ranges if segment == i],
         "key": f"{columns['key']:016x}",
         "repeat": columns["repeat"],
         "rebuilt": rebuilt,
@@ -192,6 +193,7 @@ def _pieces(texts: TokenTexts, ids: np.ndarray, loss: np.ndarray) -> list[dict[s
 
 
 MOST_SEGMENTS = 24  # of a row that are printed, beside the first of each task
+MOST_WEIGHTS = 8  # of a segment that are printed
 STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}
 
 
@@ -278,6 +280,12 @@ def put_header(page: Page, segment: Mapping[str, Any]) -> None:
     if segment["noise"]:
         facts.append(f"noise {segment['noise']:.3g}, loss weight {segment['loss_weight']:.3g}")
     page.wrap(f"  {' · '.join(facts)}", indent=2)
+    if segment["weights"]:
+        shown = [
+            f"{weight:.4g} in slots {begin:,} … {end - 1:,}" for begin, end, weight in segment["weights"][:MOST_WEIGHTS]
+        ]
+        more = len(segment["weights"]) - len(shown)
+        page.wrap(f"  weights {', '.join(shown)}{f', and {more:,} more' if more else ''}; else 1", indent=2)
     use = f" · use {segment['repeat']}" if segment["repeat"] else ""
     rebuilt = segment["rebuilt"]
     words = f" · {rebuilt}" if rebuilt.startswith("not rebuilt") else f" · rebuilt from source: {rebuilt}"

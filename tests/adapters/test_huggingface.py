@@ -13,6 +13,7 @@ from packprep.errors import ArgumentError
 from tests.adapters import rows_made
 from tests.adapters.rows_made import VOCAB, Segment
 from tests.dataset import synthetic
+from tests.weights_made import TASKS, build, records
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -225,3 +226,10 @@ def test_the_collator_knows_the_tasks_of_every_dataset_of_a_mixture(next_token, 
         Collator(mixture, labels="shifted_by_model")
     alone = Collator(open_dataset([next_token], shares=[1]), labels="shifted_by_model")
     assert not alone.predicts_in_place and Collator(mixture, loss_weights="ignore").predicts_in_place
+
+
+def test_weights_that_documents_give_are_refused_or_ignored(tmp_path):
+    build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
+    with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
+        Collator(tmp_path / "out")
+    Collator(tmp_path / "out", loss_weights="ignore")

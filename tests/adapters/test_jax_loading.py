@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import packprep
+from packprep import open_dataset
 from packprep.dataset import attention
 from packprep.errors import ArgumentError, StateError
 from tests import made
 from tests.adapters import jax_made
 from tests.adapters.jax_made import jax, jnp
 from tests.dataset import synthetic
+from tests.weights_made import TASKS, build, records
 
 from packprep.adapters.jax import data_rank, dense_mask, loader, loading, masked_loss  # isort: skip
 
@@ -558,3 +560,13 @@ def test_fault_29_a_model_whose_outputs_at_padding_are_nan_has_a_finite_loss_and
     assert np.isfinite(got) and got == expected
     for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True):
         assert np.isfinite(a).all() and np.array_equal(a, b)
+
+
+def test_weights_that_documents_give_come_without_being_asked_for_and_are_refused_for_maxtext(tmp_path):
+    build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
+    own = open_dataset(tmp_path / "out").batch(range(4), columns=["loss_weights"])["loss_weights"]
+    for names, name in (("packprep", "loss_weights"), ("levanter", "loss_weight")):
+        batch = next(loader(tmp_path / "out", batch_size=4, shuffle=False, names=names))
+        assert np.array_equal(np.asarray(batch[name]), own)
+    with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
+        loader(tmp_path / "out", batch_size=4, names="maxtext")

@@ -13,6 +13,7 @@ from packprep.adapters import megatron
 from packprep.errors import ArgumentError
 from tests.dataset import synthetic
 from tests.golden import cases
+from tests.weights_made import TASKS, build, records
 
 
 def make(directory, pad_to=1):
@@ -141,3 +142,12 @@ def test_a_mixture_is_read_by_torchtitan_and_refused_where_rows_are_drawn_by_num
     expected = next(mixture.batches(6, seed=1))
     assert np.array_equal(inputs["input"].numpy(), expected["tokens"])
     assert np.array_equal((labels != -100).numpy(), expected["loss_mask"] > 0)
+
+
+def test_weights_that_documents_give_are_in_megatron_s_loss_mask_and_refused_for_torchtitan(tmp_path):
+    build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
+    rows = megatron.GPTRows(tmp_path / "out")
+    own = rows.dataset.batch(range(4), columns=["loss_weights"])["loss_weights"]
+    assert np.array_equal(np.stack([rows[i]["loss_mask"].numpy() for i in range(4)]), own) and len(np.unique(own)) > 3
+    with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
+        megatron.torchtitan(tmp_path / "out", 2)

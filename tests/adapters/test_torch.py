@@ -15,6 +15,7 @@ from packprep.dataset import attention
 from packprep.errors import ArgumentError, StateError
 from tests import made
 from tests.dataset import synthetic
+from tests.weights_made import TASKS, build, records
 
 N_ROWS, STEPS = 23, 200
 
@@ -436,3 +437,13 @@ def test_everyone_s_last_steps_may_be_short_and_are_as_many(tmp_path):
         assert sizes == [[2], [2], [1], [0]]
     (batch,) = loader(tmp_path, 2, 3, 4, layout="thd", epochs=1)
     assert batch["cu_seqlens"].tolist() == [0] and batch["max_seqlen"] == 0 and batch["n_trained"] == 0
+
+
+def test_weights_that_documents_give_come_without_being_asked_for(tmp_path):
+    build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
+    batch = next(loader(tmp_path / "out", 4, shuffle=False))
+    own = open_dataset(tmp_path / "out").batch(range(4), columns=["loss_weights"])["loss_weights"]
+    assert np.array_equal(batch["loss_weights"].numpy(), own) and len(np.unique(own)) > 3
+    assert batch["loss_weight_sum"] == pytest.approx(float(own.sum(dtype=np.float64)))
+    build(tmp_path / "ones", records(1, 60, (1,)), [TASKS["causal"]], seq_length=64)
+    assert "loss_weights" not in next(loader(tmp_path / "ones" / "out", 4))

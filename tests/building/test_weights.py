@@ -1,52 +1,16 @@
 """Weights of spans: from a record to the loss of a packed row."""
 
 import json
-import random
-from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import packprep
 from packprep.verification import verify_dataset
 from tests import made
-
-TASKS = {
-    "causal": {"preset": "causal"},
-    "prefix": {"name": "p", "objective": "prefix_lm"},
-    "sentinel": {"name": "s", "objective": "prefix_lm", "sentinel": True},
-    "masked": {"name": "m", "objective": "masked_diffusion"},
-}
-WEIGHTS = (0, 0.1, 0.5, 1, 2, 1e-3, 3.75)
-
-
-def records(seed, count, weights=WEIGHTS, longest=120):
-    """Documents of letters; most say what is trained, by spans that are apart or touch."""
-    chance, made_of = random.Random(seed), []
-    for _ in range(count):
-        size = chance.randint(4, longest)
-        record = {"text": "".join(chance.choices("abcdefgh", k=size))}
-        if chance.random() < 0.8:
-            edges = sorted(chance.sample(range(size + 1), chance.randint(2, 5)))
-            pairs = [pair for pair in zip(edges, edges[1:], strict=False) if chance.random() < 0.8]
-            record["loss_spans"] = [[*pair, chance.choice(weights)] for pair in pairs]
-        made_of.append(record)
-    return made_of
-
-
-def build(folder: Path, lines, tasks, **more):
-    folder.mkdir(exist_ok=True)
-    made.write(folder / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
-    return made.build(made.table("a.jsonl", tasks=tasks, **more), folder, folder / "out")
-
-
-def character_weights(record):
-    """float32[characters + 1]: of each character and of the end; 0 where it is not trained."""
-    text, spans = record["text"], record.get("loss_spans")
-    weights = np.ones(len(text) + 1, np.float32) if spans is None else np.zeros(len(text) + 1, np.float32)
-    for begin, end, weight in spans or ():
-        weights[begin : end + (end == len(text))] = weight
-    return weights
+from tests.weights_made import TASKS, build, character_weights, records
 
 
 def expected_weights(dataset, row, lines):
@@ -166,3 +130,30 @@ def test_a_packed_rows_weighted_loss_is_that_of_its_documents_alone(tmp_path):
         )
         total = total + (losses * weights).sum()
     assert float(packed) == pytest.approx(float(total), rel=1e-12) and float(total) > 0
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_column_of_floats_holds_spans_with_weights(tmp_path, compression):
+    lines = [
+        {"text": f"document {i} " * 3, "loss_spans": [[0.0, 9.0, 0.5], [9.0, 20.0, 1.0 + i]], "weight": 0.5}
+        for i in range(9)
+    ]
+    pq.write_table(pa.Table.from_pylist(lines), tmp_path / "a.parquet", compression=compression)
+    made.build(made.table("a.parquet", tasks=[TASKS["causal"]], seq_length=128), tmp_path, tmp_path / "out")
+    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    assert report["listed"] == [] and report["twin"] == 9
+    dataset = packprep.open_dataset(tmp_path / "out")
+    weights = dataset.batch(range(len(dataset)), columns=["loss_weights"])["loss_weights"]
+    assert set(np.unique(weights).tolist()) == {0, 0.25, *((1 + i) / 2 for i in range(9))}
+
+
+def test_a_mixture_has_the_weights_of_its_datasets(tmp_path):
+    for name, weights in (("a", (0.5, 2)), ("b", (1,))):
+        build(tmp_path / name, records(3, 40, weights), [TASKS["causal"]], seq_length=64)
+    alone = [packprep.open_dataset(tmp_path / name / "out") for name in ("a", "b")]
+    mixture = packprep.open_dataset([tmp_path / "a" / "out", tmp_path / "b" / "out"], shares=[0.5, 0.5])
+    rows = [0, len(alone[0]), 1]
+    found = mixture.batch(rows, columns=["loss_weights", "loss_weight_sum"])
+    for i, (dataset, row) in enumerate(((alone[0], 0), (alone[1], 0), (alone[0], 1))):
+        own = dataset.batch([row], columns=["loss_weights", "loss_weight_sum"])
+        assert all(np.array_equal(found[name][i], own[name][0]) for name in own)

@@ -12,6 +12,7 @@ from packprep.exporting.export import export_dataset
 from tests import made
 from tests.exporting.conftest import MIXED_KINDS, NEXT_TOKEN_KINDS
 from tests.exporting.plain import described, parquet_rows, trained_by_nemo, trained_by_packprep
+from tests.weights_made import TASKS, build, records
 
 PAD, EOS = 256, 258
 
@@ -150,3 +151,15 @@ def test_workers_do_not_show(known, tmp_path):
     for workers in (1, 2):
         known("repeated").export(tmp_path / str(workers), "parquet", workers=workers)
     assert made.contents(tmp_path / "1") == made.contents(tmp_path / "2")
+
+
+def test_weights_that_documents_give_are_exported_in_full_and_missed_by_nemo_readers(tmp_path):
+    build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
+    said = made.Silent()
+    said.say = (lines := []).append
+    for columns in ("full", "nemo"):
+        export_dataset(tmp_path / "out", "parquet", tmp_path / columns, said, columns=columns)
+    assert [line for line in lines if "know no weights" in line]
+    dataset = open_dataset(tmp_path / "out")
+    own = dataset.batch(range(len(dataset)), columns=["loss_weights"])["loss_weights"]
+    assert np.array_equal([row["loss_weights"] for row in parquet_rows(tmp_path / "full")], own)

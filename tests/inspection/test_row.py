@@ -18,6 +18,7 @@ from tests.dataset.synthetic import make_dataset, replace_in_manifest
 from tests.inspection import datasets_made
 from tests.inspection.conftest import built, write_corpus
 from tests.tokenizer import tokenizers_made
+from tests.weights_made import TASKS, build
 
 
 def ids_and_loss(segment, name=None):
@@ -519,3 +520,21 @@ def test_as_it_is_typed(folder):
         == 1
     )
     assert "give --row R too" in command_line.refused("inspect", folder / "ul2r", "--segment", 1)
+
+
+def test_weights_of_what_is_trained_are_shown_where_they_are_not_1(tmp_path, capsys):
+    spans = [[12, 20, 0.5], [20, 30, 2], [30, 36]]
+    lines = [
+        {"text": "What is it? It is a test of weights.", "loss_spans": spans},
+        {"text": "abc", "loss_spans": [[1, 2]]},
+    ]
+    build(tmp_path, lines, [TASKS["causal"]], seq_length=64)
+    row = describe_row(tmp_path / "out", 0, {})
+    assert [segment["weights"] for segment in row["segments"]] == [[[12, 20, 0.5], [20, 30, 2.0]], []]
+    print_row(row)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "weights" in line and "slots" in line]
+    assert line == "  weights 0.5 in slots 12 … 19, 2 in slots 20 … 29; else 1"
+    many = [[i, i + 1, 2 + i] for i in range(11)]
+    build(tmp_path / "many", [{"text": "a" * 40, "loss_spans": many}], [TASKS["causal"]], seq_length=64)
+    print_row(describe_row(tmp_path / "many" / "out", 0, {}))
+    assert ", and 3 more; else 1" in " ".join(capsys.readouterr().out.split())
