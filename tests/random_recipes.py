@@ -98,7 +98,8 @@ def _with_spans(chance: random.Random) -> list[dict[str, Any]]:
 def _chats(chance: random.Random) -> list[dict[str, Any]]:
     records = []
     for i in range(7):
-        turns = ["system"] * (i % 2) + ["user", "assistant"] * chance.randint(1, 4)
+        shape = chance.choice([["user", "assistant"], ["user", "assistant", "tool", "assistant"]])
+        turns = ["system"] * (i % 2) + shape * chance.randint(1, 4)
         texts = made.texts(len(turns), 100 + i, chance.choice([8, 60]))
         records.append({"messages": [{"role": r, "content": t} for r, t in zip(turns, texts, strict=True)]})
     return records
@@ -144,6 +145,7 @@ def recipe_of(seed: int) -> dict[str, Any]:
         **some("min_tokens", [2, 5, 30]),
         **some("special_text", ["text", "special", "reject"]),
         **some("loss_spans", ["ignore"], 0.1),
+        **some("long_answers", ["untrained"]),
         **({"chat_template": "t.jinja"} if any(source["name"] == "chats" for source in sources) else {}),
     }
     packing = {"algorithm": algorithm, "pad_seq_to_mult": multiple, **some("max_segments_per_row", [1, 2, 5, 60])}

@@ -57,7 +57,7 @@ def test_fault_27_what_is_kept_is_by_all_the_code_that_a_file_names_and_by_no_ot
         )
     }
     assert same == {
-        "building/packing.py": [False, False, True],
+        "building/packing.py": [False, True, True],
         "errors.py": [False, False, False],
         "kernel/overloads.py": [False, False, True],  # named as a text, and imported by it
         "building/render.py": [True, False, True],

@@ -304,7 +304,7 @@ class Training(NamedTuple):
     span_offsets: np.ndarray  # int64[D + 1]
     spans: (
         np.ndarray
-    )  # int64[k, 2]: half-open ranges of trained tokens, ascending; apart, or of different messages or weights
+    )  # int64[k, 2]: half-open ranges of trained tokens, ascending; apart, or of other messages or weights
     weights: np.ndarray  # float32[k]: of the spans, above 0
     turns: np.ndarray  # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
     cut_offsets: np.ndarray  # int64[D + 1]

@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 
-from packprep.building.ledger import add_ledgers, check, imbalances, is_ledger
+from packprep.building.ledger import APART, add_ledgers, check, imbalances, is_ledger
 from packprep.errors import BuildError, PlanError
 from tests import made
 
@@ -45,6 +45,9 @@ def test_a_kind_that_joins_later_is_0_where_it_is_absent_and_one_of_a_newer_vers
     ledger = copy.deepcopy(built.outcome.manifest["ledger"])
     names = list(ledger["sources"]), list(ledger["tasks"])
     assert is_ledger(ledger, *names)
+    ledger["sources"]["web"]["tokens"][APART] = 3
+    assert is_ledger(ledger, *names)
+    del ledger["sources"]["web"]["tokens"][APART]
     added = ledger["sources"]["web"]["slots"]["added"]
     added["extra"] = 3
     with pytest.raises(

@@ -1,5 +1,6 @@
 """packprep.documents.supervision: a token is trained iff it begins inside a span of trained characters."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.documents import supervision
-from packprep.documents.supervision import Conversation, tokenize_supervised, trained_tokens, training_columns
+from packprep.documents.supervision import (
+    ANYWHERE,
+    BEST,
+    NEVER,
+    Conversation,
+    tokenize_supervised,
+    trained_tokens,
+    training_columns,
+)
 from packprep.recipe import Specials
 from packprep.tokenizer.encoding import tokenize
 from packprep.tokenizer.engines import load_engine
@@ -219,6 +228,30 @@ def test_documents_of_all_kinds_keep_their_places_and_plain_ones_their_tokens(ch
     usual = tokenize(load_engine(REFERENCE, chatml, special_text), plain, special_text, chatml)
     own = [tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]] for i in (1, 3, 6, 7)]
     np.testing.assert_array_equal(np.concatenate(own), usual.ids)
+
+
+def test_spans_know_their_questions_end_and_places_to_cut_have_ranks():
+    """
+    character  0123456789012345678901
+    message    ssuuuuaaaattttaaaaaauu     system, user, assistant, tool, two of the assistant, user
+    trained           ^^^    ^^^^
+    """
+    roles = ("system", "user", "assistant", "tool", "assistant", "assistant", "user")
+    one = Conversation("x" * 22, ((7, 10), (15, 19)), (2, 6, 10, 14, 16, 20), roles, system_end=2)
+    trained = trained_tokens(one, np.arange(22))
+    assert trained.spans.tolist() == [[7, 10], [15, 16], [16, 19]]  # of a message each
+    assert trained.turns.tolist() == [[7, 6], [15, 14], [16, 14]]
+    assert trained.cuts.tolist() == [2, 6, 10, 14, 16, 20]
+    assert trained.ranks.tolist() == [NEVER, NEVER, ANYWHERE, NEVER, NEVER, BEST]
+    unasked = trained_tokens(replace(one, roles=("system", *["assistant"] * 6)), np.arange(22))
+    assert unasked.turns.tolist() == [[7, 22], [15, 22], [16, 22]]  # trained wherever they stand
+    assert unasked.ranks.tolist() == [NEVER, *[ANYWHERE] * 5]
+    unknown = trained_tokens(replace(one, roles=()), np.arange(22))
+    assert unknown.spans.tolist() == [[7, 10], [15, 19]] and set(unknown.ranks) == {ANYWHERE}
+    columns = training_columns({0: trained}, 1, law=2)
+    assert set(columns.ranks) == {ANYWHERE} and columns.turns[:, 1].min() > 1 << 60
+    rest = training_columns({0: trained}, 1, long_answers="untrained").turns
+    assert rest[:, 0].min() > 1 << 60 and rest[:, 1].tolist() == [6, 14, 14]
 
 
 def test_columns_have_a_place_for_every_document():
