@@ -25,6 +25,7 @@ from packprep.randomness import bits64, integers, text_key
 from packprep.recipe import Recipe, read_recipe
 from packprep.sources.slices import PlannedSource
 from packprep.twin import reading
+from packprep.twin.records import Keys
 
 ROOT = Path(__file__).parents[1]
 _COMPRESS = {".gz": lambda data: gzip.compress(data, mtime=0), ".zst": zstandard.ZstdCompressor().compress}
@@ -121,7 +122,7 @@ def uses_of(source: PlannedSource) -> Counter:
     """(file name, position, use) of what a source delivers, by the twin: every document in each whole use, and in the last
     one those of each piece that its fraction takes."""
     resolved = {key: getattr(source, key) for key in ("name", "seed", "prefix", "repeat", "step_bytes")}
-    asked = {key: getattr(source.source, key) for key in ("sample", "format", "text_key")}
+    asked = {"sample": source.source.sample, "format": source.source.format, "keys": Keys(source.source.text_key)}
     plain = {**resolved, **asked, "files": [(file.name, file.size, file.pieces) for file in source.files]}
     reader = reading.TextReader(False, lambda messages: ())
 

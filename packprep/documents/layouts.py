@@ -19,7 +19,7 @@ import numpy as np
 
 from packprep.recipe.schema import OF_PACKPREP
 from packprep.sources.formats import batch as limits
-from packprep.sources.formats.batch import SURROGATE, Supervision, too_large
+from packprep.sources.formats.batch import LOSS_SPANS, SURROGATE, Supervision, too_large
 from packprep.sources.formats.fields import OLD_MESSAGES
 from packprep.sources.formats.jsonl import nested_too_deep, read_integer
 
@@ -69,7 +69,22 @@ class _Bad(Exception):
 
 
 def read_layout(given: Supervision) -> Dialogue | Supervision | Problem:
-    """The dialogue of a record with a layout; a text with loss_spans where no template is needed; or why it cannot be used."""
+    """The dialogue of a record with a layout; a text with loss_spans where no template is needed; or why it cannot be used.
+
+    Beside a text of the record's own, or loss_spans, it is not said which of them is meant, and either guess would train what
+    nobody asked for.
+    """
+    if given.text is not None or given.loss_spans is not None:
+        other = "a text" if given.text is not None else LOSS_SPANS
+        choice = (
+            "another text_key"
+            if given.layout == OLD_MESSAGES or given.text is None
+            else "messages_format for these alone"
+        )
+        return "bad_messages", (
+            f"the document has {other}, too; take one of them away, or set {choice}, or "
+            'documents.loss_spans = "ignore" for the text alone'
+        )
     try:
         return _LAYOUTS[given.layout](given.record)
     except _Bad as bad:
@@ -216,8 +231,8 @@ def _check(message: dict[str, Any], what: str) -> None:
     for key in ("name", "tool_call_id", "reasoning_content", "thinking"):
         if not isinstance(message.get(key), str | None):
             raise _Bad(f"{what}: {key} is {_kind(message[key])}; a text is wanted")
-    if not message.get("tool_calls", True):
-        del message["tool_calls"]  # an empty list: nothing is called
+    if message.get("tool_calls") == []:
+        del message["tool_calls"]  # nothing is called
     _check_calls(message.get("tool_calls", []), what)
     content = message.get("content")
     if content is None and not message.keys() - {"role", "content", "name", "tool_call_id"}:

@@ -32,7 +32,7 @@ from packprep.errors import PackprepError, RecipeError
 from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
-from packprep.sources.formats.batch import LOSS_SPANS, MAX_DETAIL, SURROGATE, Supervision
+from packprep.sources.formats.batch import MAX_DETAIL, SURROGATE, Supervision
 from packprep.sources.formats.fields import Fields
 from packprep.tokenizer.encoding import Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine
@@ -113,27 +113,18 @@ def read_supervised(
 
 
 def conversation(
-    given: Supervision, template: str | None, settings: DocumentKeys = DEFAULTS, law: int = LAW_VERSION
+    given: Supervision | Dialogue, template: str | None, settings: DocumentKeys = DEFAULTS, law: int = LAW_VERSION
 ) -> Conversation | Problem:
     """What is trained of a document, or why it cannot be used.
 
-    Messages make the text: beside a text of its own, or loss_spans, it is not said which of them is meant, and
-    either guess would train what nobody asked for. Raises RecipeError when messages have no template.
+    Raises RecipeError when messages have no template.
     """
-    if not given.layout:
-        assert given.text is not None
-        return _with_spans(given.text, given.loss_spans, given.record.get("weight"), law)
-    if given.text is not None or given.loss_spans is not None:
-        other = "a text" if given.text is not None else LOSS_SPANS
-        return "bad_messages", (
-            f"the document has {other}, too; take one of them away, or set another text_key, or "
-            'documents.loss_spans = "ignore" for the text alone'
-        )
-    found = read_layout(given)
+    found = read_layout(given) if isinstance(given, Supervision) and given.layout else given
     if isinstance(found, tuple):
         return found
     if isinstance(found, Supervision):
-        return conversation(found, template, settings, law)
+        assert found.text is not None
+        return _with_spans(found.text, found.loss_spans, found.record.get("weight"), law)
     if template is None:
         raise RecipeError(
             "a document has messages, and the tokenizer has no chat template: give one in documents.chat_template, "

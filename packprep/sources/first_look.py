@@ -20,7 +20,7 @@ from packprep.sources.files import Files
 from packprep.sources.formats import FORMATS
 from packprep.sources.formats.batch import open_source
 from packprep.sources.formats.compressed import decompressed
-from packprep.sources.formats.fields import Fields, Layout, field_at, instead_of_text, refused
+from packprep.sources.formats.fields import Fields, Layout, field_at, instead_of_text
 from packprep.sources.formats.jsonl import BOM
 
 _KINDS_OF_VALUES: dict[type, str] = {
@@ -163,10 +163,20 @@ def _value(document: dict[str, Any], text_key: str, key: str) -> Any:
     return None if key == text_key else field_at(document, key)
 
 
+def _nested(document: dict[str, Any]) -> str:
+    """What finds the messages in an object of a document; "" if there are none."""
+    for key, value in document.items():
+        inner = next((name for name in ("messages", "conversations") if isinstance(field_at(value, name), list)), None)
+        if inner and "." not in key:
+            tools = f' and tools_key = "{key}.tools"' if field_at(value, "tools") is not None else ""
+            return f'messages_key = "{key}.{inner}"{tools}'
+    return ""
+
+
 def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -> str:
     """What is mistaken about documents of a layout that cannot be read, and what to do."""
     if layout.advice or not messages:
-        return f"its documents are no texts: {refused(layout) if layout.advice else instead_of_text(layout)}"
+        return f"its documents are no texts but {instead_of_text(layout)}"
     wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
     return (
         f"none of its first {looked_at} documents has {wanted}, as messages_format = {layout.name!r} wants: set messages_key to "
@@ -180,6 +190,7 @@ def _mistake_of_lines(source: Source, begin: bytes, whole: bool, messages: bool,
     if begin.split(b"\n", 1)[0].strip() == b"{":
         return "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
     lines, text_key, fields = begin.split(b"\n"), source.text_key, Fields.of(source)
+    first: dict[str, Any] = {}
     layouts: list[Layout] = []  # that are no texts, and not read
     longest: Counter[str] = Counter()
     kinds: Counter[str] = Counter()  # what stands in place of a text
@@ -199,6 +210,7 @@ def _mistake_of_lines(source: Source, begin: bytes, whole: bool, messages: bool,
             return ""
         if not isinstance(document, dict):
             return ""
+        first = first or document
         text, value = field_at(document, text_key), partial(_value, document, text_key)
         layout = fields.layout_of(value, text is not None)
         if layout and (layout.advice or not messages or not fields.record(layout, value).keys() >= set(layout.needs)):
@@ -225,6 +237,8 @@ def _mistake_of_lines(source: Source, begin: bytes, whole: bool, messages: bool,
             f"in all of its first {looked_at} documents the value of {text_key!r} is {listed}, not a text: {_OTHER_KEY}"
         )
     keys = ", ".join(map(repr, list(longest)[:20])) or "none"
+    if messages and (below := _nested(first)):
+        return f"none of its first {looked_at} documents has the key {text_key!r}; set {below}"
     likely = max(longest, key=longest.__getitem__, default="")
     example = f", as in text_key = {json.dumps(likely, ensure_ascii=False)}" if longest[likely] else ""
     return (

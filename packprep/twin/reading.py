@@ -1,11 +1,10 @@
 """Which parts of which files belong to a shard, in which order, which of their documents are kept, and what these say.
 
-Sources are the plan's, as dicts: name, seed, prefix, repeat, sample, format, text_key, ratios, step_bytes, first_file (the
+Sources are the plan's, as dicts: name, seed, prefix, repeat, sample, format, keys, ratios, step_bytes, first_file (the
 number of its first file among all of the plan's), files, (name, size, pieces) each, and piece_bytes: about how much each
 piece of a file holds, of files of which the plan says it.
 """
 
-import json
 import os
 import struct
 import zlib
@@ -14,7 +13,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
-from packprep.twin import chance
+from packprep.twin import chance, records
+from packprep.twin.records import SPANS, Keys, Passage, Talk, at
 from packprep.twin.spans import ranges_of
 
 PIECE_BYTES = 4 * 2**20
@@ -25,9 +25,7 @@ FORMATS = {
 }  # fmt: skip
 TOKEN_FORMATS = ("megatron", "parquet_tokens", "arrow_tokens")
 MAX_BYTES = 32 * 2**20
-MAX_DEPTH = 256
 BOM = b"\xef\xbb\xbf"
-SPANS, MESSAGES, WEIGHT = "loss_spans", "messages", "weight"
 MOST_IDS = 8 * 2**20  # of a document
 CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
 
@@ -215,12 +213,12 @@ class TextReader(NamedTuple):
     """How documents are read.
 
     supervision: whether loss_spans and messages are looked at
-    conversation: messages → a record with the fields of `Text`, or a tuple where they are rejected
+    conversation: a Talk → a record with the fields of `Text`, or a tuple where they are rejected
     weights: whether spans and documents have any
     """
 
     supervision: bool
-    conversation: Callable[[Any], Any]
+    conversation: Callable[[Talk], Any]
     weights: bool = True
 
 
@@ -237,13 +235,13 @@ def documents(
         if format == "jsonl":
             found = _lines(path, size, compression, source["step_bytes"], extent)
             for position, line in found:
-                if wanted(position) and (text := _text_of_line(line, source["text_key"], reader)) is not None:
+                if wanted(position) and (text := _text_of_line(line, source["keys"], reader)) is not None:
                     yield position, text
         elif format == "text":
             if wanted(0) and (data := _text_of_bytes(_whole(path, compression))) is not None:
                 yield 0, Text(data.removeprefix("\ufeff"))
         else:
-            yield from _rows(path, format, extent, source["text_key"], reader, wanted)
+            yield from _rows(path, format, extent, source["keys"], reader, wanted)
     except OSError as error:
         raise SourceError(f"{path}: {error}") from error
 
@@ -274,9 +272,8 @@ def sizes(source: dict[str, Any], file: int, part: int, reader: TextReader) -> l
         lines = _lines(path, size, compression, source["step_bytes"], whole)
         return [(position, MAX_BYTES + 1 if line is None else len(line)) for position, line in lines]
     found = []
-    for position, record in _records(path, format, whole, source["text_key"], reader, lambda position: True):
-        text, messages = record.get(source["text_key"]), record.get(MESSAGES)
-        found.append((position, len(text if text is not None else messages if isinstance(messages, list) else [])))
+    for position, record in _records(path, format, whole, source["keys"], reader, lambda position: True):
+        found.append((position, records.size(record, source["keys"])))
     return found
 
 
@@ -377,32 +374,30 @@ def _text_of_bytes(data: bytes) -> str | None:
         return None
 
 
-def _text_of_line(line: bytes | None, text_key: str, reader: TextReader) -> Text | None:
+def _text_of_line(line: bytes | None, keys: Keys, reader: TextReader) -> Text | None:
     source = None if line is None else _text_of_bytes(line)
-    if source is None or _too_deep(source):
-        return None
     try:
-        record = json.loads(source, parse_constant=int, parse_int=_integer)  # int refuses NaN and Infinity
-    except (ValueError, RecursionError):
+        record = None if source is None else records.parsed(source)
+    except ValueError:
         return None
     if not isinstance(record, dict):
         return None
-    return text_of(record, text_key, reader)
+    return text_of(record, keys, reader)
 
 
-def text_of(record: dict[str, Any], text_key: str, reader: TextReader) -> Text | None:
-    """A document of these fields; None where it cannot be used. A field that is the text_key is the text and nothing else."""
-    text = record.get(text_key)
-    spans, messages = (record.get(key) if reader.supervision and key != text_key else None for key in (SPANS, MESSAGES))
-    if messages is not None:
-        if text is not None or spans is not None:
-            return None
-        rendered = reader.conversation(messages)
+def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | None:
+    """A document of these fields; None where it cannot be used. A field that is the text's is the text and nothing else."""
+    found = records.read(record, keys) if reader.supervision else Passage(at(record, keys.text))
+    if isinstance(found, Talk):
+        rendered = reader.conversation(found)
         if isinstance(rendered, tuple):
             return None
         weights = rendered.weights or [1.0] * len(rendered.spans)
         spans = [(*span, weight) for span, weight in zip(rendered.spans, weights, strict=True)]
         return Text(rendered.text, spans, *(getattr(rendered, name) for name in Text._fields[2:]))
+    if found is None:
+        return None
+    text, spans, weight = found
     if not isinstance(text, str):
         return None
     try:
@@ -411,62 +406,64 @@ def text_of(record: dict[str, Any], text_key: str, reader: TextReader) -> Text |
         return None
     if spans is None:
         return Text(text)
-    found = ranges_of(spans, len(text), record.get(WEIGHT) if reader.weights else None, reader.weights)
-    return None if found is None else Text(text, found)
-
-
-def _integer(digits: str) -> int:
-    return int(digits) if len(digits) <= 4000 else (-1) ** digits.startswith("-") * 2**64
-
-
-def _too_deep(source: str) -> bool:
-    if source.count("[") + source.count("{") <= MAX_DEPTH:
-        return False
-    depth, in_string, escaped = 0, False, False
-    for character in source:
-        if in_string:
-            in_string = escaped or character != '"'
-            escaped = not escaped and character == "\\"
-        elif character == '"':
-            in_string = True
-        elif character in "[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                return True
-        elif character in "]}":
-            depth -= 1
-    return False
+    ranges = ranges_of(spans, len(text), weight if reader.weights else None, reader.weights)
+    return None if ranges is None else Text(text, ranges)
 
 
 def _rows(
-    path: str, format: str, extent: Extent, text_key: str, reader: TextReader, wanted: Callable[[int], bool]
+    path: str, format: str, extent: Extent, keys: Keys, reader: TextReader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Text]]:
     """(position, text) of the rows that can be used."""
-    for position, record in _records(path, format, extent, text_key, reader, wanted):
-        if isinstance(record.get(text_key), bytes):
-            record[text_key] = _text_of_bytes(record[text_key])
-        if (found := text_of(record, text_key, reader)) is not None:
+    for position, record in _records(path, format, extent, keys, reader, wanted):
+        decoded = _decoded(record)
+        if decoded is not None and keys.law > 2:
+            decoded = records.without_nulls(decoded)
+        if decoded is not None and (found := text_of(decoded, keys, reader)) is not None:
             yield position, found
 
 
+def _decoded(record: dict[str, Any]) -> dict[str, Any] | None:
+    """A row's bytes as texts; None where some are too many, or no UTF-8."""
+    made = {key: _text_of_bytes(value) if isinstance(value, bytes) else value for key, value in record.items()}
+    return None if any(made[key] is None and value is not None for key, value in record.items()) else made
+
+
 def _records(
-    path: str, format: str, extent: Extent, text_key: str, reader: TextReader, wanted: Callable[[int], bool]
+    path: str, format: str, extent: Extent, keys: Keys, reader: TextReader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a Parquet row group or an Arrow record batch. A position counts through the file's rows."""
     import pyarrow as pa
 
-    more = (SPANS, MESSAGES, WEIGHT) if reader.supervision else ()
-    names = [text_key, *(name for name in more if name != text_key)]
     try:
-        first, table = _table(path, format, extent.part, names)
+        every = keys.names() if reader.supervision else [keys.text]
+        first, table = _table(path, format, extent.part, [*every, *(name.partition(".")[0] for name in every)])
+        names = _columns(table.schema, keys, every)
         columns = {name: _values(table.column(name)) for name in table.schema.names if name in names}
     except pa.ArrowException as error:
         raise SourceError(f"{path}: not readable: {error}") from error
-    if text_key not in columns and MESSAGES not in columns:
-        raise SourceError(f"{path}: no column {text_key!r}")
     for i in extent.units(table.num_rows):
         if wanted(first + i):
             yield first + i, {name: values[i] for name, values in columns.items()}
+
+
+def _columns(schema: Any, keys: Keys, every: list[str]) -> set[str]:
+    """The columns that matter: where there are texts those of no layout but messages, where a format is said no texts."""
+
+    def is_there(key: str) -> bool:
+        fields = {field.name: field.type for field in schema}
+        while key not in fields:
+            head, point, key = key.partition(".")
+            if not point or head not in fields or not hasattr(fields[head], "fields"):
+                return False
+            fields = {field.name: field.type for field in fields[head].fields}
+        return True
+
+    if keys.format != "auto":
+        every = [name for name in every if name != keys.text]
+    elif is_there(keys.text):
+        kept = (keys.text, SPANS, keys.messages, keys.tools, "chat_template_kwargs", "weight")
+        every = [name for name in every if name in kept]
+    return {name if name in schema.names else name.partition(".")[0] for name in every}
 
 
 def _table(path: str, format: str, number: int, names: list[str]) -> tuple[int, Any]:
@@ -524,7 +521,7 @@ def _lists(
         if format == "megatron":
             yield from _of_pair(path, size, count, extent, wanted)
         else:
-            yield from _of_table(path, size, format.removesuffix("_tokens"), extent, source["text_key"], wanted)
+            yield from _of_table(path, size, format.removesuffix("_tokens"), extent, source["keys"].text, wanted)
     except (OSError, struct.error) as error:
         raise SourceError(f"{path}: {error}") from error
 

@@ -7,6 +7,7 @@ from packprep.errors import PlanError
 from packprep.twin import chance, cutting, objectives, reading, tokens
 from packprep.twin.chance import CandidateSlots
 from packprep.twin.reading import TextReader
+from packprep.twin.records import Keys
 from packprep.twin.tokens import Tokenizer, Trained
 
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
@@ -122,7 +123,14 @@ class Twin:
             if named is None or any(task["name"] == name or task["name"].startswith(name + "-") for name in named)
         }
         return {
-            **{key: given[key] for key in ("name", "sample", "format", "text_key")},
+            **{key: given[key] for key in ("name", "sample", "format")},
+            "keys": Keys(
+                given["text_key"],
+                given["messages_key"],
+                given["tools_key"],
+                given["messages_format"],
+                self.plan["law_version"],
+            ),
             **{key: resolved[key] for key in ("repeat", "ratios", "step_bytes")},
             "seed": self.recipe["seed"],
             "prefix": prefix,

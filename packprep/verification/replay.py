@@ -9,6 +9,7 @@ from packprep.building.commit import encode_rejects
 from packprep.building.plan import Plan
 from packprep.building.work import make_shard, read_shard
 from packprep.documents import supervision
+from packprep.documents.layouts import Dialogue
 from packprep.errors import SourceError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import receipt_name, rejects_name, shard_name
@@ -16,8 +17,8 @@ from packprep.objectives.tasks import whole_recipe, whole_task
 from packprep.restoring.documents import replay_segments
 from packprep.restoring.segments import restore, stored_segments
 from packprep.sources.formats import Decoders
-from packprep.sources.formats.batch import Supervision
 from packprep.twin.comparison import compare_segments, compare_shard
+from packprep.twin.records import Talk
 from packprep.twin.shard import Twin
 from packprep.verification.coverage import Locations, check_read
 from packprep.verification.faults import MAX_LISTED, Faults
@@ -140,9 +141,8 @@ def plan_for_twin(plan: Plan) -> dict[str, Any]:
 def twin_of(plan: Plan) -> Twin:
     """The twin of a plan. What a chat template writes for messages it takes from the plan."""
 
-    def conversation(messages: Any) -> Any:
-        given = Supervision(None, None, {"messages": messages}, "messages")
-        return supervision.conversation(given, plan.stored["chat_template"], plan.recipe.documents, plan.law)
+    def conversation(talk: Talk) -> Any:
+        return supervision.conversation(Dialogue(*talk), plan.stored["chat_template"], plan.recipe.documents, plan.law)
 
     prefixes = [source.prefix for source in plan.sources]
     return Twin(plan_for_twin(plan), plan.vocabulary.tokenizer_json, prefixes, conversation)

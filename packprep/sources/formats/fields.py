@@ -11,7 +11,7 @@
 A record with a text and no messages is a text, unless `messages_format` says which layout is meant.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -117,7 +117,7 @@ class Fields:
         value: gives what stands at a key, None where nothing does. has_text: whether it has a text or loss_spans
         """
         if self.law < 3:
-            return _OLD if value(MESSAGES) is not None else None
+            return OLD if value(MESSAGES) is not None else None
         if self.format != "auto":
             return next(layout for layout in LAYOUTS if layout.name == self.format)
         for layout in LAYOUTS[:1] if has_text else LAYOUTS:
@@ -126,12 +126,12 @@ class Fields:
                 return layout
         return None
 
-    def counted(self) -> list[str]:
-        """The keys whose texts' bytes and lists' items are the size of a table's row without a text."""
-        if self.law < 3:
-            return [MESSAGES]
-        read = (field for layout in LAYOUTS if not layout.advice for field in layout.needs)
-        return list(dict.fromkeys(map(self.key_of, read)))
+    def counted(self, columns: Collection[str]) -> list[str]:
+        """The keys whose texts' bytes and lists' items are the size of a table's row without a text: of layouts that `columns`
+        hold."""
+        layouts = (OLD,) if self.law < 3 else (layout for layout in LAYOUTS if not layout.advice)
+        needs = ([self.key_of(field) for field in layout.needs] for layout in layouts)
+        return list(dict.fromkeys(key for keys in needs if all(key in columns for key in keys) for key in keys))
 
     def of_text(self, value: Callable[[str], Any]) -> dict[str, Any]:
         """Field → value of what a record with a text and loss_spans may have beside them."""
@@ -144,23 +144,25 @@ class Fields:
         return {field: given for field, given in found if given is not None}
 
 
-_OLD = Layout(OLD_MESSAGES, ("messages",))
-
-
-def instead_of_text(layout: Layout) -> str:
-    """What to do about records of a layout where a text is looked for."""
-    return (
-        refused(layout)
-        if layout.advice
-        else (
-            f'it looks like {layout.name} ({", ".join(layout.needs)}): set documents.loss_spans = "use" to train on it as such'
-        )
-    )
+OLD = Layout(OLD_MESSAGES, ("messages",))
 
 
 def refused(layout: Layout) -> str:
-    """Why records of a layout that is not read are not, and what to do."""
-    return f"it is {layout.name} ({', '.join(layout.needs)}): {layout.advice}"
+    """What records of a layout are that is not read, and what to do."""
+    return f"{_named(layout)}: {layout.advice}"
+
+
+def instead_of_text(layout: Layout) -> str:
+    """What records are where texts are looked for, and what to do."""
+    return (
+        refused(layout)
+        if layout.advice
+        else f'{_named(layout)}: set documents.loss_spans = "use" to train on them as such'
+    )
+
+
+def _named(layout: Layout) -> str:
+    return layout.name if layout.needs == (layout.name,) else f"{layout.name} ({', '.join(layout.needs)})"
 
 
 def without_nulls(value: Any) -> Any:

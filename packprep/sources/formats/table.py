@@ -61,9 +61,10 @@ def find_columns(path: str, schema: pa.Schema, text_key: str, fields: Fields | N
     if fields is None:
         return {text_key: _text_column(path, schema, text_key)}
     spans, messages = (_column(path, schema, key, text_key) for key in (LOSS_SPANS, fields.messages_key))
-    found = {key: at for key, at in ((LOSS_SPANS, spans), (fields.messages_key, messages)) if at}
+    found = {LOSS_SPANS: spans} if spans else {}
     text = fields.format == "auto" and _place(schema, text_key)
     if fields.law < 3:
+        found |= {MESSAGES: messages} if messages else {}
         return found if messages and not text else {text_key: _text_column(path, schema, text_key), **found}
 
     def there(layout: Layout) -> bool:
@@ -86,7 +87,7 @@ def _no_layout(path: str, schema: pa.Schema, text_key: str, fields: Fields, layo
     """The error of a file with neither a text nor a layout that is read. layouts: those that it has, which are not read."""
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     if layouts:
-        return SourceError(f"{path}: {refused(layouts[0])}. Its columns are: {names}.")
+        return SourceError(f"{path}: its rows are {refused(layouts[0])}. Its columns are: {names}.")
     if fields.format != "auto":
         layout = next(layout for layout in LAYOUTS if layout.name == fields.format)
         wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
@@ -142,7 +143,9 @@ def _text_column(path: str, schema: pa.Schema, text_key: str) -> Column:
 def _text_missing(path: str, schema: pa.Schema, text_key: str, problem: str) -> SourceError:
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     there = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
-    advice = "Set text_key to the one that holds the text." if there is None else f"But {instead_of_text(there)}."
+    advice = (
+        "Set text_key to the one that holds the text." if there is None else f"Its rows are {instead_of_text(there)}."
+    )
     return SourceError(f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}")
 
 
@@ -199,7 +202,9 @@ def read_rows(
         rows = (pa.nulls(n_rows, pa.string()) if text is None else text).slice(begin, at_once)
         others = {key: column.slice(begin, at_once) for key, column in columns.items() if key != text_key}
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
-        counted = [others[key] for key in fields.counted() if key in others] if fields else []
+        counted = [others[key] for key in fields.counted(others)] if fields else []
+        if fields and fields.law < 3:
+            counted = [column for column in counted if _is_list(column.type)]
         wanted = kept(keep, batch.file, positions, partial(_sizes, rows, counted)) & (positions >= wanted_from)
         rows, *values = map(_without_views, (rows, *others.values()))
         if not wanted.all():

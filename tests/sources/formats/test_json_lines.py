@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.jsonl import MAX_NESTING, decode_slowly, line_decoder, nested_too_deep
-from packprep.twin.reading import MAX_DEPTH
+from packprep.twin.records import MAX_DEPTH
 
 decode = line_decoder("text")
 values = st.recursive(

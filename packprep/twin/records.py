@@ -1,0 +1,320 @@
+"""What a record, a line's JSON or a table's row, is: a text, or the messages of a conversation; None where it cannot be used.
+
+```
+{"prompt": "2+2?", "completion": " 4"}                     a Passage: "2+2? 4", trained from character 4 on
+{"conversations": [{"from": "gpt", "value": "4"}, …]}      a Talk: [{"role": "assistant", "content": "4"}, …]
+```
+"""
+
+import json
+import math
+from typing import Any, NamedTuple
+
+MAX_DEPTH = 256
+MAX_TEXT = 8 * 2**20  # bytes
+SPANS, MESSAGES = "loss_spans", "messages"
+LARGEST = 3.4028234663852886e38  # of float32
+USERS, TOOLS = ("human", "user"), ("tool", "observation", "function_response")
+ASSISTANTS = ("gpt", "assistant", "chatgpt", "model", "bard", "bing", "function_call")
+NEEDED = {
+    "messages": ["messages"],
+    "sharegpt": ["conversations"],
+    "prompt_completion": ["prompt", "completion"],
+    "alpaca": ["instruction", "output"],
+}
+OTHERS = ["chosen", "rejected", "label", "completions", "labels", "input", "system", "history", "weight"]
+
+
+class Keys(NamedTuple):
+    """What a source calls its fields, which format its recipe says, and the plan's law."""
+
+    text: str
+    messages: str = MESSAGES
+    tools: str = "tools"
+    format: str = "auto"
+    law: int = 2
+
+    def place(self, name: str) -> str:
+        """Where a field stands."""
+        if name == "conversations" and self.messages != MESSAGES:
+            name = MESSAGES
+        return {MESSAGES: self.messages, "tools": self.tools}.get(name, name)
+
+    def names(self) -> list[str]:
+        """The keys of all fields that may matter."""
+        if self.law < 3:
+            return [self.text, SPANS, MESSAGES]
+        needed = [self.place(name) for names in NEEDED.values() for name in names]
+        return [self.text, SPANS, *needed, self.tools, "chat_template_kwargs", *OTHERS]
+
+
+def size(record: dict[str, Any], keys: Keys) -> int:
+    """The size of a table's row: of its text in bytes, or of what a layout has, texts in bytes and lists by items."""
+    format = keys.format if keys.law > 2 else "auto"
+    text = at(record, keys.text) if format == "auto" else None
+    if text is not None:
+        return _length(text)
+    places: set[str] = set()
+    for kind, names in NEEDED.items():
+        own = {keys.place(name) for name in names} - {keys.text}
+        there = all(name in record or at(record, name) is not None for name in own) and len(own) == len(names)
+        if there and (kind == "messages" or keys.law > 2) and format in ("auto", kind):
+            places |= own
+    held = [at(record, name) for name in places]
+    return sum(_length(value) for value in held if keys.law > 2 or isinstance(value, list))
+
+
+def _length(value: Any) -> int:
+    return len(value.encode() if isinstance(value, str) else value) if isinstance(value, str | bytes | list) else 0
+
+
+class Talk(NamedTuple):
+    """Messages for a template, its tools and variables; of each message whether it is trained (None: unsaid), and its weight."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    variables: dict[str, Any]
+    train: tuple[bool | None, ...]
+    weights: tuple[float, ...]
+
+
+class Passage(NamedTuple):
+    """A text, its loss_spans as they stand in the record (None: it has none), and the record's weight, unchecked."""
+
+    text: Any
+    spans: Any = None
+    weight: Any = None
+
+
+class _Unusable(Exception):
+    """What a rejected record raises."""
+
+
+def _need(condition: Any) -> None:
+    if not condition:
+        raise _Unusable
+
+
+def at(record: Any, key: str) -> Any:
+    """What a record has at a key, or at the end of the path that the key's points make; None: nothing."""
+    while isinstance(record, dict):
+        if key in record:
+            return record[key]
+        head, point, key = key.partition(".")
+        if not point:
+            return None
+        record = record.get(head)
+    return None
+
+
+def parsed(source: str) -> Any:
+    """The value of JSON; ValueError where it is none, or nested too deep."""
+    if too_deep(source):
+        raise ValueError
+    try:
+        return json.loads(source, parse_constant=int, parse_int=_integer)  # int refuses NaN and Infinity
+    except RecursionError:
+        raise ValueError from None
+
+
+def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
+    """What a record is. A field that is the text's is the text and nothing else."""
+    fields = {name: at(record, name) for name in keys.names()}
+    text = fields.pop(keys.text, None)
+    spans = fields.get(SPANS)
+    format = keys.format if keys.law > 2 else "auto"
+    try:
+        kind = _kind(fields, keys, text is not None or spans is not None) if format == "auto" else format
+        if not kind:
+            return Passage(text, spans, fields.get("weight"))
+        _need(spans is None and (text is None or format != "auto"))
+        found = {
+            name: fields.get(keys.place(name)) for name in [*NEEDED[kind], "tools", "chat_template_kwargs", *OTHERS]
+        }
+        return _old(found[MESSAGES]) if keys.law < 3 else _of_kind(kind, found)
+    except _Unusable:
+        return None
+
+
+def _kind(fields: dict[str, Any], keys: Keys, has_text: bool) -> str:
+    """Which of NEEDED a record is; "" where it is a text."""
+
+    def has(*names: str) -> bool:
+        return all(fields.get(keys.place(name)) is not None for name in names)
+
+    if has(MESSAGES):
+        return "messages"
+    if has_text or keys.law < 3:
+        return ""
+    _need(not has("chosen", "rejected"))
+    _need(not (has("prompt", "completion") and isinstance(fields["label"], bool)))
+    _need(not has("prompt", "completions", "labels"))
+    return next((kind for kind, names in NEEDED.items() if has(*names)), "")
+
+
+def _of_kind(kind: str, found: dict[str, Any]) -> Talk | Passage:
+    system, answers_from = None, 0
+    if kind == "prompt_completion":
+        prompt, completion = found["prompt"], found["completion"]
+        if isinstance(prompt, str) and isinstance(completion, str):
+            _need(not found["tools"] and not found["chat_template_kwargs"])
+            whole = prompt + completion
+            _need(len(whole.encode("utf-8", "surrogatepass")) <= MAX_TEXT)
+            return Passage(whole, [[len(prompt), len(whole)]], found["weight"])
+        _need(isinstance(prompt, list) and isinstance(completion, list))
+        messages, answers_from = prompt + completion, len(prompt)
+    elif kind == "alpaca":
+        system, earlier, given = found["system"], found["history"] or [], found["input"]
+        _need(isinstance(earlier, list) and isinstance(given, str | None))
+        _need(isinstance(found["instruction"], str) and isinstance(found["output"], str))
+        question = "\n\n".join([found["instruction"], given]) if given else found["instruction"]
+        pairs = [*earlier, [question, found["output"]]]
+        _need(all(isinstance(pair, list) and len(pair) == 2 for pair in pairs))
+        messages = []
+        for question, answer in pairs:
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    else:
+        (name,) = NEEDED[kind]
+        messages, system = found[name], found["system"] if kind == "sharegpt" else None
+        _need(isinstance(messages, list) and messages)
+    return _talk(messages, answers_from, system, found)
+
+
+def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, Any]) -> Talk:
+    of_all = _weight(found["weight"])
+    said = []
+    for i, message in enumerate(messages):
+        _need(isinstance(message, dict))
+        own = dict(message)
+        if "role" not in own and "from" in own:
+            own = _spoken(own)
+        train, weight = own.pop("train", None), of_all * _weight(own.pop("weight", None))
+        _need((train is None or isinstance(train, bool)) and weight <= LARGEST)
+        own = {key: value for key, value in own.items() if value is not None or key == "content"}
+        if own.get("tool_calls") == []:
+            del own["tool_calls"]
+        _need(_sound(own))
+        said.append((own, train if train is not None or i >= answers_from else False, weight))
+    if system:
+        _need(isinstance(system, str) and said[0][0]["role"] != "system")
+        said.insert(0, ({"role": "system", "content": system}, None, of_all))
+    _need(any(train or (train is None and own["role"] == "assistant") for own, train, _ in said))
+    tools, variables = (_value(found[name]) for name in ("tools", "chat_template_kwargs"))
+    _need(tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)))
+    variables = {} if variables is None else variables
+    _need(isinstance(variables, dict))
+    _need(not variables.keys() & {"messages", "tools", "add_generation_prompt", "packprep_generation"})
+    all_messages, trains, weights = zip(*said, strict=True)
+    return Talk(list(all_messages), tools, variables, trains, weights)
+
+
+def _spoken(own: dict[str, Any]) -> dict[str, Any]:
+    """A message of role and content for one of from and value."""
+    speaker, value = own.pop("from"), own.pop("value", None)
+    _need(isinstance(speaker, str) and isinstance(value, str | None))
+    speaker = speaker.lower()
+    roles = dict.fromkeys(USERS, "user") | dict.fromkeys(ASSISTANTS, "assistant") | dict.fromkeys(TOOLS, "tool")
+    roles |= {"system": "system", "developer": "developer"}
+    _need(speaker in roles)
+    loss = own.pop("loss", None)
+    if own.get("train") is None and loss is not None:
+        own["train"] = bool(loss) if isinstance(loss, int | float) and loss in (0, 1) else loss
+    made: dict[str, Any] = {"role": roles[speaker], "content": value}
+    if speaker == "function_call" and value:
+        try:
+            calls = parsed(value)
+        except ValueError:
+            calls = None
+        calls = calls if isinstance(calls, list) else [calls]
+        if calls and all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+            functions = [{"name": call["name"], "arguments": call.get("arguments", {})} for call in calls]
+            made = {"role": "assistant", "content": None}
+            made["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+    return {**made, **own}
+
+
+def _sound(own: dict[str, Any]) -> bool:
+    """Whether a message is such as templates take."""
+    role, content = own.get("role"), own.get("content")
+    texts = [own[key] for key in ("name", "tool_call_id", "reasoning_content", "thinking") if key in own]
+    if not (isinstance(role, str) and role and all(isinstance(text, str) for text in texts)):
+        return False
+    calls = own.get("tool_calls", [])
+    if not isinstance(calls, list):
+        return False
+    for call in calls:
+        called = call["function"] if isinstance(call, dict) and "function" in call else call
+        if not (isinstance(called, dict) and isinstance(called.get("name"), str)):
+            return False
+    if content is None:
+        return len(own.keys() - {"role", "content", "name", "tool_call_id"}) > 0
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else {} for part in content]
+        return all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts)
+    return isinstance(content, str)
+
+
+def _weight(value: Any) -> float:
+    if value is None:
+        return 1.0
+    _need(isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST)
+    _need(not math.isnan(value))
+    return float(value)
+
+
+def _value(given: Any) -> Any:
+    """What tools or variables are, of which a text is the JSON; "" is nothing."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return parsed(given) if given else None
+    except ValueError:
+        raise _Unusable from None
+
+
+def _old(messages: Any) -> Talk:
+    """Messages by the second law: of a role and a content."""
+    _need(isinstance(messages, list))
+    for message in messages:
+        _need(isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content")))
+    _need("assistant" in [message["role"] for message in messages])
+    own = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    return Talk(own, None, {}, (None,) * len(own), (1.0,) * len(own))
+
+
+def without_nulls(value: Any) -> Any:
+    """A table's value, where null stands for a key that is not there, but at a message's content."""
+    if isinstance(value, list):
+        return list(map(without_nulls, value))
+    if not isinstance(value, dict):
+        return value
+    is_message = "role" in value
+    return {
+        key: without_nulls(inner)
+        for key, inner in value.items()
+        if inner is not None or (is_message and key == "content")
+    }
+
+
+def too_deep(source: str) -> bool:
+    """Whether brackets outside of strings nest deeper than MAX_DEPTH."""
+    if source.count("[") + source.count("{") <= MAX_DEPTH:
+        return False
+    depth, in_string, escaped = 0, False, False
+    for character in source:
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = not escaped and character == "\\"
+        elif character == '"':
+            in_string = True
+        elif character in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                return True
+        elif character in "]}":
+            depth -= 1
+    return False
+
+
+def _integer(digits: str) -> int:
+    return int(digits) if len(digits) <= 4000 else (-1) ** digits.startswith("-") * 2**64

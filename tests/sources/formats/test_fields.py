@@ -1,0 +1,235 @@
+"""Which fields of lines and rows are read, and which layout they show (packprep.sources.formats.fields), in each format."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packprep.documents.supervision import supervise
+from packprep.errors import SourceError
+from packprep.recipe import Source
+from packprep.sources.formats import read
+from packprep.sources.formats.batch import Supervision
+from packprep.sources.formats.fields import OLD_MESSAGES, Fields, field_at, without_nulls
+from packprep.sources.formats.jsonl import line_decoder
+from tests.documents import chats_made as chats
+from tests.sources.formats.parts import part_of
+
+QA = chats.turns("q", "a")
+SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+FIELDS = Fields()
+
+
+def outcome(record, text_key="text", fields=FIELDS):
+    return line_decoder(text_key, fields)(json.dumps(record).encode())
+
+
+def jsonl(folder, records):
+    path = folder / "a.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def table(records):
+    """Of records whose keys all are columns, null where they have none."""
+    return pa.table(
+        {key: [record.get(key) for record in records] for key in dict.fromkeys(k for r in records for k in r)}
+    )
+
+
+def parquet(folder, records):
+    pq.write_table(table(records), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def arrow(folder, records):
+    rows = table(records)
+    with pa.OSFile(str(folder / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return folder / "a.arrow"
+
+
+FORMATS = pytest.mark.parametrize("write", [jsonl, parquet, arrow])
+
+
+def documents(path, text_key="text", fields=FIELDS):
+    """(texts, trained parts of each or None, (reason, detail) of rejects)."""
+    texts, trained, rejects = [], [], []
+    for batch in read(part_of(path), text_key, fields=fields):
+        used, conversations = supervise(batch, chats.CHATML)
+        texts += used.texts
+        found = [conversations.get(i) for i in range(len(used.texts))]
+        trained += [c and [c.text[a:b] for a, b in c.spans] for c in found]
+        rejects += [(reject.reason, reject.detail) for reject in used.rejects]
+    return texts, trained, rejects
+
+
+CHAT = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    "record, fields",
+    [
+        ({"messages": QA, "id": 3}, FIELDS),
+        ({"conversations": SHAREGPT}, FIELDS),
+        ({"conversations": QA}, FIELDS),
+        ({"instruction": "q", "input": "", "output": "a"}, FIELDS),
+        ({"instruction": "q", "output": "a", "text": "no"}, Fields(format="alpaca")),
+        ({"prompt": QA[:1], "completion": QA[1:]}, FIELDS),
+        ({"dialog": QA}, Fields("dialog")),
+        ({"dialog": SHAREGPT, "text": "no"}, Fields("dialog", format="sharegpt")),
+        ({"data": {"messages": QA}}, Fields("data.messages")),
+        ({"data.messages": QA, "data": {"messages": []}}, Fields("data.messages")),
+        ({"messages": QA, "text": None, "chosen": "a", "rejected": "b"}, FIELDS),
+    ],
+)
+def test_each_layout_gives_the_conversation(tmp_path, write, record, fields):
+    assert documents(write(tmp_path, [record] * 3), fields=fields) == ([CHAT] * 3, [["a<|im_end|>\n"]] * 3, [])
+
+
+@FORMATS
+def test_a_prompt_and_its_completion_are_a_text_that_is_trained_from_the_completion_on(tmp_path, write):
+    path = write(tmp_path, [{"prompt": "né? ", "completion": "a"}] * 2)
+    assert documents(path) == (["né? a"] * 2, [["a"]] * 2, [])
+
+
+@FORMATS
+def test_texts_are_texts_whatever_stands_beside_them(tmp_path, write):
+    records = [
+        {
+            "text": "t",
+            "prompt": "q",
+            "completion": "a",
+            "instruction": "q",
+            "output": "a",
+            "chosen": "a",
+            "rejected": "b",
+        }
+    ]
+    assert documents(write(tmp_path, records)) == (["t"], [None], [])
+    assert documents(write(tmp_path, records), "prompt") == (["q"], [None], [])
+    assert documents(write(tmp_path, records), fields=None) == (["t"], [None], [])
+
+
+@FORMATS
+def test_a_text_may_lie_in_an_object(tmp_path, write):
+    path = write(tmp_path, [{"data": {"text": "t", "n": 1}}, {"data": {"text": "u", "n": 2}}])
+    for fields in (FIELDS, None):
+        assert documents(path, "data.text", fields) == (["t", "u"], [None, None], [])
+
+
+@FORMATS
+def test_a_record_with_a_text_and_messages_is_rejected(tmp_path, write):
+    path = write(tmp_path, [{"text": "t", "messages": QA}, {"text": "t", "messages": None}])
+    texts, _, [(reason, detail)] = documents(path)
+    assert (texts, reason) == (["t"], "bad_messages") and "set messages_format for these alone" in detail
+    assert documents(path, fields=Fields(format="messages"))[0] == [CHAT]
+
+
+@pytest.mark.parametrize(
+    "record, name",
+    [
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "preference data (chosen, rejected)"),
+        ({"conversations": SHAREGPT, "chosen": "a", "rejected": "b"}, "preference data (chosen, rejected)"),
+        ({"prompt": "q", "completion": "a", "label": True}, "rated completions (prompt, completion, label)"),
+        ({"prompt": "q", "completions": ["a"], "labels": [True]}, "rated steps (prompt, completions, labels)"),
+        ({"question": "q", "answer": "a"}, "question and answer (question, answer): name them prompt and completion"),
+        ({"prompt": "q", "response": "a"}, "prompt and response (prompt, response)"),
+        ({"instruction": "q", "response": "a", "context": ""}, "instruction and response"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(tmp_path, record, name):
+    reason, detail = outcome(record)
+    assert reason == "bad_messages" and detail.startswith(name) and len(detail) <= 200
+    if not {"label", "conversations"} & record.keys():
+        with pytest.raises(SourceError, match="its rows are " + name.split(" (")[0]):
+            documents(parquet(tmp_path, [record]))
+    else:
+        assert documents(parquet(tmp_path, [record]))[2] == [(reason, detail)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"prompt": "q"}, {"prompt": "q", "chosen": None, "rejected": "b"}, {"conversations": None}, {"question": "q"}],
+)
+def test_a_record_that_shows_no_layout_lacks_a_text(record):
+    assert outcome(record)[0] == "missing_text"
+
+
+def test_a_label_that_is_no_rating_says_nothing():
+    assert outcome({"prompt": "q", "completion": "a", "label": "math"}).layout == "prompt_completion"
+
+
+def test_law_2_knows_messages_alone(tmp_path):
+    old = Fields(law=2)
+    assert outcome({"messages": QA, "tools": []}, fields=old) == Supervision(None, None, {"messages": QA}, OLD_MESSAGES)
+    assert outcome({"conversations": SHAREGPT}, fields=old)[0] == "missing_text"
+    assert outcome({"text": "t", "loss_spans": [], "weight": 2}, fields=old) == Supervision("t", [])
+    assert outcome({"text": "t", "loss_spans": [], "weight": 2}) == Supervision("t", [], {"weight": 2})
+    with pytest.raises(SourceError, match="no column named 'text'"):
+        documents(parquet(tmp_path, [{"conversations": SHAREGPT}]), fields=old)
+
+
+def test_a_field_that_is_the_text_is_no_field_of_a_layout():
+    assert outcome({"prompt": 3, "completion": "a"}, "prompt")[0] == "not_a_string"
+    assert outcome({"messages": "t"}, "messages") == "t"
+
+
+def test_columns_of_bytes_and_dictionaries_are_texts(tmp_path):
+    columns = {"prompt": pa.array(["né", "n"]).dictionary_encode(), "completion": pa.array([b"\xc3\xa9", b"\xff"])}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    texts, trained, rejects = documents(tmp_path / "a.parquet")
+    assert (texts, trained) == (["néé"], [["é"]])
+    assert rejects == [("invalid_utf8", "byte 0 of the completion, 0xff, is not valid UTF-8")]
+
+
+def test_a_null_of_a_column_is_a_key_that_is_not_there_but_for_content():
+    given = {
+        "messages": [
+            {"role": "assistant", "content": None, "tool_calls": [{"arguments": {"a": 1, "b": None}}], "x": None}
+        ]
+    }
+    wanted = {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"arguments": {"a": 1}}]}]}
+    assert without_nulls(given) == wanted
+    assert without_nulls([None, {"content": None}]) == [None, {}]
+
+
+def test_keys_with_points_are_looked_for_as_they_are_first():
+    record = {"a.b": 1, "a": {"b": 2, "c": {"d.e": 3}}, "n": None}
+    assert [field_at(record, key) for key in ("a.b", "a.c.d.e", "a.c.x", "n", "n.x", "a.b.c")] == [
+        1,
+        3,
+        None,
+        None,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (
+            Fields(format="sharegpt"),
+            "messages_format = 'sharegpt' wants columns named 'conversations'; the columns are: 'x'",
+        ),
+        (Fields("dialog", format="messages"), "wants columns named 'dialog'"),
+        (FIELDS, "no column named 'text'; the columns are: 'x'. Set text_key"),
+        (None, "no column named 'text'; the columns are: 'x'. Set text_key"),
+    ],
+)
+def test_a_table_without_the_layout_says_what_it_has(tmp_path, fields, message):
+    with pytest.raises(SourceError, match=message):
+        documents(parquet(tmp_path, [{"x": "y"}]), fields=fields)
+
+
+def test_where_the_fields_are_ignored_no_text_is_advised(tmp_path):
+    with pytest.raises(SourceError, match='Its rows are sharegpt .conversations.: set documents.loss_spans = "use"'):
+        documents(parquet(tmp_path, [{"conversations": SHAREGPT}]), fields=None)
+
+
+def test_a_source_says_its_keys():
+    source = Source(paths=("x",), messages_key="d", tools_key="t", messages_format="alpaca")
+    assert Fields.of(source, 2) == Fields("d", "t", "alpaca", 2)
