@@ -90,7 +90,9 @@ def _with_spans(chance: random.Random) -> list[dict[str, Any]]:
     for i, text in enumerate(["x", "so", *made.texts(9, 11, 120)]):
         count = 2 * min(chance.randint(0, 3), len(text) // 2)
         bounds = sorted(chance.sample(range(len(text) + 1), count))
-        spans = [bounds[k : k + 2] for k in range(0, count, 2)]
+        spans = [[*bounds[k : k + 2], *chance.choice(([], [0.3], [2], [0]))] for k in range(0, count, 2)]
+        if i % 3 == 1 and count == 4:  # two that touch
+            spans[1][0] = bounds[1]
         records.append({"text": text} if i % 5 == 4 else {"text": text, "loss_spans": spans})
     return records
 
