@@ -67,7 +67,7 @@ def conversation(chance: random.Random) -> dict[str, Any]:
     text = Strings(chance, some(0.06))
     has_tools, calls_differ = some(0.4), some(0.3)
     thinks = "" if some(0.6) else chance.choice(("reasoning_content", "reasoning_content", "thinking", "<think>"))
-    as_parts, with_nulls = some(0.04), some(0.06)
+    as_parts, with_nulls = some(0.015), some(0.06)
     names = chance.sample(NAMES, chance.randint(1, 3))
     messages: list[dict[str, Any]] = []
 
