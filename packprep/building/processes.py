@@ -5,6 +5,8 @@ Workers are forked from this process, with all that it has loaded, as long as it
 The parent does no work of its own, so that it hears a signal at once, whatever library a worker is in.
 """
 
+import contextlib
+import ctypes
 import gc
 import math
 import multiprocessing
@@ -15,7 +17,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import get_temp_dir
@@ -32,6 +33,7 @@ Do = Callable[[Iterable[Any], Report], Iterator[Any]]
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STOPPED = "by a signal; what is committed stays, and the same command goes on"
 STOP_S = 5.0
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 SILENT_S = 30.0
 """After so long without a word from a worker, it is said whom the work waits for."""
 _SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
@@ -204,7 +206,7 @@ class _Worker:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signals_noted() -> Iterator[list[int]]:
     """While this lasts, STOP_SIGNALS are put into the list that it gives, instead of obeyed."""
     noted: list[int] = []
@@ -219,7 +221,7 @@ def _signals_noted() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _ended(everyone: Mapping[Connection, _Worker], clean: Callable[[int], None]) -> Iterator[None]:
     """In the end no worker is left, and `clean` has removed what each may have left behind."""
     try:
@@ -249,6 +251,7 @@ def _work(
     environment: the parent's, for a server of forks keeps the one that it began with.
     """
     gc.freeze()  # what is shared with the parent is not to be copied by a search for garbage
+    _keep_memory()
     for copy in inherited:
         copy.close()
     if environment is not None:
@@ -271,6 +274,17 @@ def _work(
         _tell(connection, ("error", error))
     except BaseException:
         _tell(connection, ("fault", traceback.format_exc()))
+
+
+def _keep_memory() -> None:
+    """Have the memory of one shard serve the next: fresh pages cost more than what is written to them.
+
+    glibc, where it is that, gives large blocks from its heap and not from new pages, and leaves the heap's end as it is.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def _tell(connection: Connection, message: Any) -> None:

@@ -53,6 +53,9 @@ def entry() -> None:
     what is half written is removed; the next one ends it once _STAY_S are over, for the first may have been passed over.
     """
     _on_signals(_end)
+    os.environ.setdefault(
+        "NUMPY_MADVISE_HUGEPAGE", "0"
+    )  # a virtual machine has to ask its host for such pages each time
     import packprep.cli.application  # noqa: F401
 
     asked: list[float] = []  # when
