@@ -68,11 +68,11 @@ class _Bad(Exception):
     """What is wrong with a record, as a reject's detail says it."""
 
 
-def read_layout(given: Supervision) -> Dialogue | Supervision | Problem:
+def read_layout(given: Supervision, trained_roles: Sequence[str] = ("assistant",)) -> Dialogue | Supervision | Problem:
     """The dialogue of a record with a layout; a text with loss_spans where no template is needed; or why it cannot be used.
 
-    Beside a text of the record's own, or loss_spans, it is not said which of them is meant, and either guess would train what
-    nobody asked for.
+    trained_roles: whose messages are trained where these do not say it: one has to be. Beside a text of the record's own,
+    or loss_spans, it is not said which of them is meant, and either guess would train what nobody asked for.
     """
     if given.text is not None or given.loss_spans is not None:
         other = "a text" if given.text is not None else LOSS_SPANS
@@ -86,9 +86,16 @@ def read_layout(given: Supervision) -> Dialogue | Supervision | Problem:
             'documents.loss_spans = "ignore" for the text alone'
         )
     try:
-        return _LAYOUTS[given.layout](given.record)
+        found = _LAYOUTS[given.layout](given.record)
     except _Bad as bad:
         return "bad_messages", str(bad)
+    if isinstance(found, Dialogue) and not any(
+        message["role"] in trained_roles if train is None else train
+        for message, train in zip(found.messages, found.train, strict=True)
+    ):
+        whose = "the assistant's" if tuple(trained_roles) == ("assistant",) else "of documents.trained_roles"
+        return "bad_messages", f"no message is {whose}: nothing would be trained"
+    return found
 
 
 def _of_messages(record: Mapping[str, Any]) -> Dialogue:
@@ -180,11 +187,6 @@ def _dialogue(given: Sequence[Any], record: Mapping[str, Any], system: Any = Non
         messages.insert(0, {"role": "system", "content": system})
         train.insert(0, None)
         weights.insert(0, of_record)
-    if not any(
-        is_trained or (is_trained is None and message["role"] == "assistant")
-        for message, is_trained in zip(messages, train, strict=True)
-    ):
-        raise _Bad("no message is the assistant's: nothing would be trained")
     return Dialogue(messages, _tools(record), _kwargs(record), tuple(train), tuple(weights))
 
 
@@ -335,8 +337,6 @@ def _of_old_messages(record: Mapping[str, Any]) -> Dialogue:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise _Bad(f"message {k} has no {key} that is a string")
-    if not any(message["role"] == "assistant" for message in messages):
-        raise _Bad("no message is the assistant's: nothing would be trained")
     kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
     return Dialogue(kept, None, {}, (None,) * len(kept), (1.0,) * len(kept))
 

@@ -26,13 +26,14 @@ OTHERS = ["chosen", "rejected", "label", "completions", "labels", "input", "syst
 
 
 class Keys(NamedTuple):
-    """What a source calls its fields, which format its recipe says, and the plan's law."""
+    """What a source calls its fields, which format its recipe says, the plan's law, and whose messages are trained."""
 
     text: str
     messages: str = MESSAGES
     tools: str = "tools"
     format: str = "auto"
     law: int = 2
+    roles: tuple[str, ...] = ("assistant",)
 
     def place(self, name: str) -> str:
         """Where a field stands."""
@@ -131,7 +132,11 @@ def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
         found = {
             name: fields.get(keys.place(name)) for name in [*NEEDED[kind], "tools", "chat_template_kwargs", *OTHERS]
         }
-        return _old(found[MESSAGES]) if keys.law < 3 else _of_kind(kind, found)
+        made = _old(found[MESSAGES]) if keys.law < 3 else _of_kind(kind, found)
+        if isinstance(made, Talk):
+            trained = [message["role"] in keys.roles for message in made.messages]
+            _need(any(said or (said is None and own) for said, own in zip(made.train, trained, strict=True)))
+        return made
     except _Unusable:
         return None
 
@@ -198,7 +203,7 @@ def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, 
     if system:
         _need(isinstance(system, str) and said[0][0]["role"] != "system")
         said.insert(0, ({"role": "system", "content": system}, None, of_all))
-    _need(any(train or (train is None and own["role"] == "assistant") for own, train, _ in said))
+    _need(said)
     tools, variables = (_value(found[name]) for name in ("tools", "chat_template_kwargs"))
     _need(tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)))
     variables = {} if variables is None else variables
@@ -277,7 +282,6 @@ def _old(messages: Any) -> Talk:
     _need(isinstance(messages, list))
     for message in messages:
         _need(isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content")))
-    _need("assistant" in [message["role"] for message in messages])
     own = [{key: value for key, value in message.items() if value is not None} for message in messages]
     return Talk(own, None, {}, (None,) * len(own), (1.0,) * len(own))
 

@@ -163,6 +163,12 @@ def test_what_is_wrong_with_a_record_is_said(layout, record, detail):
     assert reason == "bad_messages" and detail in found and found.isascii() and len(found) <= 200, found
 
 
+def test_one_message_has_to_be_of_a_trained_role():
+    given = Supervision(None, None, {"messages": QA[:1]}, "messages")
+    assert read_layout(given, ["user"]) == Dialogue(QA[:1], None, {}, (None,), (1.0,))
+    assert read_layout(given, ["tool", "assistant"])[1].startswith("no message is of documents.trained_roles")
+
+
 def test_texts_that_are_no_text_or_too_long_are_rejected(monkeypatch):
     assert read("prompt_completion", prompt="a", completion="\udc00")[0] == "lone_surrogate"
     monkeypatch.setattr("packprep.sources.formats.batch.MAX_DOCUMENT_BYTES", 3)

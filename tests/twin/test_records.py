@@ -59,15 +59,16 @@ asked = st.builds(
     st.just("tools"),
     st.sampled_from(["auto", "auto", "auto", "messages", "sharegpt", "prompt_completion", "alpaca"]),
     st.sampled_from([3, 3, 2]),
+    st.sampled_from([("assistant",), ("user", "tool")]),
 )
 
 
 def by_the_package(record, keys):
     fields = Fields(keys.messages, keys.tools, keys.format, keys.law)
     if keys.law == 2:
-        fields = Fields(law=2)
+        fields, keys = Fields(law=2), Keys(keys.text)
     found = line_decoder(keys.text, fields)(json.dumps(record).encode())
-    return read_layout(found) if isinstance(found, Supervision) and found.layout else found
+    return read_layout(found, keys.roles) if isinstance(found, Supervision) and found.layout else found
 
 
 def by_the_twin(record, keys):
