@@ -293,9 +293,7 @@ class Training(NamedTuple):
 
     supervised: np.ndarray  # uint8[D]: 1 where the document says what is trained of it; all of the others is
     span_offsets: np.ndarray  # int64[D + 1]
-    spans: (
-        np.ndarray
-    )  # int64[k, 2]: half-open ranges of trained tokens, ascending; apart, or of other messages or weights
+    spans: np.ndarray  # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
     weights: np.ndarray  # float32[k]: of the spans, above 0
     turns: np.ndarray  # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
     cut_offsets: np.ndarray  # int64[D + 1]
