@@ -129,6 +129,10 @@ class ChatTemplate:
         self.source = source
         self._template = template
 
+    def begin(self) -> None:
+        """Count anew what it does."""
+        self._template.environment.begin()
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -136,9 +140,11 @@ class ChatTemplate:
         around: tuple[str, str] = ("", ""),
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
+        go_on: bool = False,
     ) -> str:
         """The text of messages. prompt: and what asks the assistant for the next. around: put around each
         {% generation %} block. tools: what the assistant may call. variables: what else the template may read, by name.
+        go_on: what it may do counts together with what it did since `begin` or a rendering that did not go on.
 
         Raises TemplateRefusal, and whatever a template's own mistakes raise.
         """
@@ -146,7 +152,8 @@ class ChatTemplate:
         def generation(caller: Callable[[], str]) -> str:
             return f"{around[0]}{caller()}{around[1]}"
 
-        self._template.environment.begin()
+        if not go_on:
+            self.begin()
         own = {"messages": messages, "tools": tools, "add_generation_prompt": prompt, "packprep_generation": generation}
         text = self._template.render({"documents": None, **variables, **own})
         return str(text)

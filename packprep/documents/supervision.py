@@ -6,8 +6,7 @@ text        <|im_start|>user␊2+2?<|im_end|>␊<|im_start|>assistant␊4<|im_en
 trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
 boundaries                                  ^
 ```
-A template with {% generation %} blocks says what is trained. For others an assistant's turn is what rendering the messages
-up to it adds to rendering those before it with the generation prompt: what a model will have to write where it is asked to.
+Which characters are which message, `turns.py` finds.
 
 ```
 text      Q:·2+2?␊A:·4          span of characters [11, 12)
@@ -20,14 +19,13 @@ inside a span.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from packprep.documents.chat_template import ChatTemplate, TemplateRefusal, compile_template
 from packprep.documents.layouts import Dialogue, Problem, read_layout
-from packprep.documents.turns import NotIncremental, beginnings, spans_of_blocks, spans_of_turns
+from packprep.documents.turns import NotIncremental, find_turns, strings_of, texts_of
 from packprep.errors import PackprepError, RecipeError
 from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
@@ -130,7 +128,7 @@ def conversation(
             "a document has messages, and the tokenizer has no chat template: give one in documents.chat_template, "
             'or set documents.loss_spans = "ignore"'
         )
-    return _rendered(compile_template(template, settings.template_date), found, settings)
+    return _rendered(compile_template(template, settings.template_date), found, settings, law)
 
 
 def weight_of(value: Any) -> float | None:
@@ -208,40 +206,12 @@ def _is_of_floats(span: Any) -> bool:
     return isinstance(span, list) and len(span) == 3 and all(type(v) is float and v.is_integer() for v in span[:2])
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """All strings in a JSON value, keys too, in order."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _strings(key)
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
-
-
-def _said(message: Mapping[str, Any]) -> str:
-    """The text of a message's content, of its parts one after the other."""
-    content = message.get("content")
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
-
-
-def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys) -> Conversation | Problem:
+def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys, law: int) -> Conversation | Problem:
     from packprep.documents.template_limits import TemplateLimit  # with jinja2, which came with the template
 
-    messages, tools = dialogue.messages, dialogue.tools
     variables = {**(settings.chat_template_kwargs or {}), **dialogue.kwargs}
-    render = partial(template.render, tools=tools, variables=variables)
-    strings = tuple(_strings([messages, tools, variables]))
     try:
-        if template.marks_generation:
-            text, spans = spans_of_blocks(render, messages, (template.source, *strings))
-            begins = beginnings(render, messages, text)
-        else:
-            text = render(messages)
-            begins = beginnings(render, messages, text)
-            spans = spans_of_turns(render, messages, text, begins)
+        text, trained, begins, system_end = find_turns(template, dialogue, variables, settings, law)
     except (PackprepError, MemoryError):
         raise
     except NotIncremental as error:
@@ -253,18 +223,23 @@ def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys
     except Exception:
         # Of any class, for a template is code. Its message would depend on the versions of Python and Jinja.
         return "template_error", "the template failed at these messages"
-    contents = [content for message in messages if (content := _said(message).strip())]
+    contents = [said for message in dialogue.messages for part in texts_of(message) if (said := part.strip())]
     if contents and not any(content in text for content in contents):
         # as templates for pictures do, which expect lists of parts and pass over strings
         return "template_error", "the template leaves every message's content out"
     if found := SURROGATE.search(text):
         return "lone_surrogate", f"character {found.start()} of the rendered text is {ascii(found[0])}"
-    system_end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
-    if _said(messages[0]).strip() not in text[:system_end]:
-        system_end = 0  # it stands in a later message
     boundaries = tuple(sorted(set(begins.values())))
-    roles = _roles(messages, begins, boundaries)
-    return Conversation(text, tuple(spans), boundaries, roles, system_end, True, strings)
+    weights = dialogue.weights or (1.0,) * len(dialogue.messages)
+    return weighted(
+        text,
+        ((begin, end, weights[k]) for begin, end, k in trained),
+        boundaries=boundaries,
+        roles=_roles(dialogue.messages, begins, boundaries),
+        system_end=system_end,
+        chat=True,
+        strings=tuple(strings_of([dialogue.messages, dialogue.tools, variables])),
+    )
 
 
 def _roles(messages: Sequence[dict[str, Any]], begins: Mapping[int, int], boundaries: Sequence[int]) -> tuple[str, ...]:

@@ -1,39 +1,215 @@
 """Which characters of a conversation's text are which message, and which of them are trained.
 
+```
+text        <|im_start|>user␊2+2?<|im_end|>␊<|im_start|>assistant␊4<|im_end|>␊
+begins                                      ^                                      message 1
+trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
+```
 A template with {% generation %} blocks says itself what is trained. For others an assistant's turn is what rendering the
 messages up to it adds to rendering those before it with the generation prompt: what a model will have to write where it is
-asked to.
+asked to. Where a template rewrites earlier turns, as those do that drop what an assistant thought once a user has answered,
+placeholders tell (`placeholders.py`). Law 2 had none, and rejected such conversations.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
-from packprep.documents.chat_template import TemplateRefusal
+from packprep.documents.chat_template import ChatTemplate, TemplateRefusal
+from packprep.documents.layouts import Dialogue
+from packprep.documents.placeholders import SYSTEM, Placeholders, free_characters
+from packprep.recipe import DocumentKeys
+
+MOST_BY_PREFIXES = 128
+"""Messages of a conversation of which all prefixes are rendered first; longer ones go by placeholders, which need fewer."""
+_ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 
 Render = Callable[..., str]  # `ChatTemplate.render` of a template and what it reads beside the messages
-
-_ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
+Span = tuple[int, int, int]  # begin, end, number of the message
 
 
 class NotIncremental(Exception):
-    """Rendering more messages changes what stood before them."""
+    """It cannot be told which characters a message is: rendering more messages changes what stood before them."""
 
 
-def free_characters(taken: Iterable[str], count: int) -> list[str]:
-    """So many of Unicode's noncharacters that none of some texts has. TemplateRefusal if there are not so many."""
-    held = set().union(*map(set, taken))
-    free = [c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in held]
-    if len(free) < count:
-        raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
-    return free[:count]
+class Turns(NamedTuple):
+    """A conversation's text, and where its messages stand in it.
+
+    trained     (begin, end, number of the message) of what is trained: ascending, apart or touching
+    begins      message → the character at which it begins, of those after the first where that can be told
+    system_end  characters of the leading system message, the tools and their dressing; 0: none, or it cannot be told
+    """
+
+    text: str
+    trained: list[Span]
+    begins: dict[int, int]
+    system_end: int
 
 
-def beginnings(render: Render, messages: Sequence[dict[str, Any]], text: str) -> dict[int, int]:
-    """Message → the character at which it begins, of those after the first where the text can be cut.
+def find_turns(
+    template: ChatTemplate, dialogue: Dialogue, variables: Mapping[str, Any], settings: DocumentKeys, law: int
+) -> Turns:
+    """The text of a dialogue, and where its messages and what is trained of them stand.
 
-    No such place is where the messages before it cannot be rendered alone, or give something else alone, as under
-    templates that write the system message into the user's.
+    variables: what the template reads beside messages and tools. Raises NotIncremental, and what `ChatTemplate.render` does.
+    """
+    from packprep.documents.template_limits import TemplateLimit
+
+    messages, tools = dialogue.messages, dialogue.tools
+    if law > 2:
+        messages = [_as_read(message) for message in messages]
+    render = partial(template.render, tools=tools, variables=variables)
+    taken = (template.source, *strings_of([messages, tools, variables]))
+    rendered = partial(_with_blocks, taken=taken) if template.marks_generation else _without_blocks
+    try:
+        text, blocks = rendered(render, messages)
+    except (MemoryError, TemplateRefusal, TemplateLimit):
+        raise
+    except Exception:  # of any class, for a template is code
+        if law < 3 or all("content" in message for message in messages):
+            raise
+        # Many templates want a content beside tool_calls, too: to them null is an empty one.
+        messages = [{**message, "content": message.get("content", "")} for message in messages]
+        text, blocks = rendered(render, messages)
+    if law < 3:
+        wanted = [message["role"] == "assistant" for message in messages]
+        begins = _begins(render, messages, text)
+        spans = (
+            _by_prefixes(render, messages, text, begins, wanted) if blocks is None else _owned(blocks, begins, messages)
+        )
+        end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
+        return Turns(text, spans, begins, _system_end(messages, text, end))
+    return _found(_Chat(template, render, messages, tools, taken, trained_messages(dialogue, settings), text), blocks)
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, keys too, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from strings_of(key)
+            yield from strings_of(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from strings_of(inner)
+
+
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """The texts of a message's content: one, or one for each part; none where it is null."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+
+
+def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates read it: without what is null, and what was thought under each name by which they ask for it, as
+    transformers gives it to them."""
+    given = {key: value for key, value in message.items() if value is not None}
+    said = [given[key] for key in ("reasoning_content", "thinking", "reasoning") if key in given]
+    return {"thinking": said[0], **given, "reasoning_content": said[0]} if said else given
+
+
+def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
+    """Of each message, whether it is trained."""
+    taken = [
+        message["role"] in settings.trained_roles and (settings.train_on_tool_calls or not message.get("tool_calls"))
+        for message in dialogue.messages
+    ]
+    if settings.trained_turns == "last":
+        last = max((k for k, is_taken in enumerate(taken) if is_taken), default=-1)
+        taken = [k == last for k in range(len(taken))]
+    own = dialogue.train or (None,) * len(taken)
+    return [by_recipe if said is None else said for by_recipe, said in zip(taken, own, strict=True)]
+
+
+# The ways of finding turns
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A conversation whose turns are looked for."""
+
+    template: ChatTemplate
+    render: Render  # with tools and variables
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    taken: tuple[str, ...]  # all strings that there are, and the template's source
+    wanted: list[bool]  # of each message, whether it is trained
+    text: str
+
+    def anew(self) -> Render:
+        """What renders for one way of finding turns: all of its renderings together do no more than one may."""
+        self.template.begin()
+        return partial(self.render, go_on=True)
+
+
+def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
+    """The turns of a conversation; blocks: what the template's {% generation %} blocks gave, None if it has none."""
+    from packprep.documents.template_limits import TemplateLimit
+
+    text, messages, count = chat.text, chat.messages, len(chat.messages)
+    others = any(want and message["role"] != "assistant" for want, message in zip(chat.wanted, messages, strict=True))
+    by_prefixes, by_placeholders = blocks is None and not others, blocks is None or others
+    spans: list[Span] | None = None
+    begins: dict[int, int] = {}
+    why: Exception | None = None
+    if count <= MOST_BY_PREFIXES:
+        begins, spans, why = _tried(chat, by_prefixes)
+    leads = messages[0]["role"] in SYSTEM
+    laid = None
+    needed = by_placeholders and spans is None
+    if needed or len(begins) < count - 1 or (chat.tools and not leads):
+        try:
+            if (laid := _laid(chat)) is not None:
+                places = _ascending({k: begins.get(k, at) for k, at in laid.begins().items()})
+                spans = _by_placeholders(chat, laid, places) if needed else spans
+                begins = {k: at for k, at in places.items() if 0 < at < len(text)}
+        except NotIncremental as error:
+            why = why if isinstance(why, NotIncremental) else error
+        except TemplateLimit:
+            if needed:
+                raise
+    if laid is None and count > MOST_BY_PREFIXES:
+        begins, spans, why = _tried(chat, by_prefixes)
+    if not by_placeholders:
+        assert blocks is not None
+        spans = _owned(blocks, begins, messages, chat.wanted)
+    elif blocks is not None and spans is not None:
+        own = [message["role"] == "assistant" and want for message, want in zip(messages, chat.wanted, strict=True)]
+        spans = sorted([span for span in spans if not own[span[2]]] + _owned(blocks, begins, messages, own))
+    if spans is None:
+        raise (
+            why
+            if isinstance(why, NotIncremental | TemplateLimit)
+            else NotIncremental(f"it cannot be told from what the template writes where messages begin{_ADVICE}")
+        )
+    end = begins.get(1, 0)
+    if not leads or not end:
+        end = _first_begin(text, messages, laid, int(leads)) if laid is not None and (leads or chat.tools) else 0
+    return Turns(text, spans, begins, _system_end(messages, text, end, chat.tools))
+
+
+def _tried(chat: _Chat, with_spans: bool) -> tuple[dict[int, int], list[Span] | None, Exception | None]:
+    """(begins of messages, what is trained or None, why that cannot be told) by rendering the messages' prefixes."""
+    render = chat.anew()
+    begins: dict[int, int] = {}
+    try:
+        begins = _begins(render, chat.messages, chat.text)
+        return begins, _by_prefixes(render, chat.messages, chat.text, begins, chat.wanted) if with_spans else None, None
+    except MemoryError:
+        raise
+    except Exception as error:  # of any class, for a template is code
+        return begins, None, error
+
+
+def _begins(render: Render, messages: Sequence[dict[str, Any]], text: str) -> dict[int, int]:
+    """Message → the character at which it begins, of those after the first where rendering those before it tells.
+
+    It does not where they cannot be rendered alone, or give something else alone, as under templates that write the system
+    message into the user's.
     """
     from packprep.documents.template_limits import TemplateLimit
 
@@ -43,20 +219,19 @@ def beginnings(render: Render, messages: Sequence[dict[str, Any]], text: str) ->
             before = render(messages[:k])
         except (MemoryError, TemplateLimit):
             raise
-        except Exception:  # whatever it raises: here it only says that there is no place to cut
+        except Exception:  # of any class: here it only says that there is no place to cut
             continue
         if 0 < len(before) < len(text) and text.startswith(before):
             begins[k] = len(before)
     return begins
 
 
-def spans_of_turns(
-    render: Render, messages: Sequence[dict[str, Any]], text: str, begins: Mapping[int, int]
-) -> list[tuple[int, int]]:
+def _by_prefixes(
+    render: Render, messages: Sequence[dict[str, Any]], text: str, begins: Mapping[int, int], wanted: Sequence[bool]
+) -> list[Span]:
+    """What is trained of the messages that are wanted, all of an assistant."""
     spans = []
-    for k, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
+    for k in (k for k, want in enumerate(wanted) if want):
         asked = render(messages[:k], prompt=True)
         if k + 1 in begins:
             answered = text[: begins[k + 1]]
@@ -67,12 +242,66 @@ def spans_of_turns(
         if not text.startswith(answered):
             raise NotIncremental(f"what follows message {k} changes what the template writes up to it{_ADVICE}")
         if len(asked) < len(answered):
-            spans.append((len(asked), len(answered)))
+            spans.append((len(asked), len(answered), k))
     return spans
 
 
-def spans_of_blocks(
-    render: Render, messages: Sequence[dict[str, Any]], taken: Iterable[str]
+def _laid(chat: _Chat) -> Placeholders | None:
+    """Placeholders that give the text: for what is said by all, or else by those that are trained and by assistants, or else
+    without the names in tool calls, by which some templates go. None where none give it."""
+    from packprep.documents.template_limits import TemplateLimit
+
+    render, marks = chat.anew(), free_characters(chat.taken, 2)
+    everybody = [True] * len(chat.messages)
+    speakers = [
+        want or message["role"] == "assistant" for want, message in zip(chat.wanted, chat.messages, strict=True)
+    ]
+    for replaced, calls in ((everybody, True), (speakers, True), (speakers, False)):
+        laid = Placeholders(render, chat.messages, marks, replaced, calls)
+        try:
+            if laid.place(chat.text):
+                return laid
+        except (MemoryError, TemplateLimit):
+            raise
+        except Exception:  # of any class, for a template is code: it asks for what no placeholder is
+            continue
+    return None
+
+
+def _ascending(begins: Mapping[int, int]) -> dict[int, int]:
+    """Those of messages' begins that are not before that of an earlier message."""
+    kept: dict[int, int] = {}
+    last = 0
+    for k, at in begins.items():
+        if at >= last:
+            kept[k] = last = at
+    return kept
+
+
+def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int]) -> list[Span]:
+    """What is trained of the messages that are wanted, of any role."""
+    spans: list[Span] = []
+    count, after = len(chat.messages), 0
+    for k in (k for k, want in enumerate(chat.wanted) if want):
+        if k < after:
+            continue  # it stands with the one before it, and is trained with that
+        after = k + 1
+        while after < count and after not in begins and chat.wanted[after]:
+            after += 1
+        end = begins.get(after) if after < count else len(chat.text)
+        begin = laid.answer(k) if chat.messages[k]["role"] == "assistant" else laid.said(k)
+        if end is None or (begin is None and texts_of(chat.messages[k])):
+            raise NotIncremental(f"it cannot be told where message {k} {'ends' if end is None else 'begins'}{_ADVICE}")
+        if begin is not None and begin < end:
+            spans.append((begin, end, k))
+    return spans
+
+
+# {% generation %} blocks
+
+
+def _with_blocks(
+    render: Render, messages: Sequence[dict[str, Any]], taken: Sequence[str]
 ) -> tuple[str, list[tuple[int, int]]]:
     """The text, and what its {% generation %} blocks gave, found by characters around them that are not in `taken`."""
     opening, closing = free_characters(taken, 2)
@@ -95,3 +324,51 @@ def spans_of_blocks(
     if depth:
         raise TemplateRefusal("{% generation %} without its end: the template cuts its own text")
     return "".join(pieces), spans
+
+
+def _without_blocks(render: Render, messages: Sequence[dict[str, Any]]) -> tuple[str, None]:
+    return render(messages), None
+
+
+def _owned(
+    blocks: Sequence[tuple[int, int]],
+    begins: Mapping[int, int],
+    messages: Sequence[Mapping[str, Any]],
+    wanted: Sequence[bool] | None = None,
+) -> list[Span]:
+    """The blocks, each with the message of an assistant that it is of, without those that are not wanted."""
+    speakers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(blocks) == len(speakers) or not speakers:
+        owners = speakers
+    else:  # by where they stand: in a message, or in one of those that stand together with one
+        owners = []
+        for begin, _ in blocks:
+            first = max((k for k, at in begins.items() if at <= begin), default=0)
+            owners.append(next((k for k in speakers if k >= first), speakers[-1]))
+    found = [(*block, owner) for block, owner in zip(blocks, owners, strict=bool(speakers))]
+    return [span for span in found if wanted is None or wanted[span[2]]]
+
+
+# What later pieces of a long conversation repeat
+
+
+def _first_begin(text: str, messages: Sequence[Mapping[str, Any]], laid: Placeholders, k: int) -> int:
+    """The character at which message k begins, the first that is no system message, behind what the template writes for the
+    system and tools; 0 where that cannot be told."""
+    said = laid.said(k) if k < len(messages) else None
+    head = laid.head_of(messages[k]["role"]) if said is not None else ""
+    return max(text.rfind(head, 0, said), 0) if head.strip() else 0
+
+
+def _system_end(messages: Sequence[dict[str, Any]], text: str, end: int, tools: Sequence[Any] | None = None) -> int:
+    """The character at which the system message and tools end, if they stand before `end`; else 0."""
+    if messages[0]["role"] in SYSTEM:
+        said = texts_of(messages[0])
+    else:
+        said = [str(_function(tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)]
+    return end if said and all(part.strip() in text[:end] for part in said) else 0
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    return function if isinstance(function, dict) else tool

@@ -268,6 +268,11 @@ class DocumentKeys:
             "the day that a chat template takes for today's; without one, a template that asks is refused", later=True
         ),
     ] = ""
+    trained_turns: Annotated[
+        Literal["all", "last"], _key("of the messages that are trained: all, or the last one alone", later=True)
+    ] = "all"
+    trained_roles: Annotated[Strings, _key("whose messages are trained", later=True)] = ("assistant",)
+    train_on_tool_calls: Annotated[bool, _key("whether messages with tool_calls are trained", later=True)] = True
     long_answers: Annotated[
         Literal["continue", "untrained"],
         _key("whether the rest of an answer that was cut inside is trained, in a row without its question", later=True),

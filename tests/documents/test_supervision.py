@@ -107,14 +107,16 @@ def test_an_assistant_may_begin_and_follow_itself():
     assert trained(marked(messages)) == ["a<|im_end|>\n", "b<|im_end|>\n"]
 
 
-def test_a_template_that_changes_what_stood_before_is_not_incremental():
+def test_a_template_that_changes_what_stood_before_is_incremental_by_placeholders_and_was_not_by_law_2():
     good = chats.turns("q", "<think>x</think>a")
     assert trained(marked(good, chats.FORGETTING)) == ["<think>x</think>a</>"]
-    reason, detail = marked([*good, *chats.turns("q2", "b")], chats.FORGETTING)
-    assert reason == "template_not_incremental" and "message 1" in detail
+    changed = [*good, *chats.turns("q2", "b")]
+    assert trained(marked(changed, chats.FORGETTING)) == ["a</>", "b</>"]
     prompted = chats.CHATML.replace("assistant\\n' }}", "assistant\\n<think>' }}")
-    reason, detail = marked(chats.turns("q", "a"), prompted)
-    assert reason == "template_not_incremental" and "message 1" in detail
+    assert trained(marked(chats.turns("q", "a"), prompted)) == ["a<|im_end|>\n"]
+    for messages, template in ((changed, chats.FORGETTING), (chats.turns("q", "a"), prompted)):
+        reason, detail = conversation(chats.said(messages), template, law=2)
+        assert reason == "template_not_incremental" and "message 1" in detail
 
 
 def test_what_a_template_refuses_is_rejected_with_its_words_and_its_mistakes_without():

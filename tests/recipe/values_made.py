@@ -83,6 +83,12 @@ VALUES = {
             {"a": [float("inf")]},
         ],
     ),
+    ("documents", "trained_turns"): (["all", "last"], ["first", 1, True, []]),
+    ("documents", "trained_roles"): (
+        [("assistant", ("assistant",)), (["user", "tool"], ("user", "tool"))],
+        [1, True, [], [""], ""],
+    ),
+    ("documents", "train_on_tool_calls"): ([True, False], [1, 0, "true", None]),
     ("documents", "template_date"): (
         ["", "2026-01-01", "0001-12-31"],
         ["today", "2026-02-30", "2026-1-1", "20260101", 1, True, []],

@@ -1,0 +1,393 @@
+"""Where the strings of messages stand in a conversation's text: told from what the template writes around them.
+
+```
+messages    user: 2+2?                        assistant: <think>easy</think>4     user: thanks
+T           <|user|>2+2?<|end|>␊<|assistant|>4<|end|>␊<|user|>thanks<|end|>␊
+T′          <|user|>⟨0⟩<|end|>␊<|assistant|>⟨2⟩<|end|>␊<|user|>⟨3⟩<|end|>␊         ⟨1⟩, the thought, is left out
+before 2    <|user|>⟨0⟩<|end|>␊<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>␊           so message 2 begins behind ⟨2⟩<|end|>␊
+```
+T′ is what the template makes of the messages with a placeholder, which is in no text, for each string. Where T is T′ with each
+placeholder's string in its place, as it is or as templates change it, what stands between them is the template's own.
+"""
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from os.path import commonprefix
+from typing import Any, NamedTuple, Protocol
+
+from packprep.documents.chat_template import TemplateRefusal
+
+SYSTEM = ("system", "developer")
+"""Roles of what is said to the assistant before the conversation."""
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_TAGS = re.compile(r"(</?think>)")  # by which templates take a content apart
+_FIRST_TAG = re.compile(r"[^>\]\n]+[>\]\n]?")
+_OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
+_MOST_ENDS = 64  # of the places at which a placeholder's string may end
+
+
+class Render(Protocol):
+    """`ChatTemplate.render` of a template and what it reads beside the messages."""
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False) -> str:
+        """The text of messages; prompt: and what asks the assistant for the next."""
+
+
+class _End(NamedTuple):
+    """How a rendered text ends: the last placeholder's number (-1: it has none), how often that one stands there, and what
+    follows it."""
+
+    last: int
+    times: int
+    tail: str
+
+
+def free_characters(taken: Iterable[str], count: int) -> list[str]:
+    """So many of Unicode's noncharacters that none of some texts has. TemplateRefusal if there are not so many."""
+    held: set[str] = set().union(*map(set, taken))
+    free = [c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in held]
+    if len(free) < count:
+        raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
+    return free[:count]
+
+
+class _Places(NamedTuple):
+    """Where a message begins, and what an assistant is trained on in it: characters of a literal before that; None where it
+    cannot be told."""
+
+    literal: int
+    begin: int | None
+    answer: int | None
+
+
+class Placeholders:
+    """Messages with placeholders for strings, laid over the text of the messages as they are.
+
+    `place` of a text has to be called, and to give True, before places in it are asked for. Those that render raise what a
+    template's limits raise, and nothing else of a template.
+    """
+
+    def __init__(
+        self,
+        render: Render,
+        messages: Sequence[Mapping[str, Any]],
+        marks: Sequence[str],
+        replaced: Sequence[bool],
+        calls: bool = True,
+    ):
+        """marks: two characters that occur nowhere. replaced: of which messages strings are replaced. calls: the names in
+        tool calls, too."""
+        self._render = render
+        self._marks = marks
+        self._strings: list[str] = []
+        self._owners: list[list[int]] = []  # of each placeholder, the messages that have it
+        self._same: dict[tuple[str, str, str], str] = {}  # role, key and string → placeholder
+        self._roles = [message["role"] for message in messages]
+        self.messages: list[Mapping[str, Any]] = [
+            self._marked(k, message, calls) if replaced[k] else message for k, message in enumerate(messages)
+        ]
+        # What a user says behind some of them, to see how these end where another follows.
+        self._in_parts = any(isinstance(message.get("content"), list) for message in messages)
+        number = f"{marks[0]}{len(self._strings)}{marks[1]}"
+        self._another = {"role": "user", "content": self._written(number)}
+        self._strings.append("")
+        self._owners.append([len(messages)])
+        opening, closing = (f"(?:{mark}|{re.escape(json.dumps(mark)[1:-1])})" for mark in marks)
+        self._pattern = re.compile(f"{opening}([0-9]+){closing}")
+        self._before: dict[tuple[int, str], _End | None] = {}
+        self._heads: dict[str, str] = {}
+        self._known: dict[tuple[str, ...], _Places] = {}
+
+    # Messages with placeholders
+
+    def _marked(self, k: int, message: Mapping[str, Any], calls: bool) -> dict[str, Any]:
+        changed = dict(message)
+        for key in ("content", *_THOUGHTS):
+            if key in changed:
+                changed[key] = self._content(k, changed[key], key)
+        if message["role"] == "assistant" and isinstance(message.get("tool_calls"), list):
+            changed["tool_calls"] = [self._call(k, call, calls) for call in message["tool_calls"]]
+        return changed
+
+    def _content(self, k: int, content: Any, key: str) -> Any:
+        if isinstance(content, str):
+            return "".join(part if _TAGS.fullmatch(part) else self._new(k, part, key) for part in _TAGS.split(content))
+        if isinstance(content, list):
+            return [
+                {**part, "text": self._content(k, part["text"], key)}
+                if isinstance(part, dict) and isinstance(part.get("text"), str)
+                else part
+                for part in content
+            ]
+        return content
+
+    def _call(self, k: int, call: Any, calls: bool) -> Any:
+        if not isinstance(call, dict):
+            return call
+        if isinstance(call.get("function"), dict):
+            return {**call, "function": self._call(k, call["function"], calls)}
+        changed = dict(call)
+        if calls and isinstance(call.get("name"), str):
+            changed["name"] = self._new(k, call["name"], "name")
+        if "arguments" in call:
+            changed["arguments"] = self._argument(k, call["arguments"])
+        return changed
+
+    def _argument(self, k: int, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._new(k, value, "arguments")
+        if isinstance(value, dict):
+            return {key: self._argument(k, inner) for key, inner in value.items()}
+        return [self._argument(k, inner) for inner in value] if isinstance(value, list) else value
+
+    def _new(self, k: int, string: str, key: str) -> str:
+        """The placeholder of a string of a message; the same for equal ones of users, as templates compare messages."""
+        if not string.strip():  # templates ask whether something is there
+            return string
+        same = self._roles[k], key, string
+        if self._roles[k] != "assistant" and same in self._same:
+            placeholder = self._same[same]
+            self._owners[int(placeholder[1:-1])].append(k)
+            return placeholder
+        placeholder = self._same[same] = f"{self._marks[0]}{len(self._strings)}{self._marks[1]}"
+        self._strings.append(string)
+        self._owners.append([k])
+        return placeholder
+
+    def _written(self, text: str) -> Any:
+        """A content, as these messages have it."""
+        return [{"type": "text", "text": text}] if self._in_parts else text
+
+    # The text
+
+    def place(self, text: str) -> bool:
+        """Whether the text is that of the messages with each placeholder's string in its place."""
+        literals, numbers = self._split(self._render(self.messages))
+        ends = _fitted(text, literals, [self._strings[number] for number in numbers])
+        owners = self._in_order(numbers)
+        if ends is None or owners is None:
+            return False
+        self._text, self._literals, self._numbers, self._owner = text, literals, numbers, owners
+        self._starts = [0, *(end for _, end in ends)]  # of the literals in the text
+        self._first = {owner: ends[j][0] for j, owner in reversed(list(enumerate(owners)))}
+        self._gap = [
+            bisect_left(owners, k) for k in range(len(self.messages))
+        ]  # placeholders before those of a message
+        self._where: dict[int, list[int]] = {}
+        for j, number in enumerate(numbers):
+            self._where.setdefault(number, []).append(j)
+        return True
+
+    def _split(self, rendered: str) -> tuple[list[str], list[int]]:
+        """(literals, numbers) of a text: literals[0], placeholder numbers[0], literals[1], …, literals[-1]."""
+        parts = self._pattern.split(rendered)
+        numbers = [int(part) if len(part) < 10 else -1 for part in parts[1::2]]
+        if any(not 0 <= number < len(self._strings) for number in numbers):
+            raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
+        return parts[::2], numbers
+
+    def _in_order(self, numbers: Sequence[int]) -> list[int] | None:
+        """The messages that placeholders in the text stand in; None if they stand in another order.
+
+        A system message may stand inside another: it counts as part of that one.
+        """
+        seen: dict[int, int] = {}
+        owners: list[int] = []
+        before = [-1]  # of each place, the last message before it that is no system message
+        for number in numbers:
+            own, times = self._owners[number], seen.get(number, 0)
+            owners.append(own[min(times, len(own) - 1)])
+            seen[number] = times + 1
+            before.append(before[-1] if self._roles[owners[-1]] in SYSTEM else max(before[-1], owners[-1]))
+        after = len(self.messages) - 1
+        for j in range(len(owners) - 1, -1, -1):
+            if self._roles[owners[j]] not in SYSTEM:
+                after = owners[j]
+            elif not before[j] <= owners[j] <= after:
+                owners[j] = after
+        return owners if all(a <= b for a, b in pairwise(owners)) else None
+
+    def _end(self, k: int, then: str = "") -> _End | None:
+        """How the text of the first k messages alone ends; None if the template cannot render them. then: "prompt", with what
+        asks for an answer; "user", before what a user says then."""
+        from packprep.documents.template_limits import TemplateLimit
+
+        if (k, then) not in self._before:
+            found: _End | None = None
+            more: list[Mapping[str, Any]] = [self._another] if then == "user" else []
+            try:
+                literals, numbers = self._split(self._render(self.messages[:k] + more, prompt=then == "prompt"))
+                if not more or numbers[-1:] == [len(self._strings) - 1]:
+                    numbers = numbers[:-1] if more else numbers
+                    found = _End(last := (numbers or [-1])[-1], numbers.count(last), literals[len(numbers)])
+            except (MemoryError, TemplateLimit):
+                raise
+            except Exception:  # of any class, for a template is code
+                pass
+            self._before[k, then] = found
+        return self._before[k, then]
+
+    def _behind(self, k: int, then: str = "") -> tuple[int, str] | None:
+        """(number of a literal of the text, what stands in its place behind the first k messages alone); None where these end
+        otherwise."""
+        end = self._end(k, then)
+        if end is None or end.last < 0:
+            return None if end is None else (0, end.tail)
+        where = self._where.get(end.last, [])
+        return (where[end.times - 1] + 1, end.tail) if len(where) >= end.times else None
+
+    def head_of(self, role: str) -> str:
+        """What stands between the begin of a message of a role and what it says; "" if that cannot be told."""
+        from packprep.documents.template_limits import TemplateLimit
+
+        if role not in self._heads:
+            self._heads[role] = ""  # where it is looked for
+            like: dict[str, Any] = {**self._another, "role": role, "content": self._written("x")}
+            messages = [like, {"role": "assistant", "content": self._written("y")}, like]
+            alike = Placeholders(self._render, messages, self._marks, [True] * 3)
+            alike._heads = self._heads
+            try:
+                text = self._render(messages)
+                if alike.place(text) and (begin := alike.begins().get(2)) is not None:
+                    self._heads[role] = text[begin : alike.said(2)]
+            except (MemoryError, TemplateLimit):
+                raise
+            except Exception:  # of any class, for a template is code
+                pass
+        return self._heads[role]
+
+    @cached_property
+    def _asks(self) -> str:
+        """What the template writes to ask for an answer; "" if that cannot be told."""
+        other = ""  # where it stands in the place of what ends a text
+        for k in range(1, len(self.messages) + 1):
+            end, asked = self._end(k), self._end(k, "prompt")
+            if end is None or asked is None or end[:2] != asked[:2] or end == asked:
+                continue
+            if asked.tail.startswith(end.tail):
+                return asked.tail[len(end.tail) :]
+            other = other or asked.tail[_common(asked.tail, end.tail) or 0 :]
+        return other
+
+    def _places(self, k: int) -> _Places:
+        """Where message k begins, and what is trained of it if it is an assistant's."""
+        gap, owners = self._gap[k], self._owner
+        if not (0 < gap < len(owners) and owners[gap - 1] == k - 1 and owners[gap] == k):
+            return self._looked_up(k)
+        # What stands between two placeholders is taken apart once, wherever it stands: a long conversation is rendered a
+        # few times only.
+        alike = (self._literals[gap], self._roles[k - 1], self._roles[k], str("tool_calls" in self.messages[k - 1]))
+        if alike in self._known:
+            return self._known[alike]._replace(literal=gap)
+        found = self._looked_up(k)
+        if found.literal == gap:
+            self._known[alike] = found
+        return found
+
+    def _looked_up(self, k: int) -> _Places:
+        if k == 0:
+            return self._first_places()
+        alone, asked = self._behind(k), self._behind(k, "prompt")
+        # Some write another end behind the last message, and that of the others where they ask for the next one or have it.
+        for end, head in ((alone, ""), (asked, self._asks), (self._behind(k, "user"), self.head_of("user"))):
+            ends_so = end is not None and end[1].endswith(head) and (head or end is alone)
+            if end is not None and ends_so and self._literals[end[0]].startswith(tail := end[1].removesuffix(head)):
+                break
+        else:
+            return _Places(self._gap[k], None, None)
+        number, begin = end[0], len(tail)
+        if self._roles[k] != "assistant":
+            return _Places(number, begin, None)
+        asks = self._asks
+        if alone and asked and alone[0] == asked[0] and asked[1].startswith(alone[1]):
+            asks = asked[1].removeprefix(alone[1])
+        elif not asks:
+            return _Places(number, begin, None)
+        common = _common(asks, self._literals[number][begin:])
+        return _Places(number, begin, None if common is None else begin + common)
+
+    def _first_places(self) -> _Places:
+        """Of the first message, before which there is none to be rendered alone."""
+        literal, alone = self._literals[0], self._behind(0)
+        begin = len(alone[1]) if alone and alone[0] == 0 and literal.startswith(alone[1]) else 0
+        tag = _FIRST_TAG.match(self._asks) if self._roles[0] == "assistant" else None
+        at = literal.rfind(tag[0], begin) if tag else -1
+        common = _common(self._asks, literal[at:]) if at >= 0 else None
+        return _Places(0, begin, None if common is None else at + common)
+
+    def begins(self) -> dict[int, int]:
+        """Message → the character at which it begins, of those after the first where that can be told."""
+        found: dict[int, int] = {}
+        heads: dict[str, set[str]] = {}  # role → what stands before the first string of its messages
+        for k in range(1, len(self.messages)):
+            literal, begin, _ = self._places(k)
+            if begin is not None and (at := self._starts[literal] + begin) <= self._first.get(k, at):
+                found[k] = at
+                if literal == self._gap[k] and k in self._first:
+                    heads.setdefault(self._roles[k], set()).add(self._literals[literal][begin:])
+        for k in self._first.keys() - found.keys() - {0}:
+            # What stands before a message may end in another way alone; others of its role tell how it begins.
+            head = heads.get(self._roles[k], set())
+            if len(head) == 1 and (own := next(iter(head))).strip() and self._literals[self._gap[k]].endswith(own):
+                found[k] = self._first[k] - len(own)
+        return dict(sorted(found.items()))
+
+    def answer(self, k: int) -> int | None:
+        """The character at which what message k, of an assistant, is trained on begins; None if that cannot be told."""
+        literal, _, answer = self._places(k)
+        return None if answer is None else self._starts[literal] + answer
+
+    def said(self, k: int) -> int | None:
+        """The character at which the first string of message k stands; None if none does."""
+        return self._first.get(k)
+
+
+def _common(asks: str, written: str) -> int | None:
+    """Characters with which what asks for an answer and what is written of it begin alike; None where they part in a word, so
+    that one is not the begin of the other's. Of a tag that begins in both, as "<" does, no part is alike."""
+    alike = commonprefix([asks, written])
+    tag = _OPEN_TAG.search(alike) if len(alike) < len(asks) else None
+    count = tag.start() if tag else len(alike)
+    rests = asks[count : count + 1], written[count : count + 1]
+    return count if all(not rest or rest in "<[" or rest.isspace() for rest in rests) or not rests[0] else None
+
+
+def _fitted(text: str, literals: Sequence[str], strings: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Where each string stands in a text: literals[0], strings[0], literals[1], …; each string as it is, or as `_forms` says.
+    None if the text is something else."""
+    if not text.startswith(literals[0]):
+        return None
+    reached: list[dict[int, tuple[int, int]]] = []  # end of a literal → where the string before it stands
+    ends = [len(literals[0])]
+    for string, literal in zip(strings, literals[1:], strict=True):
+        found: dict[int, tuple[int, int]] = {}
+        forms = _forms(string)
+        for begin in ends:
+            for form in forms:
+                end = begin + len(form)
+                if text.startswith(form, begin) and text.startswith(literal, end):
+                    found.setdefault(end + len(literal), (begin, end))
+        ends = list(found)[:_MOST_ENDS]
+        reached.append(found)
+    if len(text) not in ends:
+        return None
+    places, at = [], len(text)
+    for found in reversed(reached):
+        places.append(found[at])
+        at = found[at][0]
+    return places[::-1]
+
+
+def _forms(string: str) -> list[str]:
+    """What a template may write for a string: itself, stripped, in JSON, or nothing."""
+    core = string.strip()
+    at = string.index(core)
+    left, right = string[:at], string[at + len(core) :]
+    begins, ends = (left, left.lstrip("\n"), ""), (right, right.rstrip("\n"), "")
+    plain = list(dict.fromkeys(begin + core + end for begin in begins for end in ends))
+    in_json = [json.dumps(form, ensure_ascii=escaped)[1:-1] for escaped in (False, True) for form in plain]
+    return list(dict.fromkeys([*plain, *in_json, ""]))
