@@ -173,7 +173,8 @@ class Placeholders:
             return False
         self._text, self._literals, self._numbers, self._owner = text, literals, numbers, owners
         self._starts = [0, *(end for _, end in ends)]  # of the literals in the text
-        self._first = {owner: ends[j][0] for j, owner in reversed(list(enumerate(owners)))}
+        self._shown = {owner: j for j, owner in reversed(list(enumerate(owners)))}  # each message's first placeholder
+        self._first = {owner: ends[j][0] for owner, j in self._shown.items()}
         self._gap = [
             bisect_left(owners, k) for k in range(len(self.messages))
         ]  # placeholders before those of a message
@@ -294,7 +295,13 @@ class Placeholders:
         alone, asked = self._behind(k), self._behind(k, "prompt")
         # Some write another end behind the last message, and that of the others where they ask for the next one or have it.
         for end, head in ((alone, ""), (asked, self._asks), (self._behind(k, "user"), self.head_of("user"))):
-            ends_so = end is not None and end[1].endswith(head) and (head or end is alone)
+            # Asked for the next, some leave out what the last one says: then they end before it.
+            ends_so = (
+                end is not None
+                and end[0] > self._shown.get(k - 1, -1)
+                and end[1].endswith(head)
+                and (head or end is alone)
+            )
             if end is not None and ends_so and self._literals[end[0]].startswith(tail := end[1].removesuffix(head)):
                 break
         else:
