@@ -123,3 +123,41 @@ def test_what_is_seen_of_a_file_is_its_begin_and_whether_that_is_all(tmp_path, e
     path = write(tmp_path / f"a{ending}", gzip.compress(data) if ending else data)
     compression = "gzip" if ending else ""
     assert begin_of(str(path), path.stat().st_size, compression) == (data[:BYTES], size <= BYTES)
+
+
+PAIR = line(prompt="q", chosen="a", rejected="b")
+
+
+@pytest.mark.parametrize(
+    "data, options, words",
+    [
+        (PAIR * 2, {}, ["its documents are no texts but preference data (chosen, rejected): packprep trains on one answer"]),
+        (line(question="q", answer="a"), {}, ["question and answer", "name them prompt and completion"]),
+        (line(conversations=[]), {"messages": False}, ["but sharegpt (conversations): set documents.loss_spans = \"use\""]),
+        (line(messages=[]), {"messages": False}, ["but messages: set documents.loss_spans = \"use\""]),
+        (line(x=1), {"messages_format": "alpaca"}, ["has 'instruction' and 'output'", "or messages_format to what"]),
+        (line(x=1), {"messages_format": "sharegpt", "messages_key": "d"}, ["has 'd', as messages_format = 'sharegpt' wants"]),
+        (line(id=1, data={"messages": [], "tools": []}), {}, ['set messages_key = "data.messages" and tools_key = "data.tools"']),
+        (line(id=1, data={"conversations": []}), {}, ['set messages_key = "data.conversations"']),
+    ],
+)  # fmt: skip
+def test_records_of_a_layout_are_told_and_never_advised_to_be_read_as_text(tmp_path, data, options, words):
+    found = look(tmp_path, {"a.jsonl": data}, **options)
+    assert found and all(word in found for word in words) and "text_key (" not in found, found
+
+
+@pytest.mark.parametrize(
+    "data, options",
+    [
+        (PAIR + line(messages=[]), {}),
+        (PAIR + line(text="t"), {}),
+        (line(conversations=[]), {}),
+        (line(prompt="q", completion="a"), {}),
+        (line(dialog=[]), {"messages_key": "dialog"}),
+        (line(data={"messages": []}), {"messages_key": "data.messages"}),
+        (line(data={"text": "t"}), {"text_key": "data.text"}),
+        (line(instruction="q", output="a", text="t"), {"messages_format": "alpaca"}),
+    ],
+)
+def test_records_of_which_some_can_be_read_are_looked_at_by_the_reader(tmp_path, data, options):
+    assert look(tmp_path, {"a.jsonl": data}, **options) == ""
