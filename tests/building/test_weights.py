@@ -1,6 +1,7 @@
 """Weights of spans: from a record to the loss of a packed row."""
 
 import json
+import random
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,8 @@ import pytest
 import packprep
 from packprep.verification import verify_dataset
 from tests import made
-from tests.weights_made import TASKS, build, character_weights, records
+from tests.documents import chats_made as chats
+from tests.weights_made import TASKS, WEIGHTS, build, character_weights, records
 
 
 def expected_weights(dataset, row, lines):
@@ -157,3 +159,37 @@ def test_a_mixture_has_the_weights_of_its_datasets(tmp_path):
     for i, (dataset, row) in enumerate(((alone[0], 0), (alone[1], 0), (alone[0], 1))):
         own = dataset.batch([row], columns=["loss_weights", "loss_weight_sum"])
         assert all(np.array_equal(found[name][i], own[name][0]) for name in own)
+
+
+@pytest.mark.parametrize("template", [chats.CHATML, chats.GENERATION])
+def test_weights_of_messages_multiply_with_their_conversation_s(tmp_path, template):
+    """An assistant's letters say its weight: A, B, C, … of WEIGHTS."""
+    chance, lines = random.Random(8), []
+    for i in range(60):
+        messages = []
+        for _ in range(chance.randint(1, 4)):
+            which = chance.randrange(len(WEIGHTS))
+            spoken = {"role": "assistant", "content": chr(65 + which) * chance.randint(2, 9), "weight": WEIGHTS[which]}
+            messages += [{"role": "user", "content": "z" * chance.randint(1, 9), "weight": 3}, spoken]
+        lines.append({"messages": messages, **({"weight": chance.choice([0.5, 0.3, 2])} if i % 2 else {})})
+    (tmp_path / "chat.jinja").write_text(template)
+    documents = {"chat_template": "chat.jinja", "append_eos": False, "max_bad_fraction": 1.0}
+    tasks = [TASKS["causal"], TASKS["masked"], TASKS["sentinel"]]
+    build(tmp_path, lines, tasks, seq_length=128, documents=documents)
+    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    assert report["listed"] == [] and report["twin"] == report["segments"] > 40
+    dataset = packprep.open_dataset(tmp_path / "out")
+    offsets = np.cumsum([0, *(len(json.dumps(line)) + 1 for line in lines)]).tolist()
+    seen = set()
+    for row in map(dataset.row, range(len(dataset))):
+        columns = row.segments
+        for k, doc in enumerate(columns["doc"].tolist()):
+            of_document = lines[offsets.index(doc)].get("weight", 1)
+            for slot in np.flatnonzero(row.loss_mask[columns["begin"][k] : columns["end"][k]]) + columns["begin"][k]:
+                letter = int(row.labels[slot]) - 65
+                if 0 <= letter < len(WEIGHTS):
+                    own = np.float32(WEIGHTS[letter] * of_document)
+                    assert row.loss_weights[slot] == columns["loss_weight"][k] * own > 0
+                    seen.add(float(own))
+                assert int(row.labels[slot]) != ord("z")
+    assert len(seen) > 12
