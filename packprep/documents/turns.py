@@ -70,9 +70,7 @@ def find_turns(
     except Exception:  # of any class, for a template is code
         if law < 3 or all("content" in message for message in messages):
             raise
-        # Many templates want a content beside tool_calls, too: to them null is an empty one.
-        messages = [{**message, "content": message.get("content", "")} for message in messages]
-        text, blocks = rendered(render, messages)
+        messages, text, blocks = _with_contents(partial(rendered, render), messages)
     if law < 3:
         wanted = [message["role"] == "assistant" for message in messages]
         begins = _begins(render, messages, text)
@@ -82,6 +80,29 @@ def find_turns(
         end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
         return Turns(text, spans, begins, _system_end(messages, text, end))
     return _found(_Chat(template, render, messages, tools, taken, trained_messages(dialogue, settings), text), blocks)
+
+
+def _with_contents(
+    rendered: Callable[..., tuple[str, Any]], messages: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], str, Any]:
+    """(messages with a content each, their text, its blocks) for templates that want one beside tool_calls, too.
+
+    It is null where they take that, as some write calls only then, else empty. No call may be left out.
+    """
+    from packprep.documents.template_limits import TemplateLimit
+
+    filled = [{"content": None, **message} for message in messages]
+    try:
+        text, blocks = rendered(filled)
+    except (MemoryError, TemplateRefusal, TemplateLimit):
+        raise
+    except Exception:  # of any class, for a template is code
+        filled = [{"content": "", **message} for message in messages]
+        text, blocks = rendered(filled)
+    for call in (call for message in messages for call in message.get("tool_calls", ())):
+        if str(_function(call).get("name", "")) not in text:
+            raise TemplateRefusal("it wants a content beside tool_calls, and leaves these out")
+    return filled, text, blocks
 
 
 def strings_of(value: Any) -> Iterator[str]:

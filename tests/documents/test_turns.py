@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.documents import placeholders, turns
-from packprep.documents.chat_template import compile_template
+from packprep.documents.chat_template import TemplateRefusal, compile_template
 from packprep.documents.layouts import Dialogue
 from packprep.documents.placeholders import Placeholders
 from packprep.documents.template_limits import TemplateLimit
@@ -150,7 +150,11 @@ def test_null_is_a_content_that_is_not_there_or_else_an_empty_one():
     null = {"role": "assistant", "content": None, "tool_calls": chats.calls(("f", {}))["tool_calls"]}
     template = "{% for m in messages %}{{ 'none' if m.content is none else m.content }};{% endfor %}"
     assert found(template, [USER, null], train=(None, False)).text == "q;;"
-    assert found("{% for m in messages %}{{ m.content + ';' }}{% endfor %}", [USER, null]).text == "q;;"
+    each = "{%% for m in messages %%}%s;{%% for c in m.tool_calls %%}{{ c.function.name }}{%% endfor %%}{%% endfor %%}"
+    assert found(each % "{{ m.content + '' }}", [USER, null]).text == "q;;f"
+    assert found(each % "{{ '' if m.content is none else m.content + '' }}", [USER, null]).text == "q;;f"
+    with pytest.raises(TemplateRefusal, match="leaves these out"):
+        found("{% for m in messages %}{{ m.content + ';' }}{% endfor %}", [USER, null])
     with pytest.raises(Exception, match="contents"):
         found("{% for m in messages %}{{ m.contents + ';' }}{% endfor %}", [USER, null])
 
