@@ -117,7 +117,7 @@ def conversation(
 
     Raises RecipeError when messages have no template.
     """
-    found = read_layout(given) if isinstance(given, Supervision) and given.layout else given
+    found = read_layout(given, settings.trained_roles) if isinstance(given, Supervision) and given.layout else given
     if isinstance(found, tuple):
         return found
     if isinstance(found, Supervision):

@@ -130,6 +130,7 @@ class Twin:
                 given["tools_key"],
                 given["messages_format"],
                 self.plan["law_version"],
+                tuple(self.recipe["documents"]["trained_roles"]),
             ),
             **{key: resolved[key] for key in ("repeat", "ratios", "step_bytes")},
             "seed": self.recipe["seed"],
