@@ -120,8 +120,8 @@ MUTATIONS = [
     Mutation(
         "last_document_of_a_piece_dropped",
         "sources/formats/jsonl.py",
-        'ends = np.flatnonzero(np.frombuffer(data, np.uint8)[begin:some_end] == ord("\\n")) + begin',
-        'ends = (np.flatnonzero(np.frombuffer(data, np.uint8)[begin:some_end] == ord("\\n")) + begin)[:-1]',
+        'ends = np.flatnonzero(characters[begin:some_end] == ord("\\n")) + begin',
+        'ends = (np.flatnonzero(characters[begin:some_end] == ord("\\n")) + begin)[:-1]',
         True,
     ),
     Mutation(
