@@ -21,9 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from packprep.errors import RecipeError, VocabularyError
+from packprep.errors import RecipeError
 from packprep.storage import expanded
-from packprep.tokenizer.file import BYTES_ROLES, HINT_FILES, read_beside
+from packprep.tokenizer.file import BYTES_ROLES, HINT_FILES, hints_in, read_beside
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 _TOKEN_NAME = re.compile(r"\b(\w+_token)\b")
@@ -46,7 +46,7 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
     a tokenizer is looked into only when a document needs it.
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
-    configs = [_json_object(name, data) for name, data in files.items() if data is not None]
+    configs = [hints_in(name, data) for name, data in files.items() if data is not None]
     if not path_key:
         source = _template_beside(tokenizer, base, configs)
         return None if source is None else _with_tokens(source, _token_texts(source, tokenizer, configs))
@@ -87,16 +87,6 @@ def _template_beside(tokenizer: str, base: Path, configs: Sequence[Mapping[str, 
         if isinstance(found, str):
             return found
     return None
-
-
-def _json_object(name: str, data: bytes) -> Mapping[str, Any]:
-    try:
-        parsed = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise VocabularyError(
-            f"the {name} beside the tokenizer is not JSON ({error}); mend it or move it away"
-        ) from None
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def _token_texts(source: str, tokenizer: str, configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:

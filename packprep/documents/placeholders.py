@@ -13,13 +13,15 @@ placeholder's string in its place, as it is or as templates change it, what stan
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import pairwise
 from os.path import commonprefix
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from packprep.documents.chat_template import TemplateRefusal
+
+T = TypeVar("T")
 
 SYSTEM = ("system", "developer")
 """Roles of what is said to the assistant before the conversation."""
@@ -53,6 +55,19 @@ def free_characters(taken: Iterable[str], count: int) -> list[str]:
     if len(free) < count:
         raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
     return free[:count]
+
+
+def attempted(do: Callable[[], T]) -> T | None:
+    """What a function gives that renders; None where the template fails in it, with an error of any class, for a template is
+    code. What its limits raise is raised."""
+    from packprep.documents.template_limits import TemplateLimit
+
+    try:
+        return do()
+    except (MemoryError, TemplateLimit):
+        raise
+    except Exception:
+        return None
 
 
 class _Places(NamedTuple):
@@ -215,22 +230,18 @@ class Placeholders:
     def _end(self, k: int, then: str = "") -> _End | None:
         """How the text of the first k messages alone ends; None if the template cannot render them. then: "prompt", with what
         asks for an answer; "user", before what a user says then."""
-        from packprep.documents.template_limits import TemplateLimit
-
         if (k, then) not in self._before:
-            found: _End | None = None
-            more: list[Mapping[str, Any]] = [self._another] if then == "user" else []
-            try:
-                literals, numbers = self._split(self._render(self.messages[:k] + more, prompt=then == "prompt"))
-                if not more or numbers[-1:] == [len(self._strings) - 1]:
-                    numbers = numbers[:-1] if more else numbers
-                    found = _End(last := (numbers or [-1])[-1], numbers.count(last), literals[len(numbers)])
-            except (MemoryError, TemplateLimit):
-                raise
-            except Exception:  # of any class, for a template is code
-                pass
-            self._before[k, then] = found
+            self._before[k, then] = attempted(partial(self._rendered_end, k, then))
         return self._before[k, then]
+
+    def _rendered_end(self, k: int, then: str) -> _End | None:
+        more: list[Mapping[str, Any]] = [self._another] if then == "user" else []
+        literals, numbers = self._split(self._render(self.messages[:k] + more, prompt=then == "prompt"))
+        if more:
+            if numbers[-1:] != [len(self._strings) - 1]:
+                return None
+            numbers = numbers[:-1]
+        return _End(last := (numbers or [-1])[-1], numbers.count(last), literals[len(numbers)])
 
     def _behind(self, k: int, then: str = "") -> tuple[int, str] | None:
         """(number of a literal of the text, what stands in its place behind the first k messages alone); None where these end
@@ -243,23 +254,19 @@ class Placeholders:
 
     def head_of(self, role: str) -> str:
         """What stands between the begin of a message of a role and what it says; "" if that cannot be told."""
-        from packprep.documents.template_limits import TemplateLimit
-
         if role not in self._heads:
             self._heads[role] = ""  # where it is looked for
-            like: dict[str, Any] = {**self._another, "role": role, "content": self._written("x")}
-            messages = [like, {"role": "assistant", "content": self._written("y")}, like]
-            alike = Placeholders(self._render, messages, self._marks, [True] * 3)
-            alike._heads = self._heads
-            try:
-                text = self._render(messages)
-                if alike.place(text) and (begin := alike.begins().get(2)) is not None:
-                    self._heads[role] = text[begin : alike.said(2)]
-            except (MemoryError, TemplateLimit):
-                raise
-            except Exception:  # of any class, for a template is code
-                pass
+            self._heads[role] = attempted(partial(self._rendered_head, role)) or ""
         return self._heads[role]
+
+    def _rendered_head(self, role: str) -> str:
+        like: dict[str, Any] = {**self._another, "role": role, "content": self._written("x")}
+        messages = [like, {"role": "assistant", "content": self._written("y")}, like]
+        alike = Placeholders(self._render, messages, self._marks, [True] * 3)
+        alike._heads = self._heads
+        text = self._render(messages)
+        begin = alike.begins().get(2) if alike.place(text) else None
+        return "" if begin is None else text[begin : alike.said(2)]
 
     @cached_property
     def _asks(self) -> str:

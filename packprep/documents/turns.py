@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from packprep.documents.chat_template import ChatTemplate, TemplateRefusal
 from packprep.documents.layouts import Dialogue
-from packprep.documents.placeholders import SYSTEM, Placeholders, free_characters
+from packprep.documents.placeholders import SYSTEM, Placeholders, attempted, free_characters
 from packprep.recipe import DocumentKeys
 
 MOST_BY_PREFIXES = 128
@@ -232,17 +232,10 @@ def _begins(render: Render, messages: Sequence[dict[str, Any]], text: str) -> di
     It does not where they cannot be rendered alone, or give something else alone, as under templates that write the system
     message into the user's.
     """
-    from packprep.documents.template_limits import TemplateLimit
-
     begins: dict[int, int] = {}
     for k in range(1, len(messages)):
-        try:
-            before = render(messages[:k])
-        except (MemoryError, TemplateLimit):
-            raise
-        except Exception:  # of any class: here it only says that there is no place to cut
-            continue
-        if 0 < len(before) < len(text) and text.startswith(before):
+        before = attempted(partial(render, messages[:k]))
+        if before is not None and 0 < len(before) < len(text) and text.startswith(before):
             begins[k] = len(before)
     return begins
 
@@ -270,8 +263,6 @@ def _by_prefixes(
 def _laid(chat: _Chat) -> Placeholders | None:
     """Placeholders that give the text: for what is said by all, or else by those that are trained and by assistants, or else
     without the names in tool calls, by which some templates go. None where none give it."""
-    from packprep.documents.template_limits import TemplateLimit
-
     render, marks = chat.anew(), free_characters(chat.taken, 2)
     everybody = [True] * len(chat.messages)
     speakers = [
@@ -279,13 +270,8 @@ def _laid(chat: _Chat) -> Placeholders | None:
     ]
     for replaced, calls in ((everybody, True), (speakers, True), (speakers, False)):
         laid = Placeholders(render, chat.messages, marks, replaced, calls)
-        try:
-            if laid.place(chat.text):
-                return laid
-        except (MemoryError, TemplateLimit):
-            raise
-        except Exception:  # of any class, for a template is code: it asks for what no placeholder is
-            continue
+        if attempted(partial(laid.place, chat.text)):
+            return laid
     return None
 
 

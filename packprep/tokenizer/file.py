@@ -132,6 +132,18 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
         ) from error
 
 
+def hints_in(name: str, data: bytes) -> Mapping[str, Any]:
+    """The object in a file that transformers writes beside a tokenizer.json; an empty one for other JSON. VocabularyError for
+    what is no JSON."""
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise VocabularyError(
+            f"the {name} beside the tokenizer is not JSON ({error}); mend it or move it away"
+        ) from None
+    return parsed if isinstance(parsed, dict) else {}
+
+
 def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
     """What the files that transformers writes beside a tokenizer.json say."""
     found: list[dict[str, Any]] = []
@@ -139,16 +151,11 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
         data = read(file)
         if data is None:
             continue
-        try:
-            parsed = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise VocabularyError(
-                f"the {file} beside the tokenizer is not JSON ({error}); mend it or move it away"
-            ) from error
+        values = hints_in(file, data)
         roles: dict[str, str] = {}
         for role, keys in HINT_KEYS.items():
             for key in keys:
-                value = parsed.get(key) if isinstance(parsed, dict) else None
+                value = values.get(key)
                 text = value.get("content") if isinstance(value, dict) else value
                 if isinstance(text, str) and text:
                     roles.setdefault(role, text)

@@ -87,13 +87,13 @@ class Passage(NamedTuple):
     weight: Any = None
 
 
-class _Unusable(Exception):
+class _BadRecord(Exception):
     """What a rejected record raises."""
 
 
 def _need(condition: Any) -> None:
     if not condition:
-        raise _Unusable
+        raise _BadRecord
 
 
 def at(record: Any, key: str) -> Any:
@@ -137,7 +137,7 @@ def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
             trained = [message["role"] in keys.roles for message in made.messages]
             _need(any(said or (said is None and own) for said, own in zip(made.train, trained, strict=True)))
         return made
-    except _Unusable:
+    except _BadRecord:
         return None
 
 
@@ -274,7 +274,7 @@ def _value(given: Any) -> Any:
     try:
         return parsed(given) if given else None
     except ValueError:
-        raise _Unusable from None
+        raise _BadRecord from None
 
 
 def _old(messages: Any) -> Talk:
