@@ -261,7 +261,8 @@ class Placeholders:
 
     def _rendered_head(self, role: str) -> str:
         like: dict[str, Any] = {**self._another, "role": role, "content": self._written("x")}
-        messages = [like, {"role": "assistant", "content": self._written("y")}, like]
+        other = "user" if role == "assistant" else "assistant"
+        messages = [like, {"role": other, "content": self._written("y")}, like]
         alike = Placeholders(self._render, messages, self._marks, [True] * 3)
         alike._heads = self._heads
         text = self._render(messages)

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.documents.chat_template import ChatTemplate, TemplateRefusal, compile_template
+from packprep.documents.chat_template import TemplateRefusal, compile_template
 from packprep.documents.layouts import Dialogue, Problem, read_layout
-from packprep.documents.turns import NotIncremental, find_turns, strings_of, texts_of
+from packprep.documents.turns import NotIncremental, Turns, find_turns, strings_of, texts_of
 from packprep.errors import PackprepError, RecipeError
 from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
@@ -123,12 +123,8 @@ def conversation(
     if isinstance(found, Supervision):
         assert found.text is not None
         return _with_spans(found.text, found.loss_spans, found.record.get("weight"), law)
-    if template is None:
-        raise RecipeError(
-            "a document has messages, and the tokenizer has no chat template: give one in documents.chat_template, "
-            'or set documents.loss_spans = "ignore"'
-        )
-    return _rendered(compile_template(template, settings.template_date), found, settings, law)
+    turns = rendered_turns(found, template, settings, law)
+    return turns if not isinstance(turns, Turns) else _rendered(turns, found, settings)
 
 
 def weight_of(value: Any) -> float | None:
@@ -206,12 +202,21 @@ def _is_of_floats(span: Any) -> bool:
     return isinstance(span, list) and len(span) == 3 and all(type(v) is float and v.is_integer() for v in span[:2])
 
 
-def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys, law: int) -> Conversation | Problem:
+def rendered_turns(dialogue: Dialogue, template: str | None, settings: DocumentKeys, law: int) -> Turns | Problem:
+    """What a template writes for a dialogue, and where its messages stand in it; or why it cannot be used.
+
+    Raises RecipeError where there is no template, or none that can be used.
+    """
+    if template is None:
+        raise RecipeError(
+            "a document has messages, and the tokenizer has no chat template: give one in documents.chat_template, "
+            'or set documents.loss_spans = "ignore"'
+        )
+    compiled = compile_template(template, settings.template_date)
     from packprep.documents.template_limits import TemplateLimit  # with jinja2, which came with the template
 
-    variables = {**(settings.chat_template_kwargs or {}), **dialogue.kwargs}
     try:
-        text, trained, begins, system_end = find_turns(template, dialogue, variables, settings, law)
+        return find_turns(compiled, dialogue, _variables(dialogue, settings), settings, law)
     except (PackprepError, MemoryError):
         raise
     except NotIncremental as error:
@@ -223,6 +228,15 @@ def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys
     except Exception:
         # Of any class, for a template is code. Its message would depend on the versions of Python and Jinja.
         return "template_error", "the template failed at these messages"
+
+
+def _variables(dialogue: Dialogue, settings: DocumentKeys) -> dict[str, Any]:
+    """What the template reads beside messages and tools."""
+    return {**(settings.chat_template_kwargs or {}), **dialogue.kwargs}
+
+
+def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys) -> Conversation | Problem:
+    text, trained, begins, system_end = turns
     contents = [said for message in dialogue.messages for part in texts_of(message) if (said := part.strip())]
     if contents and not any(content in text for content in contents):
         # as templates for pictures do, which expect lists of parts and pass over strings
@@ -238,7 +252,7 @@ def _rendered(template: ChatTemplate, dialogue: Dialogue, settings: DocumentKeys
         roles=_roles(dialogue.messages, begins, boundaries),
         system_end=system_end,
         chat=True,
-        strings=tuple(strings_of([dialogue.messages, dialogue.tools, variables])),
+        strings=tuple(strings_of([dialogue.messages, dialogue.tools, _variables(dialogue, settings)])),
     )
 
 

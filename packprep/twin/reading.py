@@ -8,7 +8,7 @@ piece of a file holds, of files of which the plan says it.
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -197,28 +197,35 @@ def file_key(source: dict[str, Any], file: int) -> int:
 
 
 class Text(NamedTuple):
-    """A document's text, and what it says of its training: as the fields of the same names of a rendered conversation, but for
-    the spans."""
+    """A document's text, and what it says of its training.
+
+    spans       (begin, end, weight) of characters that are trained, ascending; None: it says nothing
+    chat        it is a conversation, the special tokens of whose template mean these
+    boundaries  of a chat: the characters at which messages after the first begin
+    roles       of a chat: of the first message and of each at `boundaries`
+    system_end  of a chat: how many characters the leading system message and tools take
+    strings     of a chat: all that is not the template's
+    """
 
     text: str
-    spans: Any = None  # (begin, end, weight) of characters that are trained; None: it says nothing
-    boundaries: Any = ()
-    roles: Any = ()
-    system_end: int = 0
+    spans: Sequence[tuple[int, int, float]] | None = None
     chat: bool = False
-    strings: Any = ()
+    boundaries: Sequence[int] = ()
+    roles: Sequence[str] = ()
+    system_end: int = 0
+    strings: Sequence[str] = ()
 
 
 class TextReader(NamedTuple):
     """How documents are read.
 
     supervision: whether loss_spans and messages are looked at
-    conversation: a Talk → a record with the fields of `Text`, or a tuple where they are rejected
+    conversation: a Talk → its text; None where it is turned away
     weights: whether spans and documents have any
     """
 
     supervision: bool
-    conversation: Callable[[Talk], Any]
+    conversation: Callable[[Talk], Text | None]
     weights: bool = True
 
 
@@ -389,12 +396,7 @@ def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | No
     """A document of these fields; None where it cannot be used. A field that is the text's is the text and nothing else."""
     found = records.read(record, keys) if reader.supervision else Passage(at(record, keys.text))
     if isinstance(found, Talk):
-        rendered = reader.conversation(found)
-        if isinstance(rendered, tuple):
-            return None
-        weights = rendered.weights or [1.0] * len(rendered.spans)
-        spans = [(*span, weight) for span, weight in zip(rendered.spans, weights, strict=True)]
-        return Text(rendered.text, spans, *(getattr(rendered, name) for name in Text._fields[2:]))
+        return reader.conversation(found)
     if found is None:
         return None
     text, spans, weight = found

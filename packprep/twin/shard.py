@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 from packprep.errors import PlanError
 from packprep.twin import chance, cutting, objectives, reading, tokens
 from packprep.twin.chance import CandidateSlots
-from packprep.twin.reading import TextReader
-from packprep.twin.records import Keys
+from packprep.twin.reading import Text, TextReader
+from packprep.twin.records import Keys, Talk
 from packprep.twin.tokens import Tokenizer, Trained
+from packprep.twin.turns import Template, text_of
 
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
 
@@ -62,7 +63,8 @@ class Rendered(NamedTuple):
 class Twin:
     """A plan as the twin reads it.
 
-    conversation: messages → their text, as reading.TextReader. PlanError for an objective that has no twin.
+    template: of the plan's chats. turns_taken: of how many places in them the build's word was taken. PlanError for an objective
+    that has no twin.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Twin:
         plan: Mapping[str, Any],
         tokenizer_json: bytes,
         prefixes: Sequence[str],
-        conversation: Callable[[Any], Any],
+        template: Template,
     ):
         check(plan)
         recipe, vocabulary = plan["recipe"], plan["vocabulary"]
@@ -84,7 +86,8 @@ class Twin:
         self.tokenizer = Tokenizer(
             tokenizer_json, vocabulary["special_ids"], documents["special_text"], plan["engine"]["name"]
         )
-        self.reader = TextReader(documents["loss_spans"] == "use", conversation, plan["law_version"] > 2)
+        self.template, self.turns_taken = template, 0
+        self.reader = TextReader(documents["loss_spans"] == "use", self._conversation, plan["law_version"] > 2)
         self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
         self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
         self.with_blocks = any(objectives.copies(task["objective"]) > 1 for task in self.tasks)
@@ -97,6 +100,14 @@ class Twin:
             "capacities": {},
         }
         self.sources = [self._source(i, prefix) for i, prefix in enumerate(prefixes)]
+
+    def _conversation(self, talk: Talk) -> Text | None:
+        found = text_of(talk, self.template)
+        if found is None:
+            return None
+        text, taken = found
+        self.turns_taken += taken
+        return text
 
     def _task(self, number: int, task: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {**task["parameters"], "sentinels": self.plan["vocabulary"]["sentinels"]}

@@ -176,7 +176,7 @@ def _characters_of_bytes() -> list[str]:
 def trained_tokens(document: Text, begins: list[int]) -> Trained:
     """A token is trained if the character at which it begins lies in a span, with the span's weight."""
     weights, k = [], 0
-    spans = document.spans
+    spans = document.spans or []
     for begin in begins:
         while k < len(spans) and spans[k][1] <= begin:
             k += 1

@@ -8,8 +8,10 @@ import numpy as np
 from packprep.building.commit import encode_rejects
 from packprep.building.plan import Plan
 from packprep.building.work import make_shard, read_shard
-from packprep.documents import supervision
+from packprep.documents.chat_template import compile_template
 from packprep.documents.layouts import Dialogue
+from packprep.documents.supervision import rendered_turns
+from packprep.documents.turns import Turns
 from packprep.errors import SourceError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import receipt_name, rejects_name, shard_name
@@ -20,6 +22,7 @@ from packprep.sources.formats import Decoders
 from packprep.twin.comparison import compare_segments, compare_shard
 from packprep.twin.records import Talk
 from packprep.twin.shard import Twin
+from packprep.twin.turns import Template
 from packprep.verification.coverage import Locations, check_read
 from packprep.verification.faults import MAX_LISTED, Faults
 
@@ -139,13 +142,22 @@ def plan_for_twin(plan: Plan) -> dict[str, Any]:
 
 
 def twin_of(plan: Plan) -> Twin:
-    """The twin of a plan. What a chat template writes for messages it takes from the plan."""
+    """The twin of a plan. What a chat template writes for messages it takes from the build's renderer, whose limits hold."""
+    settings, stored = plan.recipe.documents, plan_for_twin(plan)
 
-    def conversation(talk: Talk) -> Any:
-        return supervision.conversation(Dialogue(*talk), plan.stored["chat_template"], plan.recipe.documents, plan.law)
+    def find(talk: Talk) -> Turns | None:
+        found = rendered_turns(Dialogue(*talk), stored["chat_template"], settings, plan.law)
+        if not isinstance(found, Turns):
+            return None
+        compile_template(stored["chat_template"], settings.template_date).begin()
+        return found
 
-    prefixes = [source.prefix for source in plan.sources]
-    return Twin(plan_for_twin(plan), plan.vocabulary.tokenizer_json, prefixes, conversation)
+    def render(messages: Any, tools: Any, variables: Any, prompt: bool, around: tuple[str, str]) -> str:
+        template = compile_template(stored["chat_template"], settings.template_date)
+        return template.render(messages, prompt, around, tools, variables, go_on=True)
+
+    template = Template(stored["chat_template"] or "", render, find, stored["recipe"]["documents"], plan.law)
+    return Twin(stored, plan.vocabulary.tokenizer_json, [source.prefix for source in plan.sources], template)
 
 
 def check_twin(
@@ -156,12 +168,16 @@ def check_twin(
     file: str,
     faults: Faults,
     report: Callable[[int, int], None],
-) -> int:
-    """P17 by the twin: of some segments, or (None) of the whole shard. Gives how many segments it recomputed."""
+) -> tuple[int, int]:
+    """P17 by the twin: of some segments, or (None) of the whole shard.
+
+    Gives (how many segments it recomputed, of how many places in conversations it took the build's word).
+    """
+    before = twin.turns_taken
     if chosen is None:
         found, count = compare_shard(twin, shard, arrays, report)
     else:
         found, count = compare_segments(twin, shard, arrays, chosen, report)
     for difference in found:
         faults.add("P17", file, f"twin: {difference.message}", difference.row, difference.slot, difference.stored)
-    return count
+    return count, twin.turns_taken - before

@@ -95,7 +95,9 @@ class Result(NamedTuple):
     ledger: dict[str, Any] | None
     replayed: int
     runs: Runs | None  # parts of files that it read; None: its arrays do not tell
-    twin: int
+    twin: tuple[
+        int, int
+    ]  # segments that the twin recomputed, and places in their conversations that it took from the build
     read: dict[str, int] | None  # source → bytes of the text that was read again; None: not all of it was
 
 
@@ -117,8 +119,9 @@ def verify_dataset(
     twin: recompute what is replayed by the plain twin, too, which is slow; PlanError where it lacks an objective.
     replay_seed: chooses the segments of `replay`. recipe: from elsewhere, completed, that the dataset should be of.
     only: these shards of the array task's, ascending; None: all. Of the others the receipts are read, for the ledger's sum.
-    Gives {directory, shards, rows, segments, tokens, replayed, twin: segments that the twin recomputed, faults: count,
-    listed: [fault]}; raises where the directory is no dataset. Where plan or tokenizer are damaged no shard is looked at.
+    Gives {directory, shards, rows, segments, tokens, replayed, twin: segments that the twin recomputed, twin_taken: places in
+    their conversations of which it took the build's word, faults: count, listed: [fault]}; raises where the directory is no
+    dataset. Where plan or tokenizer are damaged no shard is looked at.
     """
     if twin and replay is None:
         raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
@@ -136,7 +139,7 @@ def verify_dataset(
             else:
                 check_listing(folder, manifest, faults)
         if not check_foundations(folder, manifest, faults):  # nothing can be recomputed from a damaged plan
-            return _report(local, manifest, range(0), 0, 0, faults)
+            return _report(local, manifest, range(0), 0, (0, 0), faults)
         stored = stored_plan(folder)
         assert stored is not None
         prefixes = moved_prefixes(stored, moved)
@@ -168,7 +171,7 @@ def verify_dataset(
         items = _items(manifest, share, replay, twin, replay_seed)
         runs = []
         read: list[Mapping[str, int]] = []
-        replayed = by_twin = 0
+        replayed, by_twin = 0, (0, 0)
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
         try:
             arguments = (local, prefixes, manifest["plan"]["digest"])
@@ -179,7 +182,7 @@ def verify_dataset(
                 replayed += result.replayed
                 if result.runs is not None:
                     runs.append((item.number, result.runs))
-                by_twin += result.twin
+                by_twin = by_twin[0] + result.twin[0], by_twin[1] + result.twin[1]
                 if result.read is not None:
                     read.append(result.read)
                 if result.ledger is not None:
@@ -199,7 +202,12 @@ def verify_dataset(
 
 
 def _report(
-    local: LocalCopy, manifest: Mapping[str, Any], share: Sequence[int], replayed: int, by_twin: int, faults: Faults
+    local: LocalCopy,
+    manifest: Mapping[str, Any],
+    share: Sequence[int],
+    replayed: int,
+    by_twin: tuple[int, int],
+    faults: Faults,
 ) -> dict[str, Any]:
     assert {fault["promise"] for fault in faults.listed} <= PROMISES.keys()
     entries = [manifest["shards"][b] for b in share]
@@ -213,7 +221,8 @@ def _report(
         "segments": sum(entry["segments"] for entry in entries),
         "tokens": sum(entry["tokens"] for entry in entries),
         "replayed": replayed,
-        "twin": by_twin,
+        "twin": by_twin[0],
+        "twin_taken": by_twin[1],
         "faults": faults.total,
         "listed": faults.listed,
     }
@@ -255,7 +264,7 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str) -> Do:
     def check_files(item: ShardToVerify, report: Report) -> Result:
         faults = Faults()
         is_there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, plan, faults)
-        replayed = recomputed = 0
+        replayed, recomputed = 0, (0, 0)
         runs = read = None
         reported = [0, 0]  # bytes and tokens
 
@@ -358,6 +367,8 @@ def print_report(report: dict[str, Any]) -> None:
         again += f", chosen by --replay-seed {report['replay_seed']}"
     if report["twin"]:
         again += f", {report['twin']:,} by the plain twin too"
+    if report["twin_taken"]:
+        again += f" ({some(report['twin_taken'], 'place')} in conversations as the build found them)"
     faults = some(report["faults"], "fault")
     verdict = faults if report["faults"] else "every promise holds"
     put_line(f"{report['directory']}: {verdict} ({done}{again})")

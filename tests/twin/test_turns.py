@@ -1,0 +1,153 @@
+"""The twin finds turns by another way than the build, and gives the same; what the build says wrongly it does not repeat."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from packprep.documents.chat_template import compile_template
+from packprep.documents.layouts import Dialogue
+from packprep.documents.supervision import conversation, rendered_turns
+from packprep.documents.turns import Turns
+from packprep.recipe import DocumentKeys
+from packprep.twin.records import Talk
+from packprep.twin.turns import Template, text_of
+from tests.documents import chats_made as chats
+
+TEMPLATES = {
+    name: getattr(chats, name)
+    for name in (
+        "CHATML",
+        "LLAMA3",
+        "GENERATION",
+        "HOISTED",
+        "FORGETTING",
+        "THINKING",
+        "CHANNELS",
+        "HOISTED_LAST",
+        "ENDED",
+        "THOUGHT_FIRST",
+    )
+}
+WITH_TOOLS = ("THINKING", "CHANNELS", "HOISTED_LAST")
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "of a place", "parameters": {}}}]
+HEAD = "{%- set bos_token = '<s>' %}{%- set eos_token = '</s>' %}"
+
+
+def talks(name, count):
+    chance = random.Random(name)
+    words = ("fine", "Zürich", "数据", "\n\n", "🙂", "don't", "<b>", "{{x}}", "12", "yes", "no")
+
+    def said():
+        return " ".join(chance.choices(words, k=chance.randint(1, 6))).strip() or "so"
+
+    for _ in range(count):
+        with_tools = name in WITH_TOOLS and chance.random() < 0.5
+        messages = [{"role": "system", "content": said()}] if chance.random() < 0.4 else []
+        for _ in range(chance.randint(1, 4)):
+            messages.append({"role": "user", "content": said()})
+            if with_tools and chance.random() < 0.6:
+                call = {"type": "function", "function": {"name": "weather", "arguments": {"place": said(), "n": 3}}}
+                messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+                messages.append({"role": "tool", "content": said()})
+            answer = {"role": "assistant", "content": said()}
+            messages.append({**answer, "reasoning_content": said()} if chance.random() < 0.3 else answer)
+        train = tuple(chance.choice([None, None, None, True, False]) for _ in messages)
+        weights = tuple(chance.choice([1.0, 1.0, 0.5, 0.0]) for _ in messages)
+        yield Talk(messages, TOOLS if with_tools else None, {}, train, weights)
+
+
+def twin_s(source, find, **documents):
+    defaults = {
+        "chat_template_kwargs": None,
+        "trained_roles": ["assistant"],
+        "trained_turns": "all",
+        "train_on_tool_calls": True,
+    }
+
+    def render(messages, tools, variables, prompt, around):
+        return compile_template(source, "2026-01-01").render(messages, prompt, around, tools, variables)
+
+    return Template(source, render, find, {**defaults, **documents}, 3)
+
+
+def finding(source, **documents):
+    def find(talk):
+        found = rendered_turns(Dialogue(*talk), source, settings(**documents), 3)
+        return found if isinstance(found, Turns) else None
+
+    return find
+
+
+def settings(**documents):
+    documents = {key: tuple(value) if isinstance(value, list) else value for key, value in documents.items()}
+    return replace(DocumentKeys(template_date="2026-01-01"), **documents)
+
+
+def united(spans):
+    found = []
+    for begin, end, weight in spans:
+        if found and found[-1][1:] == (begin, weight):
+            begin = found.pop()[0]
+        found.append((begin, end, weight))
+    return found
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [{}, {"trained_turns": "last"}, {"train_on_tool_calls": False}, {"trained_roles": ["assistant", "user"]}],
+    ids=str,
+)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_both_find_the_same_turns(name, documents):
+    source = HEAD + TEMPLATES[name]
+    places = taken = used = 0
+    for talk in talks(name, 12):
+        built = conversation(Dialogue(*talk), source, settings(**documents), 3)
+        found = text_of(talk, twin_s(source, finding(source, **documents), **documents))
+        if found is None:
+            assert isinstance(built, tuple)
+            continue
+        text, of_build = found
+        weights = built.weights or [1.0] * len(built.spans)
+        spans = [(*span, weight) for span, weight in zip(built.spans, weights, strict=True)]
+        assert (text.text, united(text.spans), text.strings) == (built.text, spans, list(built.strings))
+        assert (*text.boundaries,) == built.boundaries and (*text.roles,) == built.roles
+        assert text.system_end == built.system_end
+        places += len(built.spans) + len(built.boundaries)
+        taken += of_build
+        used += 1
+    assert used >= 3 and taken <= places // 20
+
+
+@pytest.mark.parametrize("name", ["CHATML", "GENERATION", "FORGETTING", "THINKING"])
+def test_what_the_build_says_wrongly_is_not_repeated(name):
+    source = HEAD + TEMPLATES[name]
+    messages = [
+        {"role": role, "content": said}
+        for role, said in (("user", "one"), ("assistant", "two <b>"), ("user", "three"), ("assistant", "four"))
+    ]
+    talk = Talk(messages, None, {}, (None,) * 4, (1.0,) * 4)
+    right, taken = text_of(talk, twin_s(source, finding(source)))
+    assert taken == 0 and len(right.spans) == 2
+
+    def wrong(found):
+        first, last = found.trained
+        shifted = {k: at + 1 for k, at in found.begins.items()}
+        yield found._replace(trained=[(first[0] - 1, *first[1:]), last])
+        yield found._replace(trained=[(first[0], first[1] - 1, 1), last])
+        yield found._replace(trained=[last])
+        yield found._replace(trained=[first])
+        yield found._replace(trained=[(0, found.begins[1], 0), first, last])
+        yield found._replace(begins=shifted)
+
+    for made in wrong(finding(source)(talk)):
+        assert text_of(talk, twin_s(source, lambda _, made=made: made))[0] == right
+
+
+def test_where_renderings_do_not_tell_the_build_s_word_is_taken_and_counted():
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    talk = Talk(messages, None, {}, (None,) * 2, (1.0,) * 2)
+    told = Turns("user:Q;assistant:A;", [(17, 19, 1)], {1: 7}, 0)
+    text, taken = text_of(talk, twin_s("{{ raise_exception('no') }}", lambda _: told))
+    assert (text.spans, text.boundaries, taken) == ([(17, 19, 1.0)], [7], 2)
