@@ -207,6 +207,7 @@ class Text(NamedTuple):
     system_end: int = 0
     chat: bool = False
     strings: Any = ()
+    blocks: Any = ()
 
 
 class TextReader(NamedTuple):
