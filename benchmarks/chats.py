@@ -8,13 +8,12 @@ that lies in it is compared with `PreTrainedTokenizerFast.apply_chat_template`:
 
 ids      equal those of Transformers; of conversations with a special token's text under special_text = "special", for they
          are rejects under "text"
-mask     of templates with {% generation %} blocks: equals return_assistant_tokens_mask=True. A token that begins before a block
-         and reaches into it is trained there and not here; such conversations count as "straddling"
+mask     of templates with {% generation %} blocks: equals return_assistant_tokens_mask=True
 turns    of templates without: the trained characters are those that a regular expression of the template's family finds, of
          conversations where it can
 marks    the words that say whose a string is: all of assistants are trained, none of anybody else
-refused  the template itself fails or says no, in Transformers; where it does so because a message has no content, packprep may
-         take what the template makes of null or an empty string there
+refused  the template itself fails or says no, in Transformers, or writes a list of parts as Python does; where it fails because
+         a message has no content, packprep may take what the template makes of null or an empty string there
 rejects  what packprep rejects and the template does not, by reason
 
 Exit status 1 if anything differs, or if more than 1 % are rejected that the template takes.
@@ -185,8 +184,8 @@ class _Date(datetime.datetime):
 class Judged:
     """A conversation as Transformers has it.
 
-    begins: int64[n]: the character at which each token begins. blocks: the characters of {% generation %} blocks. mask: bool[n],
-    Transformers' own; None where the template has no blocks. refusal: why the template does not take it, if it does not.
+    begins: int64[n]: the character at which each token begins. mask: bool[n]: Transformers' own; None where the template has no
+    blocks. refusal: why the template does not take it, if it does not.
     """
 
     refusal: str = ""
@@ -194,7 +193,6 @@ class Judged:
     ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     begins: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     mask: np.ndarray | None = None
-    blocks: Sequence[tuple[int, int]] = ()
 
 
 def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
@@ -209,10 +207,10 @@ def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
             return Judged(refusal=f"{type(error).__name__}: {error}"[:100])
         plain = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
         judged = rendered(tokenizer, plain, given)
+    if any(isinstance(m.get("content"), list) and repr(m["content"]) in judged.text for m in record["messages"]):
+        return Judged(refusal="a list of parts is written as Python does")
     assert judged.ids.tolist() == encoded["input_ids"]
-    if judged.mask is not None:
-        judged.mask = np.array(encoded["assistant_masks"], np.bool_)
-        judged.mask[:1] = False  # no slot predicts a document's first token
+    assert judged.mask is None or judged.mask[1:].tolist() == encoded["assistant_masks"][1:]
     return judged
 
 
@@ -222,7 +220,7 @@ def has_blocks(tokenizer: Any) -> bool:
 
 
 def rendered(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, Any]) -> Judged:
-    """What a template makes of messages as they are, nulls as well, without a mask of Transformers'."""
+    """What a template makes of messages as they are, nulls as well."""
     texts, blocks = chat_template_utils.render_jinja_template(
         [messages],
         chat_template=tokenizer.chat_template,
@@ -233,8 +231,11 @@ def rendered(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, An
     begins = np.array([begin for begin, _ in encoded["offset_mapping"]], np.int64)
     judged = Judged("", texts[0], np.array(encoded["input_ids"], np.int64), begins)
     if has_blocks(tokenizer):
-        judged.blocks = blocks[0]
-        judged.mask = inside(judged.blocks, begins)
+        judged.mask = np.zeros(len(begins), np.bool_)
+        for begin, end in blocks[0]:
+            first, last = encoded.char_to_token(begin), encoded.char_to_token(end - 1)
+            judged.mask[first : last + 1] = True
+        judged.mask[:1] = False  # no slot predicts a document's first token
     return judged
 
 
@@ -315,10 +316,9 @@ def compare(
         )
     found.counts["ids"] += 1
     if expected.mask is not None:
-        wanted = inside(expected.blocks, expected.begins)
-        if not np.array_equal(wanted, given.trained):
-            return found.differs("mask", number, first_difference(expected, wanted, given.trained))
-        found.counts["mask" if np.array_equal(expected.mask, given.trained) else "straddling"] += 1
+        if not np.array_equal(expected.mask, given.trained):
+            return found.differs("mask", number, first_difference(expected, expected.mask, given.trained))
+        found.counts["mask"] += 1
         return None
     turns = turns_of(tokenizer, expected.text, record) if is_plain else None
     if turns is not None:
@@ -372,7 +372,7 @@ def judge_template(source: str, records: Sequence[dict[str, Any]]) -> Found:
     return found
 
 
-COLUMNS = ("conversations", "refused", "rejects", "ids", "mask", "straddling", "turns", "marks", "untrained")
+COLUMNS = ("conversations", "refused", "rejects", "ids", "mask", "turns", "marks", "untrained")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,7 +14,8 @@ tokens    Q  :  ·2 + 2 ? ␊ A  :  ·4
 begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span: it is not trained
 ```
 The whole text is tokenized at once, so that a model sees the tokens that it will see; a token is trained iff it begins
-inside a span.
+inside a span. One that begins before a {% generation %} block and reaches into it is trained with the block, as in
+transformers; law 2 leaves it out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ class Conversation:
     chat        the special tokens in the text are the template's
     strings     of a chat: what of it is not the template's, in which a special token's text means no special token
     weights     one for each span, above 0, as float32 holds it; (): 1 each
+    blocks      ascending: the characters at which trained {% generation %} blocks begin
     """
 
     text: str
@@ -63,6 +65,7 @@ class Conversation:
     chat: bool = False
     strings: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
+    blocks: tuple[int, ...] = ()
 
 
 def supervise(
@@ -124,7 +127,11 @@ def conversation(
         assert found.text is not None
         return _with_spans(found.text, found.loss_spans, found.record.get("weight"), law)
     turns = rendered_turns(found, template, settings, law)
-    return turns if not isinstance(turns, Turns) else _rendered(turns, found, settings)
+    if not isinstance(turns, Turns):
+        return turns
+    assert template is not None
+    has_blocks = law > 2 and compile_template(template, settings.template_date).marks_generation
+    return _rendered(turns, found, settings, has_blocks)
 
 
 def weight_of(value: Any) -> float | None:
@@ -235,8 +242,14 @@ def _variables(dialogue: Dialogue, settings: DocumentKeys) -> dict[str, Any]:
     return {**(settings.chat_template_kwargs or {}), **dialogue.kwargs}
 
 
-def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys) -> Conversation | Problem:
+def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_blocks: bool) -> Conversation | Problem:
     text, trained, begins, system_end = turns
+    for k, message in enumerate(dialogue.messages):
+        if isinstance(message.get("content"), list) and message["content"] and repr(message["content"]) in text:
+            return "template_error", (
+                f"the template knows no lists of parts, and writes that of message {k} as Python does, "
+                "[{'type': …; write its content as one text"
+            )
     contents = [said for message in dialogue.messages for part in texts_of(message) if (said := part.strip())]
     if contents and not any(content in text for content in contents):
         # as templates for pictures do, which expect lists of parts and pass over strings
@@ -245,6 +258,12 @@ def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys) -> Conve
         return "lone_surrogate", f"character {found.start()} of the rendered text is {ascii(found[0])}"
     boundaries = tuple(sorted(set(begins.values())))
     weights = dialogue.weights or (1.0,) * len(dialogue.messages)
+    blocks = (
+        begin
+        for begin, _, k in trained
+        if has_blocks and dialogue.messages[k]["role"] == "assistant"
+        if np.float32(weights[k]) > 0
+    )
     return weighted(
         text,
         ((begin, end, weights[k]) for begin, end, k in trained),
@@ -253,6 +272,7 @@ def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys) -> Conve
         system_end=system_end,
         chat=True,
         strings=tuple(strings_of([dialogue.messages, dialogue.tools, _variables(dialogue, settings)])),
+        blocks=tuple(blocks),
     )
 
 
@@ -304,8 +324,21 @@ class Trained(NamedTuple):
     eos_weight: float
 
 
+def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
+    """int64[n], ascending: the character from which each token counts, of tokens that stand for `characters: int64[n, 2]`.
+
+    It is where the token begins, or the begin of the first block into which it reaches from before it.
+    """
+    begins, ends = characters.T
+    if not blocks:
+        return begins
+    bounds = np.array([*blocks, _EVERYWHERE], np.int64)
+    following = bounds[np.searchsorted(bounds, begins, side="right")]
+    return np.maximum.accumulate(np.where(following < ends, following, begins))
+
+
 def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
-    """What is trained of a document whose tokens begin at the characters `begins: int64[n]`, ascending.
+    """What is trained of a document whose tokens count from the characters `begins: int64[n]`, ascending.
 
     Where roles are known, a cut at a user's message is BEST, and NEVER one that parts a trained turn from the message that it
     answers, the nearest user's or tool's before it, or that leaves what is repeated alone.
@@ -359,8 +392,8 @@ def tokenize_supervised(
     spans = [i for i in sorted(conversations) if not conversations[i].chat]
     strings = [conversations[i].strings for i in chats]
     groups = [
-        (group, tokenize(engine, [texts[i] for i in group], special_text, vocabulary, begins, chat))
-        for group, begins, chat in ((plain, False, None), (spans, True, None), (chats, True, strings))
+        (group, tokenize(engine, [texts[i] for i in group], special_text, vocabulary, characters, chat))
+        for group, characters, chat in ((plain, False, None), (spans, True, None), (chats, True, strings))
     ]
     lengths = np.zeros(len(texts), np.int64)
     for group, tokens in groups:
@@ -376,9 +409,9 @@ def tokenize_supervised(
         turned_away = {k for k, _, _ in tokens.rejected}
         rejected += [(group[k], reason, detail) for k, reason, detail in tokens.rejected]
         for k, i in enumerate(group):
-            if tokens.begins is not None and k not in turned_away:
-                begins_of = tokens.begins[tokens.offsets[k] : tokens.offsets[k + 1]]
-                trained[i] = trained_tokens(conversations[i], begins_of)
+            if tokens.characters is not None and k not in turned_away:
+                one, characters = conversations[i], tokens.characters[tokens.offsets[k] : tokens.offsets[k + 1]]
+                trained[i] = trained_tokens(one, counted_begins(characters, one.blocks))
     return Tokens(ids, offsets, sorted(rejected)), trained
 
 

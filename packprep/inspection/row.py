@@ -214,18 +214,23 @@ def _draw(page: Page, row: Mapping[str, Any]) -> None:
     printed = _printed(row["segments"])
     gutter = gutter_of([part["name"] for segment in printed for part in segment["parts"]])
     marks: set[str] = set()
+    is_cut = False
     for segment in printed:
         page.put()
         put_header(page, segment)
         for part in segment["parts"]:
-            lines = shortened(list(wrapped(units_of(part["pieces"]), page.width - gutter)))
-            marks |= put_lines(page, part["name"], lines, gutter)
+            lines = list(wrapped(units_of(part["pieces"]), page.width - gutter))
+            shown = shortened(lines, by_turn=segment["predicts"] == "next")
+            is_cut |= len(shown) < len(lines)
+            marks |= put_lines(page, part["name"], shown, gutter)
         if segment["padding"]:
             page.put(f"  then {counted(segment['padding'], 'slot')} of padding")
     page.put()
     left_out = len(row["segments"]) - len(printed)
     if left_out:
         page.put(f"… and {counted(left_out, 'more segment')}; --json gives all")
+    if is_cut:
+        page.put("--segment K shows a segment whole", DIM)
     if row["padding"]:
         page.put(f"padding: {counted(row['padding'], 'slot')}")
     put_not_read(page, printed)

@@ -6,7 +6,7 @@ pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only wh
 
 ‹NLG›import re␊␊def‹extra_id_0›(‹extra_id_1›     a special token between ‹ and ›, control characters as pictures
 .    .     .  ...  .           .^~~~~~~~~~~~     a mark under each token's first cell; ~ leads on under a trained one
-… 312 tokens …                                   the middle of a long text is left out
+… 312 tokens …                                   of a long text the middle is left out
  return 0␊‹eos›
 ^~~~~~~^~^.
 ```
@@ -14,6 +14,7 @@ pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only wh
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, chop_cells
@@ -140,7 +141,7 @@ def _decoded(step: dict[str, Any], token: str) -> str:
 
 
 TRAINED, NOT_TRAINED, IN_PART, LED_ON = "^", ".", "+", "~"
-MOST_LINES, HEAD_LINES, TAIL_LINES = 6, 3, 2
+MOST_LINES, HEAD_LINES, TAIL_LINES, MOST_TURN_LINES = 6, 3, 2, 48
 
 
 class Unit(NamedTuple):
@@ -197,12 +198,34 @@ def _belong_together(before: str, shown: str) -> bool:
     return not cell_len(shown[0]) or cell_len(before + shown) != cell_len(before) + cell_len(shown)
 
 
-def shortened(lines: Sequence[list[Unit]]) -> list[list[Unit]]:
-    """The lines, or the first and last of them around "… N tokens …" if there are more than MOST_LINES."""
+def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[Unit]]:
+    """The lines, or the first and last of them around "… N tokens …" if there are more than MOST_LINES.
+
+    by_turn: also the lines at which what is trained begins or ends, each with the next one, the first MOST_TURN_LINES of them.
+    """
     if len(lines) <= MOST_LINES:
         return list(lines)
-    left_out = sum(unit.tokens for line in lines[HEAD_LINES:-TAIL_LINES] for unit in line)
-    return [*lines[:HEAD_LINES], [Unit(f"… {left_out:,} tokens …", " ", "gap", 0)], *lines[-TAIL_LINES:]]
+    shown = {*range(HEAD_LINES), *range(len(lines) - TAIL_LINES, len(lines))}
+    if by_turn:
+        shown.update(islice(_turning(lines), MOST_TURN_LINES))
+    kept: list[list[Unit]] = []
+    for is_shown, numbers in groupby(range(len(lines)), lambda i: i in shown):
+        run = [lines[i] for i in numbers]
+        left_out = sum(unit.tokens for line in run for unit in line)
+        kept += run if is_shown or len(run) == 1 else [[Unit(f"… {left_out:,} tokens …", " ", "gap", 0)]]
+    return kept
+
+
+def _turning(lines: Sequence[list[Unit]]) -> Iterator[int]:
+    """The numbers of the lines before, at and behind each place where trained tokens begin or end, ascending."""
+    before, at, last = "", 0, -1
+    for i, line in enumerate(lines):
+        for unit in line:
+            mark = NOT_TRAINED if unit.mark == NOT_TRAINED else TRAINED
+            if before and mark != before:
+                yield from range(max(at, last + 1), min(i + 2, len(lines)))
+                last = i + 1
+            before, at = mark, i
 
 
 def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:

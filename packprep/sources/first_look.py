@@ -20,7 +20,7 @@ from packprep.sources.files import Files
 from packprep.sources.formats import FORMATS
 from packprep.sources.formats.batch import open_source
 from packprep.sources.formats.compressed import decompressed
-from packprep.sources.formats.fields import Fields, Layout, field_at, instead_of_text
+from packprep.sources.formats.fields import Fields, Layout, field_at, instead_of_text, is_message
 from packprep.sources.formats.jsonl import BOM
 
 _KINDS_OF_VALUES: dict[type, str] = {
@@ -163,13 +163,15 @@ def _value(document: dict[str, Any], text_key: str, key: str) -> Any:
     return None if key == text_key else field_at(document, key)
 
 
-def _nested(document: dict[str, Any]) -> str:
-    """What finds the messages in an object of a document; "" if there are none."""
+def _messages_in(document: dict[str, Any]) -> str:
+    """What finds the messages of a document under another key, or in an object; "" if there are none."""
     for key, value in document.items():
         inner = next((name for name in ("messages", "conversations") if isinstance(field_at(value, name), list)), None)
         if inner and "." not in key:
             tools = f' and tools_key = "{key}.tools"' if field_at(value, "tools") is not None else ""
             return f'messages_key = "{key}.{inner}"{tools}'
+        if isinstance(value, list) and value and all(isinstance(entry, dict) and is_message(entry) for entry in value):
+            return f"messages_key = {json.dumps(key, ensure_ascii=False)}"
     return ""
 
 
@@ -237,8 +239,8 @@ def _mistake_of_lines(source: Source, begin: bytes, whole: bool, messages: bool,
             f"in all of its first {looked_at} documents the value of {text_key!r} is {listed}, not a text: {_OTHER_KEY}"
         )
     keys = ", ".join(map(repr, list(longest)[:20])) or "none"
-    if messages and (below := _nested(first)):
-        return f"none of its first {looked_at} documents has the key {text_key!r}; set {below}"
+    if messages and (key := _messages_in(first)):
+        return f"none of its first {looked_at} documents has the key {text_key!r}; set {key}"
     likely = max(longest, key=longest.__getitem__, default="")
     example = f", as in text_key = {json.dumps(likely, ensure_ascii=False)}" if longest[likely] else ""
     return (

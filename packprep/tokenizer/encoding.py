@@ -23,13 +23,13 @@ class Tokens(NamedTuple):
 
     ids: int32[total], offsets: int64[n + 1]; rejected: (index of the document, reason, detail), ascending, reason
     one of TEXT_REASONS or "lone_surrogate". A rejected document has no tokens.
-    begins: int64[total]: the character of its document at which each token begins, where that was asked for.
+    characters: int64[total, 2]: [begin, end) of what each token stands for in its document, where that was asked for.
     """
 
     ids: np.ndarray
     offsets: np.ndarray
     rejected: list[tuple[int, str, str]]
-    begins: np.ndarray | None = None
+    characters: np.ndarray | None = None
 
 
 def tokenize(
@@ -37,7 +37,7 @@ def tokenize(
     texts: Sequence[str],
     special_text: str,
     vocabulary: Vocabulary,
-    begins: bool = False,
+    characters: bool = False,
     chat: Sequence[Sequence[str]] | None = None,
 ) -> Tokens:
     """The ids of each text, content only: no bos, eos or mode token.
@@ -47,23 +47,23 @@ def tokenize(
     Under "text", a document is rejected where the model's own vocabulary gives such a token nevertheless, as a Unigram
     model does whose pieces hold "<pad>". One on which the tokenizer fails is rejected, and the others get what they get
     without it; EngineFault where the engine fails and its reference does not.
-    begins: give the character at which each token begins, too.
-    chat (goes with begins): the texts come from a chat template, whose special tokens are meant; for each text, the
+    characters: give those that each token stands for, too.
+    chat (goes with characters): the texts come from a chat template, whose special tokens are meant; for each text, the
     strings in it that are not the template's. Unless special_text is "special", a special token's text in one of those
     rejects the document, for in the whole text it would become the token.
     """
-    assert begins or chat is None
+    assert characters or chat is None
     plain = None if special_text == "special" else _plain_text(vocabulary)
     rejected = {}
     if chat is not None or special_text == "reject":
         rejected = _turned_away(texts, chat, plain)
     try:
-        ids, offsets, at = _encoded(engine, texts, rejected, begins, chat is not None)
+        ids, offsets, at = _encoded(engine, texts, rejected, characters, chat is not None)
     except Exception as error:
         # Half characters are looked for only now: to look is to encode all that is not ASCII twice.
         rejected = _with_half_characters(texts) | rejected
-        rejected |= _failing(engine, texts, rejected, begins, chat is not None, error)
-        ids, offsets, at = _encoded(engine, texts, rejected, begins, chat is not None)
+        rejected |= _failing(engine, texts, rejected, characters, chat is not None, error)
+        ids, offsets, at = _encoded(engine, texts, rejected, characters, chat is not None)
     if plain is not None:
         places = plain.places(ids, chat is not None)
         documents = np.searchsorted(offsets, places, side="right") - 1
@@ -85,20 +85,20 @@ _Rejected = dict[int, tuple[str, str]]  # index of a document → reason, detail
 
 
 def _encoded(
-    engine: Engine, texts: Sequence[str], rejected: Collection[int], begins: bool, is_chat: bool
+    engine: Engine, texts: Sequence[str], rejected: Collection[int], characters: bool, is_chat: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(ids, offsets, begins) of the texts, those of rejected ones empty. Raises where one is not of whole characters, and
+    """(ids, offsets, characters) of the texts, those of rejected ones empty. Raises where one is not of whole characters, and
     whatever the tokenizer does."""
     usable = ["" if i in rejected else text for i, text in enumerate(texts)] if rejected else texts
     with panics_as_errors():
-        if begins:
-            return engine.encode_with_begins(usable, is_chat)
+        if characters:
+            return engine.encode_with_characters(usable, is_chat)
         ids, offsets = engine.encode(usable)
         return ids, offsets, None
 
 
 def _failing(
-    engine: Engine, texts: Sequence[str], rejected: Collection[int], begins: bool, is_chat: bool, error: Exception
+    engine: Engine, texts: Sequence[str], rejected: Collection[int], characters: bool, is_chat: bool, error: Exception
 ) -> _Rejected:
     """The texts on each of which the tokenizer fails, of those that are not rejected, where all together gave an error.
 
@@ -107,7 +107,7 @@ def _failing(
 
     def failure(of: Engine, text: str) -> Exception | None:
         try:
-            _encoded(of, [text], (), begins, is_chat)
+            _encoded(of, [text], (), characters, is_chat)
         except (MemoryError, OSError):
             raise
         except Exception as error:

@@ -254,7 +254,7 @@ def _difference(reference: Engine, text: str, fast: Tokens, slow: Tokens) -> Eng
         return EngineDifference(_printable(text[: 2 * _AROUND_CHARACTERS]), 0, 0, made[0], made[1])
     both = min(len(fast.ids), len(slow.ids))
     token = int(np.argmax(np.append(fast.ids[:both] != slow.ids[:both], True)))
-    begins = reference.encode_with_begins([text], False)[2]
+    begins = reference.encode_with_characters([text], False)[2][:, 0]
     character = int(begins[token]) if token < len(begins) else len(text)
     from_character, from_token = max(0, character - _AROUND_CHARACTERS), max(0, token - _AROUND_IDS)
     return EngineDifference(

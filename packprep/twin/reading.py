@@ -205,6 +205,7 @@ class Text(NamedTuple):
     roles       of a chat: of the first message and of each at `boundaries`
     system_end  of a chat: how many characters the leading system message and tools take
     strings     of a chat: all that is not the template's
+    blocks      of a chat: the characters at which trained {% generation %} blocks begin
     """
 
     text: str
@@ -214,6 +215,7 @@ class Text(NamedTuple):
     roles: Sequence[str] = ()
     system_end: int = 0
     strings: Sequence[str] = ()
+    blocks: Sequence[int] = ()
 
 
 class TextReader(NamedTuple):

@@ -3,7 +3,7 @@
 import bisect
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from packprep.twin.reading import Text
@@ -78,7 +78,7 @@ class Tokenizer:
             return None
         if document.spans is None:
             return ids, None
-        return ids, trained_tokens(document, [begin for begin, _ in encoding.offsets])
+        return ids, trained_tokens(document, counted_from(document.blocks, encoding.offsets))
 
     def _outgrows(self, text: str) -> bool:
         """Whether a step of the normalizer makes more than 2²⁰ characters of a text, and more than 16 times its own."""
@@ -173,8 +173,18 @@ def _characters_of_bytes() -> list[str]:
     return [chr(byte if itself else next(free)) for byte, itself in enumerate(prints)]
 
 
+def counted_from(blocks: Sequence[int], characters: Iterable[tuple[int, int]]) -> list[int]:
+    """The character from which each token counts: its first, or where a block begins, of a token that holds what is before
+    the block and its begin."""
+    counted = [0]
+    for begin, end in characters:
+        k = bisect.bisect_right(blocks, begin)
+        counted.append(max(counted[-1], blocks[k] if k < len(blocks) and blocks[k] < end else begin))
+    return counted[1:]
+
+
 def trained_tokens(document: Text, begins: list[int]) -> Trained:
-    """A token is trained if the character at which it begins lies in a span, with the span's weight."""
+    """A token is trained if the character from which it counts lies in a span, with the span's weight."""
     weights, k = [], 0
     spans = document.spans or []
     for begin in begins:

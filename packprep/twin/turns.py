@@ -59,6 +59,9 @@ def text_of(talk: Talk, template: Template) -> tuple[Text, int] | None:
         return None
     text = theirs.text
     said = [string.strip() for message in talk.messages for string in _contents(message) if string.strip()]
+    lists = [message["content"] for message in talk.messages if isinstance(message.get("content"), list)]
+    if any(parts and str(parts) in text for parts in lists):  # as Python writes them
+        return None
     if (said and not any(string in text for string in said)) or re.search("[\ud800-\udfff]", text):
         return None
     variables = {**(template.documents["chat_template_kwargs"] or {}), **talk.variables}
@@ -85,14 +88,16 @@ def text_of(talk: Talk, template: Template) -> tuple[Text, int] | None:
         if at not in places or begins.get(k) == at or message["role"] in ASKING:
             places[at] = message["role"]
     boundaries = sorted(set(begins.values()))
+    spans = [span for span in sorted(spans) if weights[span[2]] and span[0] < span[1]]
     found = Text(
         text,
-        [(begin, stop, weights[k]) for begin, stop, k in sorted(spans) if weights[k] and begin < stop],
+        [(begin, stop, weights[k]) for begin, stop, k in spans],
         True,
         boundaries,
         [places[place] for place in (0, *boundaries)],
         theirs.system_end if end is None else end,
         list(_strings([talk.messages, talk.tools, variables])),
+        [begin for begin, _, k in spans if chat.has_blocks and template.law > 2 and chat.roles[k] == "assistant"],
     )
     return found, taken
 

@@ -143,7 +143,7 @@ def conversation(chance_of, size):
 def as_twin(one):
     """A conversation as the twin has it."""
     spans = [(*span, weight) for span, weight in zip(one.spans, one.weights, strict=True)]
-    return Text(one.text, spans, one.boundaries, one.roles, one.system_end)
+    return Text(one.text, spans, True, one.boundaries, one.roles, one.system_end)
 
 
 def training(conversations, recipe, law=LAW_VERSION):

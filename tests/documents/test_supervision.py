@@ -146,6 +146,14 @@ def test_a_template_that_passes_over_strings_is_an_error():
     assert not isinstance(marked(chats.turns("", " "), template), tuple)
 
 
+def test_a_template_that_writes_a_list_of_parts_as_python_does_is_an_error():
+    said = [*chats.turns("q"), {"role": "assistant", "content": [{"type": "text", "text": "it's"}]}]
+    reason, detail = marked(said, chats.CHATML.replace("message['content']", "message['content'] | trim"))
+    assert reason == "template_error" and "writes that of message 1 as Python does" in detail
+    in_json = marked(said, chats.CHATML.replace("message['content']", "message['content'] | tojson"))
+    assert trained(in_json) == ['[{"type": "text", "text": "it\'s"}]<|im_end|>\n']
+
+
 def test_a_system_message_that_is_written_later_is_not_repeated():
     template = "<s>{% for m in messages %}{% if m.role != 'system' %}{{ m.content }};{% endif %}{% endfor %}"
     found = marked(chats.turns("q", "a", system="S!"), template)

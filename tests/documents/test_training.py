@@ -15,6 +15,7 @@ from packprep.documents.supervision import (
     BEST,
     NEVER,
     Conversation,
+    counted_begins,
     tokenize_supervised,
     trained_tokens,
     training_columns,
@@ -23,6 +24,7 @@ from packprep.recipe import Specials
 from packprep.tokenizer.encoding import tokenize
 from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.roles import resolve_vocabulary
+from packprep.twin import tokens as twin
 from tests.documents import chats_made as chats
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.test_roles import needs, resolve
@@ -127,6 +129,48 @@ def test_a_token_that_straddles_the_begin_of_a_span_is_not_trained(chatml):
     assert text_of(pieces, trained) == [" then"]  # " dog" and " and" begin one character before their spans
     pieces, trained = one(chatml, Conversation("the lazy dog and then", ((8, 12),)))
     assert text_of(pieces, trained) == [" dog"]
+
+
+BESIDE = """\
+{%- for m in messages -%}
+    {%- if m.role == 'assistant' -%}
+        {%- generation -%}{{- m.content -}}{%- endgeneration -%}
+    {%- else -%}
+        {{- m.content -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+
+
+def test_a_token_that_reaches_into_a_generation_block_is_the_block_s_and_law_2_leaves_it_out(chatml):
+    said = conversation("the lazy ", "dog", " and", " then", template=BESIDE)
+    assert said.blocks == (9, 16)
+    pieces, trained = one(chatml, said)
+    assert text_of(pieces, trained) == [" dog", " then"]
+    assert pieces[trained.cuts[0]] == " dog"  # so that it is not parted from the rest
+    assert pieces[: trained.turns[0, 1]][-1] != " dog"  # nor counted as the question's
+    old = supervision.conversation(chats.said(chats.turns("the lazy ", "dog")), BESIDE, law=2)
+    assert old.blocks == () and text_of(*one(chatml, old)) == []
+    unweighted = chats.turns("the lazy ", "dog", " and the lazy ", "dog")
+    unweighted[1]["weight"] = 0
+    pieces, trained = one(chatml, supervision.conversation(chats.said(unweighted), BESIDE))
+    assert text_of(pieces, trained) == [" dog"] and trained.spans[0, 1] == len(pieces)
+
+
+@pytest.mark.parametrize(
+    "characters, blocks, begins",
+    [
+        ([(0, 2), (2, 5), (5, 6)], (), [0, 2, 5]),
+        ([(0, 2), (2, 5), (5, 6)], (2, 4), [0, 4, 5]),
+        ([(0, 2), (2, 5), (5, 6)], (3, 4), [0, 3, 5]),
+        ([(0, 2), (3, 5)], (2,), [0, 3]),  # between two tokens
+        ([(0, 3), (2, 3), (2, 4)], (2,), [2, 2, 2]),  # bytes of one character
+        ([(0, 3), (0, 1), (3, 4)], (2,), [2, 2, 3]),
+    ],
+)
+def test_a_token_counts_from_the_first_block_into_which_it_reaches(characters, blocks, begins):
+    assert counted_begins(np.array(characters), blocks).tolist() == begins
+    assert twin.counted_from(blocks, characters) == begins
 
 
 def test_characters_of_many_bytes_are_counted_once(chatml):
@@ -306,7 +350,8 @@ def test_every_engine_trains_what_begins_inside_by_a_plain_loop(folder, chatml, 
 
     @given(with_spans())
     def holds(document):
-        ids, _, begins = engine.encode_with_begins([document.text], False)
+        ids, _, characters = engine.encode_with_characters([document.text], False)
+        begins = characters[:, 0]
         inside = [any(a <= begin < b for a, b in document.spans) for begin in begins]
         trained = trained_tokens(document, begins)
         found = np.zeros(len(ids), bool)

@@ -15,6 +15,7 @@ from packprep.inspection.terminal import WIDTH
 from packprep.tokenizer.file import bytes_tokenizer_json
 from tests import command_line
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
+from tests.documents import chats_made
 from tests.inspection import datasets_made
 from tests.inspection.conftest import built, write_corpus
 from tests.tokenizer import tokenizers_made
@@ -208,6 +209,37 @@ def test_long_segments_are_shortened_and_the_count_is_right(tmp_path, capsys):
     assert len(head) + int(left_out.replace(",", "")) + len(tail) == len(text)
     assert text.startswith(head) and text.endswith(tail) and len(head) == 3 * (WIDTH - 8)
     assert len(ids_and_loss(row["segments"][0])[0]) == len(text) + 1
+
+
+@pytest.mark.parametrize("objective", ["causal", "prefix_lm"])
+def test_of_a_conversation_its_calls_results_and_what_is_trained_are_shown(tmp_path, capsys, objective):
+    city = "A city in Ελλάδα, or any other place on Earth that has weather. " * 20
+    function = {"name": "get_weather", "description": city, "parameters": {"type": "object", "properties": {}}}
+    messages = [
+        {"role": "system", "content": "Answer in one sentence. " * 30},
+        *chats_made.turns("Athens, and is it warm? " * 20),
+        chats_made.calls(("get_weather", {"city": "Αθήνα"}), ("get_weather", {"city": "Rome"})),
+        chats_made.result('{"degrees": 31}'),
+        chats_made.result('{"degrees": 24}'),
+        {"role": "assistant", "content": "It is 31 degrees in Athens. " * 20},
+    ]
+    record = {"messages": messages, "tools": [{"type": "function", "function": function}]}
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "chats.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
+    (tmp_path / "chat.jinja").write_text(chats_made.THINKING, "utf-8")
+    documents = {"chat_template": "chat.jinja", "append_eos": False}
+    built(tmp_path, "chats", seq_length=4096, tasks=[{"preset": objective}], documents=documents)
+    row = describe_row(tmp_path / "chats", 0, {}, True)
+    print_row(row)
+    out = capsys.readouterr().out
+    parts = printed_parts(row, out)
+    text, marks = ("".join(part[k] for part in parts) for k in (1, 2))
+    first, *others = (text[m.start() + 1 : m.end() + 1] for m in re.finditer(r"[\^~+]+", marks))
+    calls = (f'{{"name": "get_weather", "arguments": {{"city": "{name}"}}}}' for name in ("Αθήνα", "Rome"))
+    assert first == "␊".join(f"<tool_call>␊{call}␊</tool_call>" for call in calls) + "<|im_end|>␊"
+    assert others[0].startswith("<think>␊␊</think>␊␊It is 31") and others[-1].endswith("in Athens. <|im_end|>␊")
+    assert '<tool_response>␊{"degrees": 31}␊</tool_response>␊<tool_response>␊{"degrees": 24}' in text
+    assert "--segment K shows a segment whole" in out
 
 
 def test_of_many_segments_the_first_are_printed_and_one_of_each_task(folder, capsys):

@@ -11,6 +11,7 @@ from packprep.inspection.text import (
     BYTES,
     HEAD_LINES,
     MOST_LINES,
+    MOST_TURN_LINES,
     SPECIAL,
     TAIL_LINES,
     TEXT,
@@ -242,6 +243,25 @@ def test_shortening_counts_what_it_leaves_out():
     assert gap.shown == f"… {600 - shown} tokens …" and shown == 3 * 20 * (HEAD_LINES + TAIL_LINES)
     assert gap.marks.strip() == ""
     assert short[:HEAD_LINES] == lines[:HEAD_LINES] and short[-TAIL_LINES:] == lines[-TAIL_LINES:]
+
+
+def test_by_turn_the_lines_where_training_begins_or_ends_are_shown_too():
+    marks = [0] * 150 + [1] * 3 + [0] * 100 + [1] * 147 + [0] * 100
+    lines = list(wrapped(units_of([piece("ab", (mark,)) for mark in marks]), 20))
+    short = shortened(lines, by_turn=True)
+    assert [i for i, line in enumerate(lines) if any(line is other for other in short)] == [
+        *(0, 1, 2, 14, 15, 16, 25, 26, 39, 40, 41, 48, 49)
+    ]
+    gaps = [unit.shown for line in short for unit in line if unit.kind == "gap"]
+    assert gaps == ["… 110 tokens …", "… 80 tokens …", "… 120 tokens …", "… 60 tokens …"]
+
+
+def test_of_many_turns_the_first_are_shown():
+    lines = list(wrapped(units_of([piece("ab", (i // 60 % 2,)) for i in range(30_000)]), 20))
+    short = shortened(lines, by_turn=True)
+    shown = [line for line in short if line[0].kind != "gap"]
+    assert len(shown) == HEAD_LINES + TAIL_LINES + MOST_TURN_LINES
+    assert sum(unit.tokens for line in shown for unit in line) == 10 * len(shown)
 
 
 def test_few_lines_are_not_shortened():

@@ -139,6 +139,8 @@ PAIR = line(prompt="q", chosen="a", rejected="b")
         (line(x=1), {"messages_format": "sharegpt", "messages_key": "d"}, ["has 'd', as messages_format = 'sharegpt' wants"]),
         (line(id=1, data={"messages": [], "tools": []}), {}, ['set messages_key = "data.messages" and tools_key = "data.tools"']),
         (line(id=1, data={"conversations": []}), {}, ['set messages_key = "data.conversations"']),
+        (line(id=1, dialog=[{"role": "user", "content": "q"}]), {}, ['set messages_key = "dialog"']),
+        (line(id=1, turns=[{"from": "human", "value": "q"}]), {}, ['set messages_key = "turns"']),
     ],
 )  # fmt: skip
 def test_records_of_a_layout_are_told_and_never_advised_to_be_read_as_text(tmp_path, data, options, words):

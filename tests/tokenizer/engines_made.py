@@ -25,8 +25,8 @@ class WrongEngine:
                 ids[offsets[i + 1] - 1] = 0
         return ids, offsets
 
-    def encode_with_begins(self, texts, chat):
-        return self.reference.encode_with_begins(texts, chat)
+    def encode_with_characters(self, texts, chat):
+        return self.reference.encode_with_characters(texts, chat)
 
     def tokens_of(self, ids):
         return self.reference.tokens_of(ids)

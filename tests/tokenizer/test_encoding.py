@@ -292,19 +292,19 @@ def test_what_is_wrong_with_the_machine_is_no_reject(llama, monkeypatch):
         tokenize(engine, ["the"], "text", llama)
 
 
-# characters at which tokens begin
+# the characters that tokens stand for
 
 
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 @pytest.mark.parametrize("chat", [False, True])
-def test_the_bytes_engine_s_begins_equal_the_reference_s(bytes_vocabulary, special_text, chat):
+def test_the_bytes_engine_s_characters_equal_the_reference_s(bytes_vocabulary, special_text, chat):
     slow = load_engine(REFERENCE, bytes_vocabulary, special_text)
     fast = load_engine(BYTES, bytes_vocabulary, special_text)
 
     @given(DOCUMENTS)
     def equal(texts):
-        expected = slow.encode_with_begins(texts, chat)
-        got = fast.encode_with_begins(texts, chat)
+        expected = slow.encode_with_characters(texts, chat)
+        got = fast.encode_with_characters(texts, chat)
         for a, b in zip(expected, got, strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b)
@@ -315,39 +315,37 @@ def test_the_bytes_engine_s_begins_equal_the_reference_s(bytes_vocabulary, speci
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "t5"])
-def test_begins_are_characters_that_ascend_beside_the_usual_ids(folder, llama, kind):
+def test_characters_ascend_beside_the_usual_ids(folder, llama, kind):
     makers = {"bert": made.bert_like, "t5": made.t5_like}
-    vocabulary = llama if kind == "llama" else resolve(folder / f"begins {kind}", makers[kind](), needs())
+    vocabulary = llama if kind == "llama" else resolve(folder / f"characters {kind}", makers[kind](), needs())
     engine = load_engine(REFERENCE, vocabulary, "text")
 
     @given(DOCUMENTS)
     @example(TEXTS)
     def hold(texts):
-        ids, offsets, begins = engine.encode_with_begins(texts, False)
+        ids, offsets, characters = engine.encode_with_characters(texts, False)
         for a, b in zip((ids, offsets), engine.encode(texts), strict=True):
             np.testing.assert_array_equal(a, b)
         for i, text in enumerate(texts):
-            own = begins[offsets[i] : offsets[i + 1]]
-            assert (np.diff(own, prepend=0) >= 0).all() and (own < max(1, len(text))).all()
+            begins, ends = characters[offsets[i] : offsets[i + 1]].T
+            assert (np.diff(begins, prepend=0) >= 0).all() and (begins < max(1, len(text))).all()
+            assert (begins <= ends).all() and (ends <= len(text)).all()
 
     hold()
 
 
-def test_a_byte_level_token_begins_at_the_character_of_its_first_byte(llama):
+def test_a_byte_level_token_stands_for_the_characters_that_its_bytes_are_of(llama):
     engine = load_engine(REFERENCE, llama, "text")
-    _, _, begins = engine.encode_with_begins(["é🙂a"], False)
-    assert begins.tolist() == [0, 0, 1, 1, 1, 1, 2]
+    _, _, characters = engine.encode_with_characters(["é🙂a"], False)
+    assert characters.tolist() == [[0, 1], [0, 1], [1, 2], [1, 2], [1, 2], [1, 2], [2, 3]]
 
 
 @pytest.mark.parametrize("special_text", ["text", "special"])
 def test_in_a_chat_the_text_of_a_special_token_is_that_token(llama, special_text):
     engine = load_engine(REFERENCE, llama, special_text)
-    ids, _, begins = engine.encode_with_begins(["é<|eot_id|>\n<|eot_id|>"], True)
-    assert [(id, at) for id, at in zip(ids.tolist(), begins.tolist(), strict=True) if id == 325] == [
-        (325, 1),
-        (325, 12),
-    ]
-    letter = load_engine(REFERENCE, llama, "text").encode_with_begins(["<|eot_id|>"], False)
+    ids, _, characters = engine.encode_with_characters(["é<|eot_id|>\n<|eot_id|>"], True)
+    assert characters[ids == 325].tolist() == [[1, 11], [12, 22]]
+    letter = load_engine(REFERENCE, llama, "text").encode_with_characters(["<|eot_id|>"], False)
     assert 325 not in letter[0]
 
 

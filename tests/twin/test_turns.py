@@ -112,6 +112,7 @@ def test_both_find_the_same_turns(name, documents):
         weights = built.weights or [1.0] * len(built.spans)
         spans = [(*span, weight) for span, weight in zip(built.spans, weights, strict=True)]
         assert (text.text, united(text.spans), text.strings) == (built.text, spans, list(built.strings))
+        assert (*text.blocks,) == built.blocks
         assert (*text.boundaries,) == built.boundaries and (*text.roles,) == built.roles
         assert text.system_end == built.system_end
         places += len(built.spans) + len(built.boundaries)

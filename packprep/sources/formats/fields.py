@@ -81,6 +81,11 @@ def field_at(record: Any, key: str) -> Any:
     return field_at(record.get(first), rest)
 
 
+def is_message(keys: Collection[str]) -> bool:
+    """Whether what has these keys is a message, of either kind."""
+    return any(keys_of_one <= set(keys) for keys_of_one in ({"role", "content"}, {"from", "value"}))
+
+
 @dataclass(frozen=True)
 class Fields:
     """How a source calls the fields of its layout, and which layout that is.

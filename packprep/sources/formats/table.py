@@ -1,5 +1,6 @@
 """Rows of Arrow columns → documents: of texts, or of lists of token ids; what Parquet and Arrow files have in common."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,7 +30,7 @@ from packprep.sources.formats.batch import (
     too_large,
     too_many_tokens,
 )
-from packprep.sources.formats.fields import LAYOUTS, Fields, Layout, instead_of_text, refused, without_nulls
+from packprep.sources.formats.fields import LAYOUTS, Fields, Layout, instead_of_text, is_message, refused, without_nulls
 
 SLICE_ROWS = 1 << 14  # rows that are looked at together
 REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
@@ -95,7 +96,24 @@ def _no_layout(path: str, schema: pa.Schema, text_key: str, fields: Fields, layo
             f"{path}: messages_format = {fields.format!r} wants columns named {wanted}; the columns are: {names}. Set "
             "messages_key to the one that holds the messages, or messages_format to what the file has."
         )
+    if key := _messages_in(schema):
+        return SourceError(
+            f"{path}: no column named {text_key!r}, and one of messages: set messages_key = "
+            f"{json.dumps(key, ensure_ascii=False)}."
+        )
     return _text_missing(path, schema, text_key, "no column")
+
+
+def _messages_in(schema: pa.Schema) -> str:
+    """The key of a column that holds messages, "a.b" of b in a column a of objects; "" if there is none."""
+    for field in schema:
+        kind = field.type
+        if pa.types.is_struct(kind) and (inner := _messages_in(pa.schema(list(kind)))):
+            return f"{field.name}.{inner}"
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if is_list and pa.types.is_struct(kind.value_type) and is_message([part.name for part in kind.value_type]):
+            return str(field.name)
+    return ""
 
 
 def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | None:

@@ -33,21 +33,21 @@ class BytesEngine:
         lengths = np.array([len(data) for data in encoded], dtype=np.int64)
         return _byte_ids(b"".join(encoded)), offsets_of(lengths)
 
-    def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1], begins: int64[total]."""
+    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2]."""
         special = self._any_special if chat else self._special
-        ids, begins = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+        ids, characters = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int64)]
         lengths = []
         for text in texts:
             size = begin = 0
             for match in special.finditer(text) if special else ():
-                size += _append_bytes(ids, begins, text, begin, match.start())
+                size += _append_bytes(ids, characters, text, begin, match.start())
                 size += 1
                 ids.append(self._ids[match.group()])
-                begins.append(np.array([match.start()], np.int64))
+                characters.append(np.array([match.span()], np.int64))
                 begin = match.end()
-            lengths.append(size + _append_bytes(ids, begins, text, begin, len(text)))
-        return np.concatenate(ids), offsets_of(np.array(lengths, np.int64)), np.concatenate(begins)
+            lengths.append(size + _append_bytes(ids, characters, text, begin, len(text)))
+        return np.concatenate(ids), offsets_of(np.array(lengths, np.int64)), np.concatenate(characters)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
         """id → token as the tokenizer.json writes it, of those ids that are tokens."""
@@ -66,9 +66,10 @@ def _byte_ids(data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype=np.uint8).astype(np.int32)
 
 
-def _append_bytes(ids: list[np.ndarray], begins: list[np.ndarray], text: str, begin: int, end: int) -> int:
-    """Append the bytes of text[begin:end] and the characters that they begin at; gives how many there are."""
+def _append_bytes(ids: list[np.ndarray], characters: list[np.ndarray], text: str, begin: int, end: int) -> int:
+    """Append the bytes of text[begin:end] and the characters that they are of; gives how many there are."""
     data = _byte_ids(text[begin:end].encode())
     ids.append(data)
-    begins.append(begin - 1 + np.cumsum((data & 0xC0) != 0x80))  # all bytes but a character's first are 10xxxxxx
+    at = begin - 1 + np.cumsum((data & 0xC0) != 0x80)  # all bytes but a character's first are 10xxxxxx
+    characters.append(np.stack((at, at + 1), 1))
     return len(data)

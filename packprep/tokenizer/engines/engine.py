@@ -33,8 +33,8 @@ class Engine(Protocol):
         """ids: int32[total], offsets: int64[n + 1]. Raises whatever its library does, panics included."""
         ...
 
-    def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1], begins: int64[total], the character at which each token begins.
+    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2], [begin, end) of what each token stands for.
 
         chat: the text of a special token is that token, whatever special_text says. Otherwise the ids are `encode`'s.
         """

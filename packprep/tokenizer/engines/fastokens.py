@@ -91,9 +91,9 @@ class FastEngine:
             documents[i] = slow[a:b]
         return np.concatenate(documents), offsets_of(np.array([len(ids) for ids in documents], np.int64))
 
-    def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The reference's."""
-        return self.reference.encode_with_begins(texts, chat)
+        return self.reference.encode_with_characters(texts, chat)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
         """The reference's."""

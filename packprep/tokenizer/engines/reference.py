@@ -132,19 +132,20 @@ class ReferenceEngine:
         ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
         return ids, offsets_of(np.array(lengths, dtype=np.int64))
 
-    def encode_with_begins(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1], begins: int64[total]."""
+    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2]."""
         ids: list[int] = []
-        begins: list[int] = []
+        characters: list[tuple[int, int]] = []
         lengths: list[int] = []
         tokenizer = self._for_chat() if chat else self._tokenizer
         for batch in _batches(texts, self._forms):
             # not encode_batch_fast, which leaves the offsets out; Python's are counted in characters
             for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
                 ids += encoding.ids
-                begins += [begin for begin, _ in encoding.offsets]
+                characters += encoding.offsets
                 lengths.append(len(encoding))
-        return np.array(ids, np.int32), offsets_of(np.array(lengths, dtype=np.int64)), np.array(begins, np.int64)
+        offsets = offsets_of(np.array(lengths, dtype=np.int64))
+        return np.array(ids, np.int32), offsets, np.array(characters, np.int64).reshape(-1, 2)
 
     def _for_chat(self) -> Any:
         """The tokenizer that takes the text of a special token for that token."""

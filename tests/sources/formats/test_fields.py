@@ -225,6 +225,12 @@ def test_a_table_without_the_layout_says_what_it_has(tmp_path, fields, message):
         documents(parquet(tmp_path, [{"x": "y"}]), fields=fields)
 
 
+@pytest.mark.parametrize("record, key", [({"dialog": QA}, "dialog"), ({"data": {"turns": SHAREGPT}}, "data.turns")])
+def test_a_table_with_messages_under_another_name_says_it(tmp_path, record, key):
+    with pytest.raises(SourceError, match=f"no column named 'text', and .* set messages_key = \"{key}\""):
+        documents(parquet(tmp_path, [record]), fields=FIELDS)
+
+
 def test_where_the_fields_are_ignored_no_text_is_advised(tmp_path):
     with pytest.raises(SourceError, match='Its rows are sharegpt .conversations.: set documents.loss_spans = "use"'):
         documents(parquet(tmp_path, [{"conversations": SHAREGPT}]), fields=None)

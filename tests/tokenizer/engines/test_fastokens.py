@@ -156,11 +156,11 @@ def test_letters_that_fold_to_ascii_go_through_the_reference(folder, monkeypatch
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_where_tokens_begin_is_the_reference_s(folder, chat):
+def test_what_tokens_stand_for_is_the_reference_s(folder, chat):
     engine = FastEngine(vocabulary_of(folder, TAKEN["llama3"]), "text")
     texts = ["é<|eot_id|> the dog", ""]
     for got, expected in zip(
-        engine.encode_with_begins(texts, chat), engine.reference.encode_with_begins(texts, chat), strict=True
+        engine.encode_with_characters(texts, chat), engine.reference.encode_with_characters(texts, chat), strict=True
     ):
         assert got.tolist() == expected.tolist()
 
