@@ -353,6 +353,7 @@ def test_a_recipe_that_is_not_there_or_not_text(own):
     assert "folder.toml" in refused("plan", own / "folder.toml")
 
 
+@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -606,7 +607,7 @@ def started(*arguments):
     )  # fmt: skip
 
 
-@pytest.mark.long(beyond=1)
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(tmp_path, number):
     chance = random.Random(number)

@@ -131,6 +131,7 @@ def test_flags_are_gathered_into_bits(flags, begin):
     assert many == bits.bit_count()
 
 
+@pytest.mark.long
 @given(st.data(), st.sampled_from(["uint16", "int32", "int64"]), st.sampled_from(["uint16", "int32"]))
 def test_copies_are_exact_and_runs_write_nothing_beyond_their_end(data, source_type, target_type):
     n = data.draw(st.integers(0, 70))

@@ -18,7 +18,7 @@ def corpus(tmp_path_factory):
     return folder
 
 
-@pytest.mark.long(beyond=1)
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_random_recipe_holds_every_promise_or_is_refused(corpus, part):
     became = {}

@@ -81,6 +81,7 @@ def of_text(corpus):
     return in_order(contents(corpus / "of_text")), outcome.manifest["ledger"]["sources"]["source0"]
 
 
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form):
     out = corpus / f"causal_{form}"

@@ -43,7 +43,7 @@ def test_a_forecast_is_near_what_the_build_makes(folder, tmp_path):
     assert found["fingerprint"] == manifest["fingerprint"] and found["worker_bytes"] > 100 << 20
 
 
-@pytest.mark.long(beyond=6)
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_and_bytes_are_within_three_hundredths_whatever_is_packed(tmp_path, seed):
     """Two kinds of recipe a seed: with pieces that divide rows, padding, blocks, other ways to pack and to cut."""

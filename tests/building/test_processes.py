@@ -111,7 +111,7 @@ def lags():
     return do
 
 
-@pytest.mark.long(beyond=4)
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_an_item_may_be_taken_before_the_result_of_the_last_one_is_given(workers, count):

@@ -38,6 +38,7 @@ def shard_of(table, documents, sentinels=3000):
     return recipe, tasks, render(tasks, documents, placed, recipe.seq_length, recipe.packing.pad_seq_to_mult)
 
 
+@pytest.mark.long
 @given(TABLES, st.lists(st.integers(1, 150), min_size=1, max_size=12), st.integers(0, 2**32))
 @settings(max_examples=120)
 def test_a_whole_shard_equals_its_twin(table, sizes, seed):

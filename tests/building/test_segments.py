@@ -68,7 +68,7 @@ def without_segments(segments, sizes):
 
 
 @given(recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_cut_equals_its_twin(configuration, sizes, seed):
     table, sentinels = configuration
     try:
@@ -91,7 +91,7 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
 
 
 @given(recipes(), st.integers(1, 10), st.randoms(use_true_random=False))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, count, chance_of):
     table, sentinels = configuration
     taken = {"causal", "prefix_lm", "masked_diffusion"}

@@ -65,6 +65,7 @@ def test_fault_23_a_process_of_two_workers_build_killed_at_any_call(plain, folde
     record_property("kill points", len(points))
 
 
+@pytest.mark.long
 def test_a_build_that_is_killed_again_and_again_ends_with_the_same_bytes(plain, folder, record_property):
     out, killed, done = folder / "out", 0, 0
     while disturbed.run(plain.command(out), out, 5 + 5 * killed).status == -signal.SIGKILL:

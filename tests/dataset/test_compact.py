@@ -75,6 +75,7 @@ def shards_of(directory):
     ]
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_just_what_the_header_determines_is_left_out_and_the_rest_is_the_same(pairs, kind):
     full, compact = map(shards_of, pairs(kind))

@@ -85,7 +85,7 @@ def in_place_slots(dataset, index):
     return slots
 
 
-@pytest.mark.long(beyond=6)
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_law_with_epoch_0_gives_the_stored_rows(datasets, kind):
     ds = datasets(kind)

@@ -126,7 +126,7 @@ def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(tm
     assert source.files.piece_bytes[4][0] > 100_000
 
 
-@pytest.mark.long(beyond=2)
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("ending, within", [("jsonl", 0.05), ("jsonl.zst", 0.15), ("jsonl.gz", 0.15)])
 @pytest.mark.parametrize("seed", range(3))
 def test_few_very_long_documents_are_estimated_by_their_own_bytes(tmp_path, ending, within, seed):

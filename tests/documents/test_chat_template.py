@@ -137,7 +137,7 @@ for step in (
     )
 
 
-@pytest.mark.long(beyond=15)
+@pytest.mark.long(beyond=5)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_template_that_does_more_than_it_may_is_stopped(name, monkeypatch):
     monkeypatch.setattr(template_limits, "MOST_WORK", 1 << 24)  # in place of seconds

@@ -128,6 +128,7 @@ DTYPES = [("repeated", 528, "uint16"), ("int32", 528, "uint16"), ("between", 65_
 DTYPES.append(("large_vocabulary", 70_000, "int32"))
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind, vocab_size, dtype", DTYPES)
 def test_the_dtype_is_the_one_that_megatron_takes_for_the_vocabulary(known, tmp_path, kind, vocab_size, dtype):
     receipt = known(kind).export(tmp_path / "out", "megatron")
@@ -178,6 +179,7 @@ def test_what_is_written_is_read_again(tmp_path, dtype, at_once, monkeypatch):
     ]
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("dtype", ["<u2", "<i4"])
 def test_megatron_writes_the_same_bytes(megatron, tmp_path, dtype):
     import torch

@@ -93,6 +93,7 @@ def test_a_match_across_two_segments_is_none_and_hides_none(tmp_path):
     assert found["found"] == 20 and {tuple(match["tokens"]) for match in found["matches"]} == {(0, 3)}
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "parsed",
     [tokenizers_made.byte_level("<|end|>", "<|pad|>"), tokenizers_made.t5_like(60)],

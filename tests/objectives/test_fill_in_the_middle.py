@@ -41,6 +41,7 @@ def bodies(rendered):
     return [rendered.tokens[a : a + n - 1].tolist() for a, n in zip(rendered.at, rendered.slots, strict=True)]
 
 
+@pytest.mark.long
 @given(configurations(seq_length=4096 + 8), st.integers(0, 2**32))
 @settings(max_examples=8)
 def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_tokens(table, seed):

@@ -42,6 +42,7 @@ def configurations(draw, seq_length):
 # The length law
 
 
+@pytest.mark.long
 @given(configurations(seq_length=3 * 4096 + 8), st.integers(0, 2**32))
 @settings(max_examples=12)
 def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_tokens(configuration, seed):

@@ -295,6 +295,7 @@ def test_what_is_wrong_with_the_machine_is_no_reject(llama, monkeypatch):
 # the characters that tokens stand for
 
 
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_the_bytes_engine_s_characters_equal_the_reference_s(bytes_vocabulary, special_text, chat):

@@ -96,7 +96,7 @@ def check(record, keys):
         assert keys.law == 2 or found.weight == wanted.record.get("weight")
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(made, asked)
 def test_any_record_is_to_the_twin_what_it_is_to_the_package(record, keys):
     check(record, keys)

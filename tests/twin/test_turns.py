@@ -93,6 +93,7 @@ def united(spans):
     return found
 
 
+@pytest.mark.long(beyond=10)
 @pytest.mark.parametrize(
     "documents",
     [{}, {"trained_turns": "last"}, {"train_on_tool_calls": False}, {"trained_roles": ["assistant", "user"]}],

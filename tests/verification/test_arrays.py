@@ -31,7 +31,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.long(beyond=6)
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flipped_bit_in_each_array_is_found(dataset, name, tmp_path):
     chance = random.Random(name)
@@ -62,7 +62,7 @@ def test_flipped_bits_anywhere_never_crash(dataset, tmp_path):
             assert faults_of(directory, replay) or any(place.startswith("tokens") for place in places), places
 
 
-@pytest.mark.long(beyond=1)
+@pytest.mark.long
 def test_noise_in_whole_arrays_never_crashes(dataset, tmp_path):
     good = arrays_of(dataset)
     directory = copied(dataset, tmp_path)
@@ -91,6 +91,7 @@ def test_an_empty_shard_is_good(tmp_path):
     assert faults_of(directory) == [] and faults_of(directory, -1) == []
 
 
+@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -72,7 +72,7 @@ def test_every_promise_has_a_hostile_file_of_its_own():
     assert {number for number in PROMISES if any(number.lower() in words for words in tests)} == set(PROMISES)
 
 
-@pytest.mark.long(beyond=3)
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["fifo", "folder", "device", "endless", "socket", "link to itself", "link out"])
 def test_what_is_no_regular_file_is_refused_without_waiting(directory, name, kind, monkeypatch):
@@ -136,7 +136,7 @@ MANIFESTS = {
 }
 
 
-@pytest.mark.long(beyond=3)
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("case", MANIFESTS)
 def test_a_hostile_manifest(directory, case):
     edit_manifest_unread(directory, MANIFESTS[case])
@@ -168,7 +168,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.long(beyond=3)
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", ["dataset.json", "plan.json", receipt_name(0), rejects_name(0)])
 @pytest.mark.parametrize("case", TEXTS)
 def test_json_that_is_none(directory, name, case):
@@ -215,7 +215,7 @@ PLANS = {
 }
 
 
-@pytest.mark.long(beyond=3)
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("case", PLANS)
 def test_a_hostile_plan(directory, case):
     plan = read_json(directory / "plan.json")

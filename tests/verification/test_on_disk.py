@@ -96,6 +96,7 @@ def test_one_changed_byte_in_any_file_is_found(dataset, scratch):
     assert faults_of(scratch) == []
 
 
+@pytest.mark.long
 def test_a_digit_for_a_digit_in_json_is_found(dataset, scratch):
     """A change that stays canonical JSON with all its keys: nothing but a digest can tell."""
     chance = random.Random(21)
@@ -126,6 +127,7 @@ def test_a_key_that_is_renamed_is_found(dataset, scratch):
                 path.write_bytes(good)
 
 
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("keep", [0, 1, 7, 100, 4096, -1])
 def test_a_truncated_file_is_found(dataset, scratch, keep):
     for name in files_of(dataset):

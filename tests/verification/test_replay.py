@@ -315,7 +315,7 @@ def write_kinds(folder):
         (folder / f"t/{i}.txt").write_text(t)
 
 
-@pytest.mark.long(beyond=4)
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("paths", ["p.parquet", "a.arrow", "l.jsonl", "g.jsonl.gz", "t/*.txt", "?.*"])
 @pytest.mark.parametrize("more", [{}, {"repeat": 2.3, "sample": [0.2, 0.9]}], ids=["once", "repeated"])
 def test_every_kind_of_source_is_built_again(tmp_path, paths, more):

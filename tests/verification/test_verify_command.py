@@ -190,6 +190,7 @@ def test_a_plan_of_another_law_version_is_refused(own, replay):
     assert f"law_version {LAW_VERSION + 6} and this packprep makes 2 and {LAW_VERSION}" in message
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("replay", ["3", "all"])
 def test_a_plan_of_another_version_of_tokenizers_is_refused_for_replay(tmp_path, replay, workers):

@@ -46,6 +46,7 @@ def tags_of(html):
     return found
 
 
+@pytest.mark.long
 def test_the_same_dataset_gives_the_same_bytes(mixed, tmp_path):
     first, second = report(mixed, tmp_path / "a.html"), report(mixed, tmp_path / "b.html")
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
@@ -115,7 +116,7 @@ def test_a_damaged_shard_is_told_of_and_left_out(own, tmp_path):
     assert shown and not any(s["rebuilt"] == "identical" for row in shown for s in row.get("segments", []))
 
 
-@pytest.mark.long(beyond=3)
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "damage, title",
     [
@@ -262,6 +263,7 @@ def test_sources_that_have_moved(mixed, tmp_path):
     assert verdicts == {"not rebuilt"}
 
 
+@pytest.mark.long
 def test_a_dataset_at_a_url(mixed, tmp_path):
     remote = Remote(f"memory://report{tmp_path.name}/out")
     for name, data in made.contents(mixed).items():
