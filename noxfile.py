@@ -26,7 +26,16 @@ def trainers(session: nox.Session) -> None:
     """What trainers type, with the libraries that they use; without these the same tests skip."""
     session.install(".[test,trainers]")
     session.run(
-        "python", "-m", "pytest", "-n", "auto", "tests/adapters", "tests/examples", "tests/exporting", "tests/docs"
+        "python",
+        "-m",
+        "pytest",
+        "-n",
+        "auto",
+        "tests/adapters",
+        "tests/benchmarks",
+        "tests/examples",
+        "tests/exporting",
+        "tests/docs",
     )
 
 

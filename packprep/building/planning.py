@@ -16,7 +16,7 @@ import numpy as np
 
 from packprep.building.plan import LATER, MOST_SHARDS, ids_of
 from packprep.documents.calibration import Estimates, calibrate, first_texts
-from packprep.documents.chat_template import compile_template, find_template
+from packprep.documents.chat_template import ChatTemplate, compile_template, find_template
 from packprep.documents.reading import MOST_DOCUMENTS
 from packprep.documents.supervision import supervise
 from packprep.errors import RecipeError
@@ -37,6 +37,7 @@ from packprep.sources.first_look import first_look
 from packprep.sources.slices import MOST_PIECES, PlannedSource, pieces_of_all_uses, step_bytes
 from packprep.tokenizer.engines import ENGINES, candidates, engine_facts, loaded, refused
 from packprep.tokenizer.engines.engine import EngineFault, EngineRefusal
+from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.proof import prove, prove_on_nasty_text
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
@@ -104,6 +105,10 @@ UNKNOWN_TURNS = (
     "assistant's turn cannot be told from the turn, and is trained too. Let a copy of the template answer "
     "add_generation_prompt, and give it in documents.chat_template"
 )
+TWO_ENDS = (
+    "warning: the chat template ends conversations in {}, which is eos, and documents.append_eos puts eos behind them once more: "
+    "set documents.append_eos = false, unless texts beside them need it"
+)
 LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
 
 
@@ -122,9 +127,12 @@ def make_plan(
     engine, sources, estimates = _proven_and_calibrated(inputs, say)
     if samples is not None:
         samples += estimates
-    template, has_chat = inputs.chat_template, any(estimate.chat for estimate in estimates)
-    if template is not None and has_chat and not compile_template(template, recipe.documents.template_date).knows_turns:
-        say(UNKNOWN_TURNS)
+    if inputs.chat_template is not None and any(estimate.chat for estimate in estimates):
+        template = compile_template(inputs.chat_template, recipe.documents.template_date)
+        if not template.knows_turns:
+            say(UNKNOWN_TURNS)
+        if recipe.documents.append_eos and (eos := _end_of_text(template, vocabulary)):
+            say(TWO_ENDS.format(eos))
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
     derived = follows(recipe, vocabulary, tasks, sources, [estimate.tokens_per_byte for estimate in estimates])
@@ -165,6 +173,19 @@ def make_plan(
             ("output", "shard_text_bytes"),
         )
     return {**plan, "digest": own_digest(as_stored(plan, LATER))}
+
+
+def _end_of_text(template: ChatTemplate, vocabulary: Vocabulary) -> str:
+    """The text of eos, if a template ends a conversation in it; else ""."""
+    (eos,) = texts_of_ids(vocabulary.tokenizer_json, [vocabulary.roles["eos"]]).values()
+    asked, answered = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+    try:
+        text = template.render([asked, answered])
+    except MemoryError:
+        raise
+    except Exception:  # of any class, for a template is code
+        return ""
+    return eos if text.rstrip().endswith(eos) else ""
 
 
 def follows(

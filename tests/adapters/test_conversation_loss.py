@@ -90,21 +90,30 @@ def model():
     return transformers.LlamaForCausalLM(config).double().eval()
 
 
-def one_by_one(model, folder):
-    """(loss, trained tokens): the mean over all trained tokens of conversations that Transformers renders and masks."""
+def masked_by_transformers(folder):
+    """(Transformers' tokenizer, each conversation as it renders, tokenizes and masks it: ids and labels)."""
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_file(str(folder / "tokenizer.json")),
         chat_template=TEMPLATE,
         **ROLES,
     )
-    total, trained = 0.0, 0
+    found = []
     for record in RECORDS:
         encoded = tokenizer.apply_chat_template(
             record["messages"], tools=record.get("tools"), return_dict=True, return_assistant_tokens_mask=True
         )
-        ids, mask = torch.tensor([encoded["input_ids"]]), torch.tensor([encoded["assistant_masks"]])
-        own = int(mask.sum())
-        total += model(input_ids=ids, labels=torch.where(mask > 0, ids, -100)).loss.item() * own
+        ids, mask = encoded["input_ids"], encoded["assistant_masks"]
+        found.append({"input_ids": ids, "labels": [i if own else -100 for i, own in zip(ids, mask, strict=True)]})
+    return tokenizer, found
+
+
+def one_by_one(model, folder):
+    """(loss, trained tokens): the mean over all trained tokens of conversations that Transformers renders and masks."""
+    total, trained = 0.0, 0
+    for example in masked_by_transformers(folder)[1]:
+        ids, labels = (torch.tensor([example[key]]) for key in ("input_ids", "labels"))
+        own = int((labels != -100).sum())
+        total += model(input_ids=ids, labels=labels).loss.item() * own
         trained += own
     return total / trained, trained
 
@@ -118,6 +127,20 @@ def test_the_loss_of_packed_conversations_is_that_of_each_alone(packed, model, l
         loss = model(**model_inputs(batch, dataset, labels=labels)).loss.item()
         expected, trained = one_by_one(model, packed)
     assert int(batch["loss_mask"].sum()) == trained
+    assert loss == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("collator", ["padded", "flattened"])
+def test_the_loss_is_that_of_the_batches_that_transformers_collates(packed, model, collator):
+    dataset = open_dataset(packed / "packed")
+    tokenizer, examples = masked_by_transformers(packed)
+    collate = {
+        "padded": transformers.DataCollatorForSeq2Seq(tokenizer),
+        "flattened": transformers.DataCollatorWithFlattening(),  # several conversations as one row, told by position_ids
+    }[collator]
+    with torch.no_grad():
+        loss = model(**model_inputs(next(loader(packed / "packed", len(dataset))), dataset)).loss.item()
+        expected = model(**collate(examples), use_cache=False).loss.item()
     assert loss == pytest.approx(expected, rel=1e-6)
 
 

@@ -272,20 +272,42 @@ def test_many_differences_are_cut_short(folder):
     assert len(found) == 11 and found[-1] == "…"
 
 
-@pytest.mark.parametrize("template, warned", [("", True), ("{% if add_generation_prompt %}A: {% endif %}", False)])
-def test_a_template_that_does_not_know_what_opens_a_turn_is_warned_of(tmp_path, template, warned):
-    chat = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "a.jsonl").write_text(json.dumps(chat) + "\n")
-    turns = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}"
-    (tmp_path / "chat.jinja").write_text(turns + template)
+def said_of(template, folder, **documents):
+    """What is said aloud of a source of one conversation."""
+    chat = {"messages": [{"role": "user", "content": "3+3?"}, {"role": "assistant", "content": "6"}]}
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "a.jsonl").write_text(json.dumps(chat) + "\n")
+    (folder / "chat.jinja").write_text(template)
     said: list[str] = []
     table = {
         "seq_length": 64,
         "tokenizer": "bytes",
         "sources": [{"paths": ["corpus/*.jsonl"]}],
-        "documents": {"chat_template": "chat.jinja"},
+        "documents": {"chat_template": "chat.jinja", **documents},
         "tasks": [{"preset": "causal"}],
     }
-    make_plan(look_up(read_recipe(table, tmp_path), {}), said.append)
-    assert any("add_generation_prompt" in note for note in said) is warned
+    make_plan(look_up(read_recipe(table, folder), {}), said.append)
+    return said
+
+
+TURNS = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}"
+ENDED = "{% for m in messages %}{{ m.content }}<eos>\n{% endfor %}"
+
+
+@pytest.mark.parametrize("template, warned", [("", True), ("{% if add_generation_prompt %}A: {% endif %}", False)])
+def test_a_template_that_does_not_know_what_opens_a_turn_is_warned_of(tmp_path, template, warned):
+    assert any("add_generation_prompt" in note for note in said_of(TURNS + template, tmp_path)) is warned
+
+
+@pytest.mark.parametrize(
+    "template, append_eos, warned",
+    [
+        (ENDED, True, True),
+        (ENDED, False, False),
+        (TURNS, True, False),
+        ("{% if messages[0].content == '2+2?' %}{{ raise_exception('no') }}{% endif %}" + ENDED, True, False),
+    ],
+)
+def test_an_eos_behind_that_of_a_template_is_warned_of(tmp_path, template, append_eos, warned):
+    said = said_of(template, tmp_path, append_eos=append_eos)
+    assert any("ends conversations in <eos>, which is eos" in note for note in said) is warned

@@ -3,6 +3,7 @@
 clone               examples/, docs/ and packprep/ as in a clone of the repository
 corpus              data/web/*.jsonl.zst, data/code/*.parquet, data/books/*.txt, data/chat/*.jsonl (messages), and tokenizer/, a
                     Llama-3-style tokenizer of 128,256 tokens with the ids of Llama 3.1's special ones and a chat template
+conversations       conversations/*.jsonl: four layouts, calls of tools among them; completions.jsonl, two texts; brings corpus
 recipe              recipe.toml: UL2R over data/web in several shards; brings corpus
 packed              packed/: a dataset as examples/quickstart.toml makes it
 mixture             packed_web/ and packed_code/: two datasets of corpus with rows of 2048 slots
@@ -40,7 +41,7 @@ LIBRARIES = {
     "transformers": ("packprep[trainers]", r"transformers|packprep\.adapters\.huggingface"),
     "megatron": ("megatron-core", "megatron"),
 }
-FOLDERS = ("clone", "corpus", "recipe", "packed", "mixture", "ray")
+FOLDERS = ("clone", "corpus", "conversations", "recipe", "packed", "mixture", "ray")
 SERVICES = ("slurm", "s3")
 WORDS = (*FOLDERS, *LIBRARIES, *SERVICES)
 
@@ -77,10 +78,19 @@ class _Handle:
     def __getattr__(self, name):
         return types.SimpleNamespace(remote=getattr(self._actor, name))
 '''
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
-    "{{ message['content'] }}<|eot_id|>{% endfor %}"
-)
+_CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|start_header_id|>system<|end_header_id|>\\n\\nYou may call:\\n' }}
+    {%- for tool in tools %}{{- tool | tojson + '\\n' }}{% endfor %}
+    {{- '<|eot_id|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}{{- '<|python_tag|>' + call.function | tojson }}{% endfor %}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}
+"""
 
 
 class World:
@@ -110,6 +120,10 @@ class World:
     def _corpus(self, folder: Path) -> None:
         if not (folder / "data").exists():
             shutil.copytree(self.corpus, folder, dirs_exist_ok=True)
+
+    def _conversations(self, folder: Path) -> None:
+        self._corpus(folder)
+        write_conversations(folder)
 
     def _recipe(self, folder: Path) -> None:
         self._corpus(folder)
@@ -189,6 +203,47 @@ def write_corpus(folder: Path) -> None:
             "bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "chat_template": _CHAT_TEMPLATE,
         },
     )  # fmt: skip
+
+
+def write_conversations(folder: Path) -> None:
+    """conversations/ and completions.jsonl: questions about the standard library, and what its docstrings answer."""
+    documented = [found for name, text in _standard_library() for found in _documented(name, text)][:300]
+    asked = [(f"What is {name}?", words.split("\n\n")[0], name, words) for name, words in documented]
+    parameters = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    docs = {"name": "docs", "description": "The docstring of a name.", "parameters": parameters}
+
+    def user(question: str) -> dict[str, str]:
+        return {"role": "user", "content": question}
+
+    def assistant(answer: str) -> dict[str, str]:
+        return {"role": "assistant", "content": answer}
+
+    def calling(question: str, answer: str, name: str, words: str) -> list[dict]:
+        call = {"type": "function", "function": {"name": "docs", "arguments": {"name": name}}}
+        asks = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return [user(question), asks, {"role": "tool", "content": words}, assistant(answer)]
+
+    layouts = {
+        "conversations/messages": lambda *given: {
+            "messages": calling(*given),
+            "tools": [{"type": "function", "function": docs}],
+        },
+        "conversations/sharegpt": lambda question, answer, *_: {
+            "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+        },
+        "conversations/answers": lambda question, answer, *_: {
+            "prompt": [user(question)],
+            "completion": [assistant(answer)],
+        },
+        "conversations/alpaca": lambda _, answer, name, words: {
+            "instruction": "Give the first paragraph.",
+            "input": words,
+            "output": answer,
+        },
+        "completions": lambda question, answer, *_: {"prompt": f"Q: {question}\nA:", "completion": f" {answer}"},
+    }
+    for i, (path, record) in enumerate(layouts.items()):
+        made.write(folder / f"{path}.jsonl", _lines(record(*given) for given in asked[i :: len(layouts)]))
 
 
 def _standard_library() -> list[tuple[str, str]]:
