@@ -186,7 +186,7 @@ def mask(
     shares: tuple[float, float, float],
     mask_id: int,
     ordinary: np.ndarray,
-    may: np.ndarray | None,
+    trainable: np.ndarray | None,
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     epoch: int = 0,
@@ -195,7 +195,7 @@ def mask(
 
     ratio: float64[m]; where given, an exact count instead: max(⌊candidates · ratio⌋, 1) of them without replacement.
     probability: float64[m]. shares: of noised slots that become the mask, a uniform ordinary token, or stay. ordinary:
-    int32, the ids of the ordinary vocabulary. may: uint8, flat: slots that may be noised; None: all.
+    int32, the ids of the ordinary vocabulary. trainable: uint8, flat: slots that may be noised; None: all.
     tokens (holding the original tokens) and loss_mask (0), flat, are written.
 
     Gives float64[m], of an exact count: the share of its candidates that each segment has noised, 1 where it has none.
@@ -205,7 +205,7 @@ def mask(
     for part in in_chunks(segments):
         own = Candidates(*(column[part] for column in segments))
         window = window_of(own)
-        allowed = None if may is None else window.candidates(may) != 0
+        allowed = None if trainable is None else window.candidates(trainable) != 0
         if window.holds(tokens, mask_id):
             unmasked = window.candidates(tokens) != mask_id
             allowed = unmasked if allowed is None else allowed & unmasked
@@ -282,7 +282,7 @@ def flip(
     loss_on_all: bool,
     ordinary: np.ndarray,
     rank: np.ndarray,
-    may: np.ndarray | None,
+    trainable: np.ndarray | None,
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     epoch: int = 0,
@@ -297,7 +297,7 @@ def flip(
         own = Candidates(*(column[part] for column in segments))
         window = window_of(own)
         flipped = below(own.key, own.count, threshold[part], own.count, epoch)
-        allowed = np.ones(len(flipped), np.bool_) if may is None else window.candidates(may) != 0
+        allowed = np.ones(len(flipped), np.bool_) if trainable is None else window.candidates(trainable) != 0
         flipped &= allowed
         wide = window.laid_out(flipped)
         trained = window.laid_out(allowed) if loss_on_all else wide
@@ -397,7 +397,7 @@ class Target(NamedTuple):
     segments: Candidates
     before: np.ndarray  # int64[m]: slots before the first candidate (bos, mode token)
     length: np.ndarray  # int64[m]: slots of the segment, of x_t alone in block diffusion
-    may: np.ndarray | None  # uint8, flat: slots that may be noised; None: every candidate
+    trainable: np.ndarray | None  # uint8, flat: slots that may be noised; None: every candidate
     tokens: np.ndarray  # flat; holds the original tokens
     loss_mask: np.ndarray  # uint8, flat; holds 0
 
@@ -427,7 +427,7 @@ def masked_diffusion(
     probability = level if exact else mask_probability(level, parameters["epsilon"])
     share = write(
         target.segments, ratio if exact else None, probability, tuple(parameters["replace"]), ids.mask, ids.ordinary,
-        target.may, target.tokens, target.loss_mask, epoch,
+        target.trainable, target.tokens, target.loss_mask, epoch,
     )  # fmt: skip
     if share is not None and ids.law > 1:
         probability = share
@@ -446,7 +446,7 @@ def uniform_diffusion(
     threshold = np.array(resolved["flip_thresholds"], np.uint64)[step]
     write(
         target.segments, threshold, parameters["loss_on"] == "all", ids.ordinary, ids.rank,
-        target.may, target.tokens, target.loss_mask, epoch,
+        target.trainable, target.tokens, target.loss_mask, epoch,
     )  # fmt: skip
     weight = np.ones(len(level))
     if parameters["weighting"] == "view_scale":

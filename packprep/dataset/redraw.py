@@ -193,7 +193,7 @@ def _redraw(
         np.copyto(loss_mask, 0, where=anew)
     header = {name: segments.column(name) for name in ("key", "start", "tokens")}
     weight, by_block = segments.column("loss_weight").copy(), []
-    may = _may(segments)
+    trainable = _trainable(segments)
     for t in np.unique(task[in_place]):
         law = laws.by_task[t]
         assert law is not None
@@ -201,7 +201,7 @@ def _redraw(
         epoch_of = epochs[segments.row[of_task]]
         for epoch in np.unique(epoch_of):
             which = of_task[epoch_of == epoch]
-            target = _target(laws, law, segments, header, which, may, tokens, loss_mask)
+            target = _target(laws, law, segments, header, which, trainable, tokens, loss_mask)
             if law.law.flips:
                 _check_labels(segments, tokens, len(laws.ids.rank))
             noised = law.law.draw(int(t), law.parameters, law.resolved, laws.ids, target, int(epoch))
@@ -227,7 +227,7 @@ def _check_labels(segments: Segments, labels: np.ndarray, vocab_size: int) -> No
         raise segments.fault(i, f"slot {slot}: {labels[i, slot]} is no id below vocab_size {vocab_size}")
 
 
-def _may(segments: Segments) -> np.ndarray | None:
+def _trainable(segments: Segments) -> np.ndarray | None:
     """uint8[size]: the slots inside trained ranges; None where shards have none."""
     if "trained_ranges" not in segments.places[0][0].layout:
         return None
@@ -242,7 +242,7 @@ def _target(
     segments: Segments,
     header: Mapping[str, Any],
     which: np.ndarray,
-    may: np.ndarray | None,
+    trainable: np.ndarray | None,
     tokens: np.ndarray,
     loss_mask: np.ndarray,
 ) -> noise.Target:
@@ -250,10 +250,10 @@ def _target(
     half = segments.slots[which] // law.copies
     before = ((header["start"][which] == 0) & laws.prepend_bos).astype(np.int64) + law.mode
     count = half - before
-    if not law.parameters["noise_eos"] and (may is None or law.copies > 1):
+    if not law.parameters["noise_eos"] and (trainable is None or law.copies > 1):
         count = np.minimum(count, header["tokens"][which])  # where ranges say what may be noised, they leave eos out
     if (count < 0).any():
         what = "a segment has fewer slots than its bos and mode token; `packprep verify` says which"
         raise DatasetError(f"redraw: {what}")
     own = noise.Candidates(header["key"][which], segments.at[which] + before, count, segments.row[which])
-    return noise.Target(own, before, half, may, tokens.reshape(-1), loss_mask.reshape(-1))
+    return noise.Target(own, before, half, trainable, tokens.reshape(-1), loss_mask.reshape(-1))

@@ -103,7 +103,7 @@ def _least(key, count, allowed, ratio, epoch, words, found, hit):
 
 
 @kernel
-def _allowed(at, count, may, has_mask, mask_id, tokens, out):
+def _allowed(at, count, trainable, has_mask, mask_id, tokens, out):
     """out[j] (uint8) = 1 iff candidate j may be noised: it may be trained, and is no mask."""
     begin = np.uint64(at)
     if has_mask:
@@ -111,9 +111,9 @@ def _allowed(at, count, may, has_mask, mask_id, tokens, out):
             out[j] = tokens[begin + j] != mask_id
     else:
         out[:count] = 1
-    if may.shape[0] > 0:
+    if trainable.shape[0] > 0:
         for j in range(np.uint64(count)):
-            out[j] &= may[begin + j] != 0
+            out[j] &= trainable[begin + j] != 0
 
 
 @kernel
@@ -145,7 +145,7 @@ def _replace(key, at, count, hit, mask_below, random_below, mask_id, ordinary, e
 
 @kernel
 def _mask(
-    segments_key, at, count, ratio, limit, mask_below, random_below, has_mask, mask_id, ordinary, may, tokens, loss_mask,
+    segments_key, at, count, ratio, limit, mask_below, random_below, has_mask, mask_id, ordinary, trainable, tokens, loss_mask,
     epoch, longest, share,
 ):  # fmt: skip
     words = np.empty(((longest + 15) >> 4) * 32 + 64, np.uint32)
@@ -153,7 +153,7 @@ def _mask(
     found = np.empty(longest if ratio.shape[0] > 0 else 0, np.int64)
     for i in range(count.shape[0]):
         key, begin, n = segments_key[i], at[i], count[i]
-        _allowed(begin, n, may, has_mask, mask_id, tokens, allowed)
+        _allowed(begin, n, trainable, has_mask, mask_id, tokens, allowed)
         if ratio.shape[0] > 0:
             share[i] = _least(key, n, allowed, ratio[i], epoch, words, found, hit)
         else:
@@ -175,7 +175,7 @@ def mask(
     shares: tuple[float, float, float],
     mask_id: int,
     ordinary: np.ndarray,
-    may: np.ndarray | None,
+    trainable: np.ndarray | None,
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     epoch: int = 0,
@@ -186,7 +186,7 @@ def mask(
     _mask(
         *segments[:3], np.empty(0) if ratio is None else ratio, thresholds(probability),
         np.uint64(int(shares[0] * 2**32)), np.uint64(int((shares[0] + shares[1]) * 2**32)),
-        mask_id >= 0, tokens.dtype.type(max(mask_id, 0)), ordinary, _flags(may), tokens, loss_mask,
+        mask_id >= 0, tokens.dtype.type(max(mask_id, 0)), ordinary, _flags(trainable), tokens, loss_mask,
         epoch, int(segments.count.max(initial=0)), share,
     )  # fmt: skip
     return None if ratio is None else share
@@ -194,14 +194,14 @@ def mask(
 
 @kernel
 def _flip(
-    segments_key, at, count, limit, loss_on_all, no_mask, ordinary, rank, may, tokens, loss_mask, epoch, longest,
+    segments_key, at, count, limit, loss_on_all, no_mask, ordinary, rank, trainable, tokens, loss_mask, epoch, longest,
 ):  # fmt: skip
     words = np.empty(longest + 64, np.uint32)
     top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
     for i in range(count.shape[0]):
         key, begin, n = segments_key[i], at[i], count[i]
         _below(key, n, 0, _UNBLOCKED, limit[i : i + 1], epoch, words, top, hit)
-        _allowed(begin, n, may, False, no_mask, tokens, allowed)
+        _allowed(begin, n, trainable, False, no_mask, tokens, allowed)
         for j in range(n):
             hit[j] &= allowed[j]
         trained = allowed if loss_on_all else hit
@@ -226,7 +226,7 @@ def flip(
     loss_on_all: bool,
     ordinary: np.ndarray,
     rank: np.ndarray,
-    may: np.ndarray | None,
+    trainable: np.ndarray | None,
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     epoch: int = 0,
@@ -234,7 +234,7 @@ def flip(
     """`noise.flip`."""
     _check(segments, tokens)
     _flip(
-        *segments[:3], threshold, loss_on_all, tokens.dtype.type(0), ordinary, rank, _flags(may), tokens, loss_mask, epoch,
+        *segments[:3], threshold, loss_on_all, tokens.dtype.type(0), ordinary, rank, _flags(trainable), tokens, loss_mask, epoch,
         int(segments.count.max(initial=0)),
     )  # fmt: skip
 
@@ -295,5 +295,5 @@ def _check(segments: Candidates, tokens: np.ndarray) -> None:
     assert ((segments.at >= 0) & (segments.count >= 0) & (segments.at + segments.count <= len(tokens))).all()
 
 
-def _flags(may: np.ndarray | None) -> np.ndarray:
-    return np.empty(0, np.uint8) if may is None else may
+def _flags(trainable: np.ndarray | None) -> np.ndarray:
+    return np.empty(0, np.uint8) if trainable is None else trainable

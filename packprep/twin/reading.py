@@ -41,18 +41,18 @@ class Piece(NamedTuple):
     size: int
 
 
-class Extent(NamedTuple):
-    """What a shard takes of a file's part in one use: the units from low · units // weight to high · units // weight."""
+class Slice(NamedTuple):
+    """What a shard takes of a file's piece in one use: the units from low · units // weight to high · units // weight."""
 
     file: int
-    part: int
+    piece: int
     use: int
     low: int
     high: int
     weight: int
 
     def units(self, count: int) -> range:
-        """The part's own units, bytes, rows or steps, of `count`."""
+        """The piece's own units, bytes, rows or steps, of `count`."""
         return range(self.low * count // self.weight, self.high * count // self.weight)
 
 
@@ -123,7 +123,7 @@ def kept_of_use(source: dict[str, Any], use: int) -> Fraction:
     return min(Fraction(1), Fraction(source["repeat"]) - use)
 
 
-def extents(source: dict[str, Any], shard: int, shards: int) -> list[Extent]:
+def slices(source: dict[str, Any], shard: int, shards: int) -> list[Slice]:
     """What shard number `shard` of `shards` takes of a source, in order."""
     if "weighted" not in source:
         source["weighted"] = weighted_list(source)
@@ -138,15 +138,15 @@ def extents(source: dict[str, Any], shard: int, shards: int) -> list[Extent]:
     return found
 
 
-def _of_piece(source: dict[str, Any], piece: Piece, use: int, low: int, high: int, weight: int) -> list[Extent]:
+def _of_piece(source: dict[str, Any], piece: Piece, use: int, low: int, high: int, weight: int) -> list[Slice]:
     if format_of(source, source["files"][piece.files[0]][0])[0] != "text":
-        return [Extent(piece.files[0], piece.part, use, low, high, weight)]
+        return [Slice(piece.files[0], piece.part, use, low, high, weight)]
     # A text file belongs to where its first byte lies in the piece; an empty last one, to the piece's last byte.
-    units = Extent(0, 0, use, low, high, weight).units(max(1, piece.size))
+    units = Slice(0, 0, use, low, high, weight).units(max(1, piece.size))
     found, at = [], 0
     for file in piece.files:
         if min(at, max(1, piece.size) - 1) in units:
-            found.append(Extent(file, 0, use, 0, 1, 1))
+            found.append(Slice(file, 0, use, 0, 1, 1))
         at += source["files"][file][1]
     return found
 
@@ -158,19 +158,19 @@ def is_sampled(source: dict[str, Any], file: int, position: int) -> bool:
     return low <= chance.bits64(key, chance.SAMPLE) >> 11 < high
 
 
-def is_kept(source: dict[str, Any], extent: Extent, position: int, listed: Listed) -> bool:
-    """Whether `sample` and the fraction of `repeat` keep a document of an extent in its use."""
-    if not is_sampled(source, extent.file, position):
+def is_kept(source: dict[str, Any], part: Slice, position: int, listed: Listed) -> bool:
+    """Whether `sample` and the fraction of `repeat` keep a document of a slice in its use."""
+    if not is_sampled(source, part.file, position):
         return False
-    if kept_of_use(source, extent.use) == 1:
+    if kept_of_use(source, part.use) == 1:
         return True
-    taken_from = extent.file, extent.part, extent.use
+    taken_from = part.file, part.piece, part.use
     taken = source.setdefault("taken", {})
     if taken_from not in taken:
-        piece = next(p for p in pieces(source) if extent.file in p.files and extent.part == p.part)
-        chosen = chosen_of_piece(source, piece, extent.use, listed)
-        taken.update({(file, piece.part, extent.use): chosen for file in piece.files})
-    return (extent.file, position) in taken[taken_from]
+        piece = next(p for p in pieces(source) if part.file in p.files and part.piece == p.part)
+        chosen = chosen_of_piece(source, piece, part.use, listed)
+        taken.update({(file, piece.part, part.use): chosen for file in piece.files})
+    return (part.file, position) in taken[taken_from]
 
 
 def chosen_of_piece(source: dict[str, Any], piece: Piece, use: int, listed: Listed) -> set[tuple[int, int]]:
@@ -232,17 +232,17 @@ class TextReader(NamedTuple):
 
 
 def documents(
-    source: dict[str, Any], extent: Extent, reader: TextReader, wanted: Callable[[int], bool]
+    source: dict[str, Any], part: Slice, reader: TextReader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Text]]:
-    """(position, text) of the wanted documents of an extent that can be used, in order. SourceError for a file that cannot
+    """(position, text) of the wanted documents of a slice that can be used, in order. SourceError for a file that cannot
     be read or has another size than planned."""
-    name, size, _ = source["files"][extent.file]
+    name, size, _ = source["files"][part.file]
     path = _path(source, name)
     try:
         _check_size(path, size)
         format, compression = format_of(source, name)
         if format == "jsonl":
-            found = _lines(path, size, compression, source["step_bytes"], extent)
+            found = _lines(path, size, compression, source["step_bytes"], part)
             for position, line in found:
                 if wanted(position) and (text := _text_of_line(line, source["keys"], reader)) is not None:
                     yield position, text
@@ -250,7 +250,7 @@ def documents(
             if wanted(0) and (data := _text_of_bytes(_whole(path, compression))) is not None:
                 yield 0, Text(data.removeprefix("\ufeff"))
         else:
-            yield from _rows(path, format, extent, source["keys"], reader, wanted)
+            yield from _rows(path, format, part, source["keys"], reader, wanted)
     except OSError as error:
         raise SourceError(f"{path}: {error}") from error
 
@@ -271,7 +271,7 @@ def sizes(source: dict[str, Any], file: int, part: int, reader: TextReader) -> l
     """(position, size) of all documents of a part of a file: bytes of a line, a text or a text file; of messages, how many;
     of ids, how many."""
     name, size, _ = source["files"][file]
-    path, whole = os.path.join(source["prefix"], name), Extent(file, part, 0, 0, 1, 1)
+    path, whole = os.path.join(source["prefix"], name), Slice(file, part, 0, 0, 1, 1)
     format, compression = format_of(source, name)
     if format in TOKEN_FORMATS:
         return [(position, len(ids or [])) for position, ids in _lists(source, whole, lambda position: True)]
@@ -286,12 +286,10 @@ def sizes(source: dict[str, Any], file: int, part: int, reader: TextReader) -> l
     return found
 
 
-def _lines(
-    path: str, size: int, compression: str, step_bytes: int, extent: Extent
-) -> Iterator[tuple[int, bytes | None]]:
-    """(position, line) of the lines that begin in the extent and are not blank; None for one that is too large."""
-    found = _compressed_lines(path, size, compression, step_bytes, extent)
-    for position, line in found if compression else _plain_lines(path, size, extent):
+def _lines(path: str, size: int, compression: str, step_bytes: int, part: Slice) -> Iterator[tuple[int, bytes | None]]:
+    """(position, line) of the lines that begin in the slice and are not blank; None for one that is too large."""
+    found = _compressed_lines(path, size, compression, step_bytes, part)
+    for position, line in found if compression else _plain_lines(path, size, part):
         if len(line) > MAX_BYTES:
             yield position, None
             continue
@@ -300,9 +298,9 @@ def _lines(
             yield position, line
 
 
-def _plain_lines(path: str, size: int, extent: Extent) -> Iterator[tuple[int, bytes]]:
-    first = extent.part * PIECE_BYTES
-    units = extent.units(min(PIECE_BYTES, size - first))
+def _plain_lines(path: str, size: int, part: Slice) -> Iterator[tuple[int, bytes]]:
+    first = part.piece * PIECE_BYTES
+    units = part.units(min(PIECE_BYTES, size - first))
     begin, end = first + units.start, first + units.stop
     if begin >= end:
         return
@@ -315,10 +313,10 @@ def _plain_lines(path: str, size: int, extent: Extent) -> Iterator[tuple[int, by
 
 
 def _compressed_lines(
-    path: str, size: int, compression: str, step_bytes: int, extent: Extent
+    path: str, size: int, compression: str, step_bytes: int, part: Slice
 ) -> Iterator[tuple[int, bytes]]:
     """A line belongs to the step of the input that its first byte comes out of."""
-    steps = extent.units(-(-size // step_bytes))
+    steps = part.units(-(-size // step_bytes))
     line_begin: tuple[int, int] | None = None  # step and position of the line's first byte
     parts: list[bytes] = []
     at = 0
@@ -415,10 +413,10 @@ def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | No
 
 
 def _rows(
-    path: str, format: str, extent: Extent, keys: Keys, reader: TextReader, wanted: Callable[[int], bool]
+    path: str, format: str, part: Slice, keys: Keys, reader: TextReader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Text]]:
     """(position, text) of the rows that can be used."""
-    for position, record in _records(path, format, extent, keys, reader, wanted):
+    for position, record in _records(path, format, part, keys, reader, wanted):
         decoded = _decoded(record)
         if decoded is not None and keys.law > 2:
             decoded = records.without_nulls(decoded)
@@ -433,19 +431,19 @@ def _decoded(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _records(
-    path: str, format: str, extent: Extent, keys: Keys, reader: TextReader, wanted: Callable[[int], bool]
+    path: str, format: str, part: Slice, keys: Keys, reader: TextReader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a Parquet row group or an Arrow record batch. A position counts through the file's rows."""
     import pyarrow as pa
 
     try:
         every = keys.names() if reader.supervision else [keys.text]
-        first, table = _table(path, format, extent.part, [*every, *(name.partition(".")[0] for name in every)])
+        first, table = _table(path, format, part.piece, [*every, *(name.partition(".")[0] for name in every)])
         names = _columns(table.schema, keys, every)
         columns = {name: _values(table.column(name)) for name in table.schema.names if name in names}
     except pa.ArrowException as error:
         raise SourceError(f"{path}: not readable: {error}") from error
-    for i in extent.units(table.num_rows):
+    for i in part.units(table.num_rows):
         if wanted(first + i):
             yield first + i, {name: values[i] for name, values in columns.items()}
 
@@ -507,31 +505,31 @@ def _values(column: Any) -> list[Any]:
 
 
 def token_documents(
-    source: dict[str, Any], extent: Extent, wanted: Callable[[int], bool]
+    source: dict[str, Any], part: Slice, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, list[int]]]:
-    """(position, ids as they stand in the source) of an extent's wanted documents that are lists of at most MOST_IDS integers."""
-    for position, ids in _lists(source, extent, wanted):
+    """(position, ids as they stand in the source) of a slice's wanted documents that are lists of at most MOST_IDS integers."""
+    for position, ids in _lists(source, part, wanted):
         if ids is not None and None not in ids and len(ids) <= MOST_IDS:
             yield position, ids
 
 
 def _lists(
-    source: dict[str, Any], extent: Extent, wanted: Callable[[int], bool]
+    source: dict[str, Any], part: Slice, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, list[int] | None]]:
-    name, size, count = source["files"][extent.file]
+    name, size, count = source["files"][part.file]
     path = _path(source, name)
     format, _ = format_of(source, name)
     try:
         if format == "megatron":
-            yield from _of_pair(path, size, count, extent, wanted)
+            yield from _of_pair(path, size, count, part, wanted)
         else:
-            yield from _of_table(path, size, format.removesuffix("_tokens"), extent, source["keys"].text, wanted)
+            yield from _of_table(path, size, format.removesuffix("_tokens"), part, source["keys"].text, wanted)
     except (OSError, struct.error) as error:
         raise SourceError(f"{path}: {error}") from error
 
 
 def _of_pair(
-    path: str, size: int, count: int, extent: Extent, wanted: Callable[[int], bool]
+    path: str, size: int, count: int, part: Slice, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, list[int] | None]]:
     """Piece number p of `count` is the documents from p · D // count to (p + 1) · D // count."""
     index = path[:-4] + (".IDX" if path.endswith(".BIN") else ".idx")
@@ -546,8 +544,8 @@ def _of_pair(
         code, sequences, bounds = CODES[number("B", 17)], number("Q", 18), number("Q", 26)
         pointers = 34 + 4 * sequences
         item = struct.calcsize("<" + code)
-        first, end = (p * (bounds - 1) // count for p in (extent.part, extent.part + 1))
-        for i in extent.units(end - first):
+        first, end = (p * (bounds - 1) // count for p in (part.piece, part.piece + 1))
+        for i in part.units(end - first):
             position = first + i
             if not wanted(position):
                 continue
@@ -561,20 +559,20 @@ def _of_pair(
 
 
 def _of_table(
-    path: str, size: int, format: str, extent: Extent, text_key: str, wanted: Callable[[int], bool]
+    path: str, size: int, format: str, part: Slice, text_key: str, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, list[int] | None]]:
     import pyarrow as pa
 
     _check_size(path, size)
     names = ["input_ids", "tokens"] if text_key == "text" else [text_key]
     try:
-        first, table = _table(path, format, extent.part, names)
+        first, table = _table(path, format, part.piece, names)
     except pa.ArrowException as error:
         raise SourceError(f"{path}: not readable: {error}") from error
     present = [name for name in names if name in table.schema.names]
     if not present:
         raise SourceError(f"{path}: no column {' or '.join(map(repr, names))}")
     column = table.column(present[0])
-    for i in extent.units(table.num_rows):
+    for i in part.units(table.num_rows):
         if wanted(first + i):
             yield first + i, column[i].as_py()

@@ -178,44 +178,44 @@ def documents_of(twin: Twin, shard: int, locations: set[tuple[int, int, int, int
         def listed(file: int, part: int) -> list[tuple[int, int]]:
             return reading.sizes(source, file, part, twin.reader)  # noqa: B023
 
-        for extent in reading.extents(source, shard, twin.shards):
-            file = source["first_file"] + extent.file
+        for part in reading.slices(source, shard, twin.shards):
+            file = source["first_file"] + part.file
             if locations is not None and not any(
-                location[:2] == (s, file) and location[3] == extent.use for location in locations
+                location[:2] == (s, file) and location[3] == part.use for location in locations
             ):
                 continue
 
             def wanted(position: int) -> bool:
-                if locations is not None and (s, file, position, extent.use) not in locations:  # noqa: B023
+                if locations is not None and (s, file, position, part.use) not in locations:  # noqa: B023
                     return False
-                return reading.is_kept(source, extent, position, listed)  # noqa: B023
+                return reading.is_kept(source, part, position, listed)  # noqa: B023
 
-            key = reading.file_key(source, extent.file)
-            for position, ids, trained in _token_documents(twin, source, extent, wanted):
+            key = reading.file_key(source, part.file)
+            for position, ids, trained in _token_documents(twin, source, part, wanted):
                 if trained is not None and twin.plan["law_version"] == 2:  # which knows no roles
                     trained = trained._replace(messages=[])
                 if len(ids) >= max(1, twin.cutting["min_tokens"]) and (trained is None or trained.spans):
-                    found.append(Document(s, file, position, extent.use, ids, trained, key))
+                    found.append(Document(s, file, position, part.use, ids, trained, key))
     return found
 
 
 def _token_documents(
-    twin: Twin, source: dict[str, Any], extent: reading.Extent, wanted: Callable[[int], bool]
+    twin: Twin, source: dict[str, Any], part: reading.Slice, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, list[int], Trained | None]]:
-    """(position, content ids, what is trained) of an extent's wanted documents that are not turned away."""
-    name = source["files"][extent.file][0]
+    """(position, content ids, what is trained) of a slice's wanted documents that are not turned away."""
+    name = source["files"][part.file][0]
     if reading.format_of(source, name)[0] in reading.TOKEN_FORMATS:
         forbidden = twin.tokenizer.forbidden_ids if twin.recipe["documents"]["special_text"] == "reject" else set()
         eos, bos = (
             twin.roles[role] if twin.cutting[key] else None
             for role, key in (("eos", "append_eos"), ("bos", "prepend_bos"))
         )
-        for position, ids in reading.token_documents(source, extent, wanted):
+        for position, ids in reading.token_documents(source, part, wanted):
             content = tokens.content(ids, twin.vocab_size, forbidden, eos, bos)
             if content is not None:
                 yield position, content, None
         return
-    for position, text in reading.documents(source, extent, twin.reader, wanted):
+    for position, text in reading.documents(source, part, twin.reader, wanted):
         encoded = twin.tokenizer.encode(text)
         if encoded is not None:
             yield position, *encoded

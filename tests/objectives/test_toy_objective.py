@@ -72,8 +72,8 @@ def shouting(task, parameters, resolved, ids, target, epoch):
     for at, count in zip(segments.at, segments.count, strict=True):
         here = slice(int(at), int(at + count))
         small = (target.tokens[here] >= 97) & (target.tokens[here] <= 122)
-        if target.may is not None:
-            small &= target.may[here] != 0
+        if target.trainable is not None:
+            small &= target.trainable[here] != 0
         target.tokens[here][small] -= 32
         target.loss_mask[here] = small
     level = np.full(len(segments.key), 0.5, np.float32)
