@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
 from packprep.twin import chance, records
-from packprep.twin.records import SPANS, Keys, Passage, Talk, at
+from packprep.twin.records import MAX_TEXT, SPANS, Keys, Passage, Talk, at
 from packprep.twin.spans import ranges_of
 
 PIECE_BYTES = 4 * 2**20
@@ -24,7 +24,6 @@ FORMATS = {
     ".feather": "arrow", ".ipc": "arrow", ".bin": "megatron", ".idx": "megatron",
 }  # fmt: skip
 TOKEN_FORMATS = ("megatron", "parquet_tokens", "arrow_tokens")
-MAX_BYTES = 32 * 2**20
 BOM = b"\xef\xbb\xbf"
 MOST_IDS = 8 * 2**20  # of a document
 CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
@@ -279,7 +278,7 @@ def sizes(source: dict[str, Any], file: int, part: int, reader: TextReader) -> l
         return [(0, size)]
     if format == "jsonl":
         lines = _lines(path, size, compression, source["step_bytes"], whole)
-        return [(position, MAX_BYTES + 1 if line is None else len(line)) for position, line in lines]
+        return [(position, MAX_TEXT + 1 if line is None else len(line)) for position, line in lines]
     found = []
     for position, record in _records(path, format, whole, source["keys"], reader, lambda position: True):
         found.append((position, records.size(record, source["keys"])))
@@ -290,7 +289,7 @@ def _lines(path: str, size: int, compression: str, step_bytes: int, part: Slice)
     """(position, line) of the lines that begin in the slice and are not blank; None for one that is too large."""
     found = _compressed_lines(path, size, compression, step_bytes, part)
     for position, line in found if compression else _plain_lines(path, size, part):
-        if len(line) > MAX_BYTES:
+        if len(line) > MAX_TEXT:
             yield position, None
             continue
         line = line.removeprefix(BOM) if position == 0 else line
@@ -376,7 +375,7 @@ def _whole(path: str, compression: str) -> bytes:
 
 def _text_of_bytes(data: bytes) -> str | None:
     try:
-        return data.decode() if len(data) <= MAX_BYTES else None
+        return data.decode() if len(data) <= MAX_TEXT else None
     except UnicodeDecodeError:
         return None
 

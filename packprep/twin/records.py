@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 MAX_DEPTH = 256
-MAX_TEXT = 8 * 2**20  # bytes
+MAX_TEXT = 8 * 2**20  # bytes of a document, as it stands in its file
 SPANS, MESSAGES = "loss_spans", "messages"
 LARGEST = 3.4028234663852886e38  # of float32
 USERS, TOOLS = ("human", "user"), ("tool", "observation", "function_response")

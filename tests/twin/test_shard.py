@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from packprep.errors import PlanError, RecipeError
+from packprep.sources.formats import MAX_DOCUMENT_BYTES
 from packprep.twin import cutting
 from packprep.twin.shard import check
 from packprep.verification import verify_dataset
@@ -139,6 +140,20 @@ def test_parts_of_sources(tmp_path):
     made.build(recipe, tmp_path, tmp_path / "out")
     holds(tmp_path / "out")
     holds(tmp_path / "out", 40)
+
+
+def test_what_is_larger_than_a_document_may_be_is_left_out_in_every_kind_of_file(tmp_path):
+    text = "a" * (MAX_DOCUMENT_BYTES + 1)
+    lines = b'{"text": "' + text.encode() + b'"}\n{"text": "small"}'
+    made.write(tmp_path / "a.txt", text.encode())
+    made.write(tmp_path / "b.jsonl", lines)
+    made.write(tmp_path / "c.jsonl.gz", gzip.compress(lines))
+    pa.parquet.write_table(pa.table({"text": [text, "small"]}), tmp_path / "d.parquet")
+    sources = [{"name": "s", "paths": ["*.*"]}]
+    recipe = made.table(sources, tasks=[{"objective": "causal"}], documents={"max_bad_fraction": 1.0})
+    outcome = made.build(recipe, tmp_path, tmp_path / "out")
+    assert outcome.manifest["ledger"]["sources"]["s"]["documents"]["rejected"] == {"too_large": 4}
+    holds(tmp_path / "out")
 
 
 def test_documents_that_say_what_is_trained(tmp_path):
