@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from packprep.documents.chat_template import ChatTemplate, TemplateRefusal
 from packprep.documents.layouts import Dialogue
-from packprep.documents.placeholders import SYSTEM, Placeholders, attempted, free_characters
+from packprep.documents.placeholders import SYSTEM, Placeholders, attempted, forms_of, free_characters
 from packprep.recipe import DocumentKeys
 
 MOST_BY_PREFIXES = 128
@@ -79,6 +79,7 @@ def find_turns(
         )
         end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
         return Turns(text, spans, begins, _system_end(messages, text, end))
+    _check_parts(render, messages, text)
     return _found(_Chat(template, render, messages, tools, taken, trained_messages(dialogue, settings), text), blocks)
 
 
@@ -103,6 +104,20 @@ def _with_contents(
         if str(_function(call).get("name", "")) not in text:
             raise TemplateRefusal("it wants a content beside tool_calls, and leaves these out")
     return filled, text, blocks
+
+
+def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Raises TemplateRefusal where a template that knows texts alone was given a list of parts as a content."""
+    for k, message in enumerate(messages):
+        if not isinstance(message.get("content"), list) or not message["content"]:
+            continue
+        if repr(message["content"]) in text:
+            raise TemplateRefusal(f"it writes the list of parts of message {k} as Python does; write one text instead")
+        said = [part for part in texts_of(message) if part.strip()]
+        if said and not any(form and form in text for part in said for form in forms_of(part)):
+            as_text = [*messages[:k], {**message, "content": "".join(said)}, *messages[k + 1 :]]
+            if attempted(partial(render, as_text)) not in (text, None):
+                raise TemplateRefusal(f"it leaves the list of parts of message {k} out; write one text instead")
 
 
 def strings_of(value: Any) -> Iterator[str]:
@@ -219,6 +234,8 @@ def _tried(chat: _Chat, with_spans: bool) -> tuple[dict[int, int], list[Span] | 
     begins: dict[int, int] = {}
     try:
         begins = _begins(render, chat.messages, chat.text)
+        # Some templates leave out a last message that says nothing: the next does not begin where that one does.
+        begins = {k: at for k, at in begins.items() if at != begins.get(k - 1)}
         return begins, _by_prefixes(render, chat.messages, chat.text, begins, chat.wanted) if with_spans else None, None
     except MemoryError:
         raise
@@ -261,15 +278,19 @@ def _by_prefixes(
 
 
 def _laid(chat: _Chat) -> Placeholders | None:
-    """Placeholders that give the text: for what is said by all, or else by those that are trained and by assistants, or else
-    without the names in tool calls, by which some templates go. None where none give it."""
+    """Placeholders that give the text: for what is said by all, blank or not, or else by those that are trained and by
+    assistants, or else without the names in tool calls, by which some templates go. None where none give it."""
     render, marks = chat.anew(), free_characters(chat.taken, 2)
     everybody = [True] * len(chat.messages)
+    has_blanks = any(
+        not text.strip() for message in chat.messages if message["role"] != "assistant" for text in texts_of(message)
+    )
     speakers = [
         want or message["role"] == "assistant" for want, message in zip(chat.wanted, chat.messages, strict=True)
     ]
-    for replaced, calls in ((everybody, True), (speakers, True), (speakers, False)):
-        laid = Placeholders(render, chat.messages, marks, replaced, calls)
+    ways = [(everybody, True, False), (speakers, True, False), (speakers, False, False)]
+    for replaced, calls, blanks in [(everybody, True, True), *ways] if has_blanks else ways:
+        laid = Placeholders(render, chat.messages, marks, replaced, calls, blanks)
         if attempted(partial(laid.place, chat.text)):
             return laid
     return None
@@ -297,7 +318,7 @@ def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int])
             after += 1
         end = begins.get(after) if after < count else len(chat.text)
         begin = laid.answer(k) if chat.messages[k]["role"] == "assistant" else laid.said(k)
-        if end is None or (begin is None and texts_of(chat.messages[k])):
+        if end is None or (begin is None and begins.get(k) != end):
             raise NotIncremental(f"it cannot be told where message {k} {'ends' if end is None else 'begins'}{_ADVICE}")
         if begin is not None and begin < end:
             spans.append((begin, end, k))

@@ -27,7 +27,7 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 MOST_MESSAGES = 128  # of a conversation of which parts are rendered
 MARKS = "\ufdee", "\ufdef"
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-THINK_TAG = re.compile(r"(</?think>)")  # by which templates take a content apart
+THINK_TAG = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
 
 Message = dict[str, Any]
 Span = tuple[int, int, int]  # begin, end, number of the message
@@ -59,9 +59,6 @@ def text_of(talk: Talk, template: Template) -> tuple[Text, int] | None:
         return None
     text = theirs.text
     said = [string.strip() for message in talk.messages for string in _contents(message) if string.strip()]
-    lists = [message["content"] for message in talk.messages if isinstance(message.get("content"), list)]
-    if any(parts and str(parts) in text for parts in lists):  # as Python writes them
-        return None
     if (said and not any(string in text for string in said)) or re.search("[\ud800-\udfff]", text):
         return None
     variables = {**(template.documents["chat_template_kwargs"] or {}), **talk.variables}
@@ -187,7 +184,8 @@ class _Chat:
     def begin(self, k: int) -> int | None:
         """The character at which message k begins."""
         before = self._first(k)
-        if before and len(before) < len(self.text) and self.text.startswith(before):
+        adds = self.law < 3 or before != self._first(k - 1)  # some leave out a last message that says nothing
+        if before and adds and len(before) < len(self.text) and self.text.startswith(before):
             return len(before)
         return self._place(k)[0]
 
@@ -203,11 +201,17 @@ class _Chat:
         if alone is not None and asked is not None and asked.startswith(alone):
             asks = asked[len(alone) :]
         # Some write another end behind the last message, and that of the others where they ask for the next one or have it.
-        heads = (alone, ""), (asked, asks), (followed, self._head("user"))
+        heads = ("", alone, ""), ("prompt", asked, asks), ("user", followed, self._head("user"))
         ends = [
-            end.removesuffix(head) for end, head in heads if end is not None and head is not None and end.endswith(head)
+            (
+                p == k - 1 or end != self._behind(p, k - 1, then),
+                end.removesuffix(head),
+            )  # whether message k - 1 adds to it
+            for then, end, head in heads
+            if end is not None and head is not None and end.endswith(head)
         ]
-        end = next((end for end in ends if between.startswith(end)), None)
+        fitting = [(adds, end) for adds, end in ends if between.startswith(end)]
+        end = next((end for adds, end in fitting if adds), fitting[0][1] if fitting else None)
         if end is None:
             return None, None
         alike = None if asks is None else _alike(asks, between[len(end) :])
