@@ -183,11 +183,16 @@ class _Chat:
 
     def begin(self, k: int) -> int | None:
         """The character at which message k begins."""
-        before = self._first(k)
-        adds = self.law < 3 or before != self._first(k - 1)  # some leave out a last message that says nothing
-        if before and adds and len(before) < len(self.text) and self.text.startswith(before):
+        before = self._before(k)
+        if before and len(before) < len(self.text) and self.text.startswith(before):
             return len(before)
         return self._place(k)[0]
+
+    def _before(self, k: int) -> str | None:
+        """The text of the messages before k; None where the last of them adds nothing to it, as where a template leaves out a
+        last message that says nothing."""
+        before = self._first(k)
+        return before if self.law < 3 or before != self._first(k - 1) else None
 
     def _place(self, k: int) -> tuple[int | None, int | None]:
         """Where message k begins, and where what an assistant is trained on in it."""
@@ -203,15 +208,12 @@ class _Chat:
         # Some write another end behind the last message, and that of the others where they ask for the next one or have it.
         heads = ("", alone, ""), ("prompt", asked, asks), ("user", followed, self._head("user"))
         ends = [
-            (
-                p == k - 1 or end != self._behind(p, k - 1, then),
-                end.removesuffix(head),
-            )  # whether message k - 1 adds to it
+            end.removesuffix(head)
             for then, end, head in heads
             if end is not None and head is not None and end.endswith(head)
+            if p == k - 1 or end != self._behind(p, k - 1, then)  # message k - 1 adds to it
         ]
-        fitting = [(adds, end) for adds, end in ends if between.startswith(end)]
-        end = next((end for adds, end in fitting if adds), fitting[0][1] if fitting else None)
+        end = next((end for end in ends if between.startswith(end)), None)
         if end is None:
             return None, None
         alike = None if asks is None else _alike(asks, between[len(end) :])
@@ -231,7 +233,7 @@ class _Chat:
         """What stands before what messages of a role say, by one of them that is not the first; begins: of messages, where they
         are known."""
         for k in (k for k in range(1, len(self.messages)) if self.roles[k] == role):
-            before, said = self._first(k) if begins is None else self.text[: begins.get(k, 0)], self.said(k)
+            before, said = self._before(k) if begins is None else self.text[: begins.get(k, 0)], self.said(k)
             if before and said and self.text.startswith(before) and self.text[len(before) : said[0]].strip():
                 return self.text[len(before) : said[0]]
         return None
