@@ -336,10 +336,24 @@ class Placeholders:
         """Of the first message, before which there is none to be rendered alone."""
         literal, alone = self._literals[0], self._behind(0)
         begin = len(alone[1]) if alone and alone[0] == 0 and literal.startswith(alone[1]) else 0
-        tag = _FIRST_TAG.match(self._asks) if self._roles[0] == "assistant" else None
-        at = literal.rfind(tag[0], begin) if tag else -1
-        common = _common(self._asks, literal[at:]) if at >= 0 else None
-        return _Places(0, begin, None if common is None else at + common)
+        answer = None
+        if self._roles[0] == "assistant" and self._asks:
+            tag = _FIRST_TAG.match(self._asks)
+            at = literal.rfind(tag[0], begin) if tag else -1
+            common = _common(self._asks, literal[at:]) if at >= 0 else None
+            answer = None if common is None else at + common
+        elif self._roles[0] == "assistant" and self._shown.get(0) == 0:
+            head = self._unasked_head()
+            answer = None if head is None or not literal.endswith(head) else len(literal) - len(head)
+        return _Places(0, begin, answer)
+
+    def _unasked_head(self) -> str | None:
+        """What is trained of an assistant's message before its first string, by one that is not the first; None if none tells."""
+        for k in (k for k in self._shown if k and self._roles[k] == "assistant"):
+            literal, _, answer = self._places(k)
+            if answer is not None and literal == self._gap[k]:
+                return self._literals[literal][answer:]
+        return None
 
     def begins(self) -> dict[int, int]:
         """Message → the character at which it begins, of those after the first where that can be told."""

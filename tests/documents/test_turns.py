@@ -138,6 +138,17 @@ def test_a_template_may_write_system_and_tools_before_the_last_question(again):
     ]
 
 
+def test_a_first_answer_without_a_header_begins_as_the_others_do():
+    template = (
+        "{{ '<s>' + messages[0].role[:0] }}{% for m in messages %}"
+        "{{ '[' + m.content + ']' if m.role == 'user' else ' ' + m.content + '</s>' }}{% endfor %}"
+    )
+    messages = [{"role": "assistant", "content": "x"}, *chats.turns("q", "a")]
+    assert trained(template, messages) == [" x</s>", " a</s>"]
+    with pytest.raises(NotIncremental, match="message 0 begins"):
+        found(template, messages[:2], train=(True, None))
+
+
 def test_messages_without_a_text_have_their_places():
     empty = {"role": "assistant", "content": ""}
     messages = [{"role": "user", "content": ""}, thought("hm", ""), USER, empty, USER, empty, USER, thought("hm", "b")]
