@@ -12,8 +12,8 @@ mask     of templates with {% generation %} blocks: equals return_assistant_toke
 turns    of templates without: the trained characters are those that a regular expression of the template's family finds, of
          conversations where it can
 marks    the words that say whose a string is: all of assistants are trained, none of anybody else
-refused  the template itself fails or says no, in Transformers, or writes a list of parts as Python does; where it fails because
-         a message has no content, packprep may take what the template makes of null or an empty string there
+refused  the template itself fails or says no, in Transformers, or leaves a list of parts out or writes it as Python does; where
+         it fails because a message has no content, packprep may take what the template makes of null or an empty string there
 rejects  what packprep rejects and the template does not, by reason
 
 Exit status 1 if anything differs, or if more than 1 % are rejected that the template takes.
@@ -70,12 +70,15 @@ TURNS = {
         r"<｜Assistant｜>|<｜tool▁output▁end｜>(?!<｜tool▁output▁begin｜>|<｜User｜>|\Z)",
         r".*?<｜end▁of▁sentence｜>",
     ),
-    "<｜Assistant｜><think>": (r"<｜Assistant｜>|<｜tool▁outputs▁end｜>(?!\Z)", r".*?<｜end▁of▁sentence｜>"),
+    "<｜Assistant｜><think>": (
+        r"<｜Assistant｜>|<｜tool▁outputs▁end｜>(?!\Z)|(?<!<｜tool▁call▁end｜>)(?=\n<｜tool▁call▁begin｜>)",
+        r".*?<｜end▁of▁sentence｜>",
+    ),
     "<SPECIAL_11>": (
         r"<SPECIAL_11>Assistant\n",
         r".*?<SPECIAL_12>\n(?:<SPECIAL_11>Assistant\n<TOOLCALL>(?:(?!<SPECIAL_12>).)*<SPECIAL_12>\n\n\Z|\n\Z)?",
     ),
-    "<|assistant|>": (r"<\|assistant\|>\n?", r".*?<\|end\|>\n(?:</s>\Z)?"),
+    "<|end|>": (r"<\|assistant\|>\n?", r".*?<\|end\|>\n(?:</s>\Z)?"),
 }
 """What stands in a template of a family → expressions of what opens a turn and of what is trained. Checked by hand."""
 SOUND = {"text": "so that a build has a row whatever is rejected", "loss_spans": [[0, 40]]}
@@ -207,11 +210,25 @@ def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
             return Judged(refusal=f"{type(error).__name__}: {error}"[:100])
         plain = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
         judged = rendered(tokenizer, plain, given)
-    if any(isinstance(m.get("content"), list) and repr(m["content"]) in judged.text for m in record["messages"]):
-        return Judged(refusal="a list of parts is written as Python does")
+        if leaves_parts_out(tokenizer, plain, given, judged.text):
+            return Judged(refusal="a list of parts is left out, or written as Python does")
     assert judged.ids.tolist() == encoded["input_ids"]
     assert judged.mask is None or judged.mask[1:].tolist() == encoded["assistant_masks"][1:]
     return judged
+
+
+def leaves_parts_out(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, Any], text: str) -> bool:
+    """Whether a template makes nothing of a list of parts, of whose text it makes something, or what Python makes of a list."""
+    for k, message in enumerate(messages):
+        parts = message.get("content")
+        marks = [mark[0] for said in strings(parts) for mark in MARK.finditer(said)] if isinstance(parts, list) else []
+        if marks and repr(parts) in text:
+            return True
+        if marks and not any(mark in text for mark in marks):
+            as_text = {**message, "content": "".join(part["text"] for part in parts)}
+            if rendered(tokenizer, [*messages[:k], as_text, *messages[k + 1 :]], given).text != text:
+                return True
+    return False
 
 
 def has_blocks(tokenizer: Any) -> bool:

@@ -11,9 +11,9 @@ messages     with tools, calls and reasoning; assistant_only_loss=True, under te
 completion   prompt and completion as messages, the last answer; completion_only_loss, under the other templates
 texts        prompt and completion as texts; completion_only_loss, without a template
 
-Left out are records that the template does not take or writes no answer of, rejects, those longer than a row, and those with a
-token that begins in the prompt and reaches into the completion, which TRL trains and packprep does not. Exit status 1 if a loss
-or a count of trained tokens differs.
+Left out are records that the template does not take or writes no answer of, rejects, and those longer than a row; and where the
+prompt alone is written or tokenized otherwise than before its completion: TRL warns of that, and trains the rest of the prompt.
+Exit status 1 if a loss or a count of trained tokens differs.
 """
 
 import argparse
@@ -79,18 +79,34 @@ def _as(kind: str, record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def usable(tokenizer: Any, kind: str, record: dict[str, Any]) -> bool:
-    """Whether a record has ids, an answer among them, they fit into a row, and no token is of both prompt and completion."""
+    """Whether a record has ids, an answer among them, and fits into a row; and of a prompt, whether it is the same alone."""
     if kind == "texts":
         return len(tokenizer(record["prompt"] + record["completion"])["input_ids"]) < SEQ_LENGTH
     messages = record["messages"] if kind == "messages" else [*record["prompt"], *record["completion"]]
     found = chats.judge(tokenizer, {**record, "messages": messages})
     if found.refusal or len(found.ids) > SEQ_LENGTH or not (found.mask is None or found.mask.any()):
         return False
-    if kind == "messages":
-        return True
-    asking = {**record.get("chat_template_kwargs", {}), "add_generation_prompt": True}
-    asked = chats.judge(tokenizer, {**record, "messages": record["prompt"], "chat_template_kwargs": asking})
-    return not asked.refusal and len(os.path.commonprefix([asked.text, found.text])) in found.begins
+    return kind == "messages" or _same_alone(tokenizer, record, found)
+
+
+def _same_alone(tokenizer: Any, record: dict[str, Any], found: chats.Judged) -> bool:
+    """Whether a prompt alone has the text that it has before its completion, and no token of that is of both."""
+    kwargs = record.get("chat_template_kwargs", {})
+    alone, asked = (
+        chats.judge(
+            tokenizer,
+            {
+                **record,
+                "messages": record["prompt"],
+                "chat_template_kwargs": {**kwargs, "add_generation_prompt": prompt},
+            },
+        )
+        for prompt in (False, True)
+    )
+    shared = len(os.path.commonprefix([asked.text, found.text]))
+    tokens = len(os.path.commonprefix([asked.ids.tolist(), found.ids.tolist()]))
+    before = len(os.path.commonprefix([alone.text, asked.text]))
+    return not asked.refusal and before <= shared == found.begins[tokens]
 
 
 def model_of(vocab_size: int) -> LlamaForCausalLM:

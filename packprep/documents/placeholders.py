@@ -26,7 +26,7 @@ T = TypeVar("T")
 SYSTEM = ("system", "developer")
 """Roles of what is said to the assistant before the conversation."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-_TAGS = re.compile(r"(</?think>)")  # by which templates take a content apart
+_TAGS = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
 _FIRST_TAG = re.compile(r"[^>\]\n]+[>\]\n]?")
 _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
 _MOST_ENDS = 64  # of the places at which a placeholder's string may end
@@ -93,10 +93,12 @@ class Placeholders:
         marks: Sequence[str],
         replaced: Sequence[bool],
         calls: bool = True,
+        blanks: bool = False,
     ):
         """marks: two characters that occur nowhere. replaced: of which messages strings are replaced. calls: the names in
-        tool calls, too."""
+        tool calls, too. blanks: what others than assistants say, too, where it is blank."""
         self._render = render
+        self._blanks = blanks
         self._marks = marks
         self._strings: list[str] = []
         self._owners: list[list[int]] = []  # of each placeholder, the messages that have it
@@ -161,8 +163,8 @@ class Placeholders:
 
     def _new(self, k: int, string: str, key: str) -> str:
         """The placeholder of a string of a message; the same for equal ones of users, as templates compare messages."""
-        if not string.strip():  # templates ask whether something is there
-            return string
+        if not string.strip() and not (self._blanks and self._roles[k] != "assistant"):
+            return string  # templates ask whether something is there
         same = self._roles[k], key, string
         if self._roles[k] != "assistant" and same in self._same:
             placeholder = self._same[same]
@@ -300,23 +302,10 @@ class Placeholders:
     def _looked_up(self, k: int) -> _Places:
         if k == 0:
             return self._first_places()
-        alone, asked = self._behind(k), self._behind(k, "prompt")
-        # Some write another end behind the last message, and that of the others where they ask for the next one or have it.
-        for end, head in ((alone, ""), (asked, self._asks), (self._behind(k, "user"), self.head_of("user"))):
-            # Asked for the next, some leave out what the last one says: then they end before it.
-            ends_so = (
-                end is not None
-                and end[0] > self._shown.get(k - 1, -1)
-                and end[1].endswith(head)
-                and (head or end is alone)
-            )
-            if end is not None and ends_so and self._literals[end[0]].startswith(tail := end[1].removesuffix(head)):
-                break
-        else:
-            return _Places(self._gap[k], None, None)
-        number, begin = end[0], len(tail)
-        if self._roles[k] != "assistant":
+        number, begin = self._boundary(k)
+        if begin is None or self._roles[k] != "assistant":
             return _Places(number, begin, None)
+        alone, asked = self._behind(k), self._behind(k, "prompt")
         asks = self._asks
         if alone and asked and alone[0] == asked[0] and asked[1].startswith(alone[1]):
             asks = asked[1].removeprefix(alone[1])
@@ -325,14 +314,46 @@ class Placeholders:
         common = _common(asks, self._literals[number][begin:])
         return _Places(number, begin, None if common is None else begin + common)
 
+    def _boundary(self, k: int) -> tuple[int, int | None]:
+        """(number of a literal of the text, characters of it before message k; None where that cannot be told)."""
+        found = None
+        # Some write another end behind the last message, and that of the others where they ask for the next one or have it.
+        for then in ("", "prompt", "user"):
+            end = self._behind(k, then)
+            head = {"": "", "prompt": self._asks, "user": self.head_of("user")}[then] if end else ""
+            if end is None or bool(head) != bool(then) or not end[1].endswith(head):
+                continue
+            tail = end[1].removesuffix(head)
+            # Asked for the next, some leave out what the last one says: then they end before it.
+            if end[0] > self._shown.get(k - 1, -1) and self._literals[end[0]].startswith(tail):
+                found = found or (end[0], len(tail))
+                # Some leave out a last message that says nothing, and so end as before it.
+                if k - 1 in self._shown or end != self._behind(k - 1, then):
+                    return end[0], len(tail)
+        return found or (self._gap[k], None)
+
     def _first_places(self) -> _Places:
         """Of the first message, before which there is none to be rendered alone."""
         literal, alone = self._literals[0], self._behind(0)
         begin = len(alone[1]) if alone and alone[0] == 0 and literal.startswith(alone[1]) else 0
-        tag = _FIRST_TAG.match(self._asks) if self._roles[0] == "assistant" else None
-        at = literal.rfind(tag[0], begin) if tag else -1
-        common = _common(self._asks, literal[at:]) if at >= 0 else None
-        return _Places(0, begin, None if common is None else at + common)
+        answer = None
+        if self._roles[0] == "assistant" and self._asks:
+            tag = _FIRST_TAG.match(self._asks)
+            at = literal.rfind(tag[0], begin) if tag else -1
+            common = _common(self._asks, literal[at:]) if at >= 0 else None
+            answer = None if common is None else at + common
+        elif self._roles[0] == "assistant" and self._shown.get(0) == 0:
+            head = self._unasked_head()
+            answer = None if head is None or not literal.endswith(head) else len(literal) - len(head)
+        return _Places(0, begin, answer)
+
+    def _unasked_head(self) -> str | None:
+        """What is trained of an assistant's message before its first string, by one that is not the first; None if none tells."""
+        for k in (k for k in self._shown if k and self._roles[k] == "assistant"):
+            literal, _, answer = self._places(k)
+            if answer is not None and literal == self._gap[k]:
+                return self._literals[literal][answer:]
+        return None
 
     def begins(self) -> dict[int, int]:
         """Message → the character at which it begins, of those after the first where that can be told."""
@@ -372,7 +393,7 @@ def _common(asks: str, written: str) -> int | None:
 
 
 def _fitted(text: str, literals: Sequence[str], strings: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Where each string stands in a text: literals[0], strings[0], literals[1], …; each string as it is, or as `_forms` says.
+    """Where each string stands in a text: literals[0], strings[0], literals[1], …; each string as it is, or as `forms_of` says.
     None if the text is something else."""
     if not text.startswith(literals[0]):
         return None
@@ -380,7 +401,7 @@ def _fitted(text: str, literals: Sequence[str], strings: Sequence[str]) -> list[
     ends = [len(literals[0])]
     for string, literal in zip(strings, literals[1:], strict=True):
         found: dict[int, tuple[int, int]] = {}
-        forms = _forms(string)
+        forms = forms_of(string)
         for begin in ends:
             for form in forms:
                 end = begin + len(form)
@@ -397,7 +418,7 @@ def _fitted(text: str, literals: Sequence[str], strings: Sequence[str]) -> list[
     return places[::-1]
 
 
-def _forms(string: str) -> list[str]:
+def forms_of(string: str) -> list[str]:
     """What a template may write for a string: itself, stripped, in JSON, or nothing."""
     core = string.strip()
     at = string.index(core)

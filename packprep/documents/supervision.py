@@ -244,12 +244,6 @@ def _variables(dialogue: Dialogue, settings: DocumentKeys) -> dict[str, Any]:
 
 def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_blocks: bool) -> Conversation | Problem:
     text, trained, begins, system_end = turns
-    for k, message in enumerate(dialogue.messages):
-        if isinstance(message.get("content"), list) and message["content"] and repr(message["content"]) in text:
-            return "template_error", (
-                f"the template knows no lists of parts, and writes that of message {k} as Python does, "
-                "[{'type': …; write its content as one text"
-            )
     contents = [said for message in dialogue.messages for part in texts_of(message) if (said := part.strip())]
     if contents and not any(content in text for content in contents):
         # as templates for pictures do, which expect lists of parts and pass over strings

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from packprep.documents.chat_template import ChatTemplate, TemplateRefusal
 from packprep.documents.layouts import Dialogue
-from packprep.documents.placeholders import SYSTEM, Placeholders, attempted, free_characters
+from packprep.documents.placeholders import SYSTEM, Placeholders, attempted, forms_of, free_characters
 from packprep.recipe import DocumentKeys
 
 MOST_BY_PREFIXES = 128
@@ -79,6 +79,7 @@ def find_turns(
         )
         end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
         return Turns(text, spans, begins, _system_end(messages, text, end))
+    _check_parts(render, messages, text)
     return _found(_Chat(template, render, messages, tools, taken, trained_messages(dialogue, settings), text), blocks)
 
 
@@ -103,6 +104,20 @@ def _with_contents(
         if str(_function(call).get("name", "")) not in text:
             raise TemplateRefusal("it wants a content beside tool_calls, and leaves these out")
     return filled, text, blocks
+
+
+def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Raises TemplateRefusal where a template that knows texts alone was given a list of parts as a content."""
+    for k, message in enumerate(messages):
+        if not isinstance(message.get("content"), list) or not message["content"]:
+            continue
+        if repr(message["content"]) in text:
+            raise TemplateRefusal(f"it writes the list of parts of message {k} as Python does; write one text instead")
+        said = [part for part in texts_of(message) if part.strip()]
+        if said and not any(form and form in text for part in said for form in forms_of(part)):
+            as_text = [*messages[:k], {**message, "content": "".join(said)}, *messages[k + 1 :]]
+            if attempted(partial(render, as_text)) not in (text, None):
+                raise TemplateRefusal(f"it leaves the list of parts of message {k} out; write one text instead")
 
 
 def strings_of(value: Any) -> Iterator[str]:
@@ -171,59 +186,90 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
     """The turns of a conversation; blocks: what the template's {% generation %} blocks gave, None if it has none."""
     from packprep.documents.template_limits import TemplateLimit
 
-    text, messages, count = chat.text, chat.messages, len(chat.messages)
-    others = any(want and message["role"] != "assistant" for want, message in zip(chat.wanted, messages, strict=True))
-    by_prefixes, by_placeholders = blocks is None and not others, blocks is None or others
-    spans: list[Span] | None = None
-    begins: dict[int, int] = {}
-    why: Exception | None = None
-    if count <= MOST_BY_PREFIXES:
-        begins, spans, why = _tried(chat, by_prefixes)
-    leads = messages[0]["role"] in SYSTEM
-    laid = None
-    needed = by_placeholders and spans is None
-    if needed or len(begins) < count - 1 or (chat.tools and not leads):
-        try:
-            if (laid := _laid(chat)) is not None:
-                places = _ascending({k: begins.get(k, at) for k, at in laid.begins().items()})
-                spans = _by_placeholders(chat, laid, places) if needed else spans
-                begins = {k: at for k, at in places.items() if 0 < at < len(text)}
-        except NotIncremental as error:
-            why = why if isinstance(why, NotIncremental) else error
-        except TemplateLimit:
-            if needed:
-                raise
-    if laid is None and count > MOST_BY_PREFIXES:
-        begins, spans, why = _tried(chat, by_prefixes)
-    if not by_placeholders:
-        assert blocks is not None
-        spans = _owned(blocks, begins, messages, chat.wanted)
-    elif blocks is not None and spans is not None:
-        own = [message["role"] == "assistant" and want for message, want in zip(messages, chat.wanted, strict=True)]
-        spans = sorted([span for span in spans if not own[span[2]]] + _owned(blocks, begins, messages, own))
+    text, messages = chat.text, chat.messages
+    speaks = [message["role"] == "assistant" for message in messages]
+    others = any(want and not speaker for want, speaker in zip(chat.wanted, speaks, strict=True))
+    begins, spans, why, laid = _told(chat, blocks is None or others, others)
+    if blocks is not None:
+        own = [want and speaker for want, speaker in zip(chat.wanted, speaks, strict=True)]
+        rest = spans if others else []
+        of_blocks = _owned(blocks, begins, messages, own)
+        spans = None if rest is None else sorted([span for span in rest if not own[span[2]]] + of_blocks)
     if spans is None:
-        raise (
-            why
-            if isinstance(why, NotIncremental | TemplateLimit)
-            else NotIncremental(f"it cannot be told from what the template writes where messages begin{_ADVICE}")
-        )
-    end = begins.get(1, 0)
-    if not leads or not end:
-        end = _first_begin(text, messages, laid, int(leads)) if laid is not None and (leads or chat.tools) else 0
+        if isinstance(why, NotIncremental | TemplateLimit):
+            raise why
+        raise NotIncremental(f"it cannot be told from what the template writes where messages begin{_ADVICE}")
+    leads = messages[0]["role"] in SYSTEM
+    end = begins.get(1, 0) if leads else 0
+    if not end and laid is not None and (leads or chat.tools):
+        end = _first_begin(text, messages, laid, int(leads))
     return Turns(text, spans, begins, _system_end(messages, text, end, chat.tools))
 
 
-def _tried(chat: _Chat, with_spans: bool) -> tuple[dict[int, int], list[Span] | None, Exception | None]:
-    """(begins of messages, what is trained or None, why that cannot be told) by rendering the messages' prefixes."""
+class _Told(NamedTuple):
+    """What renderings tell of a conversation.
+
+    begins  as in `Turns`
+    spans   what is trained; None: it is not asked for, or cannot be told
+    why     why it cannot be told
+    laid    placeholders over the text, where they are needed and give it
+    """
+
+    begins: dict[int, int]
+    spans: list[Span] | None = None
+    why: Exception | None = None
+    laid: Placeholders | None = None
+
+
+def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
+    """What renderings of the messages' prefixes tell, and of placeholders where those do not tell all.
+
+    with_spans: what is trained is asked for. others: of others than assistants, too, which prefixes do not tell.
+    """
+    from packprep.documents.template_limits import TemplateLimit
+
+    count = len(chat.messages)
+    told = _told_by_prefixes(chat, with_spans and not others) if count <= MOST_BY_PREFIXES else _Told({})
+    needed = with_spans and told.spans is None
+    if needed or len(told.begins) < count - 1 or (chat.tools and chat.messages[0]["role"] not in SYSTEM):
+        try:
+            told = _told_by_placeholders(chat, told, needed)
+        except TemplateLimit:
+            if needed:
+                raise
+    if told.laid is None and count > MOST_BY_PREFIXES:
+        told = _told_by_prefixes(chat, with_spans and not others)
+    return told
+
+
+def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
+    """What rendering the messages' prefixes tells."""
     render = chat.anew()
     begins: dict[int, int] = {}
     try:
         begins = _begins(render, chat.messages, chat.text)
-        return begins, _by_prefixes(render, chat.messages, chat.text, begins, chat.wanted) if with_spans else None, None
+        # Some templates leave out a last message that says nothing: the next does not begin where that one does.
+        begins = {k: at for k, at in begins.items() if at != begins.get(k - 1)}
+        return _Told(
+            begins, _by_prefixes(render, chat.messages, chat.text, begins, chat.wanted) if with_spans else None
+        )
     except MemoryError:
         raise
     except Exception as error:  # of any class, for a template is code
-        return begins, None, error
+        return _Told(begins, None, error)
+
+
+def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
+    """What placeholders for what is said tell beyond what is told; needed: what is trained, too."""
+    laid = _laid(chat)
+    if laid is None:
+        return told
+    begins = _ascending({k: told.begins.get(k, at) for k, at in laid.begins().items()})
+    inside = {k: at for k, at in begins.items() if 0 < at < len(chat.text)}
+    try:
+        return _Told(inside, _by_placeholders(chat, laid, begins) if needed else told.spans, told.why, laid)
+    except NotIncremental as error:
+        return told._replace(why=told.why if isinstance(told.why, NotIncremental) else error, laid=laid)
 
 
 def _begins(render: Render, messages: Sequence[dict[str, Any]], text: str) -> dict[int, int]:
@@ -261,15 +307,19 @@ def _by_prefixes(
 
 
 def _laid(chat: _Chat) -> Placeholders | None:
-    """Placeholders that give the text: for what is said by all, or else by those that are trained and by assistants, or else
-    without the names in tool calls, by which some templates go. None where none give it."""
+    """Placeholders that give the text: for what is said by all, blank or not, or else by those that are trained and by
+    assistants, or else without the names in tool calls, by which some templates go. None where none give it."""
     render, marks = chat.anew(), free_characters(chat.taken, 2)
     everybody = [True] * len(chat.messages)
+    has_blanks = any(
+        not text.strip() for message in chat.messages if message["role"] != "assistant" for text in texts_of(message)
+    )
     speakers = [
         want or message["role"] == "assistant" for want, message in zip(chat.wanted, chat.messages, strict=True)
     ]
-    for replaced, calls in ((everybody, True), (speakers, True), (speakers, False)):
-        laid = Placeholders(render, chat.messages, marks, replaced, calls)
+    ways = [(everybody, True, False), (speakers, True, False), (speakers, False, False)]
+    for replaced, calls, blanks in [(everybody, True, True), *ways] if has_blanks else ways:
+        laid = Placeholders(render, chat.messages, marks, replaced, calls, blanks)
         if attempted(partial(laid.place, chat.text)):
             return laid
     return None
@@ -297,7 +347,7 @@ def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int])
             after += 1
         end = begins.get(after) if after < count else len(chat.text)
         begin = laid.answer(k) if chat.messages[k]["role"] == "assistant" else laid.said(k)
-        if end is None or (begin is None and texts_of(chat.messages[k])):
+        if end is None or (begin is None and begins.get(k) != end):
             raise NotIncremental(f"it cannot be told where message {k} {'ends' if end is None else 'begins'}{_ADVICE}")
         if begin is not None and begin < end:
             spans.append((begin, end, k))

@@ -27,7 +27,7 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 MOST_MESSAGES = 128  # of a conversation of which parts are rendered
 MARKS = "\ufdee", "\ufdef"
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-THINK_TAG = re.compile(r"(</?think>)")  # by which templates take a content apart
+THINK_TAG = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
 
 Message = dict[str, Any]
 Span = tuple[int, int, int]  # begin, end, number of the message
@@ -59,9 +59,6 @@ def text_of(talk: Talk, template: Template) -> tuple[Text, int] | None:
         return None
     text = theirs.text
     said = [string.strip() for message in talk.messages for string in _contents(message) if string.strip()]
-    lists = [message["content"] for message in talk.messages if isinstance(message.get("content"), list)]
-    if any(parts and str(parts) in text for parts in lists):  # as Python writes them
-        return None
     if (said and not any(string in text for string in said)) or re.search("[\ud800-\udfff]", text):
         return None
     variables = {**(template.documents["chat_template_kwargs"] or {}), **talk.variables}
@@ -186,10 +183,16 @@ class _Chat:
 
     def begin(self, k: int) -> int | None:
         """The character at which message k begins."""
-        before = self._first(k)
+        before = self._before(k)
         if before and len(before) < len(self.text) and self.text.startswith(before):
             return len(before)
         return self._place(k)[0]
+
+    def _before(self, k: int) -> str | None:
+        """The text of the messages before k; None where the last of them adds nothing to it, as where a template leaves out a
+        last message that says nothing."""
+        before = self._first(k)
+        return before if self.law < 3 or before != self._first(k - 1) else None
 
     def _place(self, k: int) -> tuple[int | None, int | None]:
         """Where message k begins, and where what an assistant is trained on in it."""
@@ -203,9 +206,12 @@ class _Chat:
         if alone is not None and asked is not None and asked.startswith(alone):
             asks = asked[len(alone) :]
         # Some write another end behind the last message, and that of the others where they ask for the next one or have it.
-        heads = (alone, ""), (asked, asks), (followed, self._head("user"))
+        heads = ("", alone, ""), ("prompt", asked, asks), ("user", followed, self._head("user"))
         ends = [
-            end.removesuffix(head) for end, head in heads if end is not None and head is not None and end.endswith(head)
+            end.removesuffix(head)
+            for then, end, head in heads
+            if end is not None and head is not None and end.endswith(head)
+            if p == k - 1 or end != self._behind(p, k - 1, then)  # message k - 1 adds to it
         ]
         end = next((end for end in ends if between.startswith(end)), None)
         if end is None:
@@ -227,7 +233,7 @@ class _Chat:
         """What stands before what messages of a role say, by one of them that is not the first; begins: of messages, where they
         are known."""
         for k in (k for k in range(1, len(self.messages)) if self.roles[k] == role):
-            before, said = self._first(k) if begins is None else self.text[: begins.get(k, 0)], self.said(k)
+            before, said = self._before(k) if begins is None else self.text[: begins.get(k, 0)], self.said(k)
             if before and said and self.text.startswith(before) and self.text[len(before) : said[0]].strip():
                 return self.text[len(before) : said[0]]
         return None

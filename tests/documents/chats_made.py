@@ -175,6 +175,17 @@ THOUGHT_FIRST = """\
 """
 
 
+# As Nemotron: an answer that says nothing is left out where it is the last message; the prompt begins a thought.
+LAST_LEFT_OUT = """\
+{%- for m in messages %}
+    {%- if m.role != 'assistant' or m.content or not loop.last %}
+        {{- '<' + m.role + '>' + ('<think>' if m.role == 'assistant' and loop.last else '') + m.content + '</>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<assistant><think>' }}{% endif %}
+"""
+
+
 def turns(*contents: str, system: str | None = None) -> list[dict[str, str]]:
     """A conversation that the user begins."""
     first = [] if system is None else [{"role": "system", "content": system}]

@@ -138,12 +138,78 @@ def test_a_template_may_write_system_and_tools_before_the_last_question(again):
     ]
 
 
+def test_a_first_answer_without_a_header_begins_as_the_others_do():
+    template = (
+        "{{ '<s>' + messages[0].role[:0] }}{% for m in messages %}"
+        "{{ '[' + m.content + ']' if m.role == 'user' else ' ' + m.content + '</s>' }}{% endfor %}"
+    )
+    messages = [{"role": "assistant", "content": "x"}, *chats.turns("q", "a")]
+    assert trained(template, messages) == [" x</s>", " a</s>"]
+    with pytest.raises(NotIncremental, match="message 0 begins"):
+        found(template, messages[:2], train=(True, None))
+
+
 def test_messages_without_a_text_have_their_places():
     empty = {"role": "assistant", "content": ""}
     messages = [{"role": "user", "content": ""}, thought("hm", ""), USER, empty, USER, empty, USER, thought("hm", "b")]
     assert trained(chats.THINKING, messages) == [*["<|im_end|>\n"] * 3, "<think>\nhm\n</think>\n\nb<|im_end|>\n"]
     assert trained(chats.THINKING, [{"role": "assistant", "content": "x"}, *LONG])[0] == "x<|im_end|>\n"
     assert trained(chats.THINKING, [thought("x", "a"), USER]) == ["a<|im_end|>\n"]
+
+
+def test_a_call_behind_a_question_without_a_text_has_its_place():
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": ""},
+        chats.calls(("weather", {"a": "b"})),
+    ]
+    messages += [chats.result("r"), *chats.turns("q", "a")[1:]]
+    call = '[CALLS] {"name": "weather", "arguments": {"a": "b"}}</s>'
+    assert trained(chats.HOISTED_LAST, messages, TOOLS) == [call, " a</s>"]
+    assert trained(chats.HOISTED_LAST, messages, TOOLS, trained_roles=("tool",)) == ["r</s>"]
+
+
+def test_an_empty_answer_that_is_left_out_at_the_end_has_its_place_before_that():
+    messages = chats.turns("q", "a", "q", "", "q", "b")
+    assert trained(chats.LAST_LEFT_OUT, messages) == ["a</>", "</>", "b</>"]
+    assert pieces(chats.LAST_LEFT_OUT, messages)[3:5] == ["<assistant></>", "<user>q</>"]
+    assert trained(chats.LAST_LEFT_OUT, messages[:4]) == ["a</>"]
+
+
+def test_no_call_that_is_written_is_left_untrained_in_silence():
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": ""},
+        chats.calls(("weather", {"a": "b"})),
+    ]
+    messages += [chats.result("r"), *chats.turns("q", "a")[1:]]
+    asking = chats.HOISTED_LAST.replace("m.content + '[/INST]'", "(m.content or '-') + '[/INST]'")
+    with pytest.raises(NotIncremental):
+        found(asking, messages)
+    without_calls = chats.CHATML.replace("in messages %}", "in messages if message.content %}")
+    assert trained(without_calls, messages) == ["a<|im_end|>\n"]
+
+
+def test_what_a_prompt_begins_of_a_thought_is_no_part_of_a_turn():
+    asking = chats.FORGETTING.replace("{{- '<assistant>' }}", "{{- '<assistant><think>\\n' }}")
+    messages = [USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\na"}]
+    assert trained(asking, messages) == ["hm\n</think>\n\na</>"]
+    assert trained(asking, [*messages, *messages]) == ["\n\na</>", "hm\n</think>\n\na</>"]
+
+
+def test_a_template_that_knows_no_lists_of_parts_is_not_given_any():
+    parts = [{"type": "text", "text": "it's"}, {"type": "text", "text": "so"}]
+    messages = [{"role": "user", "content": parts}, *chats.turns("q", "a")[1:]]
+    leaves_out = chats.CHATML.replace(
+        "message['content']", "(message['content'] if message['content'] is string else '')"
+    )
+    with pytest.raises(TemplateRefusal, match="it leaves the list of parts of message 0 out"):
+        found(leaves_out, messages)
+    system = [{"role": "system", "content": parts}, *chats.turns("q", "a")]
+    in_json = chats.CHATML.replace("message['content']", "message['content'] | tojson")
+    assert trained(in_json, system) == ['"a"<|im_end|>\n']
+    for_users = "{% for m in messages if m.role != 'system' %}{{ m.content }};{% endfor %}"
+    assert trained(for_users, system) == ["a;"]  # it leaves a text of the system's out, too
 
 
 def test_null_is_a_content_that_is_not_there_or_else_an_empty_one():

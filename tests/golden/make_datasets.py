@@ -32,6 +32,13 @@ CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+CALLING = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>\n{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}</call>{% endfor %}</{{ m.role }}>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def texts(name: str, count: int, words: int) -> list[str]:
@@ -67,6 +74,39 @@ def long_conversations(name: str) -> list[dict]:
     for i, shape in enumerate(("uataUata", "suAuaTa", "suA", "uAaua", "saTtAua", "UAua")):
         said = [texts(f"{name} {i} {k}", 1, 30 if role.isupper() else 4)[0] for k, role in enumerate(shape)]
         found.append({"messages": [{"role": roles[r], "content": t} for r, t in zip(shape.lower(), said, strict=True)]})
+    return found
+
+
+def calling_conversations(name: str) -> list[dict]:
+    """Records of each layout; of those with messages some have tools, calls of one or two of them, thoughts, and weights of the
+    record or of messages, or say of a message whether it is trained."""
+    found: list[dict] = []
+    function = {"name": "rain", "parameters": {"type": "object", "properties": {"hills": {"type": "integer"}}}}
+    for i in range(12):
+        said = texts(f"{name} {i}", 8, 5)
+        calls = [
+            {"type": "function", "function": {"name": "rain", "arguments": {"hills": n}}} for n in range(1 + i % 2)
+        ]
+        messages: list[dict] = [
+            {"role": "user", "content": said[0]},
+            {"role": "assistant", "content": None if i % 3 else said[1], "tool_calls": calls},
+            *({"role": "tool", "content": text} for text in said[2 : 2 + len(calls)]),
+            {"role": "assistant", "content": said[4], "reasoning_content": said[5]},
+            {"role": "user", "content": said[6]},
+            {"role": "assistant", "content": said[7], "reasoning_content": said[1]},
+        ]
+        messages[1] |= {"weight": (0.5, 2, 0)[i % 3]} if i % 2 else {}
+        messages[-1] |= {"train": False} if i % 5 == 4 else {}
+        tools = {"tools": [{"type": "function", "function": function}]} if i % 4 else {}
+        found.append({"messages": messages, **tools, **({"weight": 0.25} if i % 4 == 3 else {})})
+    for asked, answered in zip(texts(f"{name} asked", 3, 6), texts(f"{name} answered", 3, 6), strict=True):
+        user, assistant = {"role": "user", "content": asked}, {"role": "assistant", "content": answered}
+        found += [
+            {"conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": answered}]},
+            {"prompt": [user], "completion": [{**assistant, "weight": 1.5}]},
+            {"prompt": f"{asked}: ", "completion": answered, "weight": 3},
+            {"instruction": asked, "input": "", "output": answered},
+        ]
     return found
 
 
@@ -135,6 +175,14 @@ DATASETS = {
             task("masked_diffusion"),
             f'{TURNS}long_answers = "untrained"\n',
         ),
+        "calls": recipe(
+            source("calls", "calls.jsonl"),
+            task("causal"),
+            task("prefix_lm"),
+            task("masked_diffusion"),
+            '[documents]\nchat_template = "sources/calling.jinja"\n',
+            length=512,
+        ),
     },
 }
 
@@ -150,7 +198,9 @@ def write_sources(folder: Path) -> None:
     (folder / "spans.jsonl").write_bytes(lines(spans("spans")))
     (folder / "chats.jsonl").write_bytes(lines(conversations("chats")))
     (folder / "long.jsonl").write_bytes(lines(long_conversations("long")))
+    (folder / "calls.jsonl").write_bytes(lines(calling_conversations("calls")))
     (folder / "chat.jinja").write_text(CHAT)
+    (folder / "calling.jinja").write_text(CALLING)
 
 
 def write(name: str, text: str, folder: Path) -> None:

@@ -48,6 +48,12 @@ def test_the_datasets_are_what_they_are_there_for():
     drawn = [count for m in kinds.values() for name, count in m["ledger"]["tasks"].items() if name != "too_short"]
     assert min(count["segments"] for count in drawn) > 2
     assert "trained_ranges" in packprep.open_dataset(LAW2 / "supervised" / "dataset")._at_hand(0)[2].layout
+    calls = packprep.open_dataset(LAW3 / "calls" / "dataset")
+    assert "trained_weights" in calls._at_hand(0)[2].layout and calls.manifest["ledger"]["tasks"]["masked_diffusion"]
+    assert not any(source["documents"]["rejected"] for source in calls.manifest["ledger"]["sources"].values())
+    record = json.loads((LAW3 / "calls/sources/calls.jsonl").read_text().splitlines()[7])
+    assert record["tools"] and record["weight"] == 0.25 and record["messages"][1].keys() >= {"tool_calls", "weight"}
+    assert record["messages"][1]["content"] is None
 
 
 def test_a_dataset_of_law_1_is_read_and_what_would_make_its_bytes_is_refused(tmp_path):

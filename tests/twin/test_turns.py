@@ -147,6 +147,16 @@ def test_what_the_build_says_wrongly_is_not_repeated(name):
         assert text_of(talk, twin_s(source, lambda _, made=made: made))[0] == right
 
 
+@pytest.mark.parametrize("source", [chats.LAST_LEFT_OUT, chats.LAST_LEFT_OUT.replace("<think>", "")])
+def test_what_follows_an_answer_that_is_left_out_at_the_end_does_not_begin_with_it(source):
+    messages = chats.turns("q", "a", "q", "", "q", "b")
+    talk = Talk(messages, None, {}, (None,) * 6, (1.0,) * 6)
+    built = conversation(Dialogue(*talk), source, settings(), 3)
+    text, taken = text_of(talk, twin_s(source, finding(source)))
+    assert [text.text[begin:end] for begin, end, _ in text.spans] == ["a</>", "</>", "b</>"]
+    assert (*text.boundaries,) == built.boundaries and (*text.roles,) == built.roles and taken <= 2
+
+
 def test_where_renderings_do_not_tell_the_build_s_word_is_taken_and_counted():
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     talk = Talk(messages, None, {}, (None,) * 2, (1.0,) * 2)
