@@ -164,7 +164,7 @@ class Dataset(Reader):
         redraw, columns = None, tuple[str, ...]()
         if epochs is not None and any(epochs):
             self.check_redraw()
-            if self._predicts_in_place:
+            if self._laws.in_place.any() or self._laws.moved.any():
                 numbers = np.array([epoch % (1 << 32) for epoch in epochs])
                 redraw = partial(redrawn, self._laws, numbers)
                 columns = REDRAWN if numbers.all() else ()

@@ -1,7 +1,8 @@
-"""Redraw: the in-place segments of rows noised anew from their labels, in every epoch but 0, by the law of `noise.py`.
+"""Redraw: the segments of rows drawn anew, in every epoch but 0, by the laws of `noise.py` and `token_slots.py`.
 
     manifest ─ laws_of ─► Laws: what each task's law reads, checked before anything is computed from its numbers
     stored rows ─ labels ─► tokens of in-place segments ─ its law's draw(…, epoch) ─► tokens, loss_mask, weights
+    stored rows ─ where its law puts them in epoch 0 ─► tokens of the others ─ … in this epoch ─► tokens, labels, prefixes
 
 Keys are the segments', so that what an epoch gives depends neither on the batch nor on the rank that asks.
 """
@@ -15,7 +16,9 @@ from packprep.dataset import noise
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import fill_slots
 from packprep.dataset.manifest import Manifest, StoredTask
-from packprep.dataset.rows import Segments, own_dtype, put_blocks
+from packprep.dataset.rows import Segments, fill, next_token_loss_mask, own_dtype, put_blocks
+from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
+from packprep.dataset.token_slots import TokenLaw
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
 
@@ -35,12 +38,22 @@ class TaskLaw(NamedTuple):
     copies: int  # 2 for [x_t ; x_0], of which x_t is noised
 
 
+class MovedTask(NamedTuple):
+    """How one task's segments have their tokens moved."""
+
+    law: TokenLaw
+    parameters: Mapping[str, Any]
+    mode: int  # slots of the mode token
+
+
 class Laws(NamedTuple):
     """What redraw needs of a manifest."""
 
-    by_task: list[TaskLaw | None]  # None: causal, which has no chance
+    by_task: list[TaskLaw | MovedTask | None]  # None: causal, which has no chance
     in_place: np.ndarray  # bool[tasks]
+    moved: np.ndarray  # bool[tasks]
     ids: noise.NoiseIds
+    sentinels: np.ndarray  # int64[k]
     prepend_bos: bool
 
 
@@ -52,16 +65,28 @@ def laws_of(manifest: Manifest) -> Laws:
             f"redraw: the dataset has {other_law(manifest['law_version'], manifest['made_with'])}, or read its stored rows, "
             "without redraw"
         )
-    by_task: list[TaskLaw | None] = []
+    by_task: list[TaskLaw | MovedTask | None] = []
     next_token = [task for task in manifest["tasks"] if task["label_alignment"] != "same_slot"]
-    stuck = [task for task in next_token if task["objective"] != "causal"]
+    stuck = [task for task in next_token if task["objective"] not in ("causal", *TOKEN_LAWS)]
     if stuck:
         named = ", ".join(f"{task['name']!r} ({task['objective']})" for task in stuck)
         raise ArgumentError(
-            f"redraw: {named} cannot be drawn anew yet, only {', '.join(noise.LAWS)} can: read the stored rows, without redraw; "
-            "a recipe's repeat gives each use of a document chance of its own"
+            f"redraw: {named} cannot be drawn anew, only {', '.join((*TOKEN_LAWS, *noise.LAWS))} can: read the stored rows, "
+            "without redraw; a recipe's repeat gives each use of a document chance of its own"
         )
+    sentinels = _sentinels(manifest)
     for task in manifest["tasks"]:
+        mode = int(task["mode_token"] is not None)
+        if task["objective"] in TOKEN_LAWS:
+            token_law = TOKEN_LAWS[task["objective"]]
+            own = _read_parameters(token_law, task, manifest["made_with"])
+            if len(sentinels) < token_law.sentinels(own):
+                raise DatasetError(
+                    f"redraw: task {task['name']!r} needs {token_law.sentinels(own)} sentinels, and the manifest's specials "
+                    f"have {len(sentinels)}"
+                )
+            by_task.append(MovedTask(token_law, own, mode))
+            continue
         if task["label_alignment"] != "same_slot":
             by_task.append(None)
             continue
@@ -74,12 +99,27 @@ def laws_of(manifest: Manifest) -> Laws:
         parameters = _read_parameters(law, task, manifest["made_with"])
         resolved = task.get("resolved", {})
         arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in resolved.items()}
-        by_task.append(
-            TaskLaw(law, parameters, arrays, int(task["mode_token"] is not None), RULES[law.attention].copies)
-        )
-    in_place = np.array([law is not None for law in by_task])
+        if law.attention != task["attention"]:
+            raise DatasetError(
+                f"redraw: task {task['name']!r} in the manifest: the attention of {law.name} is not {task['attention']}"
+            )
+        if why := law.unusable(resolved):
+            raise DatasetError(f"redraw: task {task['name']!r} in the manifest: {why}")
+        by_task.append(TaskLaw(law, parameters, arrays, mode, RULES[law.attention].copies))
+    in_place, moved = (np.array([isinstance(law, kind) for law in by_task]) for kind in (TaskLaw, MovedTask))
     bos = bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False))
-    return Laws(by_task, in_place, _ids(manifest, [law for law in by_task if law is not None]), bos)
+    ids = _ids(manifest, [law for law in by_task if isinstance(law, TaskLaw)])
+    return Laws(by_task, in_place, moved, ids, sentinels, bos)
+
+
+def _sentinels(manifest: Manifest) -> np.ndarray:
+    """int64[k]: the sentinels' ids; DatasetError where they are none."""
+    given = manifest["specials"].get("sentinels", [])
+    if not isinstance(given, list) or max(given, default=0) >= manifest["vocab_size"]:
+        raise DatasetError(
+            f"redraw: the manifest's sentinels are no list of ids below vocab_size {manifest['vocab_size']}"
+        )
+    return np.array(given, np.int64)
 
 
 def _ids(manifest: Manifest, laws: list[TaskLaw]) -> noise.NoiseIds:
@@ -112,7 +152,7 @@ def _ids(manifest: Manifest, laws: list[TaskLaw]) -> noise.NoiseIds:
     return ids
 
 
-def _read_parameters(law: noise.NoiseLaw, task: StoredTask, made_with: Any) -> dict[str, Any]:
+def _read_parameters(law: noise.NoiseLaw | TokenLaw, task: StoredTask, made_with: Any) -> dict[str, Any]:
     """A task's parameters in their types, with those that joined later and are absent.
 
     DatasetError unless it has all that its law reads, in range, and no unknown one, and what the plan worked out for it.
@@ -126,29 +166,25 @@ def _read_parameters(law: noise.NoiseLaw, task: StoredTask, made_with: Any) -> d
         value = task["parameters"].get(name, parameter.default if parameter.later else None)
         try:
             parameters[name] = parameter.accept(value, where)
-            good = name != "noise_range" or parameters[name][0] >= law.least
+            good = not isinstance(law, noise.NoiseLaw) or name != "noise_range" or parameters[name][0] >= law.least
         except RecipeError:
             good = False
         if not good:
             raise DatasetError(
                 f"{where}: {name} is {value!r:.100}, which {law.name} cannot use; `packprep verify` says more"
             )
-    if law.attention != task["attention"]:
-        raise DatasetError(f"{where}: the attention of {law.name} is not {task['attention']}")
-    resolved = task.get("resolved", {})
-    if not isinstance(resolved, dict):
+    if not isinstance(task.get("resolved", {}), dict):
         raise DatasetError(f"{where}: resolved is no object")
-    if why := law.unusable(resolved):
-        raise DatasetError(f"{where}: {why}")
     return parameters
 
 
 def redrawn(laws: Laws, epochs: np.ndarray, segments: Segments, columns: Mapping[str, np.ndarray]) -> None:
-    """Noise anew what `columns`, name → [B, T], hold of rows with an epoch above 0: tokens, loss_mask, loss_weights.
+    """Draw anew what `columns`, name → [B, T], hold of rows with an epoch above 0: tokens, labels, loss_mask, loss_weights,
+    prefix_ends.
 
     epochs: int64[B], below 2³², after which chance repeats. DatasetError where a row's header does not fit the row.
     """
-    written = [name for name in REDRAWN if name in columns]
+    written = [name for name in (*REDRAWN, *(("labels", "prefix_ends") if laws.moved.any() else ())) if name in columns]
     by_ranges: dict[bool, list[int]] = {}  # shards without a supervised document have no ranges that limit noise
     for i in np.flatnonzero(epochs).tolist() if written else ():
         by_ranges.setdefault("trained_ranges" in segments.places[i][0].layout, []).append(i)
@@ -162,6 +198,11 @@ def redrawn(laws: Laws, epochs: np.ndarray, segments: Segments, columns: Mapping
                 values = np.empty((len(which), segments.facts.seq_length), dtype)
             made[name] = values
         weights = _redraw(laws, own, epochs[which], made["tokens"], made["loss_mask"], "loss_weights" in columns)
+        if laws.moved.any():
+            if "labels" in columns:
+                made["labels"] = _next_tokens(laws, own, made["tokens"], columns["labels"][which])
+            if "prefix_ends" in columns:
+                made["prefix_ends"] = own.prefix_ends("block_lengths" in columns).reshape(made["tokens"].shape)
         if segments.facts.loss_on is not None:
             np.multiply(made["loss_mask"], own.kept().reshape(made["loss_mask"].shape), out=made["loss_mask"])
         if weights is not None:
@@ -184,19 +225,24 @@ def _redraw(
             tokens[i] = shard.row("labels", row)
         loss_mask[...] = 0
     else:
+        for i, (shard, row) in enumerate(segments.places):
+            tokens[i] = shard.row("tokens", row)
+        fill(segments, "loss_mask", loss_mask)
+    if in_place.any() and not in_place.all():
         labels = np.empty_like(tokens)
         for i, (shard, row) in enumerate(segments.places):
-            labels[i], tokens[i] = shard.row("labels", row), shard.row("tokens", row)
-            loss_mask[i] = shard.row("loss_mask", row)
+            labels[i] = shard.row("labels", row)
         anew = segments.at_slots(in_place, False).reshape(tokens.shape)
         np.copyto(tokens, labels, where=anew)
         np.copyto(loss_mask, 0, where=anew)
     header = {name: segments.column(name) for name in ("key", "start", "tokens")}
-    weight, by_block = segments.column("loss_weight").copy(), []
     trainable = _trainable(segments)
+    if laws.moved[task].any():
+        _move(laws, segments, header, epochs, trainable, tokens, loss_mask)
+    weight, by_block = segments.column("loss_weight").copy(), []
     for t in np.unique(task[in_place]):
         law = laws.by_task[t]
-        assert law is not None
+        assert isinstance(law, TaskLaw)
         of_task = np.flatnonzero(task == t)
         epoch_of = epochs[segments.row[of_task]]
         for epoch in np.unique(epoch_of):
@@ -217,6 +263,82 @@ def _redraw(
     if (of_ranges := segments.range_weights()) is not None:
         weights *= of_ranges
     return weights.reshape(tokens.shape)
+
+
+def _move(
+    laws: Laws,
+    segments: Segments,
+    header: Mapping[str, Any],
+    epochs: np.ndarray,
+    trainable: np.ndarray | None,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+) -> None:
+    """Put the tokens of next-token segments where their epochs have them, with the sentinels; segments.changed has the prefixes.
+
+    A segment whose document says what of it is trained keeps its own place.
+    """
+    task, stays = segments.column("task"), _supervised(segments, header, laws)
+    prefix, flat = segments.column("prefix").copy(), tokens.reshape(-1)
+    for t in np.unique(task[laws.moved[task]]):
+        law = laws.by_task[t]
+        assert isinstance(law, MovedTask)
+        of_task = np.flatnonzero((task == t) & ~stays)
+        before = ((header["start"][of_task] == 0) & laws.prepend_bos).astype(np.int64) + law.mode
+        n, room = header["tokens"][of_task].astype(np.int64), segments.slots[of_task] - before
+        wrong = (n < 2) | (n > room)
+        epoch_of = epochs[segments.row[of_task]]
+        for epoch in np.unique(epoch_of) if not wrong.any() else ():
+            which = np.flatnonzero(epoch_of == epoch)
+            own = of_task[which]
+            drawn = law.parameters, len(laws.sentinels), header["key"][own], n[which], segments.at[own] + before[which]
+            stored = law.law.place(*drawn, 0)
+            wrong[which] = (room[which] < stored.slots) | (room[which] > stored.slots + 1)  # 1: eos
+            if wrong.any():
+                break
+            if (flat[stored.sentinel] != laws.sentinels[stored.number]).any():
+                slot = stored.sentinel[np.argmax(flat[stored.sentinel] != laws.sentinels[stored.number])]
+                row = int(slot) // tokens.shape[1]
+                raise segments.fault(
+                    row, f"slot {int(slot) % tokens.shape[1]} has no sentinel, and its segment's key says so"
+                )
+            body, now = flat[stored.token], law.law.place(*drawn, int(epoch))
+            flat[now.token] = body
+            flat[now.sentinel] = laws.sentinels[now.number]
+            prefix[own] = before[which] + now.prefix
+        if wrong.any():
+            i = int(segments.row[of_task[np.argmax(wrong)]])
+            raise segments.fault(i, f"a segment of task {t} has not the slots that its tokens take")
+    changed = np.flatnonzero(prefix != segments.column("prefix"))
+    if len(changed):
+        anew = next_token_loss_mask(segments.at[changed], segments.slots[changed], prefix[changed], segments.size)
+        if trainable is not None:
+            anew[:-1] &= trainable[1:]
+        here = np.zeros(len(segments), np.bool_)
+        here[changed] = True
+        np.copyto(loss_mask, anew.reshape(tokens.shape), where=segments.at_slots(here, False).reshape(tokens.shape))
+    segments.changed["prefix"] = prefix
+
+
+def _supervised(segments: Segments, header: Mapping[str, Any], laws: Laws) -> np.ndarray:
+    """bool[m]: the segments of which not all is trained alike, as their documents say."""
+    stays = np.zeros(len(segments), np.bool_)
+    if "trained_ranges" in segments.places[0][0].layout:
+        segment, ranges, _ = segments.trained()
+        mode = np.array([0 if law is None else law.mode for law in laws.by_task])[segments.column("task")]
+        body = ((header["start"] == 0) & laws.prepend_bos) + mode
+        stays[:] = np.bincount(segment, minlength=len(stays)) != 1
+        stays[segment] |= (ranges[:, 0] > body[segment]) | (ranges[:, 1] < segments.slots[segment] - 1)
+    return stays
+
+
+def _next_tokens(laws: Laws, segments: Segments, tokens: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """[B, T]: the labels of the slots, with the next tokens at those of moved segments."""
+    following = np.empty_like(tokens)
+    following[:, :-1] = tokens[:, 1:]
+    following.reshape(-1)[segments.without_next()] = segments.facts.pad_id
+    moved = segments.at_slots(laws.moved[segments.column("task")], False).reshape(tokens.shape)
+    return np.where(moved, following, labels)
 
 
 def _check_labels(segments: Segments, labels: np.ndarray, vocab_size: int) -> None:

@@ -71,12 +71,14 @@ class Facts:
 class Segments:
     """The segments of the rows at `places` (one or more), [m] each in slot order; read when they are first asked for.
 
-    row: int64, place in the batch. at: int64, first slot in the flat rows. slots: int64, real length.
+    row: int64, place in the batch. at: int64, first slot in the flat rows. slots: int64, real length. changed: header columns
+    that an epoch has in the place of the stored ones.
     DatasetError, naming file and row, where boundaries are damaged: so segments lie inside their rows, apart, in order.
     """
 
     def __init__(self, facts: Facts, places: Sequence[Place]):
         self.facts, self.places = facts, places
+        self.changed: dict[str, np.ndarray] = {}
         self.size = len(places) * facts.seq_length
 
     @cached_property
@@ -123,6 +125,8 @@ class Segments:
 
     def column(self, name: str) -> np.ndarray:
         """The header column segment_`name`."""
+        if name in self.changed:
+            return self.changed[name]
         parts = self.parts(f"segment_{name}")
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from packprep.dataset.token_slots import PREFIX_LM
 from packprep.kernel import copy_items, integer, kernel
-from packprep.objectives.objective import Bodies, BodySlots, Objective, Parameter, Task
+from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
 from packprep.randomness import PIVOT
 
 
@@ -109,7 +110,7 @@ OBJECTIVE = Objective(
     attention="prefix",
     constant=True,
     supervised=True,
-    parameters=(Parameter("sentinel", False, "put the first sentinel between the prefix and its continuation"),),
+    parameters=PREFIX_LM.parameters,
     body_slots=body_slots,
     most_body_slots=most_body_slots,
     body_prefix=body_prefix,

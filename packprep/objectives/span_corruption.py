@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from packprep.dataset.token_slots import SPAN_CORRUPTION
 from packprep.errors import RecipeError
 from packprep.kernel import below, bits_set, copy_run, flags_as_bits, integer, kernel, philox_blocks, trailing_zeros
-from packprep.objectives.objective import Bodies, BodySlots, Objective, Parameter, Task
+from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
 from packprep.randomness import NOISE_SPANS, ROLL, TEXT_SPANS
 
 _NO_LIMIT = 1 << 40
@@ -389,17 +390,7 @@ def expected(task: Task, n: np.ndarray, count: np.ndarray) -> np.ndarray:
 OBJECTIVE = Objective(
     name="span_corruption",
     attention="prefix",
-    parameters=(
-        Parameter("noise_density", 0.15, "share of the tokens that is noise", 0.0, 1.0, low_open=True, high_open=True),
-        Parameter("mean_span_length", 3.0, "mean tokens of a span", 1.0),
-        Parameter("random_roll", False, "rotate the mask, so that a segment may begin with noise and end without"),
-        Parameter(
-            "too_many_spans",
-            "split",
-            "where a segment would need more spans than there are sentinels: shorter segments, or fewer, longer spans",
-            choices=("split", "lower"),
-        ),
-    ),
+    parameters=SPAN_CORRUPTION.parameters,
     body_slots=body_slots,
     most_body_slots=most_body_slots,
     most_tokens=most_tokens,
