@@ -230,7 +230,7 @@ def leaves_out(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, 
         parts = message.get("content")
         if not isinstance(parts, list) or not marks[k]:
             continue
-        if repr(parts) in text:
+        if any(repr(part) in text for part in parts):
             return True
         if not any(mark in text for mark in marks[k]):
             as_text = {**message, "content": "".join(part["text"] for part in parts)}
