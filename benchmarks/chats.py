@@ -12,8 +12,9 @@ mask     of templates with {% generation %} blocks: equals return_assistant_toke
 turns    of templates without: the trained characters are those that a regular expression of the template's family finds, of
          conversations where it can
 marks    the words that say whose a string is: all of assistants are trained, none of anybody else
-refused  the template itself fails or says no, in Transformers, or leaves a list of parts out or writes it as Python does; where
-         it fails because a message has no content, packprep may take what the template makes of null or an empty string there
+refused  the template itself fails or says no, in Transformers, or it knows texts alone and was given lists of parts, or the other
+         way round, and leaves them out or writes them as Python does. Where it fails because a message has no content, packprep
+         may take what it makes of null or an empty string there
 rejects  what packprep rejects and the template does not, by reason
 
 Exit status 1 if anything differs, or if more than 1 % are rejected that the template takes.
@@ -60,7 +61,7 @@ TURNS = {
     "<|start_header_id|>": (r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n", r".*?<\|eo[tm]_id\|>"),
     "<|im_start|>": (r"<\|im_start\|>assistant\n", r".*?<\|im_end\|>\n?"),
     "<start_of_turn>": (r"<start_of_turn>model\n", r".*?<end_of_turn>\n"),
-    "[/INST]": (r"(?:\[/INST\]|\[/TOOL_RESULTS\])(?!\[TOOL_RESULTS\]|\[INST\]|\[AVAILABLE_TOOLS\]|\Z)", r".*?</s>"),
+    "[/INST]": (r"(?:\[/INST\]|\[/TOOL_RESULTS\])(?!\[TOOL_RESULTS\]|\[INST\]|\[AVAILABLE_TOOLS\]|\Z)", r".*?</s> ?"),
     "<|channel|>": (
         r"<\|start\|>assistant",
         r"(?:<\|channel\|>analysis<\|message\|>(?:(?!<\|end\|>).)*<\|end\|><\|start\|>assistant)?"
@@ -210,21 +211,28 @@ def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
             return Judged(refusal=f"{type(error).__name__}: {error}"[:100])
         plain = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
         judged = rendered(tokenizer, plain, given)
-        if leaves_parts_out(tokenizer, plain, given, judged.text):
-            return Judged(refusal="a list of parts is left out, or written as Python does")
+        if leaves_out(tokenizer, plain, given, judged.text):
+            return Judged(refusal="contents are left out, or written as Python writes lists")
     assert judged.ids.tolist() == encoded["input_ids"]
     assert judged.mask is None or judged.mask[1:].tolist() == encoded["assistant_masks"][1:]
     return judged
 
 
-def leaves_parts_out(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, Any], text: str) -> bool:
-    """Whether a template makes nothing of a list of parts, of whose text it makes something, or what Python makes of a list."""
+def leaves_out(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, Any], text: str) -> bool:
+    """Whether a template writes no content at all, as those do for texts that know lists of parts alone; or nothing of a list, of
+    whose text it writes something; or what Python writes for a list."""
+    marks = [
+        [mark[0] for said in strings(message.get("content")) for mark in MARK.finditer(said)] for message in messages
+    ]
+    if any(marks) and not any(mark in text for own in marks for mark in own):
+        return True
     for k, message in enumerate(messages):
         parts = message.get("content")
-        marks = [mark[0] for said in strings(parts) for mark in MARK.finditer(said)] if isinstance(parts, list) else []
-        if marks and repr(parts) in text:
+        if not isinstance(parts, list) or not marks[k]:
+            continue
+        if any(repr(part) in text for part in parts):
             return True
-        if marks and not any(mark in text for mark in marks):
+        if not any(mark in text for mark in marks[k]):
             as_text = {**message, "content": "".join(part["text"] for part in parts)}
             if rendered(tokenizer, [*messages[:k], as_text, *messages[k + 1 :]], given).text != text:
                 return True

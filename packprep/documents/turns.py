@@ -109,10 +109,10 @@ def _with_contents(
 def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
     """Raises TemplateRefusal where a template that knows texts alone was given a list of parts as a content."""
     for k, message in enumerate(messages):
-        if not isinstance(message.get("content"), list) or not message["content"]:
+        if not isinstance(message.get("content"), list):
             continue
-        if repr(message["content"]) in text:
-            raise TemplateRefusal(f"it writes the list of parts of message {k} as Python does; write one text instead")
+        if any(repr(part) in text for part in message["content"]):
+            raise TemplateRefusal(f"it writes the parts of message {k} as Python does; write one text instead")
         said = [part for part in texts_of(message) if part.strip()]
         if said and not any(form and form in text for part in said for form in forms_of(part)):
             as_text = [*messages[:k], {**message, "content": "".join(said)}, *messages[k + 1 :]]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
 from packprep.twin import chance, records
-from packprep.twin.records import MAX_TEXT, SPANS, Keys, Passage, Talk, at
+from packprep.twin.records import MAX_TEXT, Keys, Passage, Talk, at
 from packprep.twin.spans import ranges_of
 
 PIECE_BYTES = 4 * 2**20
@@ -448,22 +448,8 @@ def _records(
 
 
 def _columns(schema: Any, keys: Keys, every: list[str]) -> set[str]:
-    """The columns that matter: where there are texts those of no layout but messages, where a format is said no texts."""
-
-    def is_there(key: str) -> bool:
-        fields = {field.name: field.type for field in schema}
-        while key not in fields:
-            head, point, key = key.partition(".")
-            if not point or head not in fields or not hasattr(fields[head], "fields"):
-                return False
-            fields = {field.name: field.type for field in fields[head].fields}
-        return True
-
-    if keys.format != "auto":
-        every = [name for name in every if name != keys.text]
-    elif is_there(keys.text):
-        kept = (keys.text, SPANS, keys.messages, keys.tools, "chat_template_kwargs", "weight")
-        every = [name for name in every if name in kept]
+    """The columns that matter: where a format is said no texts."""
+    every = [name for name in every if name != keys.text or keys.format == "auto"]
     return {name if name in schema.names else name.partition(".")[0] for name in every}
 
 

@@ -56,6 +56,16 @@ def test_another_id_or_a_shifted_mask_is_seen(template, what, monkeypatch):
     assert found.counts["ids differ"] and found.counts[f"{what} differ"]
 
 
+CONTENT = "message['content']"
+
+
+@pytest.mark.parametrize("written", [f"{CONTENT} | trim", f"({CONTENT} if {CONTENT} is string else '')"])
+def test_lists_of_parts_that_a_template_makes_nothing_of_count_as_refused(written):
+    records = [r for r in conversations(40) if all(isinstance(m.get("content"), list) for m in r["messages"])]
+    found = chats.judge_template(chats_made.CHATML.replace(CONTENT, written), records)
+    assert found.counts["refused"] == len(records) > 0 and not found.differences
+
+
 @pytest.mark.campaign
 @pytest.mark.skipif(TEMPLATES not in os.environ, reason=f"{TEMPLATES} names a folder of real templates")
 def test_real_templates_give_the_ids_and_masks_of_transformers():

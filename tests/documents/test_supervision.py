@@ -149,7 +149,7 @@ def test_a_template_that_passes_over_strings_is_an_error():
 def test_a_template_that_writes_a_list_of_parts_as_python_does_is_an_error():
     said = [*chats.turns("q"), {"role": "assistant", "content": [{"type": "text", "text": "it's"}]}]
     reason, detail = marked(said, chats.CHATML.replace("message['content']", "message['content'] | trim"))
-    assert reason == "template_error" and "writes the list of parts of message 1 as Python does" in detail
+    assert reason == "template_error" and "writes the parts of message 1 as Python does" in detail
     in_json = marked(said, chats.CHATML.replace("message['content']", "message['content'] | tojson"))
     assert trained(in_json) == ['[{"type": "text", "text": "it\'s"}]<|im_end|>\n']
 

@@ -116,6 +116,11 @@ class Fields:
         keys = (LOSS_SPANS, self.messages_key, self.messages_key.split(".")[0])
         return [key for key in dict.fromkeys(keys) if key != text_key]
 
+    def says(self, key: str) -> bool:
+        """Whether what stands at a key says something of a record that has a text."""
+        messages = LAYOUTS[0]
+        return key in (LOSS_SPANS, *map(self.key_of, (*messages.needs, *messages.may_have)))
+
     def layout_of(self, value: Callable[[str], Any], has_text: bool) -> Layout | None:
         """The layout of a record; None: it has none.
 

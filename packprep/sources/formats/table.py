@@ -73,7 +73,6 @@ def find_columns(path: str, schema: pa.Schema, text_key: str, fields: Fields | N
 
     layouts = [layout for layout in LAYOUTS if fields.format in ("auto", layout.name) and there(layout)]
     if text:
-        layouts = [layout for layout in layouts if layout.needs == (MESSAGES,)]
         found[text_key] = _text_column(path, schema, text_key)
     elif not any(not layout.advice for layout in layouts):
         raise _no_layout(path, schema, text_key, fields, layouts)
@@ -218,7 +217,8 @@ def read_rows(
     at_once = _rows_at_once(text)
     for begin in range(0, n_rows, at_once):
         rows = (pa.nulls(n_rows, pa.string()) if text is None else text).slice(begin, at_once)
-        others = {key: column.slice(begin, at_once) for key, column in columns.items() if key != text_key}
+        needed = [key for key in columns if key != text_key and (_has_nulls(rows) or not fields or fields.says(key))]
+        others = {key: columns[key].slice(begin, at_once) for key in needed}
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
         counted = [others[key] for key in fields.counted(others)] if fields else []
         if fields and fields.law < 3:
@@ -234,6 +234,10 @@ def read_rows(
             rows = rows.cast(pa.string())
         beside = dict(zip(others, values, strict=True))
         yield from _add_rows(batch, rows.cast(pa.large_binary()), beside, fields, positions, batch_bytes)
+
+
+def _has_nulls(rows: pa.Array) -> bool:
+    return bool(rows.null_count) or (pa.types.is_dictionary(rows.type) and bool(rows.dictionary.null_count))
 
 
 def _without_views(column: pa.Array) -> pa.Array:

@@ -114,6 +114,23 @@ def test_texts_are_texts_whatever_stands_beside_them(tmp_path, write):
 
 
 @FORMATS
+def test_a_record_whose_text_is_null_is_what_its_other_fields_show(tmp_path, write):
+    records = [
+        {"text": None, "messages": QA},
+        {"text": "plain", "prompt": None, "completion": None},
+        {"text": None, "conversations": SHAREGPT},
+        {"text": None, "prompt": "p", "completion": "c"},
+        {"text": "plain", "instruction": "i", "output": "o"},
+        {"text": None, "instruction": "q", "output": "a"},
+        {"text": None, "chosen": "c", "rejected": "r"},
+    ]
+    texts, trained, rejects = documents(write(tmp_path, records))
+    of_chat = documents(write(tmp_path, [{"messages": QA}]))[0][0]
+    assert texts == [of_chat, "plain", of_chat, "pc", "plain", of_chat] and trained[1] is trained[4] is None
+    assert [reason for reason, _ in rejects] == ["bad_messages"]
+
+
+@FORMATS
 def test_a_text_may_lie_in_an_object(tmp_path, write):
     path = write(tmp_path, [{"data": {"text": "t", "n": 1}}, {"data": {"text": "u", "n": 2}}])
     for fields in (FIELDS, None):
