@@ -128,12 +128,13 @@ def render_rows(
     training: Training | None,
     seq_length: int,
     token_dtype: np.dtype,
+    epoch: int = 0,
 ) -> dict[str, np.ndarray]:
     """Write every segment of a table in row order to its slots; gives the shard's arrays of slots, and the columns of segments
     that follow from rendering.
 
     begin: int64[m], index of each body's first token in the flat tokens `ids`. training: of the documents that the table
-    names.
+    names. epoch: whose chance the rows have, as redraw gives them; what is stored is 0's.
     """
     with_labels, with_blocks = (
         any(task.in_place for task in tasks),
@@ -153,10 +154,10 @@ def render_rows(
         if not len(chosen):
             continue
         segments, first_slots, begins, numbers = table.of(chosen), first_slot[chosen], begin[chosen], number[chosen]
-        bodies = segments.bodies()
+        bodies = segments.bodies()._replace(epoch=epoch)
         prefixes[chosen] = prefix = expected_prefix(task, bodies, segments.bos, segments.slots)
         if training is not None:
-            _mark_trained(task, segments, first_slots, training, trainable, weights)
+            _mark_trained(task, segments, bodies, first_slots, training, trainable, weights)
         body = first_slots + segments.bos + task.mode
         half = segments.slots // task.objective.copies
         facts = (task.ids.bos, task.mode_token, task.ids.eos)
@@ -178,7 +179,7 @@ def render_rows(
             target = target_of(
                 task, segments, first_slots, tokens, loss_mask, trainable if training is not None else None
             )
-            noised = draw_noise(t, task, target)
+            noised = draw_noise(t, task, target, epoch)
             level[chosen], weight[chosen] = noised.level, noised.weight
             if noised.blocks is not None:
                 block_counts[chosen] = noised.blocks[0]
@@ -223,21 +224,21 @@ def target_of(
     return Target(candidates, before, segments.slots // task.objective.copies, trainable, tokens, loss_mask)
 
 
-def draw_noise(index: int, task: Task, target: Target) -> Noised:
-    """Noise one in-place task's segments as the stored rows have it; redraw does the same with a later epoch."""
+def draw_noise(index: int, task: Task, target: Target, epoch: int = 0) -> Noised:
+    """Noise one in-place task's segments as the stored rows have it, or as redraw gives it in a later epoch."""
     assert task.objective.noise is not None
-    return task.objective.noise(index, task.parameters, task.resolved, task.ids.for_noise, target, 0)
+    return task.objective.noise(index, task.parameters, task.resolved, task.ids.for_noise, target, epoch)
 
 
 def _mark_trained(
     task: Task,
     segments: SegmentTable,
+    bodies: Bodies,
     first_slot: np.ndarray,
     training: Training,
     trainable: np.ndarray,
     weights: np.ndarray,
 ) -> None:
-    bodies = segments.bodies()
     pivot = np.zeros(len(segments.task), np.int64)
     shift = np.zeros(len(segments.task), np.int64)
     if task.objective.token_slots is not None:
@@ -298,13 +299,18 @@ def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarr
 
 
 def render(
-    tasks: Sequence[Task], documents: Documents, table: SegmentTable, seq_length: int, pad_seq_to_mult: int
+    tasks: Sequence[Task],
+    documents: Documents,
+    table: SegmentTable,
+    seq_length: int,
+    pad_seq_to_mult: int,
+    epoch: int = 0,
 ) -> dict[str, np.ndarray]:
-    """All arrays of a shard, by name, as `dataset/shard.py` lists them. table: in row order."""
+    """All arrays of a shard, by name, as `dataset/shard.py` lists them. table: in row order. epoch: as in `render_rows`."""
     row, document = table.row, table.document
     row_offsets = np.searchsorted(row, np.arange(int(row[-1]) + 2 if len(row) else 1)).astype(np.int64)
     begin, ids = body_tokens(documents, table)
-    arrays = render_rows(tasks, table, begin, ids, documents.training, seq_length, documents.ids.dtype)
+    arrays = render_rows(tasks, table, begin, ids, documents.training, seq_length, documents.ids.dtype, epoch)
     arrays["row_offsets"] = row_offsets
     arrays["segment_doc"] = documents.position[document]
     arrays["segment_start"] = table.start

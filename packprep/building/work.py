@@ -77,10 +77,12 @@ def make_shard(
     decoders: Decoders | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
     clock: Clock | None = None,
+    epoch: int = 0,
 ) -> Made:
     """Everything of shard number `shard`. `decoders` only saves time; `progress` as in `read_documents`.
 
-    clock: gets the seconds of the stages read, tokenize, cut, pack, render and ledger.
+    clock: gets the seconds of the stages read, tokenize, cut, pack, render and ledger. epoch: whose chance the rows have, as
+    redraw gives them; what is stored is 0's.
     """
     recipe, clock = plan.recipe, clock or Clock()
     documents = read_shard(plan, shard, decoders, progress, clock)
@@ -105,7 +107,7 @@ def make_shard(
         dropped = documents.dropped_tokens[source.name]
         dropped[TOO_LONG] = dropped.get(TOO_LONG, 0) + n
     with clock.stage("render"):
-        arrays = render(plan.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult)
+        arrays = render(plan.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult, epoch)
     with clock.stage("ledger"):
         names = [source.name for source in plan.sources]
         balance = shard_ledger(documents, names, plan.tasks, table, lost, last_row_padding, recipe, arrays)

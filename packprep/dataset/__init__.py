@@ -5,7 +5,7 @@ manifest.py                     dataset.json
 shard.py                        a shard's arrays, mapped or read
 rows.py                         segments of some rows; their columns, stored or derived; a Row is a batch of one
 batches.py ─► loader.py         what a trainer reads: rows, batches, an iteration with a state; which shards are open
-order.py, redraw.py             which row of which dataset comes when; noise anew in later epochs, by the laws of noise.py
+order.py, redraw.py             which row of which dataset comes when; later epochs, by the laws of noise.py and token_slots.py
 mixture.py                      several datasets as one, by share
 boundaries.py                   where segments lie, by cu_seqlens or by ids
 attention.py                    attention rules, layouts for attention kernels

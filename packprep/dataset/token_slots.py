@@ -194,8 +194,8 @@ SPAN_CORRUPTION = TokenLaw(
 def pivot_slots(
     parameters: Mapping[str, Any], sentinels: int, key: np.ndarray, n: np.ndarray, first_slot: np.ndarray, epoch: int
 ) -> Placed:
-    """Where prefix_lm puts tokens and the sentinel, as `TokenLaw.place`: the pivot is uniform over 1 … n − 1, and a sentinel there
-    moves what follows by one slot."""
+    """Where prefix_lm puts tokens and the sentinel, as `TokenLaw.place`: the pivot, uniform over 1 … n − 1, may have a
+    sentinel, which moves what follows by a slot."""
     pivot = 1 + randomness.integers(key, REDRAWN_PIVOT if epoch else PIVOT, 0, n - 1, epoch)
     shift = int(parameters["sentinel"])
     place = ranks(n)

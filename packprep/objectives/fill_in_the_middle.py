@@ -131,14 +131,14 @@ def most_body_slots(task: Task, n: int) -> int:
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Writes the parts in their order, with the role tokens."""
     continues = task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8)
-    n, key, _ = columns.bodies
+    n, key, _, _ = columns.bodies
     _render(tokens, columns.begin, n, key, columns.at, *_rates(task), continues, *task.ids.fim, rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Puts the middle back; a body fits if the role tokens stand where they belong."""
     fits = np.empty(columns.begin.shape, np.bool_)
-    n, key, _ = columns.bodies
+    n, key, _, _ = columns.bodies
     _restore(rows, columns.begin, n, key, columns.at, *_rates(task), *task.ids.fim, out, fits)
     return fits
 

@@ -86,11 +86,12 @@ class Task:
 
 
 class Bodies(NamedTuple):
-    """What decides the form of segments' bodies, one array a column, [m] each."""
+    """What decides the form of segments' bodies, one array a column, [m] each. epoch: whose chance they have; 0: the stored."""
 
     n: np.ndarray  # int64: tokens of the body: content, and a system message that is repeated
     key: np.ndarray  # uint64
     first_trained: np.ndarray  # int64: the first token that may be trained; −1 where all may
+    epoch: int = 0
 
 
 class BodySlots(NamedTuple):

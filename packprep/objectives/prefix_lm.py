@@ -14,7 +14,7 @@ import numpy as np
 from packprep.dataset.token_slots import PREFIX_LM
 from packprep.kernel import copy_items, integer, kernel
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
-from packprep.randomness import PIVOT
+from packprep.randomness import PIVOT, REDRAWN_PIVOT
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
@@ -28,12 +28,13 @@ def most_body_slots(task: Task, n: int) -> int:
 
 
 @kernel
-def _pivots(n, key, first_trained, out):
+def _pivots(n, key, first_trained, epoch, out):
+    purpose = PIVOT if epoch == 0 else REDRAWN_PIVOT
     for i in range(n.shape[0]):
         if first_trained[i] >= 0:
             out[i] = max(first_trained[i], 1)
         else:
-            out[i] = 1 + integer(key[i], PIVOT, 0, n[i] - 1, 0)
+            out[i] = 1 + integer(key[i], purpose, 0, n[i] - 1, epoch)
 
 
 @kernel

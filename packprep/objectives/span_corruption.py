@@ -19,7 +19,14 @@ from packprep.dataset.token_slots import SPAN_CORRUPTION
 from packprep.errors import RecipeError
 from packprep.kernel import below, bits_set, copy_run, flags_as_bits, integer, kernel, philox_blocks, trailing_zeros
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
-from packprep.randomness import NOISE_SPANS, ROLL, TEXT_SPANS
+from packprep.randomness import (
+    NOISE_SPANS,
+    REDRAWN_NOISE_SPANS,
+    REDRAWN_ROLL,
+    REDRAWN_TEXT_SPANS,
+    ROLL,
+    TEXT_SPANS,
+)
 
 _NO_LIMIT = 1 << 40
 _1 = np.uint64(1)
@@ -115,7 +122,7 @@ def most_tokens(task: Task) -> int:
 
 
 @kernel(inline=True)
-def _compose(n, k, key, purpose, words, chosen, cuts, lengths, at):
+def _compose(n, k, key, purpose, epoch, words, chosen, cuts, lengths, at):
     """Cut n into k non-empty parts, uniformly over the C(n − 1, k − 1) ways; part i goes to lengths[at + 2i].
 
     Floyd's sampling of k − 1 distinct cut points of 1 … n − 1 (Bentley and Floyd 1987) into `chosen` (uint8, zero before
@@ -125,10 +132,10 @@ def _compose(n, k, key, purpose, words, chosen, cuts, lengths, at):
     if k == 1:
         lengths[at] = n
         return
-    philox_blocks(key, purpose, 0, (k + 2) >> 2, words)
+    philox_blocks(key, purpose, epoch, (k + 2) >> 2, words)
     for i in range(k - 1):
         j = np.uint64(n - k + 1 + i)
-        cut = np.uint64(1 + below(np.uint64(words[i]), key, purpose, i, j, 0))
+        cut = np.uint64(1 + below(np.uint64(words[i]), key, purpose, i, j, epoch))
         cut ^= (cut ^ j) & -np.uint64(chosen[cut])  # j if taken
         chosen[cut] = 1
     count = np.int64(1)
@@ -160,15 +167,18 @@ def _buffers(longest):
 
 
 @kernel(inline=True)
-def _draw_runs(n, n_noise, n_spans, key, roll, buffers):
+def _draw_runs(n, n_noise, n_spans, key, epoch, roll, buffers):
     """The segment's runs in document order: their lengths in `runs`, alternately text and noise.
 
     Gives (number of runs of both kinds, 1 if the first is noise else 0, number of noise runs).
     """
     words, chosen, cuts, base, runs = buffers
     drawn = base if roll else runs
-    _compose(n - n_noise, n_spans, key, TEXT_SPANS, words, chosen, cuts, drawn, 0)
-    _compose(n_noise, n_spans, key, NOISE_SPANS, words, chosen, cuts, drawn, 1)
+    text, noise = TEXT_SPANS, NOISE_SPANS
+    if epoch != 0:
+        text, noise = REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS
+    _compose(n - n_noise, n_spans, key, text, epoch, words, chosen, cuts, drawn, 0)
+    _compose(n_noise, n_spans, key, noise, epoch, words, chosen, cuts, drawn, 1)
     count = 2 * n_spans
     if not roll:
         return count, np.int64(0), n_spans
@@ -177,6 +187,8 @@ def _draw_runs(n, n_noise, n_spans, key, roll, buffers):
     inside = n_noise - n_spans
     cut = r < inside
     left = r if cut else r - inside
+    if epoch != 0:  # of the same kind, so that the length stays
+        left = integer(key, REDRAWN_ROLL, 0, inside if cut else n - inside, epoch)
     first, skip = np.int64(0), np.int64(0)  # the run in which it begins, and how much of it lies before
     while True:
         if first & 1:
@@ -234,23 +246,23 @@ def _write_runs(tokens, begin, runs, n_runs, first_is_noise, sentinels, out, inp
 
 
 @kernel
-def _render(tokens, begin, n, key, body, density, mean, max_spans, roll, sentinels, longest, out):
+def _render(tokens, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, longest, out):
     buffers = _buffers(longest)
     runs = buffers[4]
     for i in range(n.shape[0]):
         n_noise, n_spans = _span_counts(n[i], density, mean, max_spans)
-        n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], roll, buffers)
+        n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], epoch, roll, buffers)
         targets, end = body[i] + n[i] - n_noise + spans, body[i] + n[i] + 2 * spans
         _write_runs(tokens, begin[i], runs, n_runs, first, sentinels, out, body[i], targets, end)
 
 
 @kernel
-def _restore(rows, begin, n, key, body, density, mean, max_spans, roll, sentinels, longest, out, fits):
+def _restore(rows, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, longest, out, fits):
     buffers = _buffers(longest)
     runs = buffers[4]
     for i in range(n.shape[0]):
         n_noise, n_spans = _span_counts(n[i], density, mean, max_spans)
-        n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], roll, buffers)
+        n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], epoch, roll, buffers)
         inputs, targets, s, k = body[i], body[i] + n[i] - n_noise + spans, begin[i], 0
         noise, fit = first == 1, True
         for r in range(n_runs):
@@ -280,17 +292,17 @@ def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Draws each segment's spans and writes inputs and targets."""
-    n, key, _ = columns.bodies
+    n, key, _, epoch = columns.bodies
     longest = int(n.max(initial=0))
-    _render(tokens, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, longest, rows)
+    _render(tokens, columns.begin, n, key, epoch, columns.at, *_law(task), task.ids.sentinels, longest, rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Puts the spans back; a body fits if the right sentinels stand where the spans were and before their tokens."""
     fits = np.empty(columns.begin.shape, np.bool_)
-    n, key, _ = columns.bodies
+    n, key, _, epoch = columns.bodies
     longest = int(n.max(initial=0))
-    _restore(rows, columns.begin, n, key, columns.at, *_law(task), task.ids.sentinels, longest, out, fits)
+    _restore(rows, columns.begin, n, key, epoch, columns.at, *_law(task), task.ids.sentinels, longest, out, fits)
     return fits
 
 
