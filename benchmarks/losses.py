@@ -57,10 +57,10 @@ class Loss(NamedTuple):
 
 def records_of(kind: str, count: int, seed: int) -> list[dict[str, Any]]:
     """`count` records of one kind, as both read them."""
-    return [record for record in (_as(kind, made) for made in conversations(4 * count, seed)) if record][:count]
+    return [record for record in (_record_as(kind, made) for made in conversations(4 * count, seed)) if record][:count]
 
 
-def _as(kind: str, record: dict[str, Any]) -> dict[str, Any] | None:
+def _record_as(kind: str, record: dict[str, Any]) -> dict[str, Any] | None:
     """A conversation as a record of a kind; None: it does not end in an answer."""
     messages = record["messages"]
     if kind == "messages":
@@ -86,10 +86,10 @@ def usable(tokenizer: Any, kind: str, record: dict[str, Any]) -> bool:
     found = chats.judge(tokenizer, {**record, "messages": messages})
     if found.refusal or len(found.ids) > SEQ_LENGTH or not (found.mask is None or found.mask.any()):
         return False
-    return kind == "messages" or _same_alone(tokenizer, record, found)
+    return kind == "messages" or _is_same_alone(tokenizer, record, found)
 
 
-def _same_alone(tokenizer: Any, record: dict[str, Any], found: chats.Judged) -> bool:
+def _is_same_alone(tokenizer: Any, record: dict[str, Any], found: chats.Judged) -> bool:
     """Whether a prompt alone has the text that it has before its completion, and no token of that is of both."""
     kwargs = record.get("chat_template_kwargs", {})
     alone, asked = (
@@ -190,7 +190,7 @@ def trl_loss(folder: Path, tokenizer: Any, records: Sequence[dict[str, Any]], ki
     return Loss(trainer.train().training_loss, trained)
 
 
-def compared(source: str, kind: str, count: int, seed: int) -> tuple[int, Loss, Loss]:
+def both_losses(source: str, kind: str, count: int, seed: int) -> tuple[int, Loss, Loss]:
     """(records, packprep's loss, TRL's) under one template."""
     records = records_of(kind, count, seed)
     tokenizer = chats.tokenizer_of(source, [*map("\n".join, map(strings, records)), source])
@@ -218,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
         source = file.read_text("utf-8")
         kinds = ["messages" if "generation %}" in source else "completion", *(["texts"] if file == files[0] else [])]
         for kind in kinds:
-            records, own, trls = compared(source, kind, options.count, options.seed)
+            records, own, trls = both_losses(source, kind, options.count, options.seed)
             difference = abs(own.mean - trls.mean) / trls.mean if records else 0.0
             failed |= own.trained != trls.trained or difference > TOLERANCE
             cells = f"{own.trained:7}  {trls.trained:6}  {own.mean:<16.12f}  {trls.mean:<16.12f}  {difference:.1e}"

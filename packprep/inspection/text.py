@@ -207,7 +207,7 @@ def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[U
         return list(lines)
     shown = {*range(HEAD_LINES), *range(len(lines) - TAIL_LINES, len(lines))}
     if by_turn:
-        shown.update(islice(_turning(lines), MOST_TURN_LINES))
+        shown.update(islice(_turn_lines(lines), MOST_TURN_LINES))
     kept: list[list[Unit]] = []
     for is_shown, numbers in groupby(range(len(lines)), lambda i: i in shown):
         run = [lines[i] for i in numbers]
@@ -216,7 +216,7 @@ def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[U
     return kept
 
 
-def _turning(lines: Sequence[list[Unit]]) -> Iterator[int]:
+def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
     """The numbers of the lines before, at and behind each place where trained tokens begin or end, ascending."""
     before, at, last = "", 0, -1
     for i, line in enumerate(lines):

@@ -15,7 +15,7 @@ from tests.documents import chats_made
     [(chats_made.GENERATION, "messages"), (chats_made.GENERATION, "texts"), (chats_made.THINKING, "completion")],
 )
 def test_the_loss_over_rows_is_that_of_trl(template, kind):
-    records, own, trls = losses.compared(template, kind, 8, 0)
+    records, own, trls = losses.both_losses(template, kind, 8, 0)
     assert records >= 4 and own.trained == trls.trained > 100
     assert own.mean == pytest.approx(trls.mean, rel=losses.TOLERANCE)
 
