@@ -18,12 +18,12 @@ _MOST_ROWS = 1 << 62  # what a state may count
 _COUNTS = ("rows", "steps")  # of a state, which differ
 _JOINED = {  # keys that joined later, and what nobody knows without them
     "digest": "whether the dataset is the one that it was taken with, or was built again since",
-    "redraw": "whether later epochs were noised anew",
+    "redraw": "whether later epochs were drawn anew",
 }
 _INSTEAD = {
     "digest": "a dataset that was built again may hold other rows; open the one whose dataset.json has that digest. If you know "
     "that the rows are the same, take digest out of the state: it is not checked then",
-    "redraw": "later epochs would hold other noise; give the redraw that it was taken with",
+    "redraw": "later epochs would hold other rows; give the redraw that it was taken with",
 }
 
 
@@ -114,7 +114,7 @@ class Reader:
 
         columns: names of COLUMNS (all, the default) and of MORE_COLUMNS. dtype: of tokens, labels, segment_ids,
         position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to write into, whose dtypes
-        then decide; its arrays are returned. epochs: one for each row; above 0, its in-place segments are noised anew.
+        then decide; its arrays are returned. epochs: one for each row; above 0 it is drawn anew, as `redraw`.
         """
         names = self._columns  # known to be columns
         if columns is not None:
@@ -180,8 +180,8 @@ class Reader:
         """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
 
         samples: an end in place of `epochs`, after so many rows over all ranks; a mixture has no `epochs`, since its
-        datasets do not end together. redraw: epoch 0 is the stored rows, in later ones the in-place segments are noised
-        anew, by the same law.
+        datasets do not end together. redraw: epoch 0 is the stored rows, in later ones spans, pivots
+        and noise are drawn anew, by the same law.
         """
         batches = Batches()
         batches._batch_size = integer("batch_size", batch_size, 1, 1 << 31)

@@ -11,7 +11,7 @@ Opening reads the manifest alone. A shard is checked and opened at its first use
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from packprep.dataset.batches import Reader, integer
 from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, read_manifest
 from packprep.dataset.mixture import Mixture, mixed_opened
 from packprep.dataset.redraw import REDRAWN, Laws, laws_of, redrawn
-from packprep.dataset.rows import COLUMNS, Facts, Place, Row, gather, read_only
+from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
 
@@ -138,8 +138,15 @@ class Dataset(Reader):
                     self._at_hand(number)
         return [(at_hand[n][2], row - at_hand[n][1]) for n, row in zip(numbers, rows.tolist(), strict=True)]
 
-    def row(self, index: int) -> Row:
-        """Row `index` as a view of its shard; negative indices count from the end; IndexError beyond."""
+    def row(self, index: int, epoch: int = 0) -> Row:
+        """Row `index` as a view of its shard, or, above epoch 0, drawn anew; negative indices count from the end; IndexError
+        beyond."""
+        if epoch:
+            self.check_redraw()
+            stored, anew = self.row(index), RowInEpoch()
+            anew.epoch = integer("epoch", epoch, 0, 1 << 63)
+            anew.dataset, anew.index, anew._opened, anew._row = self, stored.index, stored._opened, stored._row
+            return anew
         # This is called once a row, where copying the row costs about a microsecond, of which a call is a tenth, and so is
         # memory that was not looked at lately: so where shards are of like size, the row's is guessed, one that is open is
         # not noted as used, and a Row has no __init__.
@@ -161,14 +168,17 @@ class Dataset(Reader):
         return row
 
     def _fill(self, found: list[Place], batch: dict[str, np.ndarray], epochs: Sequence[int] | None) -> None:
-        redraw, columns = None, tuple[str, ...]()
-        if epochs is not None and any(epochs):
-            self.check_redraw()
-            if self._laws.in_place.any() or self._laws.moved.any():
-                numbers = np.array([epoch % (1 << 32) for epoch in epochs])
-                redraw = partial(redrawn, self._laws, numbers)
-                columns = REDRAWN if numbers.all() else ()
-        gather(self.facts, found, batch, redraw, columns)
+        if epochs is None or not any(epochs):
+            gather(self.facts, found, batch)
+        else:
+            whole = REDRAWN if all(epoch % (1 << 32) for epoch in epochs) and self._laws.has_chance else ()
+            gather(self.facts, found, batch, partial(self.redraw, epochs=epochs), whole)
+
+    def redraw(self, segments: Segments, columns: Mapping[str, np.ndarray], epochs: Sequence[int]) -> None:
+        """Write the rows of epochs above 0 into columns, name → [B, T], that hold those of epoch 0; `segments.changed` gets their
+        header. epochs: one for each row."""
+        if self._laws.has_chance:
+            redrawn(self._laws, np.array([epoch % (1 << 32) for epoch in epochs]), segments, columns)
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0."""

@@ -58,11 +58,12 @@ class Mixture(Reader):
         """Those of the datasets, in their order, with commas between them."""
         return ",".join(dataset.digest for dataset in self.datasets)
 
-    def row(self, index: int) -> Row:
-        """Row `index` of all rows, dataset after dataset; the Row's own index and dataset are those of its dataset."""
+    def row(self, index: int, epoch: int = 0) -> Row:
+        """Row `index` of all rows, dataset after dataset, drawn anew above epoch 0; the Row's own index and dataset are those of
+        its dataset."""
         index = self._place(index)
         number = bisect_right(self._first_row, index) - 1
-        return self.datasets[number].row(index - self._first_row[number])
+        return self.datasets[number].row(index - self._first_row[number], epoch)
 
     def _split(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """(dataset, places in `rows`, rows of it) of each dataset that has some of the rows."""

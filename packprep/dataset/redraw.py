@@ -56,6 +56,11 @@ class Laws(NamedTuple):
     sentinels: np.ndarray  # int64[k]
     prepend_bos: bool
 
+    @property
+    def has_chance(self) -> bool:
+        """Whether any task is drawn anew."""
+        return bool(self.in_place.any() or self.moved.any())
+
 
 def laws_of(manifest: Manifest) -> Laws:
     """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here, or if all are of another law_version,
@@ -239,7 +244,7 @@ def _redraw(
     trainable = _trainable(segments)
     if laws.moved[task].any():
         _move(laws, segments, header, epochs, trainable, tokens, loss_mask)
-    weight, by_block = segments.column("loss_weight").copy(), []
+    weight, level, by_block = segments.column("loss_weight").copy(), segments.column("noise").copy(), []
     for t in np.unique(task[in_place]):
         law = laws.by_task[t]
         assert isinstance(law, TaskLaw)
@@ -251,9 +256,10 @@ def _redraw(
             if law.law.flips:
                 _check_labels(segments, tokens, len(laws.ids.rank))
             noised = law.law.draw(int(t), law.parameters, law.resolved, laws.ids, target, int(epoch))
-            weight[which] = noised.weight
+            weight[which], level[which] = noised.weight, noised.level
             if noised.blocks is not None:
                 by_block.append((which, law.parameters["block_length"], noised.blocks))
+    segments.changed |= {"loss_weight": weight, "noise": level}
     if not weighted:
         return None
     weights = segments.at_slots(weight, 0)

@@ -299,6 +299,13 @@ def test_rows_of_an_epoch_are_those_of_a_build_with_its_chance(datasets, kind, e
                 assert np.array_equal(row["loss_mask"], arrays["loss_mask"][i])
             for name in ("segment_ids", "position_ids"):
                 assert np.array_equal(row[name], stored[name][first + i])
+            own = ds.row(first + i, epoch=epoch)
+            for name in names:
+                if name != "prefix_ends" or not (prefix == -1).any():
+                    assert np.array_equal(getattr(own, name), row[name]) and not getattr(own, name).flags.writeable
+            for name in ("prefix", "noise", "loss_weight"):
+                assert np.array_equal(own.segments[name], arrays[f"segment_{name}"][begin:end])
+            assert np.array_equal(own.cu_seqlens, real) and own.n_tokens == real[-1]
         first += len(arrays["tokens"])
     assert (anew["tokens"] != stored["tokens"]).mean() > 0.05
     assert np.array_equal(anew["loss_weights"] > 0, anew["loss_mask"] == 1)
