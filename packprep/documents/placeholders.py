@@ -351,7 +351,7 @@ class Placeholders:
         """What is trained of an assistant's message before its first string, by one that is not the first; None if none tells."""
         for k in (k for k in self._shown if k and self._roles[k] == "assistant"):
             literal, _, answer = self._places(k)
-            if answer is not None and literal == self._gap[k]:
+            if answer is not None:
                 return self._literals[literal][answer:]
         return None
 

@@ -347,9 +347,9 @@ def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int])
             after += 1
         end = begins.get(after) if after < count else len(chat.text)
         begin = laid.answer(k) if chat.messages[k]["role"] == "assistant" else laid.said(k)
-        if end is None or (begin is None and begins.get(k) != end):
+        if end is None or (begins.get(k) != end if begin is None else begin > end):
             raise NotIncremental(f"it cannot be told where message {k} {'ends' if end is None else 'begins'}{_ADVICE}")
-        if begin is not None and begin < end:
+        if begin is not None and begin != end:
             spans.append((begin, end, k))
     return spans
 

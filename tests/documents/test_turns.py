@@ -145,8 +145,9 @@ def test_a_first_answer_without_a_header_begins_as_the_others_do():
     )
     messages = [{"role": "assistant", "content": "x"}, *chats.turns("q", "a")]
     assert trained(template, messages) == [" x</s>", " a</s>"]
-    with pytest.raises(NotIncremental, match="message 0 begins"):
-        found(template, messages[:2], train=(True, None))
+    for unknown in (messages[:2], [{"role": "assistant", "content": ""}, *messages[1:]]):
+        with pytest.raises(NotIncremental, match="message 0 begins"):
+            found(template, unknown, train=(True,) + (None,) * (len(unknown) - 1))
 
 
 def test_messages_without_a_text_have_their_places():

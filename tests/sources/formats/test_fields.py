@@ -202,6 +202,14 @@ def test_columns_of_bytes_and_dictionaries_are_texts(tmp_path):
     assert rejects == [("invalid_utf8", "byte 0 of the completion, 0xff, is not valid UTF-8")]
 
 
+def test_a_null_of_a_dictionary_is_no_text(tmp_path):
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["plain", None]))
+    rows = pa.table({"text": texts, "prompt": ["p", "p"], "completion": ["c", "c"]})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    assert documents(tmp_path / "a.arrow") == (["plain", "pc"], [None, ["c"]], [])
+
+
 def test_a_null_of_a_column_is_a_key_that_is_not_there_but_for_content():
     given = {
         "messages": [
