@@ -724,7 +724,7 @@ def test_a_state_of_before_is_taken_once_with_a_warning_that_names_what_is_not_c
     with pytest.warns(UserWarning, match=f"no {' and no '.join(absent)}, .*nothing tells whether") as caught:
         again.load_state_dict(old)
     text, warned_at = str(caught[0].message), caught[0].filename
-    assert ("built again" in text) == ("digest" in absent) and ("noised anew" in text) == ("redraw" in absent)
+    assert ("built again" in text) == ("digest" in absent) and ("drawn anew" in text) == ("redraw" in absent)
     assert warned_at == __file__
     assert again.state_dict() == it.state_dict()
     assert next(again)["tokens"].tolist() == next(it)["tokens"].tolist()

@@ -1,4 +1,4 @@
-"""Rows noised anew: the stored rows in epoch 0, the same law with chance of its own in every other."""
+"""Rows drawn anew: the stored rows in epoch 0, the same law with chance of its own in every other."""
 
 import json
 import math

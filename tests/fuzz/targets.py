@@ -137,7 +137,7 @@ def build_datasets(folder: Path) -> list[Path]:
 
 
 def _read(directory: Path) -> None:
-    """Some rows and batches, stored and noised anew."""
+    """Some rows and batches, stored and drawn anew."""
     dataset = open_dataset(directory)
     rows = [i for i in (0, 1, len(dataset) - 1) if 0 <= i < len(dataset)]
     calls: list[Callable[[], object]] = [
