@@ -13,7 +13,7 @@ turns    of templates without: the trained characters are those that a regular e
          conversations where it can
 marks    the words that say whose a string is: all of assistants are trained, none of anybody else
 refused  the template itself fails or says no, in Transformers, or it knows texts alone and was given lists of parts, or the other
-         way round, and leaves them out or writes them as Python does. Where it fails because a message has no content, packprep
+         way round, and leaves them out or writes them as data. Where it fails because a message has no content, packprep
          may take what it makes of null or an empty string there
 rejects  what packprep rejects and the template does not, by reason
 
@@ -212,7 +212,7 @@ def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
         plain = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
         judged = rendered(tokenizer, plain, given)
         if leaves_out(tokenizer, plain, given, judged.text):
-            return Judged(refusal="contents are left out, or written as Python writes lists")
+            return Judged(refusal="contents are left out, or written as data")
     assert judged.ids.tolist() == encoded["input_ids"]
     assert judged.mask is None or judged.mask[1:].tolist() == encoded["assistant_masks"][1:]
     return judged
@@ -220,7 +220,7 @@ def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
 
 def leaves_out(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, Any], text: str) -> bool:
     """Whether a template writes no content at all, as those do for texts that know lists of parts alone; or nothing of a list, of
-    whose text it writes something; or what Python writes for a list."""
+    whose text it writes something; or a list as Python or, but of a tool's, JSON have it."""
     marks = [
         [mark[0] for said in strings(message.get("content")) for mark in MARK.finditer(said)] for message in messages
     ]
@@ -230,7 +230,10 @@ def leaves_out(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, 
         parts = message.get("content")
         if not isinstance(parts, list) or not marks[k]:
             continue
-        if any(repr(part) in text for part in parts):
+        as_data = [repr(part) for part in parts]
+        if message["role"] != "tool":
+            as_data += [json.dumps(part, ensure_ascii=escaped) for part in parts for escaped in (False, True)]
+        if any(written in text for written in as_data):
             return True
         if not any(mark in text for mark in marks[k]):
             as_text = {**message, "content": "".join(part["text"] for part in parts)}

@@ -11,6 +11,7 @@ asked to. Where a template rewrites earlier turns, as those do that drop what an
 placeholders tell (`placeholders.py`). Law 2 had none, and rejected such conversations.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,12 +108,18 @@ def _with_contents(
 
 
 def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
-    """Raises TemplateRefusal where a template that knows texts alone was given a list of parts as a content."""
+    """Raises TemplateRefusal where a template that knows texts alone was given a list of parts as a content.
+
+    What a tool gives may be JSON.
+    """
     for k, message in enumerate(messages):
         if not isinstance(message.get("content"), list):
             continue
-        if any(repr(part) in text for part in message["content"]):
-            raise TemplateRefusal(f"it writes the parts of message {k} as Python does; write one text instead")
+        as_data = [repr(part) for part in message["content"]]
+        if message["role"] != "tool":
+            as_data += [json.dumps(part, ensure_ascii=own) for part in message["content"] for own in (False, True)]
+        if any(written in text for written in as_data):
+            raise TemplateRefusal(f"it writes the parts of message {k} as data; write one text instead")
         said = [part for part in texts_of(message) if part.strip()]
         if said and not any(form and form in text for part in said for form in forms_of(part)):
             as_text = [*messages[:k], {**message, "content": "".join(said)}, *messages[k + 1 :]]

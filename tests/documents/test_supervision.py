@@ -146,12 +146,14 @@ def test_a_template_that_passes_over_strings_is_an_error():
     assert not isinstance(marked(chats.turns("", " "), template), tuple)
 
 
-def test_a_template_that_writes_a_list_of_parts_as_python_does_is_an_error():
-    said = [*chats.turns("q"), {"role": "assistant", "content": [{"type": "text", "text": "it's"}]}]
-    reason, detail = marked(said, chats.CHATML.replace("message['content']", "message['content'] | trim"))
-    assert reason == "template_error" and "writes the parts of message 1 as Python does" in detail
-    in_json = marked(said, chats.CHATML.replace("message['content']", "message['content'] | tojson"))
-    assert trained(in_json) == ['[{"type": "text", "text": "it\'s"}]<|im_end|>\n']
+@pytest.mark.parametrize("written", ["trim", "tojson", "tojson(ensure_ascii=True)"])
+def test_a_template_that_writes_parts_as_data_is_an_error_but_for_a_tool_s_json(written):
+    template = chats.CHATML.replace("message['content']", f"message['content'] | {written}")
+    parts = [{"type": "text", "text": "né"}]
+    reason, detail = marked([*chats.turns("q"), {"role": "assistant", "content": parts}], template)
+    assert reason == "template_error" and "writes the parts of message 1 as data" in detail
+    found = marked([{"role": "tool", "content": parts}, chats.turns("", "a")[1]], template)
+    assert isinstance(found, tuple) == (written == "trim")
 
 
 def test_a_system_message_that_is_written_later_is_not_repeated():

@@ -207,8 +207,6 @@ def test_a_template_that_knows_no_lists_of_parts_is_not_given_any():
     with pytest.raises(TemplateRefusal, match="it leaves the list of parts of message 0 out"):
         found(leaves_out, messages)
     system = [{"role": "system", "content": parts}, *chats.turns("q", "a")]
-    in_json = chats.CHATML.replace("message['content']", "message['content'] | tojson")
-    assert trained(in_json, system) == ['"a"<|im_end|>\n']
     for_users = "{% for m in messages if m.role != 'system' %}{{ m.content }};{% endfor %}"
     assert trained(for_users, system) == ["a;"]  # it leaves a text of the system's out, too
 
