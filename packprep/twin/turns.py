@@ -62,7 +62,7 @@ def text_of(talk: Talk, template: Template) -> tuple[Text, int] | None:
     if (said and not any(string in text for string in said)) or re.search("[\ud800-\udfff]", text):
         return None
     variables = {**(template.documents["chat_template_kwargs"] or {}), **talk.variables}
-    chat = _Chat(template, talk, variables, text)
+    chat = _Renderings(template, talk, variables, text)
     taken = 0
     begins: dict[int, int] = {}
     for k, at in theirs.begins.items():
@@ -115,7 +115,7 @@ def wanted_of(talk: Talk, documents: Mapping[str, Any], law: int) -> list[bool]:
     return [want if train is None else train for want, train in zip(wanted, talk.train, strict=True)]
 
 
-class _Chat:
+class _Renderings:
     """A conversation, parts of which are rendered with other words in them."""
 
     def __init__(self, template: Template, talk: Talk, variables: Mapping[str, Any], text: str):
