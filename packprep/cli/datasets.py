@@ -114,7 +114,7 @@ MovedOrNamed = Annotated[
 ]
 
 VIEWS = {
-    "--row": ("--segment", "--source NAME=PREFIX", "--from-plan"),
+    "--row": ("--segment", "--epoch", "--source NAME=PREFIX", "--from-plan"),
     "--doc": ("--source NAME", "--source NAME=PREFIX", "--from-plan"),
     "--grep": ("--limit",),
     "--diff": (),
@@ -132,6 +132,10 @@ def inspect(
     segment: Annotated[
         int | None,
         typer.Option(metavar="K", help="Show the K-th segment of --row whole, from 1.", show_default=False),
+    ] = None,
+    epoch: Annotated[
+        int | None,
+        typer.Option(metavar="E", min=0, help="Show --row as redraw gives it in this epoch.", show_default=False),
     ] = None,
     doc: Annotated[
         str | None,
@@ -159,17 +163,21 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a dataset: totals, utilisation, task and source mix, lengths; or what one of the options asks for."""
+    from packprep.errors import RecipeError
+
     one_thread()
     name, moved = named_and_moved(source)
     check_view(
         {
-            "--row": row is not None, "--segment": segment is not None, "--doc": doc is not None,
+            "--row": row is not None, "--segment": segment is not None, "--epoch": epoch is not None, "--doc": doc is not None,
             "--grep": grep is not None, "--limit": limit is not None, "--diff": diff is not None, "--html": html is not None,
             "--source NAME": name is not None, "--source NAME=PREFIX": bool(moved),
             "--from-plan": from_plan,
         }
     )  # fmt: skip
     if segment is not None:
+        if epoch is not None:
+            raise RecipeError("--epoch and --segment: a segment is shown as it is stored; leave one of them out")
         from packprep.inspection.row import describe_segment, print_segment
 
         assert row is not None
@@ -177,7 +185,7 @@ def inspect(
     elif row is not None:
         from packprep.inspection.row import describe_row, print_row
 
-        put(describe_row(directory, row, moved, from_plan), as_json, print_row)
+        put(describe_row(directory, row, moved, from_plan, epoch or 0), as_json, print_row)
     elif doc is not None:
         from packprep.inspection.document import describe_document, print_document
 

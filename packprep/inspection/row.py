@@ -39,18 +39,23 @@ MOST_SHARDS = 256  # that are searched for a row with all tasks
 
 
 def describe_row(
-    directory: str | os.PathLike | Folder, row: int, moved: Mapping[str, str], from_plan: bool = False
+    directory: str | os.PathLike | Folder,
+    row: int,
+    moved: Mapping[str, str],
+    from_plan: bool = False,
+    epoch: int = 0,
 ) -> dict[str, Any]:
     """One row as plain values: its segments, and each segment's parts as pieces {text, ids, loss, kind}.
 
     row: its number, or −1 for the first row that shows the most tasks; `lacks` then names the tasks that it has not.
     moved: source name → prefix where its files lie now; segments are built again from them and compared. from_plan: the same
-    of the other sources, where the plan says that they lie.
-    Raises ArgumentError for a row that there is not, DatasetError for a dataset that cannot be read, RecipeError for an
-    unknown source.
+    of the other sources, where the plan says that they lie. epoch: the row as redraw gives it there; what is built again is
+    the stored one.
+    Raises ArgumentError for a row that there is not or cannot be drawn anew, DatasetError for a dataset that cannot be read,
+    RecipeError for an unknown source.
     """
     with opened(directory, moved, from_plan) as data:
-        described = row_of(data, row_number(data, row))
+        described = row_of(data, row_number(data, row), epoch)
         shown = {segment["task"] for segment in described["segments"]}
         tasks = data.dataset.tasks if row < 0 else []
         return {**described, "lacks": [t["name"] for t in tasks if t["weight"] and t["name"] not in shown]}
@@ -68,22 +73,23 @@ def row_number(data: OpenedDataset, row: int) -> int:
     return row if row >= 0 else _row_of_most_tasks(data.local, data.dataset)
 
 
-def row_of(data: OpenedDataset, number: int) -> dict[str, Any]:
-    """Row `number`, which there is, of an open dataset, as plain values."""
+def row_of(data: OpenedDataset, number: int, epoch: int = 0) -> dict[str, Any]:
+    """Row `number`, which there is, of an open dataset, as plain values; in an epoch."""
     shard, in_shard = data.location(number)
     data.local.fetch(shard_name(shard))
     stored = shard_in(data.local.folder, data.dataset.manifest, shard)
-    return row_with(data, number, data.rebuilt(shard, np.arange(*stored.segment_range(in_shard))))
+    return row_with(data, number, data.rebuilt(shard, np.arange(*stored.segment_range(in_shard))), epoch)
 
 
-def row_with(data: OpenedDataset, number: int, rebuilt: Sequence[str]) -> dict[str, Any]:
+def row_with(data: OpenedDataset, number: int, rebuilt: Sequence[str], epoch: int = 0) -> dict[str, Any]:
     """The description of a row whose shard has a local copy; rebuilt: of each of its segments, what building it again came to."""
     dataset = data.dataset
-    view = dataset.row(number)
+    view = dataset.row(number, epoch)
     segments = [segment_of(data, view, i, rebuilt[i]) for i in range(len(rebuilt))]
     slots = sum(segment["slots"] for segment in segments)
     return {
         **location_of(data, number),
+        "epoch": epoch,
         "seq_length": dataset.seq_length,
         "slots": slots,
         "padding": dataset.seq_length - slots,
@@ -204,7 +210,8 @@ def print_row(row: Mapping[str, Any]) -> None:
 
 
 def _draw(page: Page, row: Mapping[str, Any]) -> None:
-    page.wrap(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}", HEAD)
+    epoch = f" · epoch {row['epoch']:,}" if row["epoch"] else ""
+    page.wrap(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}{epoch}", HEAD)
     page.wrap(
         f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
         f"{row['padding']:,} padding · {row['trained']:,} trained"

@@ -43,6 +43,21 @@ def test_every_token_of_every_row_is_shown_with_its_loss(dataset):
             assert segment["slots"] == own.sum() and segment["begin"] == np.flatnonzero(own)[0]
 
 
+def test_a_row_in_an_epoch_is_what_redraw_gives(tmp_path, capsys):
+    write_corpus(tmp_path)
+    built(tmp_path, "out", tasks=[{"objective": "span_corruption"}])
+    out = tmp_path / "out"
+    row = open_dataset(out).row(0, epoch=2)
+    shown, stored = describe_row(out, 0, {}, epoch=2), describe_row(out, 0, {})
+    assert shown["epoch"] == 2 and shown["trained"] == row.loss_mask.sum() and shown["segments"] != stored["segments"]
+    for i, segment in enumerate(shown["segments"]):
+        assert ids_and_loss(segment)[0] == row.tokens[row.segment_ids == i + 1].tolist()
+    print_row(shown)
+    assert "· epoch 2" in capsys.readouterr().out.splitlines()[0]
+    print_row(stored)
+    assert "epoch" not in capsys.readouterr().out
+
+
 def test_a_segment_says_where_it_comes_from(dataset):
     ds = open_dataset(dataset)
     plan = json.loads((dataset / "plan.json").read_text())
