@@ -10,6 +10,7 @@ from packprep.building.ledger import ADDED
 from packprep.building.plan import _PARTS, LATER
 from packprep.dataset import manifest
 from packprep.dataset.noise import LAWS
+from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
 from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY
 from packprep.recipe import KEYS
@@ -94,6 +95,11 @@ def test_parameters_of_in_place_objectives_are_declared_once(name):
     assert REGISTRY[name].parameters is LAWS[name].parameters and REGISTRY[name].attention == LAWS[name].attention
 
 
+@pytest.mark.parametrize("name", TOKEN_LAWS)
+def test_parameters_of_objectives_that_move_tokens_are_declared_once(name):
+    assert REGISTRY[name].parameters is TOKEN_LAWS[name].parameters
+
+
 def test_defaults_of_later_keys_are_filled_in_and_left_out_at_each_place():
     later = {"": {"a": 1}, "part": {"b": (2, 3)}, "list": {"c": None}, "absent": {"d": 4}}
     stored = {"x": 0, "part": {"y": 1}, "list": [{"c": 5}, {}]}
@@ -119,7 +125,7 @@ EDITS = {
         "    min_tokens: ",
         '    max_chars: Annotated[Whole, _key("the most characters of a document", ge=0, later=True)] = 0\n    min_tokens: ',
     ),
-    "packprep.objectives.span_corruption": (
+    "packprep.dataset.token_slots": (
         '        Parameter("random_roll"',
         '        Parameter("drift", (0.0, 0.5), "of spans", 0.0, 1.0, later=True),\n        Parameter("random_roll"',
     ),
