@@ -127,8 +127,8 @@ MUTATIONS = [
     Mutation(
         "pivot_off_by_one",
         "objectives/prefix_lm.py",
-        "out[i] = 1 + integer(key[i], PIVOT, 0, n[i] - 1, 0)",
-        "out[i] = max(integer(key[i], PIVOT, 0, n[i] - 1, 0), 1)",
+        "out[i] = 1 + integer(key[i], purpose, 0, n[i] - 1, epoch)",
+        "out[i] = max(integer(key[i], purpose, 0, n[i] - 1, epoch), 1)",
         True,
     ),
     Mutation(
