@@ -240,7 +240,9 @@ def _redraw(
         anew = segments.at_slots(in_place, False).reshape(tokens.shape)
         np.copyto(tokens, labels, where=anew)
         np.copyto(loss_mask, 0, where=anew)
-    header = {name: segments.column(name) for name in ("key", "start", "tokens")}
+    header = {name: segments.column(name) for name in ("key", "tokens")}
+    mode = np.array([0 if law is None else law.mode for law in laws.by_task], np.int64)
+    header["before"] = ((segments.column("start") == 0) & laws.prepend_bos) + mode[task]  # slots before the body
     trainable = _trainable(segments)
     if laws.moved[task].any():
         _move(laws, segments, header, epochs, trainable, tokens, loss_mask)
@@ -252,7 +254,7 @@ def _redraw(
         epoch_of = epochs[segments.row[of_task]]
         for epoch in np.unique(epoch_of):
             which = of_task[epoch_of == epoch]
-            target = _target(laws, law, segments, header, which, trainable, tokens, loss_mask)
+            target = _target(law, segments, header, which, trainable, tokens, loss_mask)
             if law.law.flips:
                 _check_labels(segments, tokens, len(laws.ids.rank))
             noised = law.law.draw(int(t), law.parameters, law.resolved, laws.ids, target, int(epoch))
@@ -284,37 +286,28 @@ def _move(
 
     A segment whose document says what of it is trained keeps its own place.
     """
-    task, stays = segments.column("task"), _supervised(segments, header, laws)
+    task, epoch_of = segments.column("task"), epochs[segments.row]
+    moves = laws.moved[task] & ~_supervised(segments, header["before"])
     prefix, flat = segments.column("prefix").copy(), tokens.reshape(-1)
-    for t in np.unique(task[laws.moved[task]]):
+    for t in np.unique(task[moves]):
         law = laws.by_task[t]
         assert isinstance(law, MovedTask)
-        of_task = np.flatnonzero((task == t) & ~stays)
-        before = ((header["start"][of_task] == 0) & laws.prepend_bos).astype(np.int64) + law.mode
-        n, room = header["tokens"][of_task].astype(np.int64), segments.slots[of_task] - before
-        wrong = (n < 2) | (n > room)
-        epoch_of = epochs[segments.row[of_task]]
-        for epoch in np.unique(epoch_of) if not wrong.any() else ():
-            which = np.flatnonzero(epoch_of == epoch)
-            own = of_task[which]
-            drawn = law.parameters, len(laws.sentinels), header["key"][own], n[which], segments.at[own] + before[which]
-            stored = law.law.place(*drawn, 0)
-            wrong[which] = (room[which] < stored.slots) | (room[which] > stored.slots + 1)  # 1: eos
-            if wrong.any():
-                break
-            if (flat[stored.sentinel] != laws.sentinels[stored.number]).any():
-                slot = stored.sentinel[np.argmax(flat[stored.sentinel] != laws.sentinels[stored.number])]
-                row = int(slot) // tokens.shape[1]
-                raise segments.fault(
-                    row, f"slot {int(slot) % tokens.shape[1]} has no sentinel, and its segment's key says so"
-                )
-            body, now = flat[stored.token], law.law.place(*drawn, int(epoch))
-            flat[now.token] = body
+        of_task = moves & (task == t)
+        for epoch in np.unique(epoch_of[of_task]):
+            which = np.flatnonzero(of_task & (epoch_of == epoch))
+            before, n = header["before"][which], header["tokens"][which].astype(np.int64)
+            room = segments.slots[which] - before
+            _check_slots(segments, which, (n < 2) | (n > room))
+            drawn = law.parameters, len(laws.sentinels), header["key"][which], n, segments.at[which] + before
+            stored, now = law.law.place(*drawn, 0), law.law.place(*drawn, int(epoch))
+            _check_slots(segments, which, (room < stored.slots) | (room > stored.slots + 1))  # 1: eos
+            wrong = stored.sentinel[flat[stored.sentinel] != laws.sentinels[stored.number]]
+            if len(wrong):
+                row, slot = divmod(int(wrong[0]), tokens.shape[1])
+                raise segments.fault(row, f"slot {slot} has no sentinel, and its segment's key says so")
+            flat[now.token] = flat[stored.token]
             flat[now.sentinel] = laws.sentinels[now.number]
-            prefix[own] = before[which] + now.prefix
-        if wrong.any():
-            i = int(segments.row[of_task[np.argmax(wrong)]])
-            raise segments.fault(i, f"a segment of task {t} has not the slots that its tokens take")
+            prefix[which] = before + now.prefix
     changed = np.flatnonzero(prefix != segments.column("prefix"))
     if len(changed):
         anew = next_token_loss_mask(segments.at[changed], segments.slots[changed], prefix[changed], segments.size)
@@ -326,15 +319,21 @@ def _move(
     segments.changed["prefix"] = prefix
 
 
-def _supervised(segments: Segments, header: Mapping[str, Any], laws: Laws) -> np.ndarray:
-    """bool[m]: the segments of which not all is trained alike, as their documents say."""
+def _check_slots(segments: Segments, which: np.ndarray, wrong: np.ndarray) -> None:
+    """DatasetError if one of the segments `which` has not the slots that its tokens take."""
+    if wrong.any():
+        g = which[np.argmax(wrong)]
+        task = segments.column("task")[g]
+        raise segments.fault(int(segments.row[g]), f"a segment of task {task} has not the slots that its tokens take")
+
+
+def _supervised(segments: Segments, before: np.ndarray) -> np.ndarray:
+    """bool[m]: the segments of which not all is trained alike, as their documents say. before: slots before their bodies."""
     stays = np.zeros(len(segments), np.bool_)
     if "trained_ranges" in segments.places[0][0].layout:
         segment, ranges, _ = segments.trained()
-        mode = np.array([0 if law is None else law.mode for law in laws.by_task])[segments.column("task")]
-        body = ((header["start"] == 0) & laws.prepend_bos) + mode
         stays[:] = np.bincount(segment, minlength=len(stays)) != 1
-        stays[segment] |= (ranges[:, 0] > body[segment]) | (ranges[:, 1] < segments.slots[segment] - 1)
+        stays[segment] |= (ranges[:, 0] > before[segment]) | (ranges[:, 1] < segments.slots[segment] - 1)
     return stays
 
 
@@ -365,7 +364,6 @@ def _trainable(segments: Segments) -> np.ndarray | None:
 
 
 def _target(
-    laws: Laws,
     law: TaskLaw,
     segments: Segments,
     header: Mapping[str, Any],
@@ -376,7 +374,7 @@ def _target(
 ) -> noise.Target:
     """The candidates of one task's segments, as render finds them: the body and, unless noise_eos is off, eos."""
     half = segments.slots[which] // law.copies
-    before = ((header["start"][which] == 0) & laws.prepend_bos).astype(np.int64) + law.mode
+    before = header["before"][which]
     count = half - before
     if not law.parameters["noise_eos"] and (trainable is None or law.copies > 1):
         count = np.minimum(count, header["tokens"][which])  # where ranges say what may be noised, they leave eos out

@@ -97,7 +97,7 @@ class Result(NamedTuple):
     runs: Runs | None  # parts of files that it read; None: its arrays do not tell
     twin: tuple[
         int, int
-    ]  # segments that the twin recomputed, and places in their conversations that it took from the build
+    ]  # segments that the twin recomputed; places in conversations of which it took the build's word
     read: dict[str, int] | None  # source → bytes of the text that was read again; None: not all of it was
 
 
