@@ -9,7 +9,7 @@ from packprep.twin.chance import CandidateSlots
 from packprep.twin.reading import Text, TextReader
 from packprep.twin.records import Keys, Talk
 from packprep.twin.tokens import Tokenizer, Trained
-from packprep.twin.turns import Template, text_of
+from packprep.twin.turns import Template, text_of_talk
 
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
 
@@ -102,7 +102,7 @@ class Twin:
         self.sources = [self._source(i, prefix) for i, prefix in enumerate(prefixes)]
 
     def _conversation(self, talk: Talk) -> Text | None:
-        found = text_of(talk, self.template)
+        found = text_of_talk(talk, self.template)
         if found is None:
             return None
         text, taken = found

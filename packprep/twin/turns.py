@@ -52,7 +52,7 @@ class Template(NamedTuple):
     law: int
 
 
-def text_of(talk: Talk, template: Template) -> tuple[Text, int] | None:
+def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
     """(the text of a conversation, of how many places in it the build's word was taken); None where it is turned away."""
     theirs = template.find(talk)
     if theirs is None:

@@ -11,7 +11,7 @@ from packprep.documents.supervision import conversation, rendered_turns
 from packprep.documents.turns import Turns
 from packprep.recipe import DocumentKeys
 from packprep.twin.records import Talk
-from packprep.twin.turns import Template, text_of
+from packprep.twin.turns import Template, text_of_talk
 from tests.documents import chats_made as chats
 
 TEMPLATES = {
@@ -105,7 +105,7 @@ def test_both_find_the_same_turns(name, documents):
     places = taken = used = 0
     for talk in talks(name, 12):
         built = conversation(Dialogue(*talk), source, settings(**documents), 3)
-        found = text_of(talk, twin_s(source, finding(source, **documents), **documents))
+        found = text_of_talk(talk, twin_s(source, finding(source, **documents), **documents))
         if found is None:
             assert isinstance(built, tuple)
             continue
@@ -130,7 +130,7 @@ def test_what_the_build_says_wrongly_is_not_repeated(name):
         for role, said in (("user", "one"), ("assistant", "two <b>"), ("user", "three"), ("assistant", "four"))
     ]
     talk = Talk(messages, None, {}, (None,) * 4, (1.0,) * 4)
-    right, taken = text_of(talk, twin_s(source, finding(source)))
+    right, taken = text_of_talk(talk, twin_s(source, finding(source)))
     assert taken == 0 and len(right.spans) == 2
 
     def wrong(found):
@@ -144,7 +144,7 @@ def test_what_the_build_says_wrongly_is_not_repeated(name):
         yield found._replace(begins=shifted)
 
     for made in wrong(finding(source)(talk)):
-        assert text_of(talk, twin_s(source, lambda _, made=made: made))[0] == right
+        assert text_of_talk(talk, twin_s(source, lambda _, made=made: made))[0] == right
 
 
 @pytest.mark.parametrize("source", [chats.LAST_LEFT_OUT, chats.LAST_LEFT_OUT.replace("<think>", "")])
@@ -152,7 +152,7 @@ def test_what_follows_an_answer_that_is_left_out_at_the_end_does_not_begin_with_
     messages = chats.turns("q", "a", "q", "", "q", "b")
     talk = Talk(messages, None, {}, (None,) * 6, (1.0,) * 6)
     built = conversation(Dialogue(*talk), source, settings(), 3)
-    text, taken = text_of(talk, twin_s(source, finding(source)))
+    text, taken = text_of_talk(talk, twin_s(source, finding(source)))
     assert [text.text[begin:end] for begin, end, _ in text.spans] == ["a</>", "</>", "b</>"]
     assert (*text.boundaries,) == built.boundaries and (*text.roles,) == built.roles and taken <= 2
 
@@ -161,5 +161,5 @@ def test_where_renderings_do_not_tell_the_build_s_word_is_taken_and_counted():
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     talk = Talk(messages, None, {}, (None,) * 2, (1.0,) * 2)
     told = Turns("user:Q;assistant:A;", [(17, 19, 1)], {1: 7}, 0)
-    text, taken = text_of(talk, twin_s("{{ raise_exception('no') }}", lambda _: told))
+    text, taken = text_of_talk(talk, twin_s("{{ raise_exception('no') }}", lambda _: told))
     assert (text.spans, text.boundaries, taken) == ([(17, 19, 1.0)], [7], 2)
