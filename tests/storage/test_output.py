@@ -326,6 +326,7 @@ class Slow:
 
     def __init__(self, port: int, bytes_per_s: float):
         self._to, self.rate, self.sent = port, bytes_per_s, 0
+        self._answers: list[threading.Thread] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -338,7 +339,8 @@ class Slow:
                 return
             there = socket.create_connection(("127.0.0.1", self._to))
             threading.Thread(target=self._pass, args=(client, there, True), daemon=True).start()
-            threading.Thread(target=self._pass, args=(there, client, False), daemon=True).start()
+            self._answers.append(threading.Thread(target=self._pass, args=(there, client, False), daemon=True))
+            self._answers[-1].start()
 
     def _pass(self, source: socket.socket, target: socket.socket, slowly: bool) -> None:
         try:
@@ -349,11 +351,16 @@ class Slow:
                     time.sleep(len(data) / self.rate)
         except OSError:
             pass  # one end is gone; so is the other soon
-        for end in (source, target):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
+        try:
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def wait(self) -> None:
+        """Waits until the store has answered what was under way when its sender died."""
+        for answer in self._answers:
+            answer.join(60)
+            assert not answer.is_alive()
 
     def close(self) -> None:
         self._server.close()
@@ -432,6 +439,7 @@ def kill_when_sent(plain, slow, url: str, sent: int, workers: int = 1) -> None:
         time.sleep(0.01)
     os.killpg(build.pid, signal.SIGKILL)
     assert build.wait() == -signal.SIGKILL
+    slow.wait()
 
 
 @pytest.mark.long(beyond=1)
