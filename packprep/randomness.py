@@ -41,10 +41,11 @@ NOISE_LOW = 21  # the low words of NOISE
 PROOF = 22  # which documents an engine is compared with the reference on
 MIXTURE_CYCLE = 24  # which dataset each sample of a mixture's cycle is of
 MIXTURE_SEED = 25  # the seed of each dataset of a mixture but the first
-REDRAWN_ROLL = 26  # what ROLL, PIVOT, NOISE_SPANS and TEXT_SPANS are for, in later epochs
+REDRAWN_ROLL = 26  # what ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS and CUT_POINTS are for, in later epochs
 REDRAWN_PIVOT = 27
 REDRAWN_NOISE_SPANS = 28
 REDRAWN_TEXT_SPANS = 29
+REDRAWN_CUT_POINTS = 30
 
 _MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)

@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from packprep.building.ledger import add_ledgers, check, is_ledger
 from packprep.building.plan import Plan
 from packprep.building.work import Made
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
+from packprep.dataset.token_slots import LAWS
 from packprep.documents.reading import is_bad
 from packprep.errors import BuildError, DatasetError, PackprepError, PlanError
 from packprep.format.digests import digest_of, digest_of_buffers, own_digest
@@ -34,6 +37,7 @@ from packprep.format.json_files import (
     shard_name,
     with_defaults,
 )
+from packprep.format.tokenizer_json import text_of
 from packprep.sources.first_look import advice_on, begin_of
 from packprep.storage import Folder
 from packprep.storage.local import write_error
@@ -238,6 +242,7 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         "vocab_size": plan.vocabulary.vocab_size,
         "pad_id": plan.vocabulary.roles["pad"],
         "specials": {**plan.vocabulary.specials(), "special_ids": list(plan.vocabulary.special_ids)},
+        "continues": _continues(plan),
         "added_tokens": list(plan.vocabulary.added_tokens),
         "tokenizer": stored["tokenizer"],
         "plan": {"file": "plan.json", "digest": plan.digest},
@@ -254,6 +259,16 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         "ledger": total,
     }
     return {**manifest, "digest": own_digest(as_stored(manifest, LATER_IN_MANIFEST))}
+
+
+def _continues(plan: Plan) -> str:
+    """Which tokens begin inside a character, where redraw will ask."""
+    for task in plan.tasks:
+        law = LAWS.get(task.objective.name)
+        if law and law.whole(task.parameters):
+            flags = task.ids.continues
+            return text_of(flags if len(flags) else np.zeros(task.ids.vocab_size, np.uint8))
+    return ""
 
 
 def _refuse_without_rows(out: Folder, total: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from packprep.dataset.redraw import REDRAWN, Laws, laws_of, redrawn
 from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
+from packprep.format.json_files import TOKENIZER_NAME
 
 try:
     import resource
@@ -106,7 +107,7 @@ class Dataset(Reader):
 
     @cached_property
     def _laws(self) -> Laws:
-        return laws_of(self.manifest)
+        return laws_of(self.manifest, Path(self.directory, TOKENIZER_NAME).read_bytes)
 
     def _at_hand(self, number: int) -> tuple[Any, int, Shard]:
         """Shard `number`, which is checked and opened at its first use."""

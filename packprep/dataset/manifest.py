@@ -133,6 +133,7 @@ class Manifest(TypedDict):
     vocab_size: int
     pad_id: int
     specials: dict[str, Any]
+    continues: str
     added_tokens: list[dict[str, Any]]
     tokenizer: dict[str, str]
     plan: dict[str, str]
@@ -197,6 +198,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "vocab_size": ("a positive integer below 2³¹", lambda v: is_count(v) and 0 < v < 1 << 31),
     "pad_id": ("an id", is_id),
     "specials": ("role → id or ids", lambda v: isinstance(v, dict) and all(map(_is_id_or_ids, v.values()))),
+    "continues": ("a text", _instance_of(str)),
     "added_tokens": ("a list of objects", lambda v: isinstance(v, list)),
     "tokenizer": ("an object", _instance_of(dict)),
     "plan": ("an object", _instance_of(dict)),
@@ -235,7 +237,7 @@ _TASK_KEYS = {
     "parameters": ("an object of values of at most 64 bits", _are_parameters),
 }
 _TASK_MORE = ("resolved",)
-LATER: Later = {"": {}, "tasks": {}, "sources": {}}
+LATER: Later = {"": {"continues": ""}, "tasks": {}, "sources": {}}
 """Those of the keys above that joined later."""
 
 

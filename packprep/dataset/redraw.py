@@ -7,7 +7,8 @@
 Keys are the segments', so that what an epoch gives depends neither on the batch nor on the rank that asks.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,10 @@ from packprep.dataset.boundaries import fill_slots
 from packprep.dataset.manifest import Manifest, StoredTask
 from packprep.dataset.rows import Segments, fill, next_token_loss_mask, own_dtype, put_blocks
 from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
-from packprep.dataset.token_slots import TokenLaw
+from packprep.dataset.token_slots import ROLES, SpecialIds, Stretches, TokenLaw
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
+from packprep.format.tokenizer_json import continuing, flags_of
 
 REDRAWN = ("tokens", "loss_mask", "loss_weights")
 """The columns of which `redrawn` writes every slot of a row."""
@@ -53,7 +55,7 @@ class Laws(NamedTuple):
     in_place: np.ndarray  # bool[tasks]
     moved: np.ndarray  # bool[tasks]
     ids: noise.NoiseIds
-    sentinels: np.ndarray  # int64[k]
+    special: SpecialIds
     prepend_bos: bool
 
     @property
@@ -62,9 +64,13 @@ class Laws(NamedTuple):
         return bool(self.in_place.any() or self.moved.any())
 
 
-def laws_of(manifest: Manifest) -> Laws:
+def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
     """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here, or if all are of another law_version,
-    DatasetError if one cannot be applied."""
+    DatasetError if one cannot be applied.
+
+    read_tokenizer: gives the dataset's tokenizer.json, where the manifest does not tell which tokens begin inside a character;
+    OSError where it is not at hand.
+    """
     if manifest["law_version"] not in LAWS_MADE:
         raise ArgumentError(
             f"redraw: the dataset has {other_law(manifest['law_version'], manifest['made_with'])}, or read its stored rows, "
@@ -79,17 +85,23 @@ def laws_of(manifest: Manifest) -> Laws:
             f"redraw: {named} cannot be drawn anew, only {', '.join((*TOKEN_LAWS, *noise.LAWS))} can: read the stored rows, "
             "without redraw; a recipe's repeat gives each use of a document chance of its own"
         )
-    sentinels = _sentinels(manifest)
+    special = _special_ids(manifest)
     for task in manifest["tasks"]:
         mode = int(task["mode_token"] is not None)
         if task["objective"] in TOKEN_LAWS:
             token_law = TOKEN_LAWS[task["objective"]]
             own = _read_parameters(token_law, task, manifest["made_with"])
-            if len(sentinels) < token_law.sentinels(own):
+            if len(special.sentinels) < token_law.sentinels(own):
                 raise DatasetError(
                     f"redraw: task {task['name']!r} needs {token_law.sentinels(own)} sentinels, and the manifest's specials "
-                    f"have {len(sentinels)}"
+                    f"have {len(special.sentinels)}"
                 )
+            if missing := sorted(token_law.roles(own) - manifest["specials"].keys()):
+                raise DatasetError(
+                    f"redraw: task {task['name']!r} needs {missing[0]}, which the manifest's specials do not have"
+                )
+            if token_law.whole(own) and not len(special.continues):
+                special = special._replace(continues=_continues(manifest, task["name"], read_tokenizer))
             by_task.append(MovedTask(token_law, own, mode))
             continue
         if task["label_alignment"] != "same_slot":
@@ -114,17 +126,45 @@ def laws_of(manifest: Manifest) -> Laws:
     in_place, moved = (np.array([isinstance(law, kind) for law in by_task]) for kind in (TaskLaw, MovedTask))
     bos = bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False))
     ids = _ids(manifest, [law for law in by_task if isinstance(law, TaskLaw)])
-    return Laws(by_task, in_place, moved, ids, sentinels, bos)
+    return Laws(by_task, in_place, moved, ids, special, bos)
 
 
-def _sentinels(manifest: Manifest) -> np.ndarray:
-    """int64[k]: the sentinels' ids; DatasetError where they are none."""
-    given = manifest["specials"].get("sentinels", [])
-    if not isinstance(given, list) or max(given, default=0) >= manifest["vocab_size"]:
+def _special_ids(manifest: Manifest) -> SpecialIds:
+    """The sentinels and role tokens, −1 for a role that no token has; DatasetError where they are none."""
+    specials = manifest["specials"]
+    sentinels = specials.get("sentinels", [])
+    if not isinstance(sentinels, list) or max(sentinels, default=0) >= manifest["vocab_size"]:
         raise DatasetError(
             f"redraw: the manifest's sentinels are no list of ids below vocab_size {manifest['vocab_size']}"
         )
-    return np.array(given, np.int64)
+    fim = tuple(specials.get(role, -1) for role in ROLES)
+    for role, id in zip(ROLES, fim, strict=True):
+        if not isinstance(id, int) or id >= manifest["vocab_size"]:
+            raise DatasetError(
+                f"redraw: the manifest's {role} is {id!r} and should be an id below vocab_size {manifest['vocab_size']}"
+            )
+    return SpecialIds(np.array(sentinels, np.int64), fim, np.zeros(0, np.uint8))
+
+
+def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes]) -> np.ndarray:
+    """uint8[vocab_size]: 1 where a token begins inside a character, as the manifest says, or the dataset's tokenizer.json."""
+    stored, size = manifest["continues"], manifest["vocab_size"]
+    try:
+        if stored:
+            return flags_of(stored, size)
+        from packprep.format.digests import digest_of
+
+        data = read_tokenizer()
+        if (found := digest_of(data)) != manifest["tokenizer"]["digest"]:
+            raise ValueError(f"its digest is {found}, and the manifest has {manifest['tokenizer']['digest']}")
+        return continuing(json.loads(data), size)
+    except (ImportError, OSError, ValueError) as error:
+        what = "continues" if stored else "tokenizer.json"
+        raise ArgumentError(
+            f"redraw: {task!r} never cuts inside a character, and the dataset's {what} does not tell which tokens begin inside "
+            f"one ({error}): put the tokenizer.json that was built with it beside its dataset.json, or read the stored rows, "
+            "without redraw"
+        ) from error
 
 
 def _ids(manifest: Manifest, laws: list[TaskLaw]) -> noise.NoiseIds:
@@ -297,17 +337,20 @@ def _move(
             which = np.flatnonzero(of_task & (epoch_of == epoch))
             before, n = header["before"][which], header["tokens"][which].astype(np.int64)
             room = segments.slots[which] - before
-            _check_slots(segments, which, (n < 2) | (n > room))
-            drawn = law.parameters, len(laws.sentinels), header["key"][which], n, segments.at[which] + before
-            stored, now = law.law.place(*drawn, 0), law.law.place(*drawn, int(epoch))
+            _check_slots(segments, which, (n < law.law.least) | (n > room))
+            drawn = law.parameters, laws.special, Stretches(header["key"][which], n, segments.at[which] + before)
+            stored = law.law.place(*drawn, 0, flat)
             _check_slots(segments, which, (room < stored.slots) | (room > stored.slots + 1))  # 1: eos
-            wrong = stored.sentinel[flat[stored.sentinel] != laws.sentinels[stored.number]]
+            wrong = stored.special[flat[stored.special] != stored.id]
             if len(wrong):
                 row, slot = divmod(int(wrong[0]), tokens.shape[1])
-                raise segments.fault(row, f"slot {slot} has no sentinel, and its segment's key says so")
-            flat[now.token] = flat[stored.token]
-            flat[now.sentinel] = laws.sentinels[now.number]
-            prefix[which] = before + now.prefix
+                raise segments.fault(row, f"slot {slot} has not the special token that its segment's key puts there")
+            body = flat[stored.token]
+            now = law.law.place(*drawn, int(epoch), body)
+            flat[now.token] = body
+            flat[now.special] = now.id
+            if now.prefix is not None:
+                prefix[which] = before + now.prefix
     changed = np.flatnonzero(prefix != segments.column("prefix"))
     if len(changed):
         anew = next_token_loss_mask(segments.at[changed], segments.slots[changed], prefix[changed], segments.size)

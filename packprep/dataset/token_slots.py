@@ -18,8 +18,10 @@ from packprep.dataset.boundaries import ranks
 from packprep.dataset.manifest import Parameter
 from packprep.dataset.noise import words_of
 from packprep.randomness import (
+    CUT_POINTS,
     NOISE_SPANS,
     PIVOT,
+    REDRAWN_CUT_POINTS,
     REDRAWN_NOISE_SPANS,
     REDRAWN_PIVOT,
     REDRAWN_ROLL,
@@ -33,17 +35,33 @@ class Placed(NamedTuple):
     """What stands where in segments' bodies; slots are flat.
 
     token     int64[Σ n]: the slots of the segments' tokens, in document order
-    sentinel  int64[k]: the slots of sentinels
-    number    int64[k]: which sentinel stands there
+    special   int64[k]: the slots of sentinels and role tokens
+    id        int64[k]: which id stands there; −1: none that is known
     slots     int64[m]: how many slots each body takes
-    prefix    int64[m]: how many of these are of the prefix
+    prefix    int64[m]: how many of these are of the prefix; None: none ever is
     """
 
     token: np.ndarray
-    sentinel: np.ndarray
-    number: np.ndarray
+    special: np.ndarray
+    id: np.ndarray
     slots: np.ndarray
-    prefix: np.ndarray
+    prefix: np.ndarray | None
+
+
+class Stretches(NamedTuple):
+    """Segments of one task, one array a column, [m] each."""
+
+    key: np.ndarray  # uint64
+    n: np.ndarray  # int64: tokens
+    first_slot: np.ndarray  # int64: of the body, in the flat rows
+
+
+class SpecialIds(NamedTuple):
+    """The ids that next-token objectives write, and which tokens they cut before."""
+
+    sentinels: np.ndarray  # int64[k]
+    fim: tuple[int, ...]  # prefix, middle and suffix
+    continues: np.ndarray  # uint8[vocabulary]: 1 where a token begins inside a character; empty: none does
 
 
 @dataclass(frozen=True)
@@ -52,15 +70,21 @@ class TokenLaw:
 
     name         the objective's.
     parameters   the keys of its tasks in `[[tasks]]`.
-    place        (parameters, sentinels int, key uint64[m], n int64[m], first_slot int64[m], epoch) → Placed, of segments of n
-                 tokens, 2 or more, whose bodies begin at `first_slot`. sentinels: how many there are.
+    place        (parameters, ids SpecialIds, segments Stretches, epoch, known) → Placed. known: of epoch 0 the flat rows as
+                 they are stored; of others the segments' tokens, [Σ n], in document order.
     sentinels    (parameters) → the least number of sentinels that it can do with.
+    roles        (parameters) → the roles that must be in the vocabulary.
+    least        the fewest tokens of a segment.
+    whole        (parameters) → whether it keeps characters whole, for which SpecialIds.continues is needed.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
-    place: Callable[[Mapping[str, Any], int, np.ndarray, np.ndarray, np.ndarray, int], Placed]
-    sentinels: Callable[[Mapping[str, Any]], int]
+    place: Callable[[Mapping[str, Any], SpecialIds, Stretches, int, np.ndarray], Placed]
+    sentinels: Callable[[Mapping[str, Any]], int] = lambda parameters: 0
+    roles: Callable[[Mapping[str, Any]], frozenset[str]] = lambda parameters: frozenset()
+    least: int = 2
+    whole: Callable[[Mapping[str, Any]], bool] = lambda parameters: False
 
 
 # span_corruption
@@ -75,10 +99,11 @@ def span_counts(parameters: Mapping[str, Any], sentinels: int, n: np.ndarray) ->
 
 
 def span_slots(
-    parameters: Mapping[str, Any], sentinels: int, key: np.ndarray, n: np.ndarray, first_slot: np.ndarray, epoch: int
+    parameters: Mapping[str, Any], ids: SpecialIds, segments: Stretches, epoch: int, known: np.ndarray
 ) -> Placed:
     """Where span_corruption puts tokens and sentinels, as `TokenLaw.place`."""
-    n_noise, n_spans = span_counts(parameters, sentinels, n)
+    key, n, first_slot = segments
+    n_noise, n_spans = span_counts(parameters, len(ids.sentinels), n)
     purposes = (TEXT_SPANS, NOISE_SPANS) if epoch == 0 else (REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS)
     lengths = np.empty(2 * int(n_spans.sum()), np.int64)  # of runs, alternately text and noise
     for which, (total, purpose) in enumerate(zip((n - n_noise, n_noise), purposes, strict=True)):
@@ -98,8 +123,9 @@ def span_slots(
     token = np.repeat(at - (np.cumsum(lengths) - lengths), lengths)
     token += np.arange(len(token))
     noise = np.flatnonzero(is_noise)
-    sentinel = np.concatenate((in_inputs[noise], in_targets[noise]))
-    return Placed(token, sentinel, np.tile(number[noise], 2), n + 2 * noise_runs, n - n_noise + noise_runs)
+    special = np.concatenate((in_inputs[noise], in_targets[noise]))
+    id = np.tile(ids.sentinels[number[noise]], 2)
+    return Placed(token, special, id, n + 2 * noise_runs, n - n_noise + noise_runs)
 
 
 def _before(values: np.ndarray, segment: np.ndarray, begin: np.ndarray) -> np.ndarray:
@@ -192,18 +218,19 @@ SPAN_CORRUPTION = TokenLaw(
 
 
 def pivot_slots(
-    parameters: Mapping[str, Any], sentinels: int, key: np.ndarray, n: np.ndarray, first_slot: np.ndarray, epoch: int
+    parameters: Mapping[str, Any], ids: SpecialIds, segments: Stretches, epoch: int, known: np.ndarray
 ) -> Placed:
     """Where prefix_lm puts tokens and the sentinel, as `TokenLaw.place`: the pivot, uniform over 1 … n − 1, may have a
     sentinel, which moves what follows by a slot."""
+    key, n, first_slot = segments
     pivot = 1 + randomness.integers(key, REDRAWN_PIVOT if epoch else PIVOT, 0, n - 1, epoch)
     shift = int(parameters["sentinel"])
     place = ranks(n)
     token = np.repeat(first_slot, n) + place
     if shift:
         token += place >= np.repeat(pivot, n)
-    sentinel = first_slot + pivot if shift else np.zeros(0, np.int64)
-    return Placed(token, sentinel, np.zeros(len(sentinel), np.int64), n + shift, pivot)
+    special = first_slot + pivot if shift else np.zeros(0, np.int64)
+    return Placed(token, special, np.repeat(ids.sentinels[:1], len(special)), n + shift, pivot)
 
 
 PREFIX_LM = TokenLaw(
@@ -213,4 +240,132 @@ PREFIX_LM = TokenLaw(
     lambda parameters: int(parameters["sentinel"]),
 )
 
-LAWS = {law.name: law for law in (SPAN_CORRUPTION, PREFIX_LM)}
+
+# fill_in_the_middle
+
+
+def rates(parameters: Mapping[str, Any]) -> tuple[np.uint64, np.uint64]:
+    """rate and spm_rate in 2⁻³²."""
+    return np.uint64(int(parameters["rate"] * 2**32)), np.uint64(int(parameters["spm_rate"] * 2**32))
+
+
+def cut_slots(
+    parameters: Mapping[str, Any], ids: SpecialIds, segments: Stretches, epoch: int, known: np.ndarray
+) -> Placed:
+    """Where fill_in_the_middle puts tokens and role tokens, as `TokenLaw.place`. Which segments are rearranged stays; a
+    segment whose roles are not where its cuts can be has −1 for its suffix token."""
+    rate, spm_rate = rates(parameters)
+    moved = np.flatnonzero(randomness.words(segments.key, CUT_POINTS, 0) < rate)
+    own = Stretches(*(column[moved] for column in segments))
+    purpose = REDRAWN_CUT_POINTS if epoch else CUT_POINTS
+    one = randomness.integers(own.key, purpose, 4, own.n + 1, epoch)
+    other = randomness.integers(own.key, purpose, 8, own.n, epoch)
+    other += other >= one
+    begin, end = np.minimum(one, other), np.maximum(one, other)  # of the middle
+    suffix_first = randomness.words(own.key, purpose, 1, epoch) < spm_rate
+    fits = np.ones(len(moved), np.bool_)
+    whole = parameters["text_safe"] and len(ids.continues) > 0
+    if whole and epoch:
+        first = (np.cumsum(segments.n) - segments.n)[moved]
+        begin, end = (_moved_back(known, first, cut, own.n, ids.continues) for cut in (begin, end))
+    begin = np.where(suffix_first, 0, begin)
+    if whole and not epoch:
+        begin, end, fits = _found_cuts(ids, own, begin, end, suffix_first, known)
+    lengths = np.zeros((len(segments.n), 3), np.int64)  # of prefix, middle and suffix
+    lengths[:, 0] = segments.n
+    lengths[moved] = np.stack((begin, end - begin, own.n - end), axis=1)
+    at = np.repeat(segments.first_slot[:, None], 3, axis=1)
+    at_suffix = own.first_slot + 1 + begin
+    at_middle = at_suffix + 1 + own.n - end
+    at[moved] = np.stack((own.first_slot, at_middle, at_suffix), axis=1) + 1
+    part = lengths.reshape(-1)
+    token = np.repeat(at.reshape(-1) - (np.cumsum(part) - part), part)
+    token += np.arange(len(token))
+    special = np.concatenate((own.first_slot, at_middle, at_suffix))
+    id = np.repeat(np.array(ids.fim, np.int64), len(moved))
+    id[2 * len(moved) :][~fits] = -1
+    slots = segments.n.copy()
+    slots[moved] += 3
+    return Placed(token, special, id, slots, None)
+
+
+def _moved_back(
+    tokens: np.ndarray, first: np.ndarray, cut: np.ndarray, n: np.ndarray, continues: np.ndarray
+) -> np.ndarray:
+    """The cuts, moved back to the begins of characters. first: where each segment's tokens begin in `tokens`."""
+    cut = cut.copy()
+    left = np.flatnonzero((cut > 0) & (cut < n))
+    while len(left := left[continues[tokens[first[left] + cut[left]]] != 0]):
+        cut[left] -= 1
+        left = left[cut[left] > 0]
+    return cut
+
+
+def _found_cuts(
+    ids: SpecialIds,
+    segments: Stretches,
+    begin: np.ndarray,
+    end: np.ndarray,
+    suffix_first: np.ndarray,
+    rows: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(begin, end, whether they were found) of the middles as rows hold them, the cuts moved back from where they were drawn:
+    roles stand there, and of the characters that lie between where a cut was drawn and where it is, none begins.
+
+    Nearly all cuts stay, and are looked at together; the others one by one. Where a text has a role token of its own right
+    behind a cut that was moved, two places may fit: the nearer one is taken.
+    """
+    _, middle, suffix = ids.fim
+    at_suffix = segments.first_slot + 1 + begin
+    at_middle = at_suffix + 1 + segments.n - end
+    here, behind = (np.take(rows, at, mode="clip") for at in (at_suffix, at_suffix + 1))
+    fits = (here == suffix) & ((end == segments.n) | (np.take(ids.continues, behind, mode="clip") == 0))
+    here, behind = (np.take(rows, at, mode="clip") for at in (at_middle, at_middle + 1))
+    fits &= (here == middle) & ((begin == 0) | (np.take(ids.continues, behind, mode="clip") == 0))
+    begin, end = begin.copy(), end.copy()
+    for i in np.flatnonzero(~fits).tolist():
+        n, first = int(segments.n[i]), int(segments.first_slot[i])
+        body = rows[first : first + n + 3].tolist()
+        found = _cuts_in(body, int(begin[i]), int(end[i]), bool(suffix_first[i]), ids)
+        if found is not None:
+            begin[i], end[i], fits[i] = *found, True
+    return begin, end, fits
+
+
+def _cuts_in(body: list[int], begin: int, end: int, suffix_first: bool, ids: SpecialIds) -> tuple[int, int] | None:
+    """The cuts of one body, at or below those that were drawn; None where there are none."""
+    n = len(body) - 3
+    _, middle, suffix = ids.fim
+    for a in range(begin, -1, -1):
+        if body[1 + a] != suffix:
+            continue
+        for b in range(end, a - 1, -1):
+            if body[2 + a + n - b] != middle:
+                continue
+            tokens = body[1 : 1 + a] + body[3 + a + n - b :] + body[2 + a : 2 + a + n - b]
+            inside = np.take(ids.continues, tokens, mode="clip") != 0
+
+            def stays(cut: int, drawn: int) -> bool:
+                begins = cut in (0, n) or not inside[cut]  # noqa: B023
+                return begins and (cut == drawn or (drawn < n and bool(inside[cut + 1 : drawn + 1].all())))  # noqa: B023
+
+            if (suffix_first or stays(a, begin)) and stays(b, end):
+                return a, b
+    return None
+
+
+ROLES = ("fim_prefix", "fim_middle", "fim_suffix")
+FILL_IN_THE_MIDDLE = TokenLaw(
+    "fill_in_the_middle",
+    (
+        Parameter("rate", 0.5, "share of the segments that are rearranged", 0.0, 1.0),
+        Parameter("spm_rate", 0.5, "share of those that put the suffix first", 0.0, 1.0),
+        Parameter("text_safe", True, "never cut inside a character of byte-level text"),
+    ),
+    cut_slots,
+    roles=lambda parameters: frozenset(ROLES if parameters["rate"] > 0 else ()),
+    least=1,
+    whole=lambda parameters: parameters["rate"] > 0 and parameters["text_safe"],
+)
+
+LAWS = {law.name: law for law in (SPAN_CORRUPTION, PREFIX_LM, FILL_IN_THE_MIDDLE)}

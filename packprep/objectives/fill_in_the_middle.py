@@ -11,16 +11,12 @@ they are. The cuts are two different ones of 0 … n, uniform. With text_safe a 
 text moves back to the character's begin.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
+from packprep.dataset.token_slots import FILL_IN_THE_MIDDLE, rates
 from packprep.kernel import integer, kernel, word
-from packprep.objectives.objective import Bodies, BodySlots, Objective, Parameter, Task
-from packprep.randomness import CUT_POINTS
-
-ROLES = ("fim_prefix", "fim_middle", "fim_suffix")
+from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
+from packprep.randomness import CUT_POINTS, REDRAWN_CUT_POINTS
 
 
 @kernel
@@ -40,26 +36,27 @@ def _back(tokens, begin, cut, n, continues):
 
 
 @kernel(inline=True)
-def _cuts(key, n):
-    """Two different cuts, ascending, uniform over the pairs of 0 … n."""
-    a, b = integer(key, CUT_POINTS, 4, n + 1, 0), integer(key, CUT_POINTS, 8, n, 0)
+def _cuts(key, n, spm_rate, epoch):
+    """Two different cuts, ascending, uniform over the pairs of 0 … n, and whether the suffix comes first."""
+    purpose = CUT_POINTS if epoch == 0 else REDRAWN_CUT_POINTS
+    a, b = integer(key, purpose, 4, n + 1, epoch), integer(key, purpose, 8, n, epoch)
     if b >= a:
         b += 1
-    return min(a, b), max(a, b)
+    return min(a, b), max(a, b), word(key, purpose, 1, epoch, 0) < spm_rate
 
 
 @kernel
-def _render(tokens, begin, n, key, at, rate, spm_rate, continues, pre, mid, suf, rows):
+def _render(tokens, begin, n, key, epoch, at, rate, spm_rate, continues, pre, mid, suf, rows):
     for i in range(n.shape[0]):
         s, t, k = begin[i], at[i], n[i]
         if word(key[i], CUT_POINTS, 0, 0, 0) >= rate:
             for j in range(k):
                 rows[t + j] = tokens[s + j]
             continue
-        a, b = _cuts(key[i], k)
+        a, b, suffix_first = _cuts(key[i], k, spm_rate, epoch)
         a, b = _back(tokens, s, a, k, continues), _back(tokens, s, b, k, continues)
-        if word(key[i], CUT_POINTS, 1, 0, 0) < spm_rate:
-            a = np.int64(0)  # suffix first: an empty prefix, and the middle begins the text
+        if suffix_first:
+            a = np.int64(0)  # an empty prefix: the middle begins the text
         rows[t] = pre
         t += 1
         for j in range(a):
@@ -77,10 +74,33 @@ def _render(tokens, begin, n, key, at, rate, spm_rate, continues, pre, mid, suf,
             t += 1
 
 
+@kernel(inline=True)
+def _token(rows, t, a, b, k, i):
+    """Token i of a body of k that stands at t, the cuts at a and b."""
+    if i < a:
+        return rows[t + 1 + i]
+    return rows[t + 3 + k - b + i] if i < b else rows[t + 2 + a + i - b]
+
+
 @kernel
-def _restore(rows, begin, n, key, at, rate, spm_rate, pre, mid, suf, out, fits):
-    """The drawn cuts tell where the role tokens stand, and text_safe moves cuts back alone: the suffix token is the last one
-    up to its place, the middle token the first one from its place on."""
+def _stays(rows, t, a, b, k, cut, drawn, continues):
+    """Whether a cut that was drawn is moved back to `cut`, one of a and b."""
+    if cut == drawn and (cut == 0 or cut == k or continues.shape[0] == 0):
+        return True
+    if cut != drawn and (drawn == k or continues.shape[0] == 0):
+        return False
+    for i in range(cut, drawn + 1):
+        token = np.int64(_token(rows, t, a, b, k, i))
+        inside = 0 <= token < continues.shape[0] and continues[token] != 0
+        if i > 0 and inside != (i > cut):
+            return False
+    return True
+
+
+@kernel
+def _restore(rows, begin, n, key, epoch, at, rate, spm_rate, continues, pre, mid, suf, out, fits):
+    """text_safe moves cuts back alone: the first places at or below the drawn ones where role tokens stand, and between which
+    no character begins."""
     for i in range(n.shape[0]):
         s, t, k = begin[i], at[i], n[i]
         fits[i] = True
@@ -88,38 +108,29 @@ def _restore(rows, begin, n, key, at, rate, spm_rate, pre, mid, suf, out, fits):
             for j in range(k):
                 out[s + j] = rows[t + j]
             continue
-        a, b = _cuts(key[i], k)
-        end = t + k + 3
-        fits[i] = rows[t] == pre
-        at_suf = t + 1 + (a if word(key[i], CUT_POINTS, 1, 0, 0) >= spm_rate else 0)
-        while at_suf > t and rows[at_suf] != suf:
-            at_suf -= 1
-        at_mid = at_suf + 1 + k - b
-        while at_mid < end and rows[at_mid] != mid:
-            at_mid += 1
-        if at_suf == t or at_mid == end:
-            fits[i] = False
-            continue
-        for j in range(t + 1, at_suf):
-            out[s] = rows[j]
-            s += 1
-        for j in range(at_mid + 1, end):
-            out[s] = rows[j]
-            s += 1
-        for j in range(at_suf + 1, at_mid):
-            out[s] = rows[j]
-            s += 1
-
-
-def _rates(task: Task) -> tuple[np.uint64, np.uint64]:
-    """rate and spm_rate in 2⁻³²."""
-    return np.uint64(int(task.parameters["rate"] * 2**32)), np.uint64(int(task.parameters["spm_rate"] * 2**32))
+        drawn_a, drawn_b, suffix_first = _cuts(key[i], k, spm_rate, epoch)
+        found = False
+        a = np.int64(0) if suffix_first else drawn_a
+        while a >= 0 and not found and rows[t] == pre:
+            b = drawn_b
+            while b >= a and not found and rows[t + 1 + a] == suf:
+                found = (
+                    rows[t + 2 + a + k - b] == mid
+                    and (suffix_first or _stays(rows, t, a, b, k, a, drawn_a, continues))
+                    and _stays(rows, t, a, b, k, b, drawn_b, continues)
+                )
+                b -= not found
+            a -= not found
+        fits[i] = found
+        if found:
+            for j in range(k):
+                out[s + j] = _token(rows, t, a, b, k, j)
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
     """n, and three role tokens where it is applied."""
     out = np.empty(bodies.n.shape, np.bool_)
-    _applied(bodies.key, _rates(task)[0], out)
+    _applied(bodies.key, rates(task.parameters)[0], out)
     return bodies.n + 3 * out
 
 
@@ -128,38 +139,34 @@ def most_body_slots(task: Task, n: int) -> int:
     return n + (3 if task.parameters["rate"] > 0 else 0)
 
 
+def _continues(task: Task) -> np.ndarray:
+    return task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8)
+
+
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Writes the parts in their order, with the role tokens."""
-    continues = task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8)
-    n, key, _, _ = columns.bodies
-    _render(tokens, columns.begin, n, key, columns.at, *_rates(task), continues, *task.ids.fim, rows)
+    n, key, _, epoch = columns.bodies
+    chance = *rates(task.parameters), _continues(task)
+    _render(tokens, columns.begin, n, key, epoch, columns.at, *chance, *task.ids.fim, rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Puts the middle back; a body fits if the role tokens stand where they belong."""
     fits = np.empty(columns.begin.shape, np.bool_)
-    n, key, _, _ = columns.bodies
-    _restore(rows, columns.begin, n, key, columns.at, *_rates(task), *task.ids.fim, out, fits)
+    n, key, _, epoch = columns.bodies
+    chance = *rates(task.parameters), _continues(task)
+    _restore(rows, columns.begin, n, key, epoch, columns.at, *chance, *task.ids.fim, out, fits)
     return fits
-
-
-def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """The three role tokens."""
-    return frozenset(ROLES if parameters["rate"] > 0 else ())
 
 
 OBJECTIVE = Objective(
     name="fill_in_the_middle",
     attention="causal",
-    parameters=(
-        Parameter("rate", 0.5, "share of the segments that are rearranged", 0.0, 1.0),
-        Parameter("spm_rate", 0.5, "share of those that put the suffix first", 0.0, 1.0),
-        Parameter("text_safe", True, "never cut inside a character of byte-level text"),
-    ),
+    parameters=FILL_IN_THE_MIDDLE.parameters,
     body_slots=body_slots,
     most_body_slots=most_body_slots,
     render=render,
     restore=restore,
     added="fim",
-    roles=roles,
+    roles=FILL_IN_THE_MIDDLE.roles,
 )

@@ -17,6 +17,7 @@ import msgspec
 from packprep.cache import remembered
 from packprep.errors import VocabularyError
 from packprep.format.digests import digest_of
+from packprep.format.tokenizer_json import byte_characters, continuing
 from packprep.storage import expanded
 
 MOST_BYTES = 1 << 29
@@ -236,19 +237,6 @@ def bytes_tokenizer_json() -> bytes:
             },
         }
     )
-
-
-def byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode` in encoder.py)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    characters, shifted = [], 0x100
-    for byte in range(256):
-        if byte in printable:
-            characters.append(chr(byte))
-        else:
-            characters.append(chr(shifted))
-            shifted += 1
-    return characters
 
 
 def parse_tokenizer_json(data: bytes, name: str) -> Mapping[str, Any]:
@@ -529,13 +517,5 @@ def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
             f"the tokenizer.json has {tokens} tokens, and vocab_size is {vocab_size}: at most {MOST_HOLES} ids may be without "
             "a token; put the right file back"
         )
-    if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
-        inside = {character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80}
-        which = [i for text, i in pairs if text[:1] in inside]
-    else:
-        inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}
-        which = [i for text, i in pairs if text in inside] if model.get("byte_fallback") else []
-    continues = bytearray(vocab_size)
-    for i in which:
-        continues[i] = 1
-    return bytes(continues) if which else b""
+    continues = continuing(parsed, vocab_size)
+    return continues.tobytes() if continues.any() else b""

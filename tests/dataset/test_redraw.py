@@ -13,6 +13,7 @@ from packprep.building.work import make_shard
 from packprep.dataset import noise, order, redraw
 from packprep.dataset.rows import Segments
 from packprep.errors import ArgumentError, DatasetError, StateError
+from packprep.format.tokenizer_json import flags_of
 from tests import made
 from tests.dataset.synthetic import replace_in_manifest
 
@@ -49,6 +50,7 @@ SPANS, ROLLED = (
 )
 LOWER = {"objective": "span_corruption", "noise_density": 0.5, "mean_span_length": 1.0, "too_many_spans": "lower"}
 MARKED = {"objective": "prefix_lm", "sentinel": True}
+FIM = {"objective": "fill_in_the_middle", "mode_token": "[NLG]"}
 
 KINDS_MOVED = {
     "t5": ([{"preset": "t5"}], {}, False),
@@ -56,8 +58,9 @@ KINDS_MOVED = {
     "compact": ([{"preset": "ul2r"}, MARKED], {"output": {"columns": "compact", "shard_text_bytes": 40_000}}, False),
     "rolled": ([ROLLED, {**LOWER, "name": "lower"}], {"documents": {"append_eos": False}}, False),
     "supervised_moved": ([SPANS, {"objective": "prefix_lm"}, MASKED], {"documents": {"prepend_bos": True}}, True),
+    "cuts": ([FIM, {**FIM, "name": "fim_always", "rate": 1.0}], {"documents": {"prepend_bos": True}}, False),
     "all": (
-        [{"preset": "ul2r"}, {**ROLLED, "name": "rolled"}, MASKED, BLOCKS, CAUSAL],
+        [{"preset": "ul2r"}, {**ROLLED, "name": "rolled"}, FIM, MASKED, BLOCKS, CAUSAL],
         {"packing": {"pad_seq_to_mult": 16}},
         False,
     ),
@@ -312,7 +315,7 @@ def test_rows_of_an_epoch_are_those_of_a_build_with_its_chance(datasets, kind, e
 
 
 MOVED_DAMAGE = {
-    "has no sentinel": lambda a: np.copyto(a["tokens"], 7),
+    "has not the special token": lambda a: np.copyto(a["tokens"], 7),
     "has not the slots that its tokens take": lambda a: a["segment_tokens"].__iadd__(1000),
 }
 
@@ -326,6 +329,29 @@ def test_a_row_that_is_not_what_its_key_says_is_a_fault_with_a_name(datasets, wh
     shard.__dict__["arrays"] = arrays
     with pytest.raises(DatasetError, match=f"row 0: .*{what}"):
         fresh.batch([0, 1], epochs=[1, 1])
+
+
+def test_characters_stay_whole_by_the_manifest_or_the_tokenizer_beside_it(datasets, tmp_path):
+    ds = datasets("cuts")
+    expected = ds.batch(range(len(ds)), epochs=[1] * len(ds))
+    plan = open_plan(ds.directory)
+    assert np.array_equal(flags_of(ds.manifest["continues"], ds.vocab_size), plan.tasks[0].ids.continues)
+    out = shutil.copytree(ds.directory, tmp_path / "out")
+    replace_in_manifest(out, continues="")
+    anew = open_dataset(out).batch(range(len(ds)), epochs=[1] * len(ds))
+    assert all(np.array_equal(anew[name], values) for name, values in expected.items())
+    tokenizer = out / "tokenizer.json"
+    for damage in (lambda: tokenizer.write_bytes(tokenizer.read_bytes() + b" "), tokenizer.unlink):
+        damage()
+        with pytest.raises(ArgumentError, match="'fill_in_the_middle' never cuts inside a character, .*tokenizer.json"):
+            open_dataset(out).batches(2, redraw=True)
+    for damage in ("AAAA", "?", "é"):
+        replace_in_manifest(out, continues=damage)
+        with pytest.raises(ArgumentError, match="'fill_in_the_middle' never cuts inside a character, .*continues"):
+            open_dataset(out).batches(2, redraw=True)
+    tasks = [{**task, "parameters": {**task["parameters"], "text_safe": False}} for task in ds.tasks]
+    replace_in_manifest(out, continues="", tasks=tasks)
+    open_dataset(out).batches(2, redraw=True)
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +368,7 @@ def test_a_dataset_of_causal_tasks_stays_as_it_is(causal):
     assert np.array_equal(next(it)["tokens"], next(it)["tokens"])
 
 
-@pytest.mark.parametrize("objective", ["fill_in_the_middle", "my_shift"])
+@pytest.mark.parametrize("objective", ["my_shift", "my_cuts"])
 def test_a_task_whose_chance_would_stay_is_refused_by_name_at_once(causal, tmp_path, objective):
     shutil.copytree(causal, tmp_path / "out")
     tasks = [{**open_dataset(causal).tasks[0], "name": "mine", "objective": objective}, open_dataset(causal).tasks[1]]

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from packprep.dataset import token_slots
-from packprep.objectives import span_corruption
+from packprep.dataset.token_slots import SpecialIds, Stretches
+from packprep.objectives import fill_in_the_middle, span_corruption
 
-SENTINELS = np.arange(1000, 1300)
+SENTINELS, NONE = np.arange(1000, 1300), np.zeros(0, np.uint8)
+KEYS = np.arange(60_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 N, DENSITY, MEAN = 12, 0.5, 2.0  # 6 tokens of noise in 3 spans
 LAW = {"noise_density": DENSITY, "mean_span_length": MEAN, "random_roll": False}
 
@@ -39,10 +41,14 @@ def masks():
     return np.array(found)
 
 
+def ids(sentinels):
+    return SpecialIds(SENTINELS[:sentinels], (-1, -1, -1), NONE)
+
+
 def drawn(law, keys, epoch):
     """bool[m, N]: which tokens stand behind the prefix, in segments of N tokens."""
     n, first = np.full(len(keys), N), np.arange(len(keys)) * 100
-    placed = token_slots.span_slots(law, 50, keys, n, first, epoch)
+    placed = token_slots.span_slots(law, ids(50), Stretches(keys, n, first), epoch, NONE)
     return (placed.token.reshape(-1, N) - first[:, None]) >= placed.prefix[:, None]
 
 
@@ -64,7 +70,7 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
     n, key = chance.integers(3, 600, m), chance.integers(0, 1 << 63, m).astype(np.uint64)
     law = {"noise_density": density, "mean_span_length": mean, "random_roll": roll}
     most = count - int(roll)
-    slots = token_slots.span_slots(law, count, key, n, np.zeros(m, np.int64), 0).slots
+    slots = token_slots.span_slots(law, ids(count), Stretches(key, n, np.zeros(m, np.int64)), 0, NONE).slots
     first, begin = np.cumsum(slots) - slots, np.cumsum(n) - n
     tokens = np.arange(n.sum())
     for epoch in (0, 1, 77, (1 << 32) - 1):
@@ -72,16 +78,15 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
         span_corruption._render(
             tokens, begin, n, key, epoch, first, density, mean, most, roll, SENTINELS, int(n.max()), rows
         )
-        placed = token_slots.span_slots(law, count, key, n, first, epoch)
+        placed = token_slots.span_slots(law, ids(count), Stretches(key, n, first), epoch, NONE)
         again = np.full_like(rows, -1)
-        again[placed.token], again[placed.sentinel] = tokens, SENTINELS[placed.number]
+        again[placed.token], again[placed.special] = tokens, placed.id
         assert np.array_equal(placed.slots, slots)
         assert np.array_equal(again[: slots.sum()], rows[: slots.sum()]) and (again[: slots.sum()] >= 0).all()
 
 
 def test_every_mask_is_as_likely_over_segments_and_over_epochs():
-    every = numbers(masks())
-    key = np.arange(60_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    every, key = numbers(masks()), KEYS
     for epoch in (0, 5):
         found = numbers(drawn(LAW, key, epoch))
         counts = np.array([(found == number).sum() for number in every])
@@ -94,8 +99,7 @@ def test_every_mask_is_as_likely_over_segments_and_over_epochs():
 def test_under_a_roll_a_segment_keeps_its_kind_and_every_rotation_of_it_is_as_likely():
     law = {**LAW, "random_roll": True}
     rotated = np.concatenate([np.roll(masks(), -offset, axis=1) for offset in range(N)])
-    kinds = cuts_a_span(rotated)
-    key = np.arange(60_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    kinds, key = cuts_a_span(rotated), KEYS
     stored = cuts_a_span(drawn(law, key, 0))
     for epoch in (0, 9):
         found = drawn(law, key, epoch)
@@ -115,9 +119,87 @@ def test_under_a_roll_a_segment_keeps_its_kind_and_every_rotation_of_it_is_as_li
 
 
 def test_every_pivot_is_as_likely():
-    key = np.arange(60_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    n, first = np.full(len(key), N), np.arange(len(key)) * 100
-    stored = token_slots.pivot_slots({"sentinel": True}, 1, key, n, first, 0).prefix
-    anew = token_slots.pivot_slots({"sentinel": True}, 1, key, n, first, 3).prefix
+    own = Stretches(KEYS, np.full(len(KEYS), N), np.arange(len(KEYS)) * 100)
+    stored, anew = (token_slots.pivot_slots({"sentinel": True}, ids(1), own, epoch, NONE).prefix for epoch in (0, 3))
     joint = np.bincount((stored - 1) * (N - 1) + anew - 1, minlength=(N - 1) ** 2)
-    assert not is_improbable(joint, np.full((N - 1) ** 2, len(key) / (N - 1) ** 2))
+    assert not is_improbable(joint, np.full((N - 1) ** 2, len(KEYS) / (N - 1) ** 2))
+    one = Stretches(KEYS[:1], own.n[:1], own.first_slot[:1])
+    pivots = [token_slots.pivot_slots({"sentinel": False}, ids(0), one, e, NONE).prefix[0] for e in range(1, 2201)]
+    assert not is_improbable(np.bincount(pivots)[1:], np.full(N - 1, 2200 / (N - 1)))
+
+
+def cut_law(rate=0.7, spm_rate=0.4, text_safe=True):
+    return {"rate": rate, "spm_rate": spm_rate, "text_safe": text_safe}
+
+
+PRE, MID, SUF = 90, 91, 92
+
+
+@pytest.mark.parametrize("in_text", [0.0, 0.01])
+@pytest.mark.parametrize("inside", [0.0, 0.2, 0.9])
+def test_cuts_are_found_where_the_kernels_made_them_and_go_where_they_make_others(inside, in_text):
+    chance = np.random.default_rng(3)
+    m = 3000
+    n, key = chance.integers(1, 60, m), chance.integers(0, 1 << 63, m).astype(np.uint64)
+    n[:50] = 1
+    continues = (np.arange(100) < 90 * inside).astype(np.uint8)
+    tokens = chance.integers(0, 90, n.sum()).astype(np.int32)
+    own_roles = np.flatnonzero(chance.random(len(tokens)) < in_text)
+    tokens[own_roles] = chance.integers(PRE, SUF + 1, len(own_roles))
+    special, begin = SpecialIds(SENTINELS[:0], (PRE, MID, SUF), continues), np.cumsum(n) - n
+    first = np.cumsum(n + 3) - n - 3
+    own, law, rows = Stretches(key, n, first), cut_law(), {}
+    for epoch in (0, 1, 77, (1 << 32) - 1):
+        there = rows[epoch] = np.full(int(n.sum()) + 3 * m, -1, np.int32)
+        drawn = token_slots.rates(law), continues, PRE, MID, SUF
+        fill_in_the_middle._render(tokens, begin, n, key, epoch, first, *drawn[0], *drawn[1:], there)
+        placed = token_slots.cut_slots(law, special, own, epoch, tokens if epoch else there)
+        out, fits = np.full_like(tokens, -1), np.zeros(m, np.bool_)
+        fill_in_the_middle._restore(there, begin, n, key, epoch, first, *drawn[0], *drawn[1:], out, fits)
+        assert fits.all() and (there[placed.special] == placed.id).all()
+        assert np.array_equal(placed.slots - n, 3 * (there[np.minimum(first + n, len(there) - 1)] >= 0))
+        if epoch or not in_text:
+            assert np.array_equal(there[placed.token], tokens)
+        else:  # two places may fit
+            assert np.array_equal(there[placed.token], out)
+        wrong = np.unique(np.repeat(np.arange(m), n)[out != tokens])
+        assert len(wrong) <= (m // 100 if in_text and inside else 0)
+    moved = (placed.slots > n).mean()
+    assert abs(moved - 0.7) < 0.05 and (rows[1] != rows[0]).mean() > 0.2
+
+
+def test_every_pair_of_cuts_is_as_likely_in_both_orders():
+    law, n = cut_law(text_safe=False), np.full(len(KEYS), 5)
+    special = SpecialIds(SENTINELS[:0], (PRE, MID, SUF), NONE)
+
+    def counts_of(key, epochs):
+        own = Stretches(key, n[: len(key)], np.arange(len(key)) * 8)
+        found = np.zeros((6, 6))
+        for epoch in epochs:
+            placed = token_slots.cut_slots(law, special, own, epoch, NONE)
+            moved = placed.slots > 5
+            _, middle, suffix = (placed.special - np.tile(own.first_slot[moved], 3)).reshape(3, -1)
+            np.add.at(found, (suffix, middle - suffix), 1)
+        return found
+
+    pairs = [(a, b) for a in range(6) for b in range(a + 1, 6)]
+    for key, epochs in ((KEYS, [0]), (KEYS, [4])):
+        placed = token_slots.cut_slots(law, special, Stretches(key, n, np.arange(len(key)) * 8), epochs[0], NONE)
+        moved = int((placed.slots > 5).sum())
+        assert abs(moved / len(key) - 0.7) < 0.01
+        found = counts_of(key, epochs)
+        check_cuts(found, pairs, moved)
+    one = KEYS[np.flatnonzero(placed.slots > 5)[:1]]
+    check_cuts(counts_of(one, range(1, 6001)), pairs, 6000)
+    still = KEYS[np.flatnonzero(placed.slots == 5)[:1]]
+    assert not counts_of(still, range(1, 201)).any()
+
+
+def check_cuts(found, pairs, moved):
+    """found[s, m]: how often the suffix token stood at slot s and the middle token m slots behind; 5 tokens."""
+    expected = np.zeros((6, 6))
+    for a, b in pairs:
+        expected[1 + a, 1 + 5 - b] += 0.6 * moved / len(pairs)
+        expected[1, 1 + 5 - b] += 0.4 * moved / len(pairs)
+    there = expected > 0
+    assert found[there].sum() == moved and not is_improbable(found[there], expected[there])

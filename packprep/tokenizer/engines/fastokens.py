@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from packprep.cache import remembered
+from packprep.format.tokenizer_json import byte_characters
 from packprep.tokenizer.engines.engine import EngineRefusal, offsets_of
 from packprep.tokenizer.engines.reference import MOST_GROWTH, ReferenceEngine, most_of_one, plain_of
 from packprep.tokenizer.file import (
     added_tokens,
-    byte_characters,
     panics_as_errors,
     parse_tokenizer_json,
     steps_of,
