@@ -131,6 +131,7 @@ class _Steps:
             DTYPES,
             redraw=of.redraw,
             samples=of.samples,
+            accelerate=of.accelerate,
         )
         self._batches.load_state_dict({**of.start, "rows": rows + steps * stride})
 
@@ -169,7 +170,8 @@ class RankBatches(IterableDataset):
         super().__init__()
         self.dataset, self.form, self.batch_size = dataset, form, batch_size
         self.rank, self.world_size = options["rank"], options["world_size"]
-        self.epochs, self.samples, self.redraw = options["epochs"], options["samples"], options["redraw"]
+        self.epochs, self.samples = options["epochs"], options["samples"]
+        self.redraw, self.accelerate = options["redraw"], options["accelerate"]
         # Arguments are checked here, in the main process, by the loader itself.
         self._position = dataset.batches(
             batch_size,
@@ -181,6 +183,7 @@ class RankBatches(IterableDataset):
             form.columns,
             redraw=self.redraw,
             samples=self.samples,
+            accelerate=self.accelerate,
         )
         self.end = self._position.end
         self.start = self._position.state_dict()
@@ -256,6 +259,7 @@ def iterable(
     samples: int | None = None,
     columns: Sequence[str] | None = None,
     redraw: bool = False,
+    accelerate: str = "numpy",
     ignore_index: int | None = None,
     tail: str = "segment",
 ) -> RankBatches:
@@ -266,8 +270,9 @@ def iterable(
     """
     dataset = opened(directory)
     form = Form(dataset, layout, columns, ignore_index, tail)
-    given = {"seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": epochs}
-    return RankBatches(dataset, form, batch_size, {**given, "samples": samples, "redraw": redraw})
+    given: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": epochs}
+    given |= {"samples": samples, "redraw": redraw, "accelerate": accelerate}
+    return RankBatches(dataset, form, batch_size, given)
 
 
 def loader(
@@ -296,9 +301,9 @@ def loader(
 
     Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
 
-    options: seed, shuffle, epochs, samples, columns, redraw as of `Dataset.batches`; tail; ignore_index: goes into labels where
-    loss_mask is False. pin_memory: batches lie in page-locked memory, from torch's own cache of it. num_workers:
-    processes; 0, the fast default, makes batches here.
+    options: seed, shuffle, epochs, samples, columns, redraw, accelerate as of `Dataset.batches`; tail; ignore_index: goes into
+    labels where loss_mask is False. pin_memory: batches lie in page-locked memory, from torch's own cache of it.
+    num_workers: processes; 0, the fast default, makes batches here.
     """
     if num_workers < 0:
         raise ArgumentError(f"num_workers is {num_workers} and should be at least 0")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset import order
+from packprep.dataset.redraw import check_accelerate
 from packprep.dataset.rows import COLUMNS, MORE_COLUMNS, SLOTS, SUMS, own_dtype, refuse_columns
 from packprep.errors import ArgumentError, StateError
 
@@ -30,7 +31,7 @@ _INSTEAD = {
 class Reader:
     """The face of a Dataset and of a Mixture. They have seq_length, token_dtype, a fingerprint, a digest, a length, `row`, and
 
-    _find(rows), _fill(found, batch, epochs)      where rows lie; write them into arrays, column → [B, T]
+    _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
     rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw()
     """
 
@@ -54,7 +55,7 @@ class Reader:
     def _find(self, rows: np.ndarray) -> Any:
         raise NotImplementedError
 
-    def _fill(self, found: Any, batch: dict[str, np.ndarray], epochs: Sequence[int] | None) -> None:
+    def _fill(self, found: Any, batch: dict[str, np.ndarray], epochs: Sequence[int] | None, accelerate: str) -> None:
         raise NotImplementedError
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -109,12 +110,14 @@ class Reader:
         columns: Sequence[str] | None = None,
         dtype: Any = None,
         epochs: Sequence[int] | np.ndarray | None = None,
+        accelerate: str = "numpy",
     ) -> dict[str, np.ndarray]:
         """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss) and loss_weight_sum are [B].
 
         columns: names of COLUMNS (all, the default) and of MORE_COLUMNS. dtype: of tokens, labels, segment_ids,
         position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to write into, whose dtypes
-        then decide; its arrays are returned. epochs: one for each row; above 0 it is drawn anew, as `redraw`.
+        then decide; its arrays are returned. epochs: one for each row; above 0 it is drawn anew, as `redraw`
+        and `accelerate` of `batches` say.
         """
         names = self._columns  # known to be columns
         if columns is not None:
@@ -138,7 +141,7 @@ class Reader:
                 raise ArgumentError(f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}")
             else:
                 batch[name] = out[name]
-        self._fill(found, batch, epochs)
+        self._fill(found, batch, epochs, accelerate)
         return batch
 
     def _dtypes(self, dtype: Any, names: Sequence[str] = COLUMNS + MORE_COLUMNS) -> dict[str, np.dtype]:
@@ -176,12 +179,14 @@ class Reader:
         dtype: Any = None,
         redraw: bool = False,
         samples: int | None = None,
+        accelerate: str = "numpy",
     ) -> "Batches":
         """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
 
         samples: an end in place of `epochs`, after so many rows over all ranks; a mixture has no `epochs`, since its
-        datasets do not end together. redraw: epoch 0 is the stored rows, in later ones spans, pivots
-        and noise are drawn anew, by the same law.
+        datasets do not end together. redraw: epoch 0 is the stored rows, in later ones spans, pivots, cuts and noise are
+        drawn anew, by the same law. accelerate: what draws: "numpy"; "numba", by the kernels of a build, which is refused
+        where numba is not installed; "auto": numba where it is. The rows are the same.
         """
         batches = Batches()
         batches._batch_size = integer("batch_size", batch_size, 1, 1 << 31)
@@ -201,7 +206,8 @@ class Reader:
         batches.dataset, batches._columns = self, None if columns is None else checked_columns(columns)
         batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), bool(shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
-        batches._redraw = bool(redraw)
+        batches._redraw, batches._accelerate = bool(redraw), accelerate
+        check_accelerate(accelerate)
         if redraw:
             self.check_redraw()
         batches._restart(0)
@@ -224,6 +230,7 @@ class Batches:
     _columns: tuple[str, ...] | None
     _dtype: Any
     _redraw: bool
+    _accelerate: str
 
     def _restart(self, rows: int) -> None:
         self._rows = rows  # delivered over all ranks before `_step` 0
@@ -241,7 +248,7 @@ class Batches:
             raise StopIteration
         rows, epochs = self._ahead[0]
         anew = epochs if self._redraw else None
-        batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, epochs=anew)
+        batch = self.dataset.batch(rows, None, self._columns, self._dtype, anew, self._accelerate)
         self._ahead.popleft()  # only now: a batch that could not be read is not delivered
         self._step += 1
         return batch

@@ -23,7 +23,7 @@ from packprep.dataset import order
 from packprep.dataset.batches import Reader, integer
 from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, read_manifest
 from packprep.dataset.mixture import Mixture, mixed_opened
-from packprep.dataset.redraw import REDRAWN, Laws, laws_of, redrawn
+from packprep.dataset.redraw import REDRAWN, Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
@@ -168,18 +168,23 @@ class Dataset(Reader):
         row.tokens = tokens[row._row]
         return row
 
-    def _fill(self, found: list[Place], batch: dict[str, np.ndarray], epochs: Sequence[int] | None) -> None:
+    def _fill(
+        self, found: list[Place], batch: dict[str, np.ndarray], epochs: Sequence[int] | None, accelerate: str
+    ) -> None:
         if epochs is None or not any(epochs):
             gather(self.facts, found, batch)
         else:
             whole = REDRAWN if all(epoch % (1 << 32) for epoch in epochs) and self._laws.has_chance else ()
-            gather(self.facts, found, batch, partial(self.redraw, epochs=epochs), whole)
+            gather(self.facts, found, batch, partial(self.redraw, epochs=epochs, accelerate=accelerate), whole)
 
-    def redraw(self, segments: Segments, columns: Mapping[str, np.ndarray], epochs: Sequence[int]) -> None:
+    def redraw(
+        self, segments: Segments, columns: Mapping[str, np.ndarray], epochs: Sequence[int], accelerate: str = "numpy"
+    ) -> None:
         """Write the rows of epochs above 0 into columns, name → [B, T], that hold those of epoch 0; `segments.changed` gets their
-        header. epochs: one for each row."""
+        header. epochs: one for each row. accelerate: as of `batches`."""
+        kernels = check_accelerate(accelerate)
         if self._laws.has_chance:
-            redrawn(self._laws, np.array([epoch % (1 << 32) for epoch in epochs]), segments, columns)
+            redrawn(self._laws, np.array([epoch % (1 << 32) for epoch in epochs]), segments, columns, kernels)
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0."""

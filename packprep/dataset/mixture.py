@@ -76,13 +76,15 @@ class Mixture(Reader):
     def _find(self, rows: np.ndarray) -> list[tuple[Any, np.ndarray, np.ndarray]]:
         return list(self._split(rows))
 
-    def _fill(self, found: list[Any], batch: dict[str, np.ndarray], epochs: Sequence[int] | None) -> None:
+    def _fill(
+        self, found: list[Any], batch: dict[str, np.ndarray], epochs: Sequence[int] | None, accelerate: str
+    ) -> None:
         for dataset, where, own in found:
             anew = None if epochs is None else [epochs[i] for i in where.tolist()]
             if len(found) == 1:
-                dataset.batch(own, out=batch, epochs=anew)
+                dataset.batch(own, out=batch, epochs=anew, accelerate=accelerate)
                 continue
-            for name, values in dataset.batch(own, columns=[*batch], epochs=anew).items():
+            for name, values in dataset.batch(own, None, [*batch], None, anew, accelerate).items():
                 batch[name][where] = values
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,9 @@ Keys are the segments', so that what an epoch gives depends neither on the batch
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +22,14 @@ from packprep.dataset.boundaries import fill_slots
 from packprep.dataset.manifest import Manifest, StoredTask
 from packprep.dataset.rows import Segments, fill, next_token_loss_mask, own_dtype, put_blocks
 from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
-from packprep.dataset.token_slots import ROLES, SpecialIds, Stretches, TokenLaw
+from packprep.dataset.token_slots import ROLES, SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
 from packprep.format.tokenizer_json import continuing, flags_of
 
 REDRAWN = ("tokens", "loss_mask", "loss_weights")
 """The columns of which `redrawn` writes every slot of a row."""
+ACCELERATE = ("numpy", "numba", "auto")
 MOST_IDS = 1 << 24
 """Ids of a vocabulary for which redraw makes tables, of 9 bytes each."""
 
@@ -137,13 +141,14 @@ def _special_ids(manifest: Manifest) -> SpecialIds:
         raise DatasetError(
             f"redraw: the manifest's sentinels are no list of ids below vocab_size {manifest['vocab_size']}"
         )
-    fim = tuple(specials.get(role, -1) for role in ROLES)
-    for role, id in zip(ROLES, fim, strict=True):
+    fim = {role: specials.get(role, -1) for role in ROLES}
+    for role, id in fim.items():
         if not isinstance(id, int) or id >= manifest["vocab_size"]:
             raise DatasetError(
                 f"redraw: the manifest's {role} is {id!r} and should be an id below vocab_size {manifest['vocab_size']}"
             )
-    return SpecialIds(np.array(sentinels, np.int64), fim, np.zeros(0, np.uint8))
+    pre, mid, suf = fim.values()
+    return SpecialIds(np.array(sentinels, np.int64), (pre, mid, suf), np.zeros(0, np.uint8))
 
 
 def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes]) -> np.ndarray:
@@ -152,13 +157,8 @@ def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes
     try:
         if stored:
             return flags_of(stored, size)
-        from packprep.format.digests import digest_of
-
-        data = read_tokenizer()
-        if (found := digest_of(data)) != manifest["tokenizer"]["digest"]:
-            raise ValueError(f"its digest is {found}, and the manifest has {manifest['tokenizer']['digest']}")
-        return continuing(json.loads(data), size)
-    except (ImportError, OSError, ValueError) as error:
+        return continuing(json.loads(read_tokenizer()), size)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         what = "continues" if stored else "tokenizer.json"
         raise ArgumentError(
             f"redraw: {task!r} never cuts inside a character, and the dataset's {what} does not tell which tokens begin inside "
@@ -223,11 +223,33 @@ def _read_parameters(law: noise.NoiseLaw | TokenLaw, task: StoredTask, made_with
     return parameters
 
 
-def redrawn(laws: Laws, epochs: np.ndarray, segments: Segments, columns: Mapping[str, np.ndarray]) -> None:
+def _kernels() -> Any:
+    """`draw_of` and `move` of objectives/tasks.py, which need numba; by name, since trainers may have this room alone."""
+    return import_module("packprep.objectives.tasks")
+
+
+@cache
+def check_accelerate(accelerate: str) -> bool:
+    """Whether the kernels of a build draw anew; ArgumentError unless it is "numpy", "numba", where that is installed, or
+    "auto": numba where it is."""
+    if accelerate not in ACCELERATE:
+        raise ArgumentError(f"accelerate is {accelerate!r} and should be one of {', '.join(map(repr, ACCELERATE))}")
+    there = accelerate != "numpy" and find_spec("numba") is not None
+    if accelerate == "numba" and not there:
+        raise ArgumentError(
+            "accelerate = 'numba', which is not installed: pip install numba, or take 'numpy', which gives the same rows"
+        )
+    return there
+
+
+def redrawn(
+    laws: Laws, epochs: np.ndarray, segments: Segments, columns: Mapping[str, np.ndarray], kernels: bool = False
+) -> None:
     """Draw anew what `columns`, name → [B, T], hold of rows with an epoch above 0: tokens, labels, loss_mask, loss_weights,
     prefix_ends.
 
-    epochs: int64[B], below 2³², after which chance repeats. DatasetError where a row's header does not fit the row.
+    epochs: int64[B], below 2³², after which chance repeats. kernels: by those of a build, which need numba and write the same.
+    DatasetError where a row's header does not fit the row.
     """
     written = [name for name in (*REDRAWN, *(("labels", "prefix_ends") if laws.moved.any() else ())) if name in columns]
     by_ranges: dict[bool, list[int]] = {}  # shards without a supervised document have no ranges that limit noise
@@ -242,7 +264,9 @@ def redrawn(laws: Laws, epochs: np.ndarray, segments: Segments, columns: Mapping
             if values is None or not (every and values.flags.c_contiguous and values.dtype == dtype):
                 values = np.empty((len(which), segments.facts.seq_length), dtype)
             made[name] = values
-        weights = _redraw(laws, own, epochs[which], made["tokens"], made["loss_mask"], "loss_weights" in columns)
+        weights = _redraw(
+            laws, own, epochs[which], made["tokens"], made["loss_mask"], "loss_weights" in columns, kernels
+        )
         if laws.moved.any():
             if "labels" in columns:
                 made["labels"] = _next_tokens(laws, own, made["tokens"], columns["labels"][which])
@@ -258,7 +282,13 @@ def redrawn(laws: Laws, epochs: np.ndarray, segments: Segments, columns: Mapping
 
 
 def _redraw(
-    laws: Laws, segments: Segments, epochs: np.ndarray, tokens: np.ndarray, loss_mask: np.ndarray, weighted: bool
+    laws: Laws,
+    segments: Segments,
+    epochs: np.ndarray,
+    tokens: np.ndarray,
+    loss_mask: np.ndarray,
+    weighted: bool,
+    kernels: bool,
 ) -> np.ndarray | None:
     """Write tokens and loss_mask; gives each slot's weight, [B, T], before its loss_mask, if `weighted`."""
     task = segments.column("task")
@@ -285,7 +315,7 @@ def _redraw(
     header["before"] = ((segments.column("start") == 0) & laws.prepend_bos) + mode[task]  # slots before the body
     trainable = _trainable(segments)
     if laws.moved[task].any():
-        _move(laws, segments, header, epochs, trainable, tokens, loss_mask)
+        _move_all(laws, segments, header, epochs, trainable, tokens, loss_mask, kernels)
     weight, level, by_block = segments.column("loss_weight").copy(), segments.column("noise").copy(), []
     for t in np.unique(task[in_place]):
         law = laws.by_task[t]
@@ -297,7 +327,8 @@ def _redraw(
             target = _target(law, segments, header, which, trainable, tokens, loss_mask)
             if law.law.flips:
                 _check_labels(segments, tokens, len(laws.ids.rank))
-            noised = law.law.draw(int(t), law.parameters, law.resolved, laws.ids, target, int(epoch))
+            draw = _kernels().draw_of(law.law.name) if kernels else law.law.draw
+            noised = draw(int(t), law.parameters, law.resolved, laws.ids, target, int(epoch))
             weight[which], level[which] = noised.weight, noised.level
             if noised.blocks is not None:
                 by_block.append((which, law.parameters["block_length"], noised.blocks))
@@ -313,7 +344,7 @@ def _redraw(
     return weights.reshape(tokens.shape)
 
 
-def _move(
+def _move_all(
     laws: Laws,
     segments: Segments,
     header: Mapping[str, Any],
@@ -321,6 +352,7 @@ def _move(
     trainable: np.ndarray | None,
     tokens: np.ndarray,
     loss_mask: np.ndarray,
+    kernels: bool,
 ) -> None:
     """Put the tokens of next-token segments where their epochs have them, with the sentinels; segments.changed has the prefixes.
 
@@ -329,6 +361,7 @@ def _move(
     task, epoch_of = segments.column("task"), epochs[segments.row]
     moves = laws.moved[task] & ~_supervised(segments, header["before"])
     prefix, flat = segments.column("prefix").copy(), tokens.reshape(-1)
+    move = _kernels().move if kernels else _move
     for t in np.unique(task[moves]):
         law = laws.by_task[t]
         assert isinstance(law, MovedTask)
@@ -337,20 +370,12 @@ def _move(
             which = np.flatnonzero(of_task & (epoch_of == epoch))
             before, n = header["before"][which], header["tokens"][which].astype(np.int64)
             room = segments.slots[which] - before
-            _check_slots(segments, which, (n < law.law.least) | (n > room))
-            drawn = law.parameters, laws.special, Stretches(header["key"][which], n, segments.at[which] + before)
-            stored = law.law.place(*drawn, 0, flat)
-            _check_slots(segments, which, (room < stored.slots) | (room > stored.slots + 1))  # 1: eos
-            wrong = stored.special[flat[stored.special] != stored.id]
-            if len(wrong):
-                row, slot = divmod(int(wrong[0]), tokens.shape[1])
-                raise segments.fault(row, f"slot {slot} has not the special token that its segment's key puts there")
-            body = flat[stored.token]
-            now = law.law.place(*drawn, int(epoch), body)
-            flat[now.token] = body
-            flat[now.special] = now.id
-            if now.prefix is not None:
-                prefix[which] = before + now.prefix
+            check = partial(_check_slots, segments, which)
+            check((n < law.law.least) | (n > room))
+            own = Stretches(header["key"][which], n, segments.at[which] + before)
+            anew = move(law.law, law.parameters, laws.special, own, room, int(epoch), flat, check)
+            if anew is not None:
+                prefix[which] = before + anew
     changed = np.flatnonzero(prefix != segments.column("prefix"))
     if len(changed):
         anew = next_token_loss_mask(segments.at[changed], segments.slots[changed], prefix[changed], segments.size)
@@ -362,12 +387,42 @@ def _move(
     segments.changed["prefix"] = prefix
 
 
-def _check_slots(segments: Segments, which: np.ndarray, wrong: np.ndarray) -> None:
-    """DatasetError if one of the segments `which` has not the slots that its tokens take."""
+def _move(
+    law: TokenLaw,
+    parameters: Mapping[str, Any],
+    special: SpecialIds,
+    own: Stretches,
+    room: np.ndarray,
+    epoch: int,
+    rows: np.ndarray,
+    check: Callable[..., None],
+) -> np.ndarray | None:
+    """Write one task's segments of one epoch into the flat rows; gives the bodies' prefixes, None where none ever has one.
+
+    room: int64[m], slots of a body and its eos. check: (bool[m], what is lacking where it is True): raises what is wrong.
+    """
+    drawn = parameters, special, own
+    stored = law.place(*drawn, 0, rows)
+    check(misfit(room, stored.slots))
+    wrong = np.zeros(len(own.n), np.bool_)
+    wrong[np.searchsorted(own.first_slot, stored.special[rows[stored.special] != stored.id], "right") - 1] = True
+    check(wrong, SPECIAL)
+    body = rows[stored.token]
+    anew = law.place(*drawn, epoch, body)
+    rows[anew.token] = body
+    rows[anew.special] = anew.id
+    return anew.prefix
+
+
+def _check_slots(
+    segments: Segments, which: np.ndarray, wrong: np.ndarray, what: str = "the slots that its tokens take"
+) -> None:
+    """DatasetError if one of the segments `which` has not `what`."""
     if wrong.any():
         g = which[np.argmax(wrong)]
+        begin = int(segments.at[g]) % segments.facts.seq_length
         task = segments.column("task")[g]
-        raise segments.fault(int(segments.row[g]), f"a segment of task {task} has not the slots that its tokens take")
+        raise segments.fault(int(segments.row[g]), f"the segment of task {task} at slot {begin} has not {what}")
 
 
 def _supervised(segments: Segments, before: np.ndarray) -> np.ndarray:

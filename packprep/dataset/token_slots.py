@@ -60,8 +60,17 @@ class SpecialIds(NamedTuple):
     """The ids that next-token objectives write, and which tokens they cut before."""
 
     sentinels: np.ndarray  # int64[k]
-    fim: tuple[int, ...]  # prefix, middle and suffix
+    fim: tuple[int, int, int]  # prefix, middle and suffix
     continues: np.ndarray  # uint8[vocabulary]: 1 where a token begins inside a character; empty: none does
+
+
+SPECIAL = "the special tokens that its key puts there"
+"""What a damaged segment has not."""
+
+
+def misfit(room: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """bool[m]: whether bodies of so many slots leave other than no slot or that of eos."""
+    return (room < slots) | (room > slots + 1)
 
 
 @dataclass(frozen=True)

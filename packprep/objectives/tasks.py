@@ -1,7 +1,7 @@
 """The recipe's tasks: their parameters completed and checked, then resolved to ids, capacities and thresholds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from packprep.dataset.noise import Noised
+from packprep.dataset.token_slots import SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
 from packprep.errors import RecipeError
 from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY, find
-from packprep.objectives.objective import Ids, Parameter, Task
+from packprep.objectives.objective import Bodies, BodySlots, Ids, Parameter, Task
 from packprep.recipe import KEYS, LATER, Recipe, json_schema, misplaced, presets, tasks_named, unknown
 
 TOO_SHORT = "too_short"
@@ -226,6 +228,38 @@ def unequal_weights(tasks: Sequence[Task]) -> list[str]:
         f"a trained slot of task {heavy} weighs {weights[heavy]:.3g}, one of {light} {weights[light]:.3g}: beside the first "
         "the second trains next to nothing; change its weighting, or train them apart"
     ]
+
+
+def draw_of(name: str) -> Callable[..., Noised]:
+    """The draw of an in-place objective's law, with its compiled writer."""
+    draw = REGISTRY[name].noise
+    assert draw is not None
+    return draw
+
+
+def move(
+    law: TokenLaw,
+    parameters: Mapping[str, Any],
+    special: SpecialIds,
+    segments: Stretches,
+    room: np.ndarray,
+    epoch: int,
+    rows: np.ndarray,
+    check: Callable[..., None],
+) -> np.ndarray | None:
+    """What numpy does of the same name in `dataset/redraw.py`, by the kernels that restore and render in a build."""
+    none, objective = -1, REGISTRY[law.name]
+    assert objective.restore is not None and objective.render is not None
+    ids = Ids(0, none, none, none, none, special.sentinels.astype(np.int32), special.fim, continues=special.continues)
+    task, n = Task(law.name, objective, 1.0, parameters, none, ids), segments.n
+    stored = Bodies(n, segments.key, np.full(len(n), none))
+    check(misfit(room, task.body_slots(stored)))  # kernels do not look where they read and write
+    begin = np.cumsum(n) - n
+    tokens = np.empty(int(n.sum()), rows.dtype)
+    check(~objective.restore(task, BodySlots(begin, stored, segments.first_slot), rows, tokens), SPECIAL)
+    anew = stored._replace(epoch=epoch)
+    objective.render(task, BodySlots(begin, anew, segments.first_slot), tokens, rows)
+    return None if objective.body_prefix is None else objective.body_prefix(task, anew)
 
 
 def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:

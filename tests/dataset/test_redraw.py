@@ -117,7 +117,7 @@ def test_the_law_with_epoch_0_gives_the_stored_rows(datasets, kind):
     stored = ds.batch(everything, columns=COLUMNS)
     tokens, loss_mask = np.empty_like(stored["tokens"]), np.empty_like(stored["loss_mask"])
     segments, epochs = Segments(ds.facts, ds._find(everything)), np.zeros(len(ds), np.int64)
-    weights = redraw._redraw(ds._laws, segments, epochs, tokens, loss_mask, True)
+    weights = redraw._redraw(ds._laws, segments, epochs, tokens, loss_mask, True, False)
     assert np.array_equal(tokens, stored["tokens"]) and np.array_equal(loss_mask, stored["loss_mask"])
     assert np.array_equal(weights * loss_mask, stored["loss_weights"])
 
@@ -314,21 +314,58 @@ def test_rows_of_an_epoch_are_those_of_a_build_with_its_chance(datasets, kind, e
     assert np.array_equal(anew["loss_weights"] > 0, anew["loss_mask"] == 1)
 
 
+@pytest.mark.long(beyond=3)
+@pytest.mark.parametrize("kind", dict.fromkeys(["all", "mix", "cuts", *KINDS, *KINDS_MOVED]))
+def test_the_kernels_of_a_build_draw_the_same_rows(datasets, kind):
+    ds = datasets(kind)
+    names = [*COLUMNS, "prefix_ends", "block_lengths", "n_trained"]
+    epochs = [(1, 2, 0, 1_000_000)[i % 4] for i in range(len(ds))]
+    expected = ds.batch(range(len(ds)), columns=names, epochs=epochs)
+    for accelerate in ("numba", "auto"):
+        anew = ds.batch(range(len(ds)), columns=names, epochs=epochs, accelerate=accelerate)
+        assert all(np.array_equal(anew[name], expected[name]) for name in names)
+    plain, fast = (ds.batches(3, redraw=True, accelerate=which, epochs=2) for which in ("numpy", "numba"))
+    assert fast.state_dict() == plain.state_dict()
+    fast.load_state_dict({**plain.state_dict(), "rows": len(ds) + 2})
+    plain.load_state_dict(fast.state_dict())
+    assert np.array_equal(next(fast)["tokens"], next(plain)["tokens"])
+
+
+def test_what_draws_is_refused_where_it_is_not_there(datasets):
+    ds = datasets("t5")
+    for batches in (ds.batches, open_dataset([ds.directory] * 2, shares=[1, 1]).batches):
+        with pytest.raises(ArgumentError, match="accelerate is 'gpu' and should be one of 'numpy', 'numba', 'auto'"):
+            batches(2, redraw=True, accelerate="gpu")
+    code = """
+import sys
+sys.modules["numba"] = None
+from packprep import open_dataset
+ds = open_dataset(DIRECTORY)
+print(int(ds.batch([0], epochs=[3], accelerate="auto")["labels"].sum()))
+ds.batches(2, redraw=True, accelerate="numba")
+"""
+    done = made.run_python(code.replace("DIRECTORY", repr(str(ds.directory))))
+    assert int(done.stdout) == int(ds.batch([0], epochs=[3])["labels"].sum())
+    assert "ArgumentError: accelerate = 'numba', which is not installed: pip install numba, or" in done.stderr
+
+
 MOVED_DAMAGE = {
     "has not the special token": lambda a: np.copyto(a["tokens"], 7),
     "has not the slots that its tokens take": lambda a: a["segment_tokens"].__iadd__(1000),
+    "slot 0 has not the slots that its tokens take": lambda a: np.copyto(a["segment_tokens"], 0),
 }
 
 
+@pytest.mark.parametrize("accelerate", ["numpy", "numba"])
 @pytest.mark.parametrize("what", MOVED_DAMAGE)
-def test_a_row_that_is_not_what_its_key_says_is_a_fault_with_a_name(datasets, what):
+def test_a_row_that_is_not_what_its_key_says_is_a_fault_with_a_name(datasets, what, accelerate):
     fresh = open_dataset(datasets("t5").directory)
     *_, shard = fresh._at_hand(0)
     arrays = {name: array.copy() for name, array in shard.arrays.items()}
     MOVED_DAMAGE[what](arrays)
     shard.__dict__["arrays"] = arrays
     with pytest.raises(DatasetError, match=f"row 0: .*{what}"):
-        fresh.batch([0, 1], epochs=[1, 1])
+        fresh.batch([0, 1], epochs=[1, 1], accelerate=accelerate)
 
 
 def test_characters_stay_whole_by_the_manifest_or_the_tokenizer_beside_it(datasets, tmp_path):
@@ -341,7 +378,7 @@ def test_characters_stay_whole_by_the_manifest_or_the_tokenizer_beside_it(datase
     anew = open_dataset(out).batch(range(len(ds)), epochs=[1] * len(ds))
     assert all(np.array_equal(anew[name], values) for name, values in expected.items())
     tokenizer = out / "tokenizer.json"
-    for damage in (lambda: tokenizer.write_bytes(tokenizer.read_bytes() + b" "), tokenizer.unlink):
+    for damage in (lambda: tokenizer.write_bytes(b"{"), lambda: tokenizer.write_bytes(b"{}"), tokenizer.unlink):
         damage()
         with pytest.raises(ArgumentError, match="'fill_in_the_middle' never cuts inside a character, .*tokenizer.json"):
             open_dataset(out).batches(2, redraw=True)

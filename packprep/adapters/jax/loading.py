@@ -81,7 +81,8 @@ class Loader:
         # It checks the arguments, and its state says where all processes stand: the rows of one rank of one, with the
         # global batch, are those of all ranks with their shares.
         self._position = dataset.batches(batch_size, **options)
-        self._seed, self._shuffle, self._redraw = options["seed"], options["shuffle"], options["redraw"]
+        self._seed, self._shuffle = options["seed"], options["shuffle"]
+        self._redraw, self._accelerate = options["redraw"], options["accelerate"]
         self._form = form
         self._ahead: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self.dataset, self.sharding, self.batch_size = dataset, sharding, batch_size
@@ -103,7 +104,9 @@ class Loader:
         rows, anew = rows[samples < end], epochs[samples < end] if self._redraw else None
         names, max_segments, prefix_bidirectional = self._form
         columns = tuple(dict.fromkeys(names.values()))
-        batch = read(self.dataset, rows, anew, len(samples), columns, max_segments, prefix_bidirectional)
+        batch = read(
+            self.dataset, rows, anew, len(samples), columns, max_segments, prefix_bidirectional, self._accelerate
+        )
         arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
         self._position.load_state_dict({**state, "rows": end})  # last: a batch that could not be read is not delivered
         return {name: arrays[column] for name, column in names.items()}
@@ -138,6 +141,7 @@ def loader(
     epochs: int | None = None,
     samples: int | None = None,
     redraw: bool = False,
+    accelerate: str = "numpy",
     columns: Sequence[str] | None = None,
     names: str = "packprep",
     attention: str | None = None,
@@ -161,12 +165,12 @@ def loader(
 
     A last batch that is short, with `epochs` or `samples`, is filled up with rows of padding, so that shapes stay as they are.
 
-    seed, shuffle, epochs, samples, redraw: as of `Dataset.batches`. columns: these instead. names: "packprep", "maxtext" or
-    "levanter", whose words the columns then have. attention: the path that the model takes, which refuses by name tasks
-    that it cannot do: "causal" (a kernel that is told segments alone; the default of MaxText and Levanter), "splash"
-    (the default else), "dense". prefix_bidirectional=False reads prefixes causally; what predicts in place sees both
-    ways all the same. max_segments: most segments of a row, with the padding behind them as one more; a row with more
-    is refused. seqlens (by id, filled with 0) and offsets (filled with −1) are TransformerEngine's.
+    seed, shuffle, epochs, samples, redraw, accelerate: as of `Dataset.batches`. columns: these instead. names: "packprep",
+    "maxtext" or "levanter", whose words the columns then have. attention: the path that the model takes, which refuses
+    by name tasks that it cannot do: "causal" (a kernel that is told segments alone; the default of MaxText and Levanter),
+    "splash" (the default else), "dense". prefix_bidirectional=False reads prefixes causally; what predicts in place sees
+    both ways all the same. max_segments: most segments of a row, with the padding behind them as one more; a row with
+    more is refused. seqlens (by id, filled with 0) and offsets (filled with −1) are TransformerEngine's.
     Raises ArgumentError and DatasetError.
     """
     dataset = opened(directory)
@@ -193,7 +197,8 @@ def loader(
             if name not in ROW_COLUMNS:
                 raise ArgumentError(f"no column is called {name!r}; there are {', '.join(ROW_COLUMNS)}")
     form = _Form(_named(tasks, weighted, columns, names, attention, max_segments), max_segments, prefix_bidirectional)
-    options = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples, "redraw": redraw}
+    given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples}
+    options = {**given, "redraw": redraw, "accelerate": accelerate}
     return Loader(dataset, sharding, batch_size, form, options)
 
 
@@ -272,18 +277,21 @@ def read(
     columns: Collection[str],
     max_segments: int | None,
     prefix_bidirectional: bool,
+    accelerate: str,
 ) -> dict[str, np.ndarray]:
     """The columns of `rows`, [n_rows, T] each; rows that are missing are padding.
 
     columns: of ROW_COLUMNS, TRAINED_SEGMENT_IDS, and with max_segments of LAYOUT_COLUMNS; segment_ids come in any case.
-    epochs: as of `Dataset.batch`.
+    epochs, accelerate: as of `Dataset.batch`.
     """
     shape = (n_rows, dataset.seq_length)
     stored = {name for name in ROW_COLUMNS if name in columns} | {"segment_ids"}
     if TRAINED_SEGMENT_IDS in columns:
         stored.add("loss_mask")
     batch = {name: aligned(shape, _DTYPES.get(name, np.dtype(np.int32))) for name in sorted(stored)}
-    dataset.batch(rows, out={name: values[: len(rows)] for name, values in batch.items()}, epochs=epochs)
+    dataset.batch(
+        rows, out={name: values[: len(rows)] for name, values in batch.items()}, epochs=epochs, accelerate=accelerate
+    )
     for name, values in batch.items():
         values[len(rows) :] = dataset.pad_id if name in ("tokens", "labels") else 0
     if "prefix_ends" in batch and not prefix_bidirectional:
