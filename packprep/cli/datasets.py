@@ -38,6 +38,9 @@ def verify(
     recipe: Annotated[
         str | None, typer.Option(metavar="FILE", help="Compare with this recipe, too.", show_default=False)
     ] = None,
+    epoch: Annotated[
+        int, typer.Option(metavar="E", min=0, help="Look at the rows as redraw gives them in this epoch.")
+    ] = 0,
     twin: Annotated[
         bool, typer.Option("--twin", help="Recompute what --replay chooses in plain Python too. Slow.")
     ] = False,
@@ -62,7 +65,16 @@ def verify(
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     seed = time.time_ns() % 1_000_000 if replay_seed is None else replay_seed
     report = verify_dataset(
-        directory, replay_of(replay), moved_of(source), position, count, bar, twin, replay_seed=seed, recipe=given
+        directory,
+        replay_of(replay),
+        moved_of(source),
+        position,
+        count,
+        bar,
+        twin,
+        replay_seed=seed,
+        recipe=given,
+        epoch=epoch,
     )
     put(report, as_json, print_report)
     if report["faults"]:

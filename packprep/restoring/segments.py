@@ -91,10 +91,12 @@ class RestoredTokens(NamedTuple):
     fits: np.ndarray  # bool[k]: whether what stands between the tokens (sentinels, …) is what the header says
 
 
-def restore(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray) -> RestoredTokens:
+def restore(
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray, epoch: int = 0
+) -> RestoredTokens:
     """The tokens that the chosen segments were made of, by their objectives' inverses; labels of in-place kinds.
 
-    chosen: int64[k], indices of segments of a shard whose lengths obey the law.
+    chosen: int64[k], indices of segments of a shard whose lengths obey the law. epoch: that of the arrays.
     """
     n, copy = arrays["segment_tokens"][chosen].astype(np.int64), stored.copy[chosen]
     ends = np.cumsum(n + copy)
@@ -108,7 +110,7 @@ def restore(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, 
             continue
         which = chosen[of_task]
         body = stored.row[which] * length + stored.first_slot[which] + stored.bos[which] + task.mode
-        columns = BodySlots(begins[of_task], stored.of(which).bodies(), body)
+        columns = BodySlots(begins[of_task], stored.of(which).bodies(epoch), body)
         # labels of in-place kinds are the tokens in their places, as causal's slots are
         objective = plan.tasks[-1].objective if task.in_place else task.objective
         rows = arrays["labels" if task.in_place else "tokens"].reshape(-1)
@@ -126,7 +128,7 @@ FITTING_TOKENS = 1 << 18
 """Tokens that are inverted at a time: they stay in the processor's cache."""
 
 
-def fitting(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable) -> np.ndarray:
+def fitting(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, epoch: int = 0) -> np.ndarray:
     """bool[segments]: whether what stands between a segment's tokens is what its header says: `fits` of `restore`, in less
     memory."""
     fits = np.ones(len(stored.row), np.bool_)
@@ -142,7 +144,7 @@ def fitting(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable) 
         bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), FITTING_TOKENS)), len(of_task)))
         for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             which = of_task[begin:end]
-            bodies = stored.of(which).bodies()
+            bodies = stored.of(which).bodies(epoch)
             first = ends[begin:end] - bodies.n
             first -= first[0]
             size = int(first[-1] + bodies.n[-1])
