@@ -16,7 +16,6 @@ from packprep.building.run import Progress
 from packprep.dataset.batches import integer
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
-from packprep.dataset.redraw import laws_of
 from packprep.dataset.shard import open_shard
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
@@ -142,7 +141,7 @@ def verify_dataset(
             raise PlanError(f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back")
         integer("epoch", epoch, 0, 1 << 63)
         if epoch:
-            laws_of(manifest)
+            open_dataset(folder).check_redraw()
         faults = Faults()
         if array[0] == 0:
             check_manifest_digest(manifest, faults)

@@ -23,6 +23,7 @@ EPOCHS = (1, 2, 1_000_000, (1 << 32) - 1)
 SPANS = {"objective": "span_corruption"}
 ROLLED = {**SPANS, "name": "rolled", "random_roll": True, "noise_density": 0.4}
 MARKED = {"name": "marked", "objective": "prefix_lm", "sentinel": True, "mode_token": "[NLU]"}
+FIM = {"name": "anywhere", "objective": "fill_in_the_middle", "rate": 1.0, "mode_token": "[S2S]"}
 IN_PLACE = [{"preset": preset} for preset in ("llada", "mdlm", "dllm", "mlm", "duo", "bd3", "causal")]
 BOS = {"documents": {"prepend_bos": True}}
 # name → (tasks, changes of the recipe, whether documents say what is trained)
@@ -33,6 +34,7 @@ KINDS = {
     "compact": ([{"preset": "t5"}, MARKED], {"output": {"columns": "compact", "shard_text_bytes": 20_000}}, False),
     "ul2": ([{"preset": "ul2"}, {"preset": "bd3"}], {"documents": {"append_eos": False}}, False),
     "int32": ([{"preset": "ul2r"}], {"output": {"shard_text_bytes": 20_000, "token_dtype": "int32"}}, False),
+    "fim": ([{"preset": "fim"}, {**FIM, "text_safe": False}], BOS, False),
     "causal": ([{"preset": "causal"}], {}, False),
 }
 
@@ -128,9 +130,9 @@ def of_later_epochs(wrong):
     """A law's function that is the right one in epoch 0, and `wrong`, of what it gives, in the others."""
 
     def changed(law):
-        def place(parameters, sentinels, key, n, first_slot, epoch):
-            placed = law.place(parameters, sentinels, key, n, first_slot, epoch)
-            return wrong(law, placed, (parameters, sentinels, key, n, first_slot), epoch) if epoch else placed
+        def place(parameters, ids, segments, epoch, known):
+            placed = law.place(parameters, ids, segments, epoch, known)
+            return wrong(law, placed, (parameters, ids, segments), epoch) if epoch else placed
 
         return replace(law, place=place)
 
@@ -144,15 +146,15 @@ def two_tokens_change_places(law, placed, drawn, epoch):
 
 
 def the_last_token_and_the_first_sentinel_change_places(law, placed, drawn, epoch):
-    token, sentinel = placed.token.copy(), placed.sentinel.copy()
-    token[-1], sentinel[-1] = sentinel[-1], token[-1]
-    return placed._replace(token=token, sentinel=sentinel)
+    token, special = placed.token.copy(), placed.special.copy()
+    token[-1], special[-1] = special[-1], token[-1]
+    return placed._replace(token=token, special=special)
 
 
 def another_sentinel(law, placed, drawn, epoch):
-    number = placed.number.copy()
-    number[0] += 1
-    return placed._replace(number=number)
+    id = placed.id.copy()
+    id[0] += 1
+    return placed._replace(id=id)
 
 
 def a_longer_prefix(law, placed, drawn, epoch):
@@ -160,11 +162,11 @@ def a_longer_prefix(law, placed, drawn, epoch):
 
 
 def another_epoch_s(law, placed, drawn, epoch):
-    return law.place(*drawn, epoch + 1)
+    return law.place(*drawn, epoch + 1, np.empty(0))
 
 
 def the_stored(law, placed, drawn, epoch):
-    return law.place(*drawn, 0)
+    return law.place(*drawn, 0, np.empty(0))
 
 
 MOVES = [
