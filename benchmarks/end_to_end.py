@@ -72,7 +72,7 @@ def write_corpus(path: Path, texts: list[str], size: int) -> None:
                     break
 
 
-def train_bpe(path: Path, texts: list[str]) -> None:
+def train_bpe(path: Path, texts: list[str], tokens: int = BPE_TOKENS) -> None:
     """A byte-level BPE without special tokens, trained on at most 8 MB."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -86,7 +86,7 @@ def train_bpe(path: Path, texts: list[str]) -> None:
         if size > 8_000_000:
             break
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=BPE_TOKENS, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=tokens, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(sample, trainer)
     tokenizer.save(str(path))
 

@@ -154,7 +154,7 @@ def render_rows(
         if not len(chosen):
             continue
         segments, first_slots, begins, numbers = table.of(chosen), first_slot[chosen], begin[chosen], number[chosen]
-        bodies = segments.bodies()._replace(epoch=epoch)
+        bodies = segments.bodies(epoch)
         prefixes[chosen] = prefix = expected_prefix(task, bodies, segments.bos, segments.slots)
         if training is not None:
             _mark_trained(task, segments, bodies, first_slots, training, trainable, weights)

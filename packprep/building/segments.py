@@ -39,9 +39,9 @@ class SegmentTable(NamedTuple):
         """Some of its segments, or all in another order."""
         return SegmentTable(*(column[which] for column in self))
 
-    def bodies(self) -> Bodies:
-        """What decides the form of their bodies."""
-        return Bodies(self.n + self.copy, self.key, self.first_trained)
+    def bodies(self, epoch: int = 0) -> Bodies:
+        """What decides the form of their bodies in an epoch."""
+        return Bodies(self.n + self.copy, self.key, self.first_trained, epoch)
 
 
 class CutLimits(NamedTuple):

@@ -38,6 +38,9 @@ def verify(
     recipe: Annotated[
         str | None, typer.Option(metavar="FILE", help="Compare with this recipe, too.", show_default=False)
     ] = None,
+    epoch: Annotated[
+        int, typer.Option(metavar="E", min=0, help="Look at the rows as redraw gives them in this epoch.")
+    ] = 0,
     twin: Annotated[
         bool, typer.Option("--twin", help="Recompute what --replay chooses in plain Python too. Slow.")
     ] = False,
@@ -62,7 +65,16 @@ def verify(
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     seed = time.time_ns() % 1_000_000 if replay_seed is None else replay_seed
     report = verify_dataset(
-        directory, replay_of(replay), moved_of(source), position, count, bar, twin, replay_seed=seed, recipe=given
+        directory,
+        replay_of(replay),
+        moved_of(source),
+        position,
+        count,
+        bar,
+        twin,
+        replay_seed=seed,
+        recipe=given,
+        epoch=epoch,
     )
     put(report, as_json, print_report)
     if report["faults"]:
@@ -135,7 +147,9 @@ def inspect(
     ] = None,
     epoch: Annotated[
         int | None,
-        typer.Option(metavar="E", min=0, help="Show --row as redraw gives it in this epoch.", show_default=False),
+        typer.Option(
+            metavar="E", min=0, help="Show --row and --segment as redraw gives them in this epoch.", show_default=False
+        ),
     ] = None,
     doc: Annotated[
         str | None,
@@ -163,7 +177,6 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a dataset: totals, utilisation, task and source mix, lengths; or what one of the options asks for."""
-    from packprep.errors import RecipeError
 
     one_thread()
     name, moved = named_and_moved(source)
@@ -176,12 +189,10 @@ def inspect(
         }
     )  # fmt: skip
     if segment is not None:
-        if epoch is not None:
-            raise RecipeError("--epoch and --segment: a segment is shown as it is stored; leave one of them out")
         from packprep.inspection.row import describe_segment, print_segment
 
         assert row is not None
-        put(describe_segment(directory, row, segment, moved, from_plan), as_json, print_segment)
+        put(describe_segment(directory, row, segment, moved, from_plan, epoch or 0), as_json, print_segment)
     elif row is not None:
         from packprep.inspection.row import describe_row, print_row
 

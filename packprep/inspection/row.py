@@ -11,7 +11,7 @@ from rich.text import Text
 from packprep.building.progress import visible
 from packprep.dataset.loader import Dataset, Row
 from packprep.dataset.rows import segments_of
-from packprep.dataset.shard import shard_in
+from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError
 from packprep.format.json_files import shard_name
 from packprep.inspection.opened import NOT_READ, OpenedDataset, opened
@@ -210,8 +210,7 @@ def print_row(row: Mapping[str, Any]) -> None:
 
 
 def _draw(page: Page, row: Mapping[str, Any]) -> None:
-    epoch = f" · epoch {row['epoch']:,}" if row["epoch"] else ""
-    page.wrap(f"row {row['row']:,} of {row['rows']:,} · {row['shard']} row {row['row_in_shard']:,}{epoch}", HEAD)
+    page.wrap(f"row {row['row']:,} of {row['rows']:,} · {_stored_at(row)}", HEAD)
     page.wrap(
         f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
         f"{row['padding']:,} padding · {row['trained']:,} trained"
@@ -266,6 +265,12 @@ def put_lines(page: Page, name: str, lines: Sequence[Sequence[Unit]], gutter: in
 
 def _style(unit: Unit) -> str:
     return STYLES.get(unit.kind, "green" if unit.mark in (TRAINED, IN_PART, LED_ON) else "")
+
+
+def _stored_at(described: Mapping[str, Any]) -> str:
+    """Where the row lies, and the epoch that it is shown in if it is not as stored."""
+    epoch = f" · epoch {described['epoch']:,}" if described["epoch"] else ""
+    return f"{described['shard']} row {described['row_in_shard']:,}{epoch}"
 
 
 def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -323,9 +328,14 @@ def legend(marks: set[str], predicts: set[str]) -> str:
 
 
 def describe_segment(
-    directory: str | os.PathLike | Folder, row: int, number: int, moved: Mapping[str, str], from_plan: bool = False
+    directory: str | os.PathLike | Folder,
+    row: int,
+    number: int,
+    moved: Mapping[str, str],
+    from_plan: bool = False,
+    epoch: int = 0,
 ) -> dict[str, Any]:
-    """Segment `number` of a row as plain values; it counts from 1, as segment_ids do. row, moved, from_plan: as in
+    """Segment `number` of a row as plain values; it counts from 1, as segment_ids do. row, moved, from_plan, epoch: as in
     `describe_row`.
 
     Gives the row's place, `segment` as in a row with `original` (the document's tokens as pieces {text, ids, slots, kind};
@@ -338,7 +348,7 @@ def describe_segment(
         row = row_number(data, row)
         in_shard = data.location(row)
         with data.shard(in_shard[0]) as shard:
-            view = data.dataset.row(row)
+            view = data.dataset.row(row, epoch)
             if not 1 <= number <= view.n_segments:
                 raise ArgumentError(
                     f"segment {number}: row {row} of {data.local.out} has {view.n_segments} segments; "
@@ -346,17 +356,23 @@ def describe_segment(
                 )
             chosen = shard.segment_range(in_shard[1])[0] + number - 1
             described = segment_of(data, view, number - 1, data.rebuilt(in_shard[0], np.array([chosen]))[0])
-            restored = _restored(data, shard, chosen, described)
-            return {**location_of(data, row), "segments": view.n_segments, "segment": {**described, **restored}}
+            restored = _restored(data, shard, view, epoch, chosen, described)
+            segment = {**described, **restored}
+            return {**location_of(data, row), "epoch": epoch, "segments": view.n_segments, "segment": segment}
 
 
-def _restored(data: OpenedDataset, shard: Any, chosen: int, described: Mapping[str, Any]) -> dict[str, Any]:
-    plan = data.plan
+def _restored(
+    data: OpenedDataset, shard: Shard, view: Row, epoch: int, chosen: int, described: Mapping[str, Any]
+) -> dict[str, Any]:
+    plan, only = data.plan, np.array([chosen])
     if isinstance(plan, PackprepError):
         return {"original": None, "not_restored": str(plan), "fits": None, "spans": []}
-    arrays, stored = shard.arrays, sound_segments(plan, shard)
-    found = restore(plan, arrays, stored, np.array([chosen]))
-    slots = slots_of_tokens(plan, arrays, stored, np.array([chosen]), found.ids)
+    stored = sound_segments(plan, shard)
+    stored = stored._replace(row=stored.row - stored.row[chosen])  # the row stands alone, as its epoch has it
+    arrays = dict(shard.arrays)
+    arrays.update({name: getattr(view, name)[None] for name in ("tokens", "labels") if name in arrays})
+    found = restore(plan, arrays, stored, only, epoch)
+    slots = slots_of_tokens(plan, arrays, stored, only, found.ids, epoch)
     if not found.fits[0] and (slots < 0).any():  # its tokens are where its role tokens are not
         return {"original": None, "not_restored": "its role tokens are not there", "fits": False, "spans": []}
     pieces, at = [], 0
@@ -364,10 +380,9 @@ def _restored(data: OpenedDataset, shard: Any, chosen: int, described: Mapping[s
         end = at + len(piece.ids)
         pieces.append({"text": piece.text, "ids": piece.ids, "slots": slots[at:end].tolist(), "kind": piece.kind})
         at = end
-    row = int(stored.row[chosen])
     inputs_end = described["begin"] + described["prefix"]
     body = described["begin"] + int(stored.bos[chosen]) + plan.tasks[arrays["segment_task"][chosen]].mode
-    spans = _spans(data, arrays["tokens"][row], found.ids, slots, inputs_end, body, described["start"])
+    spans = _spans(data, view.tokens, found.ids, slots, inputs_end, body, described["start"])
     return {"original": pieces, "not_restored": None, "fits": bool(found.fits[0]), "spans": spans}
 
 
@@ -415,7 +430,7 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
     where = (
         f"row {described['row']:,} of {described['rows']:,} · segment {segment['number']} of {described['segments']:,}"
     )
-    page.wrap(f"{where} · {described['shard']} row {described['row_in_shard']:,}", HEAD)
+    page.wrap(f"{where} · {_stored_at(described)}", HEAD)
     page.put()
     put_header(page, segment)
     page.put()

@@ -44,9 +44,9 @@ def documents_at(plan: Plan, source: PlannedSource, file: int, use: int, positio
     return found
 
 
-def replay_segments(plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray) -> list[str]:
+def replay_segments(plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray, epoch: int = 0) -> list[str]:
     """For each chosen segment of a shard (int64[k]): "" if building it again from its source gives what is stored, and
-    inverting what is stored gives the document's tokens; else what differs.
+    inverting what is stored gives the document's tokens; else what differs. epoch: whose chance `arrays` have.
 
     SourceError where a source file is missing, or has no such document any more.
     """
@@ -71,7 +71,7 @@ def replay_segments(plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.nda
                 continue
             alone = np.zeros(1, np.int64)
             one = segments.of(np.array([i]))._replace(row=alone, first_slot=alone)
-            differing[k] = _difference(plan, arrays, stored, g, documents, one)
+            differing[k] = _difference(plan, arrays, stored, g, documents, one, epoch)
     return differing
 
 
@@ -92,14 +92,20 @@ def _cut_again(
 
 
 def _difference(
-    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, g: int, documents: Documents, one: SegmentTable
+    plan: Plan,
+    arrays: Mapping[str, np.ndarray],
+    stored: SegmentTable,
+    g: int,
+    documents: Documents,
+    one: SegmentTable,
+    epoch: int,
 ) -> str:
     """What differs between stored segment g and the same one made again, in words."""
     stratified = plan.tasks[int(arrays["segment_task"][g])].parameters.get("stratified", False)
     length = int(one.slots[0])
     if int(stored.slots[g]) != length:
         return f"it takes {int(stored.slots[g])} slots and should take {length}"
-    made = render(plan.tasks, documents, one, length, 1)
+    made = render(plan.tasks, documents, one, length, 1, epoch)
     for name in ("key", "tokens", "task", "prefix", "noise", "loss_weight"):
         found, again = arrays[f"segment_{name}"][g], made[f"segment_{name}"][0]
         if found != again and not (stratified and name in ("noise", "loss_weight")):
@@ -121,7 +127,7 @@ def _difference(
         name: np.where(is_segment, getattr(one, name)[0], getattr(stored, name)) for name in ("copy", "first_trained")
     }
     exact = stored._replace(**columns)
-    restored, _, fits = restore(plan, arrays, exact, np.array([g]))
+    restored, _, fits = restore(plan, arrays, exact, np.array([g]), epoch)
     if not fits[0]:
         return "its sentinels are not where the header says"
     first = int(documents.offsets[one.document[0]] + one.start[0])

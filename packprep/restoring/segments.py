@@ -6,7 +6,8 @@ restored   t hod ias ericAl                            bos, mode, sentinels and 
 ```
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from packprep.building.segments import SegmentTable
 from packprep.dataset.boundaries import boundaries
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
-from packprep.objectives.objective import Bodies, BodySlots
+from packprep.objectives.objective import Bodies, BodySlots, Task
 
 
 def segment_slots(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -91,26 +92,34 @@ class RestoredTokens(NamedTuple):
     fits: np.ndarray  # bool[k]: whether what stands between the tokens (sentinels, …) is what the header says
 
 
-def restore(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray) -> RestoredTokens:
+def restore(
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray, epoch: int = 0
+) -> RestoredTokens:
     """The tokens that the chosen segments were made of, by their objectives' inverses; labels of in-place kinds.
 
-    chosen: int64[k], indices of segments of a shard whose lengths obey the law.
+    chosen: int64[k], indices of segments of a shard whose lengths obey the law. epoch: that of the arrays.
     """
+    return _restore(plan.tasks, arrays, stored, chosen, epoch)
+
+
+def _restore(
+    tasks: Sequence[Task], arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray, epoch: int
+) -> RestoredTokens:
     n, copy = arrays["segment_tokens"][chosen].astype(np.int64), stored.copy[chosen]
     ends = np.cumsum(n + copy)
     begins = ends - n - copy
     out = np.empty(int(ends[-1]) if len(ends) else 0, arrays["tokens"].dtype)
     fits = np.ones(len(chosen), np.bool_)
     length = arrays["tokens"].shape[1]
-    for t, task in enumerate(plan.tasks):
+    for t, task in enumerate(tasks):
         of_task = np.flatnonzero(arrays["segment_task"][chosen] == t)
         if not len(of_task):
             continue
         which = chosen[of_task]
         body = stored.row[which] * length + stored.first_slot[which] + stored.bos[which] + task.mode
-        columns = BodySlots(begins[of_task], stored.of(which).bodies(), body)
+        columns = BodySlots(begins[of_task], stored.of(which).bodies(epoch), body)
         # labels of in-place kinds are the tokens in their places, as causal's slots are
-        objective = plan.tasks[-1].objective if task.in_place else task.objective
+        objective = tasks[-1].objective if task.in_place else task.objective
         rows = arrays["labels" if task.in_place else "tokens"].reshape(-1)
         assert objective.restore is not None
         fits[of_task] = objective.restore(task, columns, rows, out)
@@ -126,7 +135,7 @@ FITTING_TOKENS = 1 << 18
 """Tokens that are inverted at a time: they stay in the processor's cache."""
 
 
-def fitting(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable) -> np.ndarray:
+def fitting(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, epoch: int = 0) -> np.ndarray:
     """bool[segments]: whether what stands between a segment's tokens is what its header says: `fits` of `restore`, in less
     memory."""
     fits = np.ones(len(stored.row), np.bool_)
@@ -142,7 +151,7 @@ def fitting(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable) 
         bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), FITTING_TOKENS)), len(of_task)))
         for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             which = of_task[begin:end]
-            bodies = stored.of(which).bodies()
+            bodies = stored.of(which).bodies(epoch)
             first = ends[begin:end] - bodies.n
             first -= first[0]
             size = int(first[-1] + bodies.n[-1])
@@ -185,13 +194,19 @@ def _damaged(shard: Shard, segment: int, what: str) -> DatasetError:
 
 
 def slots_of_tokens(
-    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray, ids: np.ndarray
+    plan: Plan,
+    arrays: Mapping[str, np.ndarray],
+    stored: SegmentTable,
+    chosen: np.ndarray,
+    ids: np.ndarray,
+    epoch: int = 0,
 ) -> np.ndarray:
     """int64[n]: the slot of its row at which each original token stands; in block diffusion its slot in x_t.
 
-    chosen: int64[k], segments; ids: [n], their tokens as `restore` gives them. −1 where the slot is not known: an objective
-    from elsewhere may read values. The inverse itself says it: it is given rows whose slots hold their own numbers, counted
-    from beyond the vocabulary, in which the role tokens stay that fill_in_the_middle looks for.
+    chosen: int64[k], segments; ids: [n], their tokens as `restore` gives them; epoch: that of the arrays. −1 where the slot is
+    not known: an objective from elsewhere may read values. The inverse itself says it: it is given rows whose slots hold their
+    own numbers, counted from beyond the vocabulary, in which the role tokens stay that fill_in_the_middle looks for; of a number
+    it is told whether its token begins inside a character.
     """
     if not len(chosen):
         return np.zeros(0, np.int64)
@@ -203,8 +218,9 @@ def slots_of_tokens(
     numbers = (np.arange(tokens.size, dtype=np.int32) + vocab_size).reshape(tokens.shape)
     roles = np.isin(tokens, np.unique([task.ids.fim for task in plan.tasks]))
     among_roles = np.where(roles, tokens.astype(np.int32), numbers)
+    tasks = [_of_numbers(task, tokens) for task in plan.tasks]
     shifted = stored._replace(row=stored.row - first_row)
-    found = restore(plan, {**arrays, "tokens": among_roles, "labels": numbers}, shifted, chosen).ids
+    found = _restore(tasks, {**arrays, "tokens": among_roles, "labels": numbers}, shifted, chosen, epoch).ids
     flat = found.astype(np.int64) - vocab_size
     segment = np.repeat(chosen, arrays["segment_tokens"][chosen])  # the segment of each token
     begin = shifted.row[segment] * length + stored.first_slot[segment]
@@ -227,3 +243,12 @@ def slots_of_tokens(
                 if holds(beside, np.array([i]))[0]:
                     flat[i] = beside[0]
     return np.where(flat < 0, -1, flat - shifted.row[segment] * length)
+
+
+def _of_numbers(task: Task, tokens: np.ndarray) -> Task:
+    """The task, to which the ids from vocab_size on stand for these tokens."""
+    continues = task.ids.continues
+    if not len(continues):
+        return task
+    of_tokens = continues.take(tokens.reshape(-1), mode="clip")
+    return replace(task, ids=replace(task.ids, continues=np.concatenate((continues, of_tokens))))

@@ -1,5 +1,6 @@
 """P3 to P5, P11 to P15 and P18 to P20 of a shard's arrays, recomputed from its header; `slots` walks the slots."""
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,11 +11,12 @@ from packprep.building.render import draw_noise, expected_prefix, target_of
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import fill_slots
-from packprep.dataset.rows import next_token_loss_mask, segment_ids
+from packprep.dataset.rows import next_token_loss_mask, put_blocks, segment_ids
 from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.tasks import SHORTEST, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
-from packprep.restoring.segments import fitting, segment_slots, stored_segments
+from packprep.restoring.segments import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
+from packprep.verification.epochs import WEIGHTS
 from packprep.verification.faults import MAX_LISTED, Faults
 from packprep.verification.slots import check_slots, trainable_slots
 
@@ -88,8 +90,9 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     return faults.total == before
 
 
-def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
-    """P4 … P15 of one shard. Whether its segments can be inverted and counted."""
+def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults, epoch: int = 0) -> bool:
+    """P4 … P15 and P18 … P20 of one shard. Whether its segments can be inverted and counted. epoch: whose chance the arrays
+    have, as `arrays_in_epoch` gives them."""
     recipe = plan.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
         return False
@@ -101,9 +104,11 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     stored = stored_segments(plan, arrays)
     next_token = np.array([not task.in_place for task in plan.tasks])[arrays["segment_task"]]
     check_slots(plan, arrays, stored, next_token, file, faults)
-    if not _check_law(plan, arrays, stored, file, faults):
+    if not _check_law(plan, arrays, stored, file, faults, epoch):
         return False
-    check_noise(plan, arrays, stored, file, faults)
+    blocks = check_noise(plan, arrays, stored, file, faults, epoch)
+    if WEIGHTS in arrays:
+        _check_weights(plan, arrays, stored, blocks, file, faults)
     _check_repeated(plan, arrays, stored, file, faults)
     _check_coverage(plan, arrays, stored, file, faults)
     return True
@@ -221,7 +226,9 @@ def _drawn(plan: Plan, arrays: Mapping[str, np.ndarray], limits: np.ndarray) -> 
     return drawn
 
 
-def _check_law(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> bool:
+def _check_law(
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults, epoch: int
+) -> bool:
     """P12, P13, P14."""
     before = faults.total
     documents, roles = plan.recipe.documents, plan.vocabulary.roles
@@ -239,7 +246,7 @@ def _check_law(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTabl
     for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"] == t)
         if len(of_task):
-            prefix[of_task] = expected_prefix(task, stored.of(of_task).bodies(), bos[of_task], slots[of_task])
+            prefix[of_task] = expected_prefix(task, stored.of(of_task).bodies(epoch), bos[of_task], slots[of_task])
     for name, has, place, should in (
         ("bos", bos == 1, at, roles.get("bos", -1)),
         ("mode token", mode >= 0, at + bos, mode),
@@ -254,7 +261,7 @@ def _check_law(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTabl
     for g in np.flatnonzero(prefix != arrays["segment_prefix"]):
         message = f"segment {g}: segment_prefix should be {prefix[g]}"
         faults.add("P13", file, message, int(row[g]), int(begin[g]), int(arrays["segment_prefix"][g]))
-    for g in np.flatnonzero(~fitting(plan, arrays, stored)):
+    for g in np.flatnonzero(~fitting(plan, arrays, stored, epoch)):
         faults.add("P14", file, f"segment {g}: a sentinel is missing or out of order", int(row[g]), int(begin[g]))
     return faults.total == before
 
@@ -395,15 +402,20 @@ def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
     return faults.total == before
 
 
-def check_noise(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> None:
-    """P18: noise drawn anew from labels and keys is the stored noise; so it lies on candidates alone."""
-    if "labels" not in arrays:
-        return
+Blocks = list[tuple[np.ndarray, int, tuple[np.ndarray, np.ndarray, np.ndarray]]]
+"""(segments, slots of their blocks, (how many blocks each has, levels, weights)) of tasks."""
+
+
+def check_noise(
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults, epoch: int
+) -> Blocks:
+    """P18: noise drawn anew from labels and keys is that of the arrays; so it lies on candidates alone. Gives the blocks."""
+    blocks: Blocks = []
+    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    if "labels" not in arrays or not in_place.any():
+        return blocks
     length = arrays["tokens"].shape[1]
     trainable = trainable_slots(arrays, stored).reshape(-1) if "trained_offsets" in arrays else None
-    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
-    if not in_place.any():
-        return
     tokens = arrays["labels"].reshape(-1).copy()
     loss_mask = np.zeros(len(tokens), np.uint8)
     for t, task in enumerate(plan.tasks):
@@ -412,13 +424,16 @@ def check_noise(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTab
             continue
         table = stored.of(of_task)
         target = target_of(task, table, table.row * length + table.first_slot, tokens, loss_mask, trainable)
-        noised = draw_noise(t, task, target)
+        noised = draw_noise(t, task, target, epoch)
         for name, again in (("segment_noise", noised.level), ("segment_loss_weight", noised.weight)):
             stored_values = arrays[name][of_task]
             for i in np.flatnonzero(stored_values != again)[:MAX_LISTED]:
                 message = f"segment {of_task[i]}: {name} should be {again[i]}"
                 faults.add("P18", file, message, int(stored.row[of_task[i]]), value=float(stored_values[i]))
-        if noised.blocks is not None:
+        if noised.blocks is None:
+            continue
+        blocks.append((of_task, task.parameters["block_length"], noised.blocks))
+        if not epoch:
             which = np.concatenate([np.arange(*arrays["block_offsets"][g : g + 2]) for g in of_task])
             for name, again in (("block_noise", noised.blocks[1]), ("block_loss_weight", noised.blocks[2])):
                 for i in np.flatnonzero(arrays[name][which] != again)[:MAX_LISTED]:
@@ -436,3 +451,50 @@ def check_noise(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTab
         for i in np.flatnonzero((values != again) & mine)[:MAX_LISTED]:
             message = f"{name} drawn anew is {again[i]}"
             faults.add("P18", file, message, int(i // length), int(i % length), int(values[i]))
+    return blocks
+
+
+def _check_weights(
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, blocks: Blocks, file: str, faults: Faults
+) -> None:
+    """P13 and P18 of an epoch's loss_weights: loss_mask times the weight of segment or block, times that of the trained range in
+    which what the slot predicts lies."""
+    length, size = arrays["tokens"].shape[1], arrays["tokens"].size
+    at = stored.row * length + stored.first_slot
+    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    should = fill_slots(at, stored.slots, arrays["segment_loss_weight"], 0, size)
+    for which, block_length, (count, _, weights) in blocks:
+        put_blocks(should, at[which], stored.slots[which] // 2, np.full(len(which), block_length), count, weights)
+    if "trained_weights" in arrays:
+        segment = np.repeat(np.arange(len(at)), np.diff(arrays["trained_offsets"]))
+        ranges = arrays["trained_ranges"].astype(np.int64) - (1 - in_place[segment])[:, None]
+        begins = np.maximum(ranges[:, 0], 0)
+        should *= fill_slots(at[segment] + begins, ranges[:, 1] - begins, arrays["trained_weights"], 1, size)
+    should *= arrays["loss_mask"].reshape(-1)
+    found = arrays[WEIGHTS].reshape(-1)
+    for i in np.flatnonzero(found != should)[:MAX_LISTED]:
+        g = int(np.searchsorted(at, i, "right")) - 1
+        promise = "P18" if g >= 0 and in_place[g] else "P13"
+        message = f"segment {g}: {WEIGHTS} should be {should[i]}"
+        faults.add(promise, file, message, int(i // length), int(i % length), float(found[i]))
+
+
+def check_same_tokens(
+    plan: Plan,
+    stored: Mapping[str, np.ndarray],
+    arrays: Mapping[str, np.ndarray],
+    file: str,
+    faults: Faults,
+    epoch: int,
+) -> None:
+    """P17 of a shard's arrays in an epoch: inverting them gives the tokens that inverting the stored ones gives."""
+    table = stored_segments(plan, arrays)
+    ends = np.cumsum(table.n)
+    bounds = np.searchsorted(ends, np.arange(0, int(ends[-1]) if len(ends) else 0, FITTING_TOKENS))
+    for begin, end in itertools.pairwise(np.unique([*bounds, len(ends)]).tolist()):
+        chosen = np.arange(begin, end)
+        found, offsets, _ = restore(plan, arrays, table, chosen, epoch)
+        differs = np.flatnonzero(found != restore(plan, stored, table, chosen).ids)
+        for g in begin + np.unique(np.searchsorted(offsets, differs, "right") - 1)[:MAX_LISTED]:
+            message = f"segment {g}: inverting it does not give the tokens of its stored slots"
+            faults.add("P17", file, message, int(table.row[g]), int(table.first_slot[g]))

@@ -13,6 +13,8 @@ from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, s
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.progress import put_line
 from packprep.building.run import Progress
+from packprep.dataset.batches import integer
+from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
 from packprep.dataset.shard import open_shard
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
@@ -25,8 +27,9 @@ from packprep.storage import Folder, LocalCopy, Remote, folder_at, local_copy
 from packprep.tokenizer.missing_roles import listed
 from packprep.twin.comparison import compare_plan
 from packprep.twin.shard import Twin, check
-from packprep.verification.arrays import check_arrays, check_layout, count_arrays
+from packprep.verification.arrays import check_arrays, check_layout, check_same_tokens, count_arrays
 from packprep.verification.coverage import Runs, check_apart, check_documents, read_rejects
+from packprep.verification.epochs import BLOCKS, WEIGHTS, arrays_in_epoch
 from packprep.verification.faults import Faults, line_of
 from packprep.verification.on_disk import (
     check_foundations,
@@ -72,6 +75,7 @@ PROMISES = {
 """Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
 
 ALL = -1
+EPOCHS = 1 << 32  # after which chance repeats
 MOST_PLACES = 20  # of sources that are said before they are read
 
 
@@ -112,6 +116,7 @@ def verify_dataset(
     only: Sequence[int] | None = None,
     replay_seed: int = 0,
     recipe: Recipe | None = None,
+    epoch: int = 0,
 ) -> dict[str, Any]:
     """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
 
@@ -119,18 +124,24 @@ def verify_dataset(
     twin: recompute what is replayed by the plain twin, too, which is slow; PlanError where it lacks an objective.
     replay_seed: chooses the segments of `replay`. recipe: from elsewhere, completed, that the dataset should be of.
     only: these shards of the array task's, ascending; None: all. Of the others the receipts are read, for the ledger's sum.
-    Gives {directory, shards, rows, segments, tokens, replayed, twin: segments that the twin recomputed, twin_taken: places in
-    their conversations of which it took the build's word, faults: count, listed: [fault]}; raises where the directory is no
-    dataset. Where plan or tokenizer are damaged no shard is looked at.
+    epoch: above 0, the rows are looked at as redraw gives them there; ArgumentError or DatasetError where it cannot.
+    Gives {directory, epoch, shards, rows, segments, tokens, replayed, twin: segments that the twin recomputed, twin_taken:
+    places in their conversations of which it took the build's word, faults: count, listed: [fault]}; raises where the
+    directory is no dataset. Where plan or tokenizer are damaged no shard is looked at.
     """
     if twin and replay is None:
         raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
+    if twin and epoch:
+        raise RecipeError("--twin recomputes the stored rows: leave it or --epoch out")
     with local_copy(folder_at(directory)) as local:
         folder = local.folder
         local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
         manifest = read_manifest(folder)
         if not (folder / manifest["plan"]["file"]).exists():
             raise PlanError(f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back")
+        integer("epoch", epoch, 0, 1 << 63)
+        if epoch:
+            open_dataset(folder).check_redraw()
         faults = Faults()
         if array[0] == 0:
             check_manifest_digest(manifest, faults)
@@ -139,7 +150,7 @@ def verify_dataset(
             else:
                 check_listing(folder, manifest, faults)
         if not check_foundations(folder, manifest, faults):  # nothing can be recomputed from a damaged plan
-            return _report(local, manifest, range(0), 0, (0, 0), faults)
+            return _report(local, manifest, epoch, range(0), 0, (0, 0), faults)
         stored = stored_plan(folder)
         assert stored is not None
         prefixes = moved_prefixes(stored, moved)
@@ -174,7 +185,7 @@ def verify_dataset(
         replayed, by_twin = 0, (0, 0)
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
         try:
-            arguments = (local, prefixes, manifest["plan"]["digest"])
+            arguments = (local, prefixes, manifest["plan"]["digest"], epoch % EPOCHS)
             if min(workers, len(items)) > 1:
                 warm_kernels()  # once, before workers are forked
             for item, result in in_processes(_setup, arguments, items, workers, progress.add):
@@ -197,13 +208,14 @@ def verify_dataset(
                 sums = {source.name: sum(of_shard[source.name] for of_shard in read) for source in plan.sources}
                 check_text_bytes(plan, total, sums, faults)
         check_apart(plan, sorted(runs, key=lambda own: own[0]), len(runs) == plan.shards, faults)
-        report = _report(local, manifest, share, replayed, by_twin, faults)
+        report = _report(local, manifest, epoch, share, replayed, by_twin, faults)
         return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}
 
 
 def _report(
     local: LocalCopy,
     manifest: Mapping[str, Any],
+    epoch: int,
     share: Sequence[int],
     replayed: int,
     by_twin: tuple[int, int],
@@ -216,6 +228,7 @@ def _report(
     faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
     return {
         "directory": str(local.out),
+        "epoch": epoch,
         "shards": len(share),
         "rows": sum(entry["rows"] for entry in entries),
         "segments": sum(entry["segments"] for entry in entries),
@@ -246,9 +259,9 @@ def _items(
     return [ShardToVerify(b, entries[b], chosen.get(b), replay == ALL, twin) for b in share]
 
 
-def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str) -> Do:
+def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) -> Do:
     directory = local.folder
-    plan, decoders = open_plan(directory, prefixes), Decoders()
+    plan, decoders, dataset = open_plan(directory, prefixes), Decoders(), open_dataset(directory)
     loaded: list[Twin] = []
 
     def twin() -> Twin:
@@ -273,7 +286,7 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str) -> Do:
             report(0, now[0] - reported[0], now[1] - reported[1], 0)
             reported[:] = now
 
-        arrays = _arrays_of(directory, plan, item, faults) if is_there else None
+        arrays = _arrays_of(dataset, plan, item, epoch, faults) if is_there else None
         if arrays is not None:
             rejects = None
             if receipt is not None:
@@ -283,9 +296,9 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str) -> Do:
                 runs = check_documents(plan, item.number, arrays, rejects, receipt, faults)
             try:
                 if item.whole:
-                    replayed, read = replay_shard(plan, item.number, arrays, receipt, rejects, decoders, faults)
+                    replayed, read = replay_shard(plan, item.number, arrays, receipt, rejects, decoders, faults, epoch)
                 elif item.replay is not None:
-                    replayed = replay_some(plan, item.number, arrays, item.replay, receipt, decoders, faults)
+                    replayed = replay_some(plan, item.number, arrays, item.replay, receipt, decoders, faults, epoch)
                 # Where the sources changed nothing was replayed, and the twin would find that at every segment.
                 if item.twin and (replayed or (item.whole and not item.entry["segments"])):
                     chosen = None if item.whole or item.replay is None else item.replay.tolist()
@@ -299,24 +312,41 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str) -> Do:
     return one_by_one(check_item)
 
 
-def _arrays_of(directory: Path, plan: Plan, item: ShardToVerify, faults: Faults) -> Mapping[str, np.ndarray] | None:
-    """P3 … P15 and P18 … P20 of one shard: its arrays; None where they cannot be walked."""
+def _arrays_of(
+    dataset: Dataset, plan: Plan, item: ShardToVerify, epoch: int, faults: Faults
+) -> Mapping[str, np.ndarray] | None:
+    """P3 … P15 and P18 … P20 of one shard: its arrays, as the epoch has them; None where they cannot be walked."""
     file = shard_name(item.number)
     try:
         shard = open_shard(
-            directory / file,
+            Path(dataset.directory) / file,
             plan.recipe.seq_length,
             plan.token_dtype,
             rows=item.entry["rows"],
             segments=item.entry["segments"],
             compact=plan.recipe.output.columns == "compact",
         )
-        arrays = shard.arrays
+        arrays: Mapping[str, np.ndarray] = shard.arrays
     except DatasetError as error:
         faults.add("P3", file, str(error))
         return None
-    walkable = check_layout(plan, arrays, file, faults) and check_arrays(plan, arrays, file, faults)
-    return arrays if walkable else None
+    if not check_layout(plan, arrays, file, faults):
+        return None
+    if not epoch:
+        return arrays if check_arrays(plan, arrays, file, faults) else None
+    try:
+        anew = arrays_in_epoch(dataset, shard, epoch)
+    except DatasetError as error:
+        of_stored = Faults()
+        check_arrays(plan, arrays, file, of_stored)  # says what of the stored rows is wrong
+        if not of_stored.total:
+            of_stored.add("P12", file, f"cannot be drawn anew: {error}")
+        faults.join(of_stored)
+        return None
+    if not check_arrays(plan, anew, file, faults, epoch):
+        return None
+    check_same_tokens(plan, arrays, anew, file, faults, epoch)
+    return {name: anew[name] for name in (*shard.layout, WEIGHTS) if name not in BLOCKS}
 
 
 def _check_counts(
@@ -371,4 +401,6 @@ def print_report(report: dict[str, Any]) -> None:
         again += f" ({some(report['twin_taken'], 'place')} in conversations as the build found them)"
     faults = some(report["faults"], "fault")
     verdict = faults if report["faults"] else "every promise holds"
+    if report["epoch"]:
+        verdict += f" in epoch {report['epoch']:,}"
     put_line(f"{report['directory']}: {verdict} ({done}{again})")

@@ -191,6 +191,33 @@ def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
         assert all(np.array_equal(next(batches)["tokens"].numpy(), tokens) for tokens in expected)
 
 
+@pytest.mark.long(beyond=1)
+@pytest.mark.parametrize("task", ["ul2r", "t5", "prefix_lm"])
+def test_epoch_3_drawn_anew_goes_on_from_and_with_workers_over_world_sizes_1_4_2(tmp_path, task):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(60))
+    made.build(made.table("a.jsonl", tasks=[{"preset": task}], seq_length=256), tmp_path, tmp_path / "d")
+    dataset, given = open_dataset(tmp_path / "d"), {"seed": 5, "redraw": True}
+    steps = (3 * len(dataset) + len(dataset) // 2) // 4
+    undisturbed = loader(dataset, 2, **given)
+    ahead = loader(dataset, 4, num_workers=2, **given)
+    for _ in range(steps):
+        next(ahead)
+        next(undisturbed), next(undisturbed)
+    state = ahead.state_dict()
+    assert 3 * len(dataset) <= state["rows"] < 4 * len(dataset)
+    for world_size, workers in ((4, {0: 2}), (2, {1: 1})):
+        ranks = [loader(dataset, 2, r, world_size, num_workers=workers.get(r, 0), **given) for r in range(world_size)]
+        for rank in ranks:
+            rank.load_state_dict(json.loads(json.dumps(state)))
+        for rank in 2 * ranks:
+            expected, got = next(undisturbed), next(rank)
+            assert got.keys() == expected.keys()
+            for name, values in got.items():
+                assert torch.equal(torch.as_tensor(values), torch.as_tensor(expected[name]))
+        state = ranks[0].state_dict()
+        assert all(rank.state_dict() == state for rank in ranks)
+
+
 @pytest.mark.long
 def test_kill_and_resume_at_every_step_of_200_over_world_sizes_1_4_2(directory, rows_of):
     """After any step of one rank, four go on; after three steps of these, two: the rows are those of one order."""

@@ -217,6 +217,29 @@ def test_epoch_3_of_a_resumed_run_is_that_of_an_undisturbed_one(datasets, at):
             assert np.array_equal(batch[name], np.concatenate([ahead[2 * i][name], ahead[2 * i + 1][name]]))
 
 
+@pytest.mark.long(beyond=2)
+@pytest.mark.parametrize("kind", ["ul2r", "compact", "t5", "rolled", "supervised_moved", "all"])
+def test_moved_segments_go_on_in_the_middle_of_epoch_3_over_world_sizes_1_4_2(datasets, kind):
+    ds = datasets(kind)
+    options = {"seed": 3, "columns": [*COLUMNS, "n_trained"], "redraw": True}
+    samples = 3 * len(ds) + len(ds) // 2 + np.arange(4 + 3 * 8 + 2 * 6)
+    one = ds.batches(1, **options)
+    for _ in range(samples[0]):
+        next(one)
+    got, state = [next(one) for _ in range(4)], one.state_dict()
+    for world_size, batch_size, steps in ((4, 2, 3), (2, 3, 2)):
+        ranks = [ds.batches(batch_size, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+        for rank in ranks:
+            rank.load_state_dict(json.loads(json.dumps(state)))
+        got += [next(rank) for _ in range(steps) for rank in ranks]
+        state = ranks[0].state_dict()
+        assert all(rank.state_dict() == state for rank in ranks)
+    rows = order.rows_of_samples(samples, len(ds), 3, True)
+    expected = ds.batch(rows, columns=options["columns"], epochs=samples // len(ds))
+    for name in options["columns"]:
+        assert np.array_equal(np.concatenate([batch[name] for batch in got]), expected[name])
+
+
 def test_without_redraw_every_epoch_is_the_stored_rows(datasets):
     ds = datasets("mix")
     it = ds.batches(len(ds), shuffle=False, epochs=2)

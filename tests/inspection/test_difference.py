@@ -144,7 +144,6 @@ def test_as_it_is_typed(two):
         (["--row", 0, "--limit", 3], "--limit goes with --grep; leave it or --row out"),
         (["--grep", "x", "--segment", 1], "--segment goes with --row; leave it or --grep out"),
         (["--epoch", 1], "--epoch goes with --row; give --row too, or leave it out"),
-        (["--row", 0, "--segment", 1, "--epoch", 1], "--epoch and --segment: a segment is shown as it is stored"),
         (["--segment", 1], "give --row R too: segments are numbered 1, 2, … in each row"),
         (["--source", "web"], "--source NAME goes with --doc"),
         (["--source", "web=/x"], "--source NAME=PREFIX goes with --row or --doc"),

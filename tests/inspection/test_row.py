@@ -54,6 +54,8 @@ def test_a_row_in_an_epoch_is_what_redraw_gives(tmp_path, capsys):
         assert ids_and_loss(segment)[0] == row.tokens[row.segment_ids == i + 1].tolist()
     print_row(shown)
     assert "· epoch 2" in capsys.readouterr().out.splitlines()[0]
+    print_segment(describe_segment(out, 0, 1, {}, epoch=2))
+    assert "· epoch 2" in capsys.readouterr().out.splitlines()[0]
     print_row(stored)
     assert "epoch" not in capsys.readouterr().out
 
@@ -449,37 +451,40 @@ def some_segments(known, most=40):
     return [*first.values(), *every[:: max(1, len(every) // most)]]
 
 
-@pytest.mark.long(beyond=1)
-def test_the_original_is_the_documents_text_and_its_slots_hold_it(known):
+@pytest.mark.long(beyond=2)
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_the_original_is_the_documents_text_and_its_slots_hold_it(known, epoch):
     seen = set()
     for segment in some_segments(known):
-        described = describe_segment(known.out, segment["row"], segment["segment"], {}, True)
+        described = describe_segment(known.out, segment["row"], segment["segment"], {}, True, epoch)
         own = described["segment"]
         ids = [id for piece in own["original"] for id in piece["ids"]]
         slots = [slot for piece in own["original"] for slot in piece["slots"]]
         assert bytes(ids) == segment["text"] and own["fits"] is True and own["not_restored"] is None
-        row = known.dataset.row(segment["row"])
-        stored = row.labels if own["predicts"] == "in place" else row.tokens
-        assert stored[slots].tolist() == ids and len(set(slots)) == len(slots)
+        row = known.dataset.row(segment["row"], epoch)
+        values = row.labels if own["predicts"] == "in place" else row.tokens
+        assert values[slots].tolist() == ids and len(set(slots)) == len(slots)
         assert segment["slots"][0] <= min(slots) and max(slots) < segment["slots"][1]
         assert own["rebuilt"] == "identical" and described["segments"] == row.n_segments
         seen.add(own["objective"])
     assert seen == {task["objective"] for s in datasets_made.segments(known) for task in [s["task"]]}
 
 
-def test_a_segment_of_its_row_is_the_same_but_for_the_original(known):
-    row = describe_row(known.out, 0, {}, True)
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_a_segment_of_its_row_is_the_same_but_for_the_original(known, epoch):
+    row = describe_row(known.out, 0, {}, True, epoch)
     for number, segment in enumerate(row["segments"], 1):
-        own = describe_segment(known.out, 0, number, {}, True)["segment"]
-        assert {key: own[key] for key in segment} == segment
+        described = describe_segment(known.out, 0, number, {}, True, epoch)
+        assert {key: described["segment"][key] for key in segment} == segment and described["epoch"] == epoch
 
 
-@pytest.mark.long(beyond=1)
-def test_each_sentinel_stands_for_its_span(known):
+@pytest.mark.long(beyond=2)
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_each_sentinel_stands_for_its_span(known, epoch):
     spans = 0
     for segment in [s for s in datasets_made.segments(known) if s["task"]["objective"] == "span_corruption"][:40]:
-        own = describe_segment(known.out, segment["row"], segment["segment"], {}, True)["segment"]
-        tokens = known.dataset.row(segment["row"]).tokens
+        own = describe_segment(known.out, segment["row"], segment["segment"], {}, True, epoch)["segment"]
+        tokens = known.dataset.row(segment["row"], epoch).tokens
         begin, end = segment["slots"]
         targets = begin + own["prefix"]
         sentinels = [slot for slot in range(targets, end) if tokens[slot] >= 266]

@@ -1,0 +1,26 @@
+"""The benchmark of redraw: it measures what it names, and its two runs part where they should."""
+
+import json
+
+import pytest
+import redraw
+
+
+def test_redraw_is_measured_beside_the_stored_rows(capsys):
+    few = ["--size", "100KB", "--seq-length", "256", "--batch-size", "4", "--calls", "1", "--repeats", "1"]
+    redraw.main(["speed", *few, "--preset", "t5", "bd3", "--json"])
+    lines = json.loads(capsys.readouterr().out)
+    assert [line["preset"] for line in lines] == ["t5", "bd3"]
+    assert all(line[f"{way}_slots_per_s"] > 0 for line in lines for way in ("stored", "redrawn"))
+    redraw.main(["speed", *few, "--preset", "prefix_lm"])
+    assert "bytes beside" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_runs_with_redraw_and_without_are_one_until_the_first_epoch_is_over(capsys):
+    pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
+    small = ["--size", "300KB", "--vocabulary", "400", "--held-out-rows", "8", "--width", "16", "--layers", "1"]
+    redraw.main(["train", *small, "--epochs", "2", "--seeds", "3", "--share", "0.5", "--json"])
+    first, second, first_anew, second_anew = json.loads(capsys.readouterr().out)
+    assert first["held_out"] == first_anew["held_out"] and second["held_out"] != second_anew["held_out"]
+    assert set(first["held_out"]) >= {"all", "r", "s"} and second["held_out"]["all"] < 7
