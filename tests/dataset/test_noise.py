@@ -16,6 +16,7 @@ from packprep.objectives.uniform_diffusion import flip_probability, mu_of, resol
 from packprep.randomness import bits64, words
 from packprep.twin import chance as twin
 from packprep.twin import objectives as twins
+from tests.dataset.test_token_slots import is_improbable
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -462,6 +463,38 @@ def test_fault_05_segments_and_epochs_have_noise_of_their_own():
     for i in range(4):
         for j in range(i):
             assert abs(int((found[i] == found[j]).sum()) - n / 2) < 5 * math.sqrt(n / 4)
+
+
+@pytest.mark.parametrize("law", ["masked_diffusion", "uniform_diffusion", "block_diffusion"])
+def test_every_pattern_of_noise_is_as_likely_over_segments_and_over_epochs(law):
+    n, at_half, wide = 4, {"noise_range": (0.5, 0.5)}, {"noise_range": (0.25, 0.75)}
+    defaults = {
+        "masked_diffusion": {**MASKED, "epsilon": 0.0},
+        "uniform_diffusion": {**UNIFORM, "loss_on": "corrupted"},
+        "block_diffusion": {**BLOCKS, "block_length": n},
+    }[law]
+
+    def drawn(keys, epoch, parameters):
+        """(a number for each pattern of 4 candidates, a place of 16 for each level)."""
+        parameters = {**defaults, **parameters}
+        where = target(arange_segments(keys, n), np.full(len(keys) * n, 7, np.uint16))
+        ids = Ids(VOCAB, 0, 0, 0, MASK, np.zeros(0, np.int32), special=tuple(SPECIAL))
+        resolved = resolve(parameters, ids) if law == "uniform_diffusion" else {}
+        noised = noise.LAWS[law].draw(0, parameters, resolved, ids_of(), where, epoch)
+        level = noised.level if noised.blocks is None else noised.blocks[1]
+        return where.loss_mask.reshape(-1, n) @ (1 << np.arange(n)), ((level - 0.25) * 32).astype(int)
+
+    def check(found):
+        assert not is_improbable(
+            np.bincount(np.concatenate(found), minlength=16), np.full(16, sum(map(len, found)) / 16)
+        )
+
+    keys = some_keys(60_000, 12)
+    for epoch in (0, 5):
+        check([drawn(keys, epoch, at_half)[0]])
+        check([drawn(keys, epoch, wide)[1]])
+    check([drawn(keys[:1], epoch, at_half)[0] for epoch in range(1, 1001)])
+    check([drawn(keys[:1], epoch, wide)[1] for epoch in range(1, 1001)])
 
 
 def test_neighbouring_candidates_are_independent():
