@@ -235,7 +235,7 @@ def _judge(corpus: Path, recipes: Sequence[dict[str, Any]], out: Path) -> tuple[
 def _recipes(file: str) -> list[dict[str, Any]]:
     """Recipes that together have every kind of source, task, cutting and packing. Those that integrate flips take seconds."""
     from tests.random_recipes import SOURCES
-    from tests.twin.test_shard import EVERY_KIND
+    from tests.twin.shards_made import EVERY_KIND
 
     flips = [task for task in EVERY_KIND if task.get("preset") == "duo" or task.get("objective") == "uniform_diffusion"]
     every = [task for task in EVERY_KIND if _is_slow(file) or task not in flips]

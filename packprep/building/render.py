@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packprep.building.segments import SegmentTable, trained_in
+from packprep.building.segments import SegmentTable, trained_in, with_kept_pivots
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
 from packprep.dataset.noise import Noised, Target
@@ -310,7 +310,11 @@ def render(
     row, document = table.row, table.document
     row_offsets = np.searchsorted(row, np.arange(int(row[-1]) + 2 if len(row) else 1)).astype(np.int64)
     begin, ids = body_tokens(documents, table)
-    arrays = render_rows(tasks, table, begin, ids, documents.training, seq_length, documents.ids.dtype, epoch)
+    texts = begin, ids, documents.training, seq_length, documents.ids.dtype
+    if epoch and documents.training is not None:
+        stored = render_rows(tasks, table, *texts)
+        table = with_kept_pivots(tasks, table, np.diff(stored["trained_offsets"]))
+    arrays = render_rows(tasks, table, *texts, epoch)
     arrays["row_offsets"] = row_offsets
     arrays["segment_doc"] = documents.position[document]
     arrays["segment_start"] = table.start

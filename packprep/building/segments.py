@@ -44,6 +44,17 @@ class SegmentTable(NamedTuple):
         return Bodies(self.n + self.copy, self.key, self.first_trained, epoch)
 
 
+def with_kept_pivots(tasks: Sequence[Task], table: SegmentTable, ranges: np.ndarray) -> SegmentTable:
+    """The table for later epochs, in which segments of more than one trained range keep the pivot of epoch 0: those that are all
+    trained, with several weights, have one drawn there. ranges: int64[m], how many each has."""
+    first_trained = table.first_trained.copy()
+    for t, task in enumerate(tasks):
+        kept = np.flatnonzero((table.task == t) & (table.first_trained < 0) & (ranges > 1))
+        if len(kept) and task.objective.token_slots is not None:
+            first_trained[kept] = task.objective.token_slots(task, table.of(kept).bodies())[:, 0]
+    return table._replace(first_trained=first_trained)
+
+
 class CutLimits(NamedTuple):
     """What cutting takes from a recipe and its tasks alone: the same for every shard."""
 

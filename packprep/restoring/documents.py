@@ -123,10 +123,11 @@ def _difference(
             at = int(wrong[0])
             return f"{name} at slot {begin + at} of row {row} is {found[at]} and should be {made[name][0][at]}"
     is_segment = np.arange(len(stored.n)) == g
-    columns = {
-        name: np.where(is_segment, getattr(one, name)[0], getattr(stored, name)) for name in ("copy", "first_trained")
-    }
-    exact = stored._replace(**columns)
+    first_trained = one.first_trained[0] if one.first_trained[0] >= 0 else stored.first_trained
+    exact = stored._replace(
+        copy=np.where(is_segment, one.copy[0], stored.copy),
+        first_trained=np.where(is_segment, first_trained, stored.first_trained),
+    )
     restored, _, fits = restore(plan, arrays, exact, np.array([g]), epoch)
     if not fits[0]:
         return "its sentinels are not where the header says"

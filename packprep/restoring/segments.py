@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.building.plan import Plan
-from packprep.building.segments import SegmentTable
+from packprep.building.segments import SegmentTable, with_kept_pivots
 from packprep.dataset.boundaries import boundaries
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
@@ -56,10 +56,15 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> SegmentTabl
         ends = (last == plan.vocabulary.roles.get("eos", -1)) & plan.recipe.documents.append_eos
         eos = np.where(later, ends.astype(np.int64), extra)
         copy = np.where(later, extra - eos, 0)
-    return SegmentTable(
+    table = SegmentTable(
         document=everywhere, start=arrays["segment_start"], n=n, task=arrays["segment_task"].astype(np.int64), bos=bos, eos=eos,
         key=key, copy=copy, first_trained=_first_trained(plan, arrays, slots, bos, eos), slots=slots, row=row, first_slot=begin,
     )  # fmt: skip
+    return (
+        with_kept_pivots(plan.tasks, table, np.diff(arrays["trained_offsets"]))
+        if "trained_offsets" in arrays
+        else table
+    )
 
 
 def _first_trained(

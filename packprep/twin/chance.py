@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 SEGMENT_KEY, TASK, SEGMENT_LENGTH, ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS = 1, 2, 3, 4, 5, 6, 7
 SEGMENT_ORDER, ROW_ORDER, SAMPLE, REPEAT, PIECE_ORDER = 8, 9, 10, 11, 12
-NOISE_LEVEL, NOISE, REPLACEMENT, STRATUM, NOISE_LOW = 16, 17, 18, 19, 21
+NOISE_LEVEL, NOISE, REPLACEMENT, STRATUM, CUT_POINTS, NOISE_LOW = 16, 17, 18, 19, 20, 21
+IN_LATER_EPOCHS = {ROLL: 26, PIVOT: 27, NOISE_SPANS: 28, TEXT_SPANS: 29, CUT_POINTS: 30}
+"""What next-token kinds draw these under in every epoch but 0."""
 
 TWO_32 = 2**32
 TWO_64 = 2**64
@@ -123,6 +125,11 @@ def uniform40(key, i, epoch):
     block = philox(key, [i // 16, 0, NOISE, epoch])
     high = b"".join(word.to_bytes(4, "little") for word in block)[i % 16]
     return high * 2**32 + words(key, NOISE_LOW, i, epoch)
+
+
+def purpose_in(epoch, purpose):
+    """What an epoch draws, of what next-token kinds draw under `purpose` in epoch 0."""
+    return IN_LATER_EPOCHS[purpose] if epoch else purpose
 
 
 def threshold(probability):

@@ -13,6 +13,7 @@ from packprep.twin.shard import (
     Twin,
     documents_of,
     laid_out,
+    loss_weights,
     render,
     rendered_row,
     row_arrays,
@@ -21,6 +22,7 @@ from packprep.twin.shard import (
 
 ROW_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
 WEIGHTS = "trained_weights"  # is there only where one is not 1
+LOSS_WEIGHTS = "loss_weights"  # is there in later epochs alone, in the place of what shards store of blocks
 MAX_DIFFERENCES = 3
 """Differences of one array that are reported."""
 
@@ -47,10 +49,10 @@ def compare_plan(plan: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done) -> tuple[list[Difference], int]:
+def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int = 0) -> tuple[list[Difference], int]:
     """(differences, segments that were recomputed) of a whole shard: its documents, the order of its rows, every array.
 
-    SourceError where a source file cannot be read.
+    epoch: whose rows the arrays are. SourceError where a source file cannot be read.
     """
     documents = documents_of(twin, shard, None)
     of_rows = laid_out(twin, documents)
@@ -61,12 +63,12 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done) -> tuple[l
         return found, count
     supervised = any(document.trained is not None for document in documents)
     reported: dict[str, int] = {}
-    columns: dict[str, list[Any]] = {name: [] for name in arrays if name not in ROW_ARRAYS}
+    columns: dict[str, list[Any]] = {name: [] for name in arrays if name not in (*ROW_ARRAYS, LOSS_WEIGHTS)}
     for name in ("row_offsets", "block_offsets", "trained_offsets"):
         if name in columns:
             columns[name].append(0)
     for r, row in enumerate(of_rows):
-        made = rendered_row(twin, row, supervised)
+        made = rendered_row(twin, row, supervised, epoch)
         plain = row_arrays(
             [(one.slots, one.loss, one.labels) for one in made],
             twin.seq_length,
@@ -76,6 +78,11 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done) -> tuple[l
         for name in ROW_ARRAYS:
             if name in arrays:
                 found += _differences_of(name, arrays[name][r], plain[name], reported, r)
+        if LOSS_WEIGHTS in arrays:
+            weights = [0.0] * twin.seq_length
+            for begin, segment, one in zip(plain["cu_seqlens_padded"] or plain["cu_seqlens"], row, made, strict=False):
+                weights[begin : begin + len(one.slots)] = loss_weights(twin, segment, one)
+            found += _differences_of(LOSS_WEIGHTS, arrays[LOSS_WEIGHTS][r], weights, reported, r)
         for name in ("cu_seqlens", "cu_seqlens_padded"):
             if name in columns:
                 columns[name] += plain[name]
@@ -98,6 +105,7 @@ def _add_header(columns: dict[str, list[Any]], segment: Segment, one: Rendered) 
         columns[name].append(value)
     if "block_offsets" in columns:
         columns["block_offsets"].append(columns["block_offsets"][-1] + len(one.blocks))
+    if "block_noise" in columns:
         columns["block_noise"] += [level for level, _ in one.blocks]
         columns["block_loss_weight"] += [weight for _, weight in one.blocks]
     if "trained_offsets" in columns:
@@ -188,11 +196,15 @@ def _differing_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) 
         "row_offsets": True,
         "cu_seqlens": True,
         "cu_seqlens_padded": twin.packing["pad_seq_to_mult"] > 1,
-        **dict.fromkeys(("block_offsets", "block_noise", "block_loss_weight"), twin.with_blocks),
+        "block_offsets": twin.with_blocks,
+        **dict.fromkeys(("block_noise", "block_loss_weight"), twin.with_blocks and LOSS_WEIGHTS not in arrays),
         **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
-    stored = {name for name in arrays if not name.startswith("segment_") or name == "segment_ids"} - {WEIGHTS}
+    stored = {name for name in arrays if not name.startswith("segment_") or name == "segment_ids"} - {
+        WEIGHTS,
+        LOSS_WEIGHTS,
+    }
     return [
         Difference(f"the array {name!r} is {'not the twin' if name in stored else 'missing: it is the twin'}'s")
         for name in sorted(ours ^ stored)
@@ -208,9 +220,10 @@ def _differing_counts(of_rows: Sequence[Sequence[Segment]], arrays: Arrays) -> l
 
 
 def compare_segments(
-    twin: Twin, shard: int, arrays: Arrays, chosen: Sequence[int], done: Done
+    twin: Twin, shard: int, arrays: Arrays, chosen: Sequence[int], done: Done, epoch: int = 0
 ) -> tuple[list[Difference], int]:
-    """(differences, segments that were recomputed) of some of a shard's segments; where they lie is taken as stored.
+    """(differences, segments that were recomputed) of some of a shard's segments; where they lie is taken as stored. epoch:
+    whose rows the arrays are.
 
     Under `concat` all of the shard's documents are read, for the cuts of one follow from those before it. SourceError where
     a source file cannot be read.
@@ -232,7 +245,7 @@ def compare_segments(
         if segment is not None:
             found += [
                 difference._replace(message=f"segment {g}: {difference.message}")
-                for difference in _of_segment(twin, arrays, g, row, segment)
+                for difference in _of_segment(twin, arrays, g, row, segment, epoch)
             ]
         elif locations[g] in known:
             found.append(Difference(f"segment {g}: the twin does not cut its document at token {start}", row))
@@ -245,7 +258,7 @@ def compare_segments(
     return found, len(chosen)
 
 
-def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment) -> Iterator[Difference]:
+def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, epoch: int) -> Iterator[Difference]:
     members = range(int(arrays["row_offsets"][row]), int(arrays["row_offsets"][row + 1]))
     alike = [h for h in members if arrays["segment_task"][h] == arrays["segment_task"][g]]
     in_row = [int(arrays["segment_key"][h]) for h in alike]
@@ -256,7 +269,7 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment) 
     reported: dict[str, int] = {}
     if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:
         in_row, alike = [segment.key], [g]
-    one = render(twin, segment, in_row, alike.index(g), supervised)
+    one = render(twin, segment, in_row, alike.index(g), supervised, epoch)
     for name, value in _header(segment, one).items():
         for difference in _differences_of(name, arrays[name][g : g + 1], [value], reported, None):
             yield difference._replace(message=f"{name}: the twin gives {value}", row=row)
@@ -267,7 +280,9 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment) 
         yield Difference(f"it takes {slots} slots, the twin's {len(one.slots)}", row)
         return
     begin = int(arrays.get("cu_seqlens_padded", real)[bound])
-    values = {"tokens": one.slots, "labels": one.labels, "loss_mask": one.loss}
+    values: dict[str, Sequence[float]] = {"tokens": one.slots, "labels": one.labels, "loss_mask": one.loss}
+    if LOSS_WEIGHTS in arrays:
+        values[LOSS_WEIGHTS] = loss_weights(twin, segment, one)
     for name in values.keys() & arrays.keys():
         for difference in _differences_of(name, arrays[name][row, begin : begin + slots], values[name], reported, row):
             yield difference._replace(slot=begin + (difference.slot or 0))

@@ -1,5 +1,6 @@
 """A shard once more: documents, segments, rows in their keyed order, arrays. `Twin` is a plan made ready for that."""
 
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -285,14 +286,20 @@ def slots_of(twin: Twin, segment: Segment) -> int:
     return objectives.law(facts["objective"], segment.n + segment.copy, facts)
 
 
-def render(twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool) -> Rendered:
-    """A segment's slots.
+def render(
+    twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool, epoch: int
+) -> Rendered:
+    """A segment's slots in an epoch.
 
     in_row: the keys of its row's segments of its task, in row order, of which it is number `number_in_row`. supervised:
     whether the
     shard has a document that says what of it is trained.
     """
-    facts, document = facts_of(twin, segment), segment.document
+    facts, document = {**facts_of(twin, segment), "epoch": epoch}, segment.document
+    if epoch and document.trained is not None and not objectives.is_in_place(facts["objective"]):
+        stored = render(twin, segment, in_row, number_in_row, supervised, 0)
+        if len(stored.trainable) != 1:  # of several weights, or in parts: these slots are in the shard for good
+            return stored
     content = document.tokens[segment.start : segment.start + segment.n]
     body = document.tokens[: segment.copy] + content
     head, tail = objectives.head_and_tail(facts)
@@ -330,7 +337,7 @@ def render(twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: i
         # Levels may be of all the row's segments; the others have no candidates here.
         members = [candidates if i == number_in_row else CandidateSlots(key, 0, 0) for i, key in enumerate(in_row)]
         ids = twin.roles.get("mask", -1), twin.ordinary
-        found = objectives.of(task["objective"]).noise(task, ids, members, trainable, slots, loss, 0)
+        found = objectives.of(task["objective"]).noise(task, ids, members, trainable, slots, loss, epoch)
         level, weight, blocks = found[number_in_row]
     elif trainable is not None:
         loss = [1 if loss[t] and trainable[t + 1] else 0 for t in range(len(slots))]
@@ -339,17 +346,39 @@ def render(twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: i
     )
 
 
-def rendered_row(twin: Twin, row: Sequence[Segment], supervised: bool) -> list[Rendered]:
-    """A row's segments."""
+def rendered_row(twin: Twin, row: Sequence[Segment], supervised: bool, epoch: int) -> list[Rendered]:
+    """A row's segments in an epoch."""
     of_task: dict[int, list[int]] = {}
     result = []
     for segment in row:
         of_task.setdefault(segment.task, []).append(segment.key)
     seen = dict.fromkeys(of_task, 0)
     for segment in row:
-        result.append(render(twin, segment, of_task[segment.task], seen[segment.task], supervised))
+        result.append(render(twin, segment, of_task[segment.task], seen[segment.task], supervised, epoch))
         seen[segment.task] += 1
     return result
+
+
+def loss_weights(twin: Twin, segment: Segment, one: Rendered) -> list[float]:
+    """What each slot's loss counts: nothing, or its segment's or block's weight times that of what the slot predicts."""
+    facts = facts_of(twin, segment)
+    ahead = 0 if objectives.is_in_place(facts["objective"]) else 1
+    found = []
+    for t, trained in enumerate(one.loss):
+        weight = one.weight
+        if one.blocks:
+            block = t // facts["parameters"]["block_length"]
+            weight = one.blocks[block][1] if block < len(one.blocks) else 0.0
+        for begin, end, of_range in one.trainable:
+            if begin <= t + ahead < end:
+                weight = nearest(nearest(weight) * nearest(of_range))
+        found.append(nearest(weight) if trained else 0.0)
+    return found
+
+
+def nearest(number: float) -> float:
+    """The nearest number of 32 bits."""
+    return struct.unpack("f", struct.pack("f", number))[0]
 
 
 def row_arrays(segments, seq_length, pad_id, pad_seq_to_mult=1):

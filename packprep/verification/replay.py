@@ -75,9 +75,9 @@ def replay_shard(
     if faults.total > before:
         return len(made.table.n), made.documents.text_bytes
     table, documents = made.table, made.documents
-    exact = stored_segments(plan, arrays)._replace(
-        bos=table.bos, eos=table.eos, copy=table.copy, first_trained=table.first_trained
-    )
+    stored_table = stored_segments(plan, arrays)
+    first_trained = np.where(table.first_trained < 0, stored_table.first_trained, table.first_trained)
+    exact = stored_table._replace(bos=table.bos, eos=table.eos, copy=table.copy, first_trained=first_trained)
     restored, offsets, _ = restore(plan, arrays, exact, np.arange(len(table.n)), epoch)
     first = documents.offsets[table.document] + table.start
     within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], table.n)
@@ -173,16 +173,17 @@ def check_twin(
     file: str,
     faults: Faults,
     report: Callable[[int, int], None],
+    epoch: int = 0,
 ) -> tuple[int, int]:
-    """P17 by the twin: of some segments, or (None) of the whole shard.
+    """P17 by the twin: of some segments, or (None) of the whole shard. epoch: whose rows the arrays are.
 
     Gives (how many segments it recomputed, of how many places in conversations it took the build's word).
     """
     before = twin.turns_taken
     if chosen is None:
-        found, count = compare_shard(twin, shard, arrays, report)
+        found, count = compare_shard(twin, shard, arrays, report, epoch)
     else:
-        found, count = compare_segments(twin, shard, arrays, chosen, report)
+        found, count = compare_segments(twin, shard, arrays, chosen, report, epoch)
     for difference in found:
         faults.add("P17", file, f"twin: {difference.message}", difference.row, difference.slot, difference.stored)
     return count, twin.turns_taken - before

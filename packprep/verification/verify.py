@@ -131,8 +131,6 @@ def verify_dataset(
     """
     if twin and replay is None:
         raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
-    if twin and epoch:
-        raise RecipeError("--twin recomputes the stored rows: leave it or --epoch out")
     with local_copy(folder_at(directory)) as local:
         folder = local.folder
         local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
@@ -303,7 +301,7 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
                 if item.twin and (replayed or (item.whole and not item.entry["segments"])):
                     chosen = None if item.whole or item.replay is None else item.replay.tolist()
                     file = shard_name(item.number)
-                    recomputed = check_twin(twin(), item.number, arrays, chosen, file, faults, report_progress)
+                    recomputed = check_twin(twin(), item.number, arrays, chosen, file, faults, report_progress, epoch)
             except SourceError as error:
                 faults.add("P17", shard_name(item.number), f"cannot be built again: {error}")
         report_progress(1, 1)

@@ -7,6 +7,7 @@
     bos, eos
     pad          id, default 0: the label where nothing follows
     key          64-bit key of its chance
+    epoch        whose chance that is; 0 where absent: the stored
     parameters   as each file says
     first_trained   of a document that says what is trained: the first such token; a prefix ends there
 

@@ -4,9 +4,7 @@
 begin inside a character).
 """
 
-from packprep.twin.chance import integers, words
-
-CUT_POINTS = 20
+from packprep.twin.chance import CUT_POINTS, integers, purpose_in, words
 
 
 def with_ids(parameters, roles, tokenizer):
@@ -25,19 +23,21 @@ def _added(parameters, key):
 
 
 def body(tokens, facts):
-    parameters, key = facts["parameters"], facts["key"]
+    parameters, key, epoch = facts["parameters"], facts["key"], facts.get("epoch", 0)
     if not applied(parameters, key):
         return list(tokens), 0
-    before, middle, after = parts(tokens, parameters, key)
+    before, middle, after = parts(tokens, parameters, key, epoch)
     pre, mid, suf = parameters["fim"]
-    if suffix_first(parameters, key):
+    if suffix_first(parameters, key, epoch):
         return [pre, suf, *after, mid, *before, *middle], 0
     return [pre, *before, suf, *after, mid, *middle], 0
 
 
-def parts(tokens, parameters, key):
+def parts(tokens, parameters, key, epoch):
     """(prefix, middle, suffix): the tokens at two different cuts."""
-    first, second = integers(key, CUT_POINTS, 4, len(tokens) + 1), integers(key, CUT_POINTS, 8, len(tokens))
+    purpose = purpose_in(epoch, CUT_POINTS)
+    first = integers(key, purpose, 4, len(tokens) + 1, epoch)
+    second = integers(key, purpose, 8, len(tokens), epoch)
     if second >= first:
         second += 1
     low, high = sorted((first, second))
@@ -53,11 +53,12 @@ def begin_of_character(tokens, cut, inside):
 
 
 def applied(parameters, key):
+    """Whether the segment is rearranged, in every epoch."""
     return words(key, CUT_POINTS, 0) < int(parameters["rate"] * 2**32)
 
 
-def suffix_first(parameters, key):
-    return words(key, CUT_POINTS, 1) < int(parameters["spm_rate"] * 2**32)
+def suffix_first(parameters, key, epoch):
+    return words(key, purpose_in(epoch, CUT_POINTS), 1, epoch) < int(parameters["spm_rate"] * 2**32)
 
 
 def content(slots, prefix, facts):
@@ -69,7 +70,7 @@ def content(slots, prefix, facts):
     if slots[0] != pre or slots.count(suf) != 1 or slots.count(mid) != 1:
         raise ValueError("the role tokens are not there once each")
     at_suf, at_mid = slots.index(suf), slots.index(mid)
-    if suffix_first(parameters, key):
+    if suffix_first(parameters, key, facts.get("epoch", 0)):
         if at_suf != 1:
             raise ValueError("the suffix does not come first")
         return slots[at_mid + 1 :] + slots[2:at_mid]

@@ -13,15 +13,15 @@ def law(n, facts):
 
 
 def body(tokens, facts):
-    pivot = pivot_of(len(tokens), facts["key"], facts.get("first_trained"))
+    pivot = pivot_of(len(tokens), facts["key"], facts.get("first_trained"), facts.get("epoch", 0))
     return [*tokens[:pivot], *_sentinel(facts), *tokens[pivot:]], pivot
 
 
-def pivot_of(n, key, first_trained=None):
-    """1 … n − 1: how many content tokens a prefix holds."""
+def pivot_of(n, key, first_trained=None, epoch=0):
+    """1 … n − 1: how many content tokens a prefix holds. Where one is the first trained, no epoch has another."""
     if first_trained is not None:
         return max(first_trained, 1)
-    return 1 + chance.integers(key, chance.PIVOT, 0, n - 1)
+    return 1 + chance.integers(key, chance.purpose_in(epoch, chance.PIVOT), 0, n - 1, epoch)
 
 
 def content(slots, prefix, facts):

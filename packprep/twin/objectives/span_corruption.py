@@ -48,10 +48,9 @@ def law(n, facts):
 
 
 def body(tokens, facts):
-    p = facts["parameters"]
-    mask = span_mask(
-        len(tokens), p["noise_density"], p["mean_span_length"], p.get("max_spans"), p.get("random_roll"), facts["key"]
-    )
+    p, epoch = facts["parameters"], facts.get("epoch", 0)
+    of_spans = p["noise_density"], p["mean_span_length"], p.get("max_spans")
+    mask = span_mask(len(tokens), *of_spans, p.get("random_roll"), facts["key"], epoch)
     inputs, targets = corrupted(tokens, mask, p["sentinels"])
     return inputs + targets, len(inputs)
 
@@ -123,9 +122,9 @@ def composition_from(n, k, draw):
     return [cuts[i + 1] - cuts[i] for i in range(k)]
 
 
-def composition(n, k, key, purpose):
+def composition(n, k, key, purpose, epoch=0):
     """n as k positive parts, uniform over all C(n − 1, k − 1)."""
-    return composition_from(n, k, lambda i, j: chance.integers(key, purpose, i, j))
+    return composition_from(n, k, lambda i, j: chance.integers(key, purpose, i, j, epoch))
 
 
 def mask_from_spans(text_spans, noise_spans):
@@ -136,11 +135,11 @@ def mask_from_spans(text_spans, noise_spans):
     return mask
 
 
-def base_mask(n, density, mean, max_spans, key):
+def base_mask(n, density, mean, max_spans, key, epoch):
     """The mask before a roll: begins with text, ends in noise."""
     noise, spans = span_counts(n, density, mean, max_spans)
-    noise_spans = composition(noise, spans, key, chance.NOISE_SPANS)
-    text_spans = composition(n - noise, spans, key, chance.TEXT_SPANS)
+    noise_spans = composition(noise, spans, key, chance.purpose_in(epoch, chance.NOISE_SPANS), epoch)
+    text_spans = composition(n - noise, spans, key, chance.purpose_in(epoch, chance.TEXT_SPANS), epoch)
     return mask_from_spans(text_spans, noise_spans)
 
 
@@ -160,14 +159,18 @@ def rolled(base, r):
     return rotated(base, (cutting + others)[r])
 
 
-def span_mask(n, density, mean, max_spans, roll, key):
-    """list[bool]: which of n ≥ 2 tokens are noise."""
+def span_mask(n, density, mean, max_spans, roll, key, epoch=0):
+    """list[bool]: which of n ≥ 2 tokens are noise. Whether a roll cuts a span is for all epochs as epoch 0 has it."""
     if n < 2:
         raise ValueError(f"{n} tokens: at least 2 are needed for noise and text")
-    base = base_mask(n, density, mean, max_spans, key)
+    base = base_mask(n, density, mean, max_spans, key, epoch)
     if not roll:
         return base
-    return rolled(base, chance.integers(key, chance.ROLL, 0, n))
+    r, cutting = chance.integers(key, chance.ROLL, 0, n), len(cutting_offsets(base))
+    if epoch:
+        first, many = (0, cutting) if r < cutting else (cutting, n - cutting)
+        r = first + chance.integers(key, chance.purpose_in(epoch, chance.ROLL), 0, many, epoch)
+    return rolled(base, r)
 
 
 def runs(mask):
