@@ -50,9 +50,9 @@
     }
   }
 
-  function sideOf(part, number) {
+  function sideOf(part, number, before = "") {
     const side = make("div", part.name === "original" ? "side original" : "side");
-    side.append(make("h4", "", part.name === "original" ? "original text of the segment" : `${part.name} · ${several(part.count, "slot")}`));
+    side.append(make("h4", "", part.name === "original" ? "original text of the segment" : `${before}${part.name} · ${several(part.count, "slot")}`));
     const box = make("div", "text");
     box.tabIndex = 0;
     box.setAttribute("role", "region");
@@ -94,6 +94,21 @@
     article.append(heading, sides);
     if (!own.original && own.why) left.append(make("p", "", own.why));
     return article;
+  }
+
+  function drawAnew({ row, epoch, segments }) {
+    const stored = data.rows.find((other) => other.row === row).segments;
+    segments.slice(0, stored.length).forEach((own, i) => {
+      const article = make("article", `h${i % HUES}`), heading = make("h3"), sides = make("div", "sides");
+      heading.append(make("span", "number", String(own.number)), ` ${stored[i].task}`);
+      for (const [name, parts] of [["stored", stored[i].parts], [`epoch ${epoch}`, own.parts]]) {
+        const side = make("div");
+        for (const part of parts) side.append(sideOf(part, `${own.number}, ${name}`, `${name}: `));
+        sides.append(side);
+      }
+      article.append(heading, sides);
+      byId("anew").append(article);
+    });
   }
 
   // The header of a segment
@@ -274,6 +289,7 @@
   }
 
   if (!data.rows.length) return;
+  if (data.anew) drawAnew(data.anew);
   byId("viewer").hidden = false;
   byId("number").max = data.total - 1;
   const names = [...new Set(data.rows.flatMap((row) => row.tasks))];

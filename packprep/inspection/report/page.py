@@ -34,6 +34,7 @@ def page(
     rows: Mapping[str, Any],
     looked_at: str,
     sample_says: str,
+    anew_says: str,
 ) -> bytes:
     """The page. totals: as `describe_manifest` gives; rows: what the script reads; the rest are sentences and their parts."""
     style, script = (_text(f"page.{kind}") for kind in ("css", "js"))
@@ -55,6 +56,7 @@ def page(
             groups=charts_of(figures) if figures is not None and figures.segments else [],
             looked_at=looked_at,
             sample_says=sample_says,
+            anew_says=anew_says,
             foot=f"Written by packprep inspect {directory} --html. This page is one file and loads nothing.",
             data=Markup(as_data(rows)),
         )

@@ -20,7 +20,7 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Row
 from packprep.dataset.noise import LAWS
 from packprep.dataset.shard import shard_in
-from packprep.errors import DatasetError
+from packprep.errors import ArgumentError, DatasetError
 from packprep.format.json_files import shard_name
 from packprep.inspection.opened import OpenedDataset
 from packprep.inspection.row import row_with
@@ -73,6 +73,26 @@ def sample_rows(data: OpenedDataset, rows: Sequence[int], sound: frozenset[int])
             left -= sum(map(_size, shown))
             unshown -= len(of_shard)
     return described
+
+
+def row_anew(data: OpenedDataset, shown: Mapping[str, Any], epoch: int) -> dict[str, Any] | None:
+    """{row, epoch, segments: [{number, parts}]} of a row of `sample_rows` as redraw gives it.
+
+    None where the row stays as it is, or has a task that cannot be drawn anew. DatasetError where what is stored cannot be.
+    """
+    number = shown["row"]
+    with data.local.fetched(shard_name(data.location(number)[0])):
+        stored = data.dataset.row(number)
+        try:
+            view = data.dataset.row(number, epoch)
+        except ArgumentError:
+            return None
+        if np.array_equal(view.tokens, stored.tokens) and np.array_equal(view.loss_mask, stored.loss_mask):
+            return None
+        plain = row_with(data, number, [""] * view.n_segments, epoch)
+        fitted = _fitted(data, plain, view, 0, None, {}, _size(shown))
+    segments = [{"number": segment["number"], "parts": segment["parts"]} for segment in fitted["segments"]]
+    return {"row": number, "epoch": epoch, "segments": segments}
 
 
 def _unreadable(data: OpenedDataset, row: int, error: Exception) -> dict[str, Any]:
@@ -215,13 +235,13 @@ def _original(
     arrays: Any,
 ) -> tuple[dict[str, Any] | None, str]:
     """(the segment before its objective, its corrupted tokens flagged; or None and why there is nothing to show)."""
-    begin = segment["begin"]
+    begin, number = segment["begin"], segment["number"] - 1
     if task["label_alignment"] == "same_slot":
         first_copy = slice(begin, begin + segment["slots"] // RULES[task["attention"]].copies)
         ids, noised = view.labels[first_copy], (view.tokens != view.labels)[first_copy]
         if not LAWS[task["objective"]].flips:
             noised |= view.loss_mask[first_copy] != 0
-    elif isinstance(data.plan, Plan) and data.plan.tasks[int(arrays["segment_task"][g])].objective.supervised:
+    elif isinstance(data.plan, Plan) and data.plan.tasks[int(view.segments["task"][number])].objective.supervised:
         return None, "The row holds the text as it is."
     elif stored is None:
         return None, "Not inverted: that takes a plan that can be opened here and a shard without faults."

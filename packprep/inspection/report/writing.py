@@ -17,7 +17,7 @@ from packprep.format.json_files import MANIFEST_NAME, shard_name
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.report.figures import Figures
 from packprep.inspection.report.page import MOST_LINES, page
-from packprep.inspection.report.sample import sample_rows
+from packprep.inspection.report.sample import row_anew, sample_rows
 from packprep.inspection.summary import describe_manifest, evenly
 from packprep.inspection.text import counted
 from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
@@ -28,6 +28,9 @@ SHARDS_WITH_ROWS = 8
 """Shards of these whose rows are shown."""
 MOST_SLOTS = 1 << 25
 """Slots that are read for spans, noise and trained shares, but for a row of each shard."""
+
+EPOCH = 1
+"""In which a row is shown beside the stored one."""
 
 
 def check_file(html: str | os.PathLike) -> None:
@@ -96,10 +99,12 @@ def _page(
             why = "is left out of the figures: it has faults, or was not verified."
             notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
         described, first = _rows(manifest, data, looked, sound, rows, notes)
+        anew = _anew(data, described, first, sound, notes)
     total = first_rows(manifest)[-1]
     shown = {
         "rows": described,
         "first": first,
+        "anew": anew,
         "length": manifest["seq_length"],
         "total": total,
         "tasks": [task["name"] for task in manifest["tasks"]],
@@ -116,6 +121,9 @@ def _page(
         shown,
         _looked_at(figures, shards, total),
         _sample_says(described, total),
+        ""
+        if anew is None
+        else f"Row {first:,} as it is stored, and as a loader with redraw gives it in epoch {EPOCH}.",
     )
     return written, {**says, "faults": faults}
 
@@ -193,6 +201,23 @@ def _rows(
     except (DatasetError, PlanError, VocabularyError) as error:
         notes.append(f"No row can be shown: {error}")
         return [], 0
+
+
+def _anew(
+    data: OpenedDataset | PackprepError,
+    rows: Sequence[dict[str, Any]],
+    first: int,
+    sound: Sequence[int],
+    notes: list[str],
+) -> dict[str, Any] | None:
+    """The row that is shown first in epoch EPOCH, if its shard has no fault and chance gives another row there."""
+    for shown in rows:
+        if shown["row"] == first and isinstance(data, OpenedDataset) and data.location(first)[0] in sound:
+            try:
+                return None if "unreadable" in shown else row_anew(data, shown, EPOCH)
+            except DatasetError as error:
+                notes.append(f"No row can be drawn anew: {data.local.named(str(error))}")
+    return None
 
 
 def _verdict(

@@ -88,6 +88,16 @@ def test_it_opens_whole(page, mixed_html):
     assert page.locator("svg.chart").count() == page.locator("#distributions figure").count() > 10
 
 
+def test_a_row_stands_beside_itself_in_epoch_1(page, mixed_html):
+    data = data_of(mixed_html)
+    assert page.locator("#epochs .about").inner_text().startswith(f"Row {data['first']} as it is stored")
+    articles = page.locator("#anew article")
+    assert articles.count() == len(data["anew"]["segments"])
+    sides = [articles.nth(i).locator(".sides > div").all_inner_texts() for i in range(articles.count())]
+    assert all(a.startswith("stored: ") and b.startswith("epoch 1: ") for a, b in sides)
+    assert any(a.removeprefix("stored: ") != b.removeprefix("epoch 1: ") for a, b in sides)
+
+
 @pytest.mark.long
 def test_paging_by_button_by_key_and_by_number(page, mixed_html):
     rows = [row["row"] for row in data_of(mixed_html)["rows"]]

@@ -9,7 +9,8 @@ from packprep import open_dataset
 from packprep.building.progress import visible
 from packprep.inspection.opened import opened
 from packprep.inspection.report import sample
-from packprep.inspection.report.sample import CORRUPTED, IS_SPECIAL, TRAINED, sample_rows
+from packprep.inspection.report.sample import CORRUPTED, IS_SPECIAL, TRAINED, row_anew, sample_rows
+from tests import made
 
 
 def tokens_of(part):
@@ -65,6 +66,20 @@ def test_originals_are_the_documents_text(rows):
         "uniform_diffusion",
         "block_diffusion",
     }
+
+
+def test_a_row_of_another_epoch_is_what_redraw_gives(mixed, tmp_path):
+    with opened(mixed, {}) as data:
+        (shown,) = sample_rows(data, [1], frozenset())
+        view, anew = data.dataset.row(1, epoch=2), row_anew(data, shown, 2)
+    assert anew["row"] == 1 and anew["epoch"] == 2 and len(anew["segments"]) == view.n_segments
+    for i, segment in enumerate(anew["segments"]):
+        found = [id for part in segment["parts"] for id, _ in tokens_of(part)]
+        assert found == view.tokens[view.segment_ids == i + 1].tolist() and segment["number"] == i + 1
+    made.write_lines(tmp_path / "a.jsonl", made.texts(4))
+    made.build(made.table("a.jsonl", tasks=[{"preset": "causal"}]), tmp_path, tmp_path / "out")
+    with opened(tmp_path / "out", {}) as data:
+        assert row_anew(data, sample_rows(data, [0], frozenset())[0], 1) is None
 
 
 def test_an_unsound_shard_is_neither_inverted_nor_built_again(mixed):

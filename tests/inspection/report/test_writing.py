@@ -62,7 +62,7 @@ def test_a_page_has_no_markup_but_its_own_and_names_no_other_place(mixed_html, h
         assert found.tags <= set(ALLOWED.split())
         assert not [name for name, _ in found.attributes if name.startswith("on") or name in ("style", "src", "action")]
         assert {value for name, value in found.attributes if name == "href"} <= {
-            "data:,", "#verdict", "#ledger", "#mix", "#distributions", "#rows",
+            "data:,", "#verdict", "#ledger", "#mix", "#distributions", "#rows", "#epochs",
         }  # fmt: skip
         text = html.read_text("utf-8")
         assert not re.search(r"https?:|url\(|@import|innerHTML|eval\(", text)
