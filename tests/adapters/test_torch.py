@@ -192,7 +192,7 @@ def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
 
 
 @pytest.mark.long(beyond=1)
-@pytest.mark.parametrize("task", ["ul2r", "t5", "prefix_lm"])
+@pytest.mark.parametrize("task", ["ul2r", "t5", "prefix_lm", "fim"])
 def test_epoch_3_drawn_anew_goes_on_from_and_with_workers_over_world_sizes_1_4_2(tmp_path, task):
     made.write_lines(tmp_path / "a.jsonl", made.texts(60))
     made.build(made.table("a.jsonl", tasks=[{"preset": task}], seq_length=256), tmp_path, tmp_path / "d")

@@ -222,7 +222,7 @@ def test_epoch_3_of_a_resumed_run_is_that_of_an_undisturbed_one(datasets, at):
 
 
 @pytest.mark.long(beyond=2)
-@pytest.mark.parametrize("kind", ["ul2r", "compact", "t5", "rolled", "supervised_moved", "all"])
+@pytest.mark.parametrize("kind", ["ul2r", "cuts", "compact", "t5", "rolled", "supervised_moved", "all"])
 def test_moved_segments_go_on_in_the_middle_of_epoch_3_over_world_sizes_1_4_2(datasets, kind):
     ds = datasets(kind)
     options = {"seed": 3, "columns": [*COLUMNS, "n_trained"], "redraw": True}
