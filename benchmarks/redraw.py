@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from loader import measured
 from packprep import open_dataset
 from packprep.building.run import build
 from packprep.dataset.loader import COLUMNS, Dataset
-from packprep.errors import ArgumentError
 from packprep.recipe import parse_size, read_recipe
 
 PRESETS = ("t5", "ul2r", "prefix_lm", "fim", "mlm", "llada", "dllm", "duo", "bd3")
@@ -53,43 +52,40 @@ def build_dataset(out: Path, lines: Path, table: dict[str, Any]) -> Dataset:
 
 
 def measure_speed(preset: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Slots a second of batches as stored and in epoch 1, and bytes a slot beside what such a batch returns."""
+    """Slots a second of batches as stored and in epoch 1, by each of --accelerate, and bytes a slot beside what those return."""
     table = {"seq_length": options.seq_length, "tokenizer": "bytes", "specials": {}, "tasks": [{"preset": preset}]}
     ds = build_dataset(folder / preset, folder / "corpus.jsonl", table)
     blocks = any(task["attention"] == "block_diffusion" for task in ds.tasks)
     columns = [*COLUMNS, "loss_weights", "prefix_ends", *(["block_lengths"] if blocks else [])]
-    given = {"columns": columns, **({"accelerate": options.accelerate} if options.accelerate else {})}
-    chance = np.random.default_rng(0)
-    rows = chance.choice(len(ds), min(options.batch_size, len(ds)), replace=False)
-    epochs = np.ones(len(rows), np.int64)
-    try:
-        ds.batch(rows, epochs=epochs, **given)
-    except ArgumentError as error:
-        return {"preset": preset, "skipped": str(error)}
-    ways = {"stored": lambda: ds.batch(rows, **given), "redrawn": lambda: ds.batch(rows, epochs=epochs, **given)}
-    slots = len(rows) * ds.seq_length
+    rows = np.random.default_rng(0).choice(len(ds), min(options.batch_size, len(ds)), replace=False)
+    epochs, slots = np.ones(len(rows), np.int64), len(rows) * ds.seq_length
+    ways = {"stored": lambda: ds.batch(rows, columns=columns)} | {
+        name: lambda name=name: ds.batch(rows, columns=columns, epochs=epochs, accelerate=name)
+        for name in options.accelerate
+    }
     seconds = measured(ways, options.calls, options.repeats)
+    rates = {name: slots / seconds[name] for name in ways}
+    beside = {name: bytes_beside(ways[name]) / slots for name in options.accelerate}
+    return {"preset": preset, "rows": len(ds), "slots_per_s": rates, "bytes_beside_per_slot": beside}
+
+
+def bytes_beside(way: Callable[[], dict[str, np.ndarray]]) -> int:
+    """The most bytes that a batch takes at a time, beside the arrays that it returns."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    returned = ways["redrawn"]()
+    returned = way()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    beside = peak - before - sum(values.nbytes for values in returned.values())
-    rates = {f"{name}_slots_per_s": slots / seconds[name] for name in ways}
-    return {"preset": preset, "rows": len(ds), **rates, "bytes_beside_per_slot": beside / slots}
+    return peak - before - sum(values.nbytes for values in returned.values())
 
 
 def print_speed(lines: list[dict[str, Any]]) -> None:
-    print(f"{'':12}{'stored':>14}{'redrawn':>14}{'ratio':>8}{'bytes beside':>14}")
+    ways, drawn = lines[0]["slots_per_s"], lines[0]["bytes_beside_per_slot"]
+    print(f"{'M slots/s':12}{''.join(f'{name:>9}' for name in ways)}   bytes a slot{''.join(f'{n:>9}' for n in drawn)}")
     for line in lines:
-        if "skipped" in line:
-            print(f"{line['preset']:12}  skipped: {line['skipped']}")
-            continue
-        stored, redrawn = line["stored_slots_per_s"], line["redrawn_slots_per_s"]
-        print(
-            f"{line['preset']:12}{stored / 1e6:9.1f} M/s{redrawn / 1e6:10.1f} M/s{stored / redrawn:8.1f}"
-            f"{line['bytes_beside_per_slot']:9.1f} a slot"
-        )
+        rates = "".join(f"{rate / 1e6:9.1f}" for rate in line["slots_per_s"].values())
+        beside = "".join(f"{bytes:9.1f}" for bytes in line["bytes_beside_per_slot"].values())
+        print(f"{line['preset']:12}{rates}   {'':12}{beside}")
 
 
 def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -230,7 +226,7 @@ def main(argv: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("speed", help="slots a second and memory of a batch in an epoch above 0")
     one.add_argument("--preset", nargs="+", default=PRESETS)
-    one.add_argument("--accelerate", help="as of Dataset.batch (default: the dataset's own default)")
+    one.add_argument("--accelerate", nargs="+", default=("numpy", "numba"), help="as of `Dataset.batches`")
     one.add_argument("--batch-size", type=int, default=16)
     one.add_argument("--seq-length", type=int, default=4096)
     one.add_argument("--size", default="4MB", help="bytes of text of each build (default: 4MB)")
