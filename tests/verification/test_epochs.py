@@ -46,7 +46,8 @@ def spans(number, text):
         [[n // 3, n // 2], [2 * n // 3, n]],
         [[0, n]],
         [[n // 4, n // 2, 0.25], [3 * n // 4, n, 2]],
-    ][number % 3]
+        [[0, n // 2, 0.5], [n // 2, n, 1]],
+    ][number % 4]
 
 
 def build(kind, base):
