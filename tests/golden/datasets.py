@@ -26,11 +26,12 @@ def moved(folder: Path) -> dict[str, str]:
     return {source["name"]: source["prefix"].replace(f"/tmp/golden/{folder.name}", str(folder)) for source in sources}
 
 
-def verified(folder: Path, replay: int | None = None, twin: bool = False, dataset: Path | None = None) -> dict:
+def verified(
+    folder: Path, replay: int | None = None, twin: bool = False, dataset: Path | None = None, epoch: int = 0
+) -> dict:
     """The report of `verify`, which finds no fault. dataset: folder / "dataset" by default."""
-    found = verify_dataset(
-        dataset or folder / "dataset", replay, moved(folder), (0, 1), 0, made.Silent(), twin and replay is not None
-    )
+    asked = dataset or folder / "dataset", replay, moved(folder), (0, 1), 0, made.Silent(), twin and replay is not None
+    found = verify_dataset(*asked, epoch=epoch)
     assert found["faults"] == 0, found["listed"]
     return found
 
@@ -48,11 +49,12 @@ def check_read(folder: Path, to: Path) -> None:
 
 
 def check_finished(folder: Path, to: Path) -> None:
-    """A finished dataset of a law that is made is read, replayed, recomputed by the twin, and gone on with to the same bytes;
-    built again, too, unless it is of law 2 and has messages."""
+    """A finished dataset of a law that is made is read, replayed, recomputed by the twin, in a later epoch too, and gone on with
+    to the same bytes; built again, too, unless it is of law 2 and has messages."""
     check_read(folder, to)
-    found = verified(folder, ALL, twin=True)
-    assert found["replayed"] == found["twin"] == found["segments"] > 0
+    for epoch in (0, 3):
+        found = verified(folder, ALL, twin=True, epoch=epoch)
+        assert found["replayed"] == found["twin"] == found["segments"] > 0
     stored = json.loads((folder / "dataset/dataset.json").read_text())
     shutil.copytree(folder / "dataset", to / "half")
     for path in (
