@@ -9,8 +9,9 @@ speed   presets are built from Python's standard library, bytes as tokens. Colum
         stored rows are timed in turn: processor time, medians. Memory is the most that a batch takes beside what it returns.
 train   Python's standard library as a BPE of --vocabulary tokens beside the preset's own; a tenth of the documents is held out,
         and built by the same recipe. The model is the small decoder of examples/train_torch.py, with the attention that rows
-        ask for. In each pair, with redraw and without, initial weights and the order of rows are the same. After each epoch: the
-        loss of a trained slot of held-out rows as stored, over all and by task; `trained` is the mean of the epoch's steps.
+        ask for. In each pair, with redraw and without, initial weights and the order of rows are the same. --ways repeat: one
+        pass over rows in which each document stands as often as there are epochs, with other tasks each time. After each epoch:
+        the loss of a trained slot of held-out rows as stored, over all and by task; `trained` is the mean of the epoch's steps.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from packprep.recipe import parse_size, read_recipe
 
 PRESETS = ("t5", "ul2r", "prefix_lm", "fim", "mlm", "llada", "dllm", "duo", "bd3")
 ROOT = Path(__file__).resolve().parent.parent
+WAYS = ("stored", "redraw", "repeat")
 HELD_OUT = 0.1  # of the documents
 EVALUATED_ROWS = 32  # of a batch, when nothing is trained
 
@@ -98,23 +100,28 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
 # Training
 
 
-def build_both(folder: Path, options: argparse.Namespace) -> tuple[Dataset, Dataset]:
-    """(what is trained, what is held out), as UL2R."""
+def build_all(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Dataset], Dataset]:
+    """(way → what is trained, what is held out), as UL2R."""
     texts = standard_library()
     random.Random(0).shuffle(texts)
     write_corpus(folder / "corpus.jsonl", texts, parse_size(options.size))
     train_bpe(folder / "tokenizer.json", texts, options.vocabulary)
-    table = {
-        "seq_length": options.seq_length,
-        "tokenizer": str(folder / "tokenizer.json"),
-        "tasks": [{"preset": "ul2r"}],
-        "specials": {"missing": "add", "sentinels": "auto"},
-    }
-    samples = {"train": [0.0, options.share * (1 - HELD_OUT)], "heldout": [1 - HELD_OUT, 1.0]}
-    return tuple(
-        build_dataset(folder / part, folder / "corpus.jsonl", {**table, "source": {"sample": sample}})
-        for part, sample in samples.items()
-    )  # type: ignore[return-value]
+
+    def built(name: str, source: dict[str, Any]) -> Dataset:
+        table = {
+            "seq_length": options.seq_length,
+            "tokenizer": str(folder / "tokenizer.json"),
+            "tasks": [{"preset": "ul2r"}],
+            "specials": {"missing": "add", "sentinels": "auto"},
+        }
+        return build_dataset(folder / name, folder / "corpus.jsonl", {**table, "source": source})
+
+    sample = [0.0, options.share * (1 - HELD_OUT)]
+    once = built("once", {"sample": sample})
+    trained = dict.fromkeys(options.ways, once)
+    if "repeat" in trained:
+        trained["repeat"] = built("repeat", {"sample": sample, "repeat": float(options.epochs)})
+    return trained, built("heldout", {"sample": [1 - HELD_OUT, 1.0]})
 
 
 class HeldOut:
@@ -150,9 +157,9 @@ class HeldOut:
 
 
 def train_once(
-    ds: Dataset, heldout: HeldOut, seed: int, redraw: bool, options: argparse.Namespace
+    ds: Dataset, heldout: HeldOut, seed: int, way: str, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """A line for each epoch of a run."""
+    """A line for each epoch of a run; of `repeat`, which has the epochs in its rows, for each such part of these."""
     import torch
 
     from packprep.adapters.torch import loader
@@ -163,8 +170,8 @@ def train_once(
     model = example["Decoder"](ds.vocab_size, options.width, options.layers, options.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.1)
     warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / options.warm_up))
-    batches = loader(ds, options.batch_size, seed=seed, redraw=redraw)
-    steps = len(ds) / options.batch_size
+    batches = loader(ds, options.batch_size, seed=seed, redraw=way == "redraw")
+    steps = len(ds) / options.batch_size / (options.epochs if way == "repeat" else 1)
     begin = time.perf_counter()
     for epoch in range(options.epochs):
         losses = []
@@ -179,7 +186,7 @@ def train_once(
             losses.append(loss.item())
         yield {
             "seed": seed,
-            "redraw": redraw,
+            "way": way,
             "epoch": epoch + 1,
             "trained": statistics.mean(losses),
             "held_out": heldout.losses(model, example["attention_of"]),
@@ -189,9 +196,8 @@ def train_once(
 
 def print_epoch(line: dict[str, Any]) -> None:
     means = "".join(f"{name:>10} {loss:.3f}" for name, loss in line["held_out"].items())
-    redraw = "redraw" if line["redraw"] else "stored"
     print(
-        f"seed {line['seed']}  {redraw}  epoch {line['epoch']:>2}  trained {line['trained']:.3f}{means}"
+        f"seed {line['seed']}  {line['way']}  epoch {line['epoch']:>2}  trained {line['trained']:.3f}{means}"
         f"  {line['seconds']:6.0f} s",
         flush=True,
     )
@@ -203,17 +209,18 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
     torch.set_num_threads(options.threads)
     lines = []
     with tempfile.TemporaryDirectory(prefix="packprep-benchmark-") as name:
-        trained, rest = build_both(Path(name), options)
+        trained, rest = build_all(Path(name), options)
         heldout = HeldOut(rest, options.held_out_rows)
         if not options.json:
             held_out = sum(len(batch["tokens"]) for batch, _ in heldout.batches)
+            rows = ", ".join(f"{way} {len(ds):,}" for way, ds in trained.items())
             print(
-                f"{len(trained):,} rows of {trained.seq_length} slots to train, {held_out:,} held out; "
-                f"{options.epochs} epochs; vocabulary {trained.vocab_size:,}"
+                f"{rows} rows of {rest.seq_length} slots to train, {held_out:,} held out; "
+                f"{options.epochs} epochs; vocabulary {rest.vocab_size:,}"
             )
         for seed in options.seeds:
-            for redraw in (False, True):
-                for line in train_once(trained, heldout, seed, redraw, options):
+            for way, ds in trained.items():
+                for line in train_once(ds, heldout, seed, way, options):
                     lines.append(line)
                     if not options.json:
                         print_epoch(line)
@@ -235,6 +242,7 @@ def main(argv: list[str] | None = None) -> None:
     two = commands.add_parser("train", help="losses of held-out rows with redraw and without")
     two.add_argument("--epochs", type=int, default=3)
     two.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    two.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:2])
     two.add_argument("--share", type=float, default=1.0, help="of the documents that are not held out (default: 1)")
     two.add_argument("--size", default="4MB", help="bytes of text, held-out documents included (default: 4MB)")
     two.add_argument("--vocabulary", type=int, default=2048)

@@ -23,8 +23,10 @@ def test_redraw_is_measured_beside_the_stored_rows(capsys):
 def test_runs_with_redraw_and_without_are_one_until_the_first_epoch_is_over(capsys):
     pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
     small = ["--size", "300KB", "--vocabulary", "400", "--held-out-rows", "8", "--width", "16", "--layers", "1"]
-    redraw.main(["train", *small, "--epochs", "2", "--seeds", "3", "--share", "0.5", "--json"])
-    first, second, first_anew, second_anew = json.loads(capsys.readouterr().out)
+    ways = ["--ways", "stored", "redraw", "repeat"]
+    redraw.main(["train", *small, *ways, "--epochs", "2", "--seeds", "3", "--share", "0.5", "--json"])
+    first, second, first_anew, second_anew, *repeated = json.loads(capsys.readouterr().out)
     assert first["held_out"] == pytest.approx(first_anew["held_out"], rel=1e-3)
     assert second["trained"] != pytest.approx(second_anew["trained"], rel=1e-6)
     assert set(first["held_out"]) >= {"all", "r", "s"} and second["held_out"]["all"] < 7
+    assert [line["epoch"] for line in repeated] == [1, 2]
