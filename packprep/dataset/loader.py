@@ -23,7 +23,7 @@ from packprep.dataset import order
 from packprep.dataset.batches import Reader, integer
 from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, read_manifest
 from packprep.dataset.mixture import Mixture, mixed_opened
-from packprep.dataset.redraw import REDRAWN, Laws, check_accelerate, laws_of, redrawn
+from packprep.dataset.redraw import Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
@@ -174,7 +174,10 @@ class Dataset(Reader):
         if epochs is None or not any(epochs):
             gather(self.facts, found, batch)
         else:
-            whole = REDRAWN if all(epoch % (1 << 32) for epoch in epochs) and self._laws.has_chance else ()
+            whole: tuple[str, ...] = ()
+            if all(epoch % (1 << 32) for epoch in epochs) and self._laws.has_chance:
+                read = ("labels",) if self._predicts_in_place else ()
+                whole = tuple(name for name in self._laws.written if name not in read)
             gather(self.facts, found, batch, partial(self.redraw, epochs=epochs, accelerate=accelerate), whole)
 
     def redraw(

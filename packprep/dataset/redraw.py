@@ -27,8 +27,6 @@ from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
 from packprep.format.tokenizer_json import continuing, flags_of
 
-REDRAWN = ("tokens", "loss_mask", "loss_weights")
-"""The columns of which `redrawn` writes every slot of a row."""
 ACCELERATE = ("numpy", "numba", "auto")
 MOST_IDS = 1 << 24
 """Ids of a vocabulary for which redraw makes tables, of 9 bytes each."""
@@ -66,6 +64,11 @@ class Laws(NamedTuple):
     def has_chance(self) -> bool:
         """Whether any task is drawn anew."""
         return bool(self.in_place.any() or self.moved.any())
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The columns that `redrawn` writes, in every slot of a row, but that it reads the labels of in-place tasks."""
+        return ("tokens", "loss_mask", "loss_weights", *(("labels", "prefix_ends") if self.moved.any() else ()))
 
 
 def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
@@ -251,7 +254,7 @@ def redrawn(
     epochs: int64[B], below 2³², after which chance repeats. kernels: by those of a build, which need numba and write the same.
     DatasetError where a row's header does not fit the row.
     """
-    written = [name for name in (*REDRAWN, *(("labels", "prefix_ends") if laws.moved.any() else ())) if name in columns]
+    written = [name for name in laws.written if name in columns]
     by_ranges: dict[bool, list[int]] = {}  # shards without a supervised document have no ranges that limit noise
     for i in np.flatnonzero(epochs).tolist() if written else ():
         by_ranges.setdefault("trained_ranges" in segments.places[i][0].layout, []).append(i)
@@ -436,10 +439,13 @@ def _supervised(segments: Segments, before: np.ndarray) -> np.ndarray:
 
 
 def _next_tokens(laws: Laws, segments: Segments, tokens: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """[B, T]: the labels of the slots, with the next tokens at those of moved segments."""
+    """[B, T]: the labels of the slots, with the next tokens at those of moved segments; `labels` is read where a task predicts
+    in place."""
     following = np.empty_like(tokens)
     following[:, :-1] = tokens[:, 1:]
     following.reshape(-1)[segments.without_next()] = segments.facts.pad_id
+    if not laws.in_place.any():
+        return following
     moved = segments.at_slots(laws.moved[segments.column("task")], False).reshape(tokens.shape)
     return np.where(moved, following, labels)
 
