@@ -242,7 +242,7 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         "vocab_size": plan.vocabulary.vocab_size,
         "pad_id": plan.vocabulary.roles["pad"],
         "specials": {**plan.vocabulary.specials(), "special_ids": list(plan.vocabulary.special_ids)},
-        "continues": _continues(plan),
+        **_continues(plan),
         "added_tokens": list(plan.vocabulary.added_tokens),
         "tokenizer": stored["tokenizer"],
         "plan": {"file": "plan.json", "digest": plan.digest},
@@ -261,14 +261,14 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
     return {**manifest, "digest": own_digest(as_stored(manifest, LATER_IN_MANIFEST))}
 
 
-def _continues(plan: Plan) -> str:
-    """Which tokens begin inside a character, where redraw will ask."""
+def _continues(plan: Plan) -> dict[str, str]:
+    """The manifest's key that says which tokens begin inside a character, where redraw will ask."""
     for task in plan.tasks:
         law = LAWS.get(task.objective.name)
         if law and law.whole(task.parameters):
             flags = task.ids.continues
-            return text_of(flags if len(flags) else np.zeros(task.ids.vocab_size, np.uint8))
-    return ""
+            return {"continues": text_of(flags if len(flags) else np.zeros(task.ids.vocab_size, np.uint8))}
+    return {}
 
 
 def _refuse_without_rows(out: Folder, total: Mapping[str, Any]) -> None:

@@ -247,8 +247,8 @@ class Batches:
         if not self._ahead:
             raise StopIteration
         rows, epochs = self._ahead[0]
-        anew = epochs if self._redraw else None
-        batch = self.dataset.batch(rows, None, self._columns, self._dtype, anew, self._accelerate)
+        anew: dict[str, Any] = {"epochs": epochs, "accelerate": self._accelerate} if self._redraw else {}
+        batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, **anew)
         self._ahead.popleft()  # only now: a batch that could not be read is not delivered
         self._step += 1
         return batch

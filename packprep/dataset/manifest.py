@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -133,7 +133,7 @@ class Manifest(TypedDict):
     vocab_size: int
     pad_id: int
     specials: dict[str, Any]
-    continues: str
+    continues: NotRequired[str]  # where a task asks for it: which tokens begin inside a character
     added_tokens: list[dict[str, Any]]
     tokenizer: dict[str, str]
     plan: dict[str, str]
@@ -237,8 +237,9 @@ _TASK_KEYS = {
     "parameters": ("an object of values of at most 64 bits", _are_parameters),
 }
 _TASK_MORE = ("resolved",)
-LATER: Later = {"": {"continues": ""}, "tasks": {}, "sources": {}}
+LATER: Later = {"": {}, "tasks": {}, "sources": {}}
 """Those of the keys above that joined later."""
+_OPTIONAL = {"continues"}  # stands only where a task asks for it; what is absent is no default
 
 
 def _check(
@@ -247,7 +248,7 @@ def _check(
     keys: dict[str, tuple[str, Callable[[Any], bool]]],
     made_with: Any,
     more: Sequence[str] = (),
-    later: Mapping[str, Any] = {},
+    later: Collection[str] = (),
 ) -> None:
     """Refuse a value that is no object with `keys`, each good by its test; `later` and `more` may be absent."""
     if not isinstance(value, dict):
@@ -279,7 +280,7 @@ def check_manifest(value: Any, name: str) -> Manifest:
         law = value.get("law_version")
         if type(law) is int and law > LAW_VERSION:
             raise DatasetError(f"{name} has {other_law(law, made_with)}")
-    _check(name, value, _KEYS, made_with, later=LATER[""])
+    _check(name, value, _KEYS, made_with, later=_OPTIONAL | LATER[""].keys())
     if value["pad_id"] >= value["vocab_size"]:
         raise DatasetError(f"{name}: pad_id {value['pad_id']} is not below vocab_size {value['vocab_size']}")
     if value["token_dtype"] == "uint16" and value["vocab_size"] > 1 << 16:

@@ -80,11 +80,13 @@ class Mixture(Reader):
         self, found: list[Any], batch: dict[str, np.ndarray], epochs: Sequence[int] | None, accelerate: str
     ) -> None:
         for dataset, where, own in found:
-            anew = None if epochs is None else [epochs[i] for i in where.tolist()]
+            anew = (
+                {"epochs": [epochs[i] for i in where.tolist()], "accelerate": accelerate} if epochs is not None else {}
+            )
             if len(found) == 1:
-                dataset.batch(own, out=batch, epochs=anew, accelerate=accelerate)
+                dataset.batch(own, out=batch, **anew)
                 continue
-            for name, values in dataset.batch(own, None, [*batch], None, anew, accelerate).items():
+            for name, values in dataset.batch(own, columns=[*batch], **anew).items():
                 batch[name][where] = values
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -156,7 +156,7 @@ def _special_ids(manifest: Manifest) -> SpecialIds:
 
 def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes]) -> np.ndarray:
     """uint8[vocab_size]: 1 where a token begins inside a character, as the manifest says, or the dataset's tokenizer.json."""
-    stored, size = manifest["continues"], manifest["vocab_size"]
+    stored, size = manifest.get("continues", ""), manifest["vocab_size"]
     try:
         if stored:
             return flags_of(stored, size)
@@ -362,7 +362,7 @@ def _move_all(
     A segment whose document says what of it is trained keeps its own place.
     """
     task, epoch_of = segments.column("task"), epochs[segments.row]
-    moves = laws.moved[task] & ~_supervised(segments, header["before"])
+    moves = laws.moved[task] & ~_supervised(laws, segments, header)
     prefix, flat = segments.column("prefix").copy(), tokens.reshape(-1)
     move = _kernels().move if kernels else _move
     for t in np.unique(task[moves]):
@@ -428,13 +428,17 @@ def _check_slots(
         raise segments.fault(int(segments.row[g]), f"the segment of task {task} at slot {begin} has not {what}")
 
 
-def _supervised(segments: Segments, before: np.ndarray) -> np.ndarray:
-    """bool[m]: the segments of which not all is trained alike, as their documents say. before: slots before their bodies."""
+def _supervised(laws: Laws, segments: Segments, header: Mapping[str, Any]) -> np.ndarray:
+    """bool[m]: the segments of which not all is trained alike, as their documents say; an eos need not be."""
     stays = np.zeros(len(segments), np.bool_)
     if "trained_ranges" in segments.places[0][0].layout:
         segment, ranges, _ = segments.trained()
+        added = np.array(
+            [int(law.parameters.get("sentinel", 0)) if isinstance(law, MovedTask) else 0 for law in laws.by_task]
+        )
+        body = header["before"] + header["tokens"].astype(np.int64) + added[segments.column("task")]
         stays[:] = np.bincount(segment, minlength=len(stays)) != 1
-        stays[segment] |= (ranges[:, 0] > before[segment]) | (ranges[:, 1] < segments.slots[segment] - 1)
+        stays[segment] |= (ranges[:, 0] > header["before"][segment]) | (ranges[:, 1] < body[segment])
     return stays
 
 

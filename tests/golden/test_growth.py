@@ -54,7 +54,7 @@ FILES = {
     ),
     "plan: files": ({*_PARTS["files"].__struct_fields__} - LATER["files"].keys(), "source name size pieces"),
     "manifest": (
-        manifest._KEYS.keys() - manifest.LATER[""].keys(),
+        manifest._KEYS.keys() - manifest.LATER[""].keys() - manifest._OPTIONAL,
         "format version law_version seq_length token_dtype vocab_size pad_id specials added_tokens tokenizer plan tasks sources "
         "recipe fingerprint engine made_with shards ledger digest",
     ),
