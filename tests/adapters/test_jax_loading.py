@@ -109,6 +109,24 @@ def test_redraw_noises_later_epochs_anew(built_in_place):
     assert np.array_equal(first["labels"], second["labels"]) and not np.array_equal(first["tokens"], second["tokens"])
 
 
+@pytest.mark.parametrize("accelerate", ["numpy", "auto"])
+def test_the_middle_of_epoch_3_is_that_of_packpreps_loader_whatever_draws(tmp_path, accelerate):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(40))
+    tasks = [{"preset": "ul2r"}, {"preset": "fim"}]
+    made.build(made.table("a.jsonl", seq_length=256, tasks=tasks), tmp_path, tmp_path / "out")
+    dataset = packprep.open_dataset(tmp_path / "out")
+    names = ["tokens", "labels", "loss_mask", "prefix_ends"]
+    expected = dataset.batches(2, seed=1, redraw=True, columns=names)
+    for _ in range((7 * len(dataset) // 2) // 2):
+        next(expected)
+    batches = loader(dataset, batch_size=6, seed=1, redraw=True, accelerate=accelerate)
+    batches.load_state_dict(json.loads(json.dumps(expected.state_dict())))
+    got = next(batches)
+    for part in range(3):
+        for name, values in next(expected).items():
+            assert np.array_equal(got[name][2 * part : 2 * part + 2], values), name
+
+
 @pytest.fixture(scope="module")
 def built_in_place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llada")
