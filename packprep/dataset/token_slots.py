@@ -334,6 +334,8 @@ def _found_cuts(
     begin, end = begin.copy(), end.copy()
     for i in np.flatnonzero(~fits).tolist():
         n, first = int(segments.n[i]), int(segments.first_slot[i])
+        if first + n + 3 > len(rows):
+            continue  # fewer slots than the segment takes
         body = rows[first : first + n + 3].tolist()
         found = _cuts_in(body, int(begin[i]), int(end[i]), bool(suffix_first[i]), ids)
         if found is not None:

@@ -420,6 +420,29 @@ def test_characters_stay_whole_by_the_manifest_or_the_tokenizer_beside_it(datase
     open_dataset(out).batches(2, redraw=True)
 
 
+@pytest.mark.parametrize("accelerate", ["numpy", "numba"])
+@pytest.mark.parametrize("kind", ["cuts", "ul2r"])
+def test_whatever_a_header_says_it_is_drawn_or_refused(datasets, kind, accelerate):
+    fresh, chance, outcomes = open_dataset(datasets(kind).directory), np.random.default_rng(4), set()
+    *_, shard = fresh._at_hand(0)
+    good = shard.arrays
+    rows = len(good["tokens"])
+    for _ in range(150):
+        arrays = {**good, "segment_tokens": good["segment_tokens"].copy(), "segment_key": good["segment_key"].copy()}
+        row = int(chance.integers(rows))
+        g = int(good["row_offsets"][row + 1]) - 1 - int(chance.integers(2))
+        arrays["segment_tokens"][g] += chance.integers(-4, 5)
+        arrays["segment_key"][g] += np.uint64(chance.integers(2))
+        shard.__dict__["arrays"] = arrays
+        try:
+            fresh.batch([max(row - 1, 0), row], epochs=[1, 1], accelerate=accelerate)
+            outcomes.add("drawn")
+        except DatasetError as error:
+            assert f"row {row}" in str(error) or f"row {row - 1}" in str(error)
+            outcomes.add("refused")
+    assert outcomes == {"drawn", "refused"}
+
+
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory):
     base = tmp_path_factory.mktemp("causal")

@@ -203,3 +203,13 @@ def check_cuts(found, pairs, moved):
         expected[1, 1 + 5 - b] += 0.4 * moved / len(pairs)
     there = expected > 0
     assert found[there].sum() == moved and not is_improbable(found[there], expected[there])
+
+
+def test_a_body_that_rows_end_before_fits_nowhere_or_has_other_slots():
+    continues, chance = (np.arange(100) < 50).astype(np.uint8), np.random.default_rng(0)
+    special = SpecialIds(SENTINELS[:0], (PRE, MID, SUF), continues)
+    for _ in range(300):
+        n = int(chance.integers(4, 30))
+        rows, key = chance.integers(0, 100, n).astype(np.uint16), chance.integers(0, 1 << 60, 1).astype(np.uint64)
+        own = Stretches(key, np.array([n]), np.zeros(1, np.int64))
+        assert token_slots.cut_slots(cut_law(rate=1.0), special, own, 0, rows).slots[0] == n + 3
