@@ -177,7 +177,6 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a dataset: totals, utilisation, task and source mix, lengths; or what one of the options asks for."""
-
     one_thread()
     name, moved = named_and_moved(source)
     check_view(

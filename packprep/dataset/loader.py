@@ -23,7 +23,7 @@ from packprep.dataset import order
 from packprep.dataset.batches import Reader, integer
 from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, read_manifest
 from packprep.dataset.mixture import Mixture, mixed_opened
-from packprep.dataset.redraw import Laws, check_accelerate, laws_of, redrawn
+from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
@@ -175,7 +175,7 @@ class Dataset(Reader):
             gather(self.facts, found, batch)
         else:
             whole: tuple[str, ...] = ()
-            if all(epoch % (1 << 32) for epoch in epochs) and self._laws.has_chance:
+            if all(epoch % EPOCHS for epoch in epochs) and self._laws.has_chance:
                 read = ("labels",) if self._predicts_in_place else ()
                 whole = tuple(name for name in self._laws.written if name not in read)
             gather(self.facts, found, batch, partial(self.redraw, epochs=epochs, accelerate=accelerate), whole)
@@ -187,7 +187,7 @@ class Dataset(Reader):
         header. epochs: one for each row. accelerate: as of `batches`."""
         kernels = check_accelerate(accelerate)
         if self._laws.has_chance:
-            redrawn(self._laws, np.array([epoch % (1 << 32) for epoch in epochs]), segments, columns, kernels)
+            redrawn(self._laws, np.array([epoch % EPOCHS for epoch in epochs]), segments, columns, kernels)
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0."""

@@ -28,6 +28,8 @@ from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
 from packprep.format.tokenizer_json import continuing, flags_of
 
 ACCELERATE = ("numpy", "numba", "auto")
+EPOCHS = 1 << 32
+"""Epochs after which chance repeats, from the stored rows on."""
 MOST_IDS = 1 << 24
 """Ids of a vocabulary for which redraw makes tables, of 9 bytes each."""
 
@@ -251,7 +253,7 @@ def redrawn(
     """Draw anew what `columns`, name → [B, T], hold of rows with an epoch above 0: tokens, labels, loss_mask, loss_weights,
     prefix_ends.
 
-    epochs: int64[B], below 2³², after which chance repeats. kernels: by those of a build, which need numba and write the same.
+    epochs: int64[B], below EPOCHS. kernels: by those of a build, which need numba and write the same.
     DatasetError where a row's header does not fit the row.
     """
     written = [name for name in laws.written if name in columns]

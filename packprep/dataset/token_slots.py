@@ -355,14 +355,15 @@ def _cuts_in(body: list[int], begin: int, end: int, suffix_first: bool, ids: Spe
                 continue
             tokens = body[1 : 1 + a] + body[3 + a + n - b :] + body[2 + a : 2 + a + n - b]
             inside = np.take(ids.continues, tokens, mode="clip") != 0
-
-            def stays(cut: int, drawn: int) -> bool:
-                begins = cut in (0, n) or not inside[cut]  # noqa: B023
-                return begins and (cut == drawn or (drawn < n and bool(inside[cut + 1 : drawn + 1].all())))  # noqa: B023
-
-            if (suffix_first or stays(a, begin)) and stays(b, end):
+            if (suffix_first or _stays(inside, a, begin)) and _stays(inside, b, end):
                 return a, b
     return None
+
+
+def _stays(inside: np.ndarray, cut: int, drawn: int) -> bool:
+    """Whether a drawn cut is moved back to `cut`. inside: bool[n], the tokens that begin inside a character."""
+    begins = cut in (0, len(inside)) or not inside[cut]
+    return begins and (cut == drawn or (drawn < len(inside) and bool(inside[cut + 1 : drawn + 1].all())))
 
 
 ROLES = ("fim_prefix", "fim_middle", "fim_suffix")

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from packprep.building.progress import visible
 from packprep.dataset.loader import Dataset, Row
+from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError
@@ -356,7 +357,7 @@ def describe_segment(
                 )
             chosen = shard.segment_range(in_shard[1])[0] + number - 1
             described = segment_of(data, view, number - 1, data.rebuilt(in_shard[0], np.array([chosen]))[0])
-            restored = _restored(data, shard, view, epoch, chosen, described)
+            restored = _restored(data, shard, view, epoch % EPOCHS, chosen, described)
             segment = {**described, **restored}
             return {**location_of(data, row), "epoch": epoch, "segments": view.n_segments, "segment": segment}
 

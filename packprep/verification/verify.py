@@ -16,6 +16,7 @@ from packprep.building.run import Progress
 from packprep.dataset.batches import integer
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
+from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.shard import open_shard
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
@@ -75,7 +76,6 @@ PROMISES = {
 """Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
 
 ALL = -1
-EPOCHS = 1 << 32  # after which chance repeats
 MOST_PLACES = 20  # of sources that are said before they are read
 
 
@@ -259,7 +259,8 @@ def _items(
 
 def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) -> Do:
     directory = local.folder
-    plan, decoders, dataset = open_plan(directory, prefixes), Decoders(), open_dataset(directory)
+    plan, decoders = open_plan(directory, prefixes), Decoders()
+    dataset = open_dataset(directory) if epoch else None
     loaded: list[Twin] = []
 
     def twin() -> Twin:
@@ -284,7 +285,7 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
             report(0, now[0] - reported[0], now[1] - reported[1], 0)
             reported[:] = now
 
-        arrays = _arrays_of(dataset, plan, item, epoch, faults) if is_there else None
+        arrays = _arrays_of(directory, dataset, plan, item, epoch, faults) if is_there else None
         if arrays is not None:
             rejects = None
             if receipt is not None:
@@ -311,13 +312,16 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
 
 
 def _arrays_of(
-    dataset: Dataset, plan: Plan, item: ShardToVerify, epoch: int, faults: Faults
+    directory: Path, dataset: Dataset | None, plan: Plan, item: ShardToVerify, epoch: int, faults: Faults
 ) -> Mapping[str, np.ndarray] | None:
-    """P3 … P15 and P18 … P20 of one shard: its arrays, as the epoch has them; None where they cannot be walked."""
+    """P3 … P15 and P18 … P20 of one shard: its arrays, as the epoch has them; None where they cannot be walked.
+
+    dataset: what is drawn anew; None in epoch 0.
+    """
     file = shard_name(item.number)
     try:
         shard = open_shard(
-            Path(dataset.directory) / file,
+            directory / file,
             plan.recipe.seq_length,
             plan.token_dtype,
             rows=item.entry["rows"],
@@ -330,7 +334,7 @@ def _arrays_of(
         return None
     if not check_layout(plan, arrays, file, faults):
         return None
-    if not epoch:
+    if dataset is None:
         return arrays if check_arrays(plan, arrays, file, faults) else None
     try:
         anew = arrays_in_epoch(dataset, shard, epoch)

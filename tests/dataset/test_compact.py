@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -57,14 +58,7 @@ def build(kind, base):
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """name of a kind → directories of the full and of the compact dataset, built at their first use."""
-    known = {}
-
-    def of(kind):
-        if kind not in known:
-            known[kind] = build(kind, tmp_path_factory.mktemp(kind))
-        return known[kind]
-
-    return of
+    return cache(lambda kind: build(kind, tmp_path_factory.mktemp(kind)))
 
 
 def shards_of(directory):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -91,14 +92,7 @@ def build(kind, base):
 @pytest.fixture(scope="session")
 def datasets(tmp_path_factory):
     """name of a kind → the opened dataset, built at its first use."""
-    known = {}
-
-    def of(kind):
-        if kind not in known:
-            known[kind] = open_dataset(build(kind, tmp_path_factory.mktemp(kind)))
-        return known[kind]
-
-    return of
+    return cache(lambda kind: open_dataset(build(kind, tmp_path_factory.mktemp(kind))))
 
 
 def in_place_slots(dataset, index):

@@ -452,7 +452,7 @@ def some_segments(known, most=40):
 
 
 @pytest.mark.long(beyond=2)
-@pytest.mark.parametrize("epoch", [0, 3])
+@pytest.mark.parametrize("epoch", [0, (1 << 32) + 5, 3])
 def test_the_original_is_the_documents_text_and_its_slots_hold_it(known, epoch):
     seen = set()
     for segment in some_segments(known):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -68,14 +69,7 @@ def build(kind, base):
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     """name of a kind → its directory, built at its first use."""
-    known = {}
-
-    def of(kind):
-        if kind not in known:
-            known[kind] = build(kind, tmp_path_factory.mktemp(kind))
-        return known[kind]
-
-    return of
+    return cache(lambda kind: build(kind, tmp_path_factory.mktemp(kind)))
 
 
 def report(directory, epoch, replay=None):
