@@ -704,6 +704,7 @@ HOW = {
     "raised": "strike()",
     "again at once": "try: strike()\n        finally: strike()",
     "in a destructor": "Dropped()",
+    "printed by an extension module": "__import__('ctypes').pythonapi.PyRun_SimpleString(b'strike()')",
     "made another error": "try: strike()\n        except BaseException: raise RuntimeError('of a library')",
 }
 MODULES = ("packprep.cli.application", "typer", "packprep.building.run")

@@ -25,6 +25,8 @@ def main() -> None:
     """Run the command line; the one place where an error becomes a message and an exit status."""
     import io
 
+    from typer.main import get_command
+
     from packprep.building.progress import say
     from packprep.cli.application import UsageError, app, say_usage
     from packprep.errors import PackprepError
@@ -32,7 +34,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = app(standalone_mode=False)
+        status = get_command(app)(standalone_mode=False)  # app itself would set sys.excepthook
         if status:
             raise SystemExit(status)
     except UsageError as error:
@@ -67,8 +69,10 @@ def entry() -> None:
         if time.monotonic() - asked[0] > _STAY_S:
             _end()
 
-    # Python prints what is raised in a callback, as in a destructor or where an import ends, and goes on.
+    # Python prints what is raised in a callback, as in a destructor or where an import ends, and goes on; an extension module
+    # prints what is raised while it imports numpy, and says that numpy cannot be imported.
     sys.unraisablehook = lambda what: _end() if asked else sys.__unraisablehook__(what)
+    sys.excepthook = lambda *what: _end() if asked else sys.__excepthook__(*what)
     _on_signals(stop)
     try:
         try:
