@@ -1,14 +1,18 @@
-"""Whether the fast engine gives the reference's ids, on far more nasty text than a build's proof has time for.
+"""Whether fast engines give the reference's ids, on far more text than a build's proof has time for, and how fast they are.
 
 python benchmarks/engine_exactness.py tokenizer.json other.json         100 000 nasty texts and all code points, each file
+python benchmarks/engine_exactness.py tokenizer.json --documents corpus.jsonl                      real documents first
 python benchmarks/engine_exactness.py tokenizer.json --texts 1000000 --key 7 --special-text special
 
-The nasty texts are those of packprep/tokenizer/proof.py, under another key than the proof's. Then every code point that
-unicodedata lists, and their unassigned neighbours, between letters, digits, spaces and marks. A tokenizer that the engine
-refuses goes through the reference, and is no difference. Exit status 1 if there is a difference.
+Each engine that the tokenizer's shape allows is compared. Documents (the field "text" of JSON lines) come first, so that the
+rates are those of a first pass: of processor time, one thread, the first 100 MB and all. The nasty texts are those of
+packprep/tokenizer/proof.py, under another key than the proof's. Then every code point that unicodedata lists, and their
+unassigned neighbours, between letters, digits, spaces and marks. A tokenizer that no engine takes goes through the reference,
+and is no difference. Exit status 1 if there is a difference.
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -18,20 +22,36 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import numpy as np
+
 from packprep.errors import VocabularyError
 from packprep.recipe import Specials
-from packprep.tokenizer.engines.engine import EngineRefusal
-from packprep.tokenizer.engines.fastokens import FastEngine
+from packprep.tokenizer.engines import ENGINES, candidates, loaded
+from packprep.tokenizer.engines.engine import Engine, EngineRefusal
 from packprep.tokenizer.proof import nasty_texts, prove, texts_of_tokens
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
-AT_ONCE = 5000
+AT_ONCE, AT_ONCE_CHARACTERS = 5000, 1 << 20
 CONTEXTS = ("{0}", "a{0}b {0}{0}", " {0}1 \n{0}", "'{0} e\u0301{0}\u0301")
+FIRST_BYTES = 100_000_000
 
 
-def batches(engine: FastEngine, vocabulary: Vocabulary, count: int, key: int) -> Iterator[tuple[str, list[str]]]:
+def documents(path: Path) -> Iterator[list[str]]:
+    """The texts of a line file, AT_ONCE_CHARACTERS or more at a time."""
+    texts, characters = list[str](), 0
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            texts.append(json.loads(line)["text"])
+            characters += len(texts[-1])
+            if characters >= AT_ONCE_CHARACTERS:
+                yield texts
+                texts, characters = [], 0
+    yield texts
+
+
+def batches(reference: Engine, vocabulary: Vocabulary, count: int, key: int) -> Iterator[tuple[str, list[str]]]:
     """(kind, some texts): nasty ones, then those of code points."""
-    added, pieces = texts_of_tokens(engine.reference, vocabulary)
+    added, pieces = texts_of_tokens(reference, vocabulary)
     for begin in range(0, count, AT_ONCE):
         yield "nasty texts", nasty_texts(key, begin, min(begin + AT_ONCE, count), added, pieces)
     listed = [
@@ -42,42 +62,94 @@ def batches(engine: FastEngine, vocabulary: Vocabulary, count: int, key: int) ->
             yield "code points in context", [context.format(c) for c in listed[begin : begin + AT_ONCE]]
 
 
-def compare(path: Path, count: int, key: int, special_text: str) -> bool:
+class Rates:
+    """MB/s of processor time, of the first FIRST_BYTES and of all, of each engine."""
+
+    def __init__(self, names: list[str]):
+        self._seconds, self._first = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        self._bytes = self._first_bytes = 0
+
+    def encode(self, engine: Engine, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        began = time.process_time()
+        found = engine.encode(texts)
+        self._seconds[engine.name] += time.process_time() - began
+        return found
+
+    def add(self, size: int) -> None:
+        self._bytes += size
+        if not self._first_bytes and self._bytes >= FIRST_BYTES:
+            self._first, self._first_bytes = dict(self._seconds), self._bytes
+
+    def __str__(self) -> str:
+        of_each = []
+        for name, seconds in self._seconds.items():
+            first = f"{self._first_bytes / self._first[name] / 1e6:.1f} first, " if self._first_bytes else ""
+            of_each.append(f"{name} {first}{self._bytes / seconds / 1e6:.1f} in all")
+        return f"MB/s: {'; '.join(of_each)}"
+
+
+def compare(path: Path, options: argparse.Namespace) -> bool:
     """Print what is found of one tokenizer.json; whether there was a difference."""
     needs, specials = Needs(frozenset({"pad"}), (), 0), Specials(pad="<|pad|>", missing="add")
+    special_text = options.special_text
     try:
         vocabulary = resolve_vocabulary(str(path.resolve()), Path(), specials, needs)
-        engine = FastEngine(vocabulary, special_text)
     except VocabularyError as error:
         print(f"{path.name}: no tokenizer that packprep takes: {str(error)[:200]}")
         return False
-    except EngineRefusal as error:
-        print(f"{path.name}: refused, so that the reference is used: {error}")
-        return False
-    done = {"nasty texts": 0, "code points in context": 0}
-    size, began = 0, time.process_time()
-    for kind, texts in batches(engine, vocabulary, count, key):
+    fast: dict[str, Engine] = {}
+    for name, kind in ENGINES.items():
+        if not kind.proven:
+            continue
         try:
-            prove(engine, texts, special_text, vocabulary)
+            if name not in candidates("auto", vocabulary):
+                raise EngineRefusal(kind.refusal(vocabulary) or "it is not installed")
+            fast[name] = kind.load(vocabulary, special_text)
         except EngineRefusal as error:
-            print(f"{path.name}: after {done}: {error}")
-            return True
-        done[kind] += len(texts)
+            print(f"{path.name}: {name} is not used: {error}", flush=True)
+    if not fast:
+        return False
+    reference = loaded("reference", vocabulary, special_text)
+    rates, found, size, done = Rates([*fast, reference.name]), set[str](), 0, dict[str, int]()
+
+    def differs(name: str, texts: list[str]) -> None:
+        try:
+            prove(fast[name], texts, special_text, vocabulary)
+        except EngineRefusal as error:
+            print(f"{path.name}: {name}: after {done}: {error}", flush=True)
+            found.add(name)
+
+    for texts in documents(options.documents) if options.documents else ():
+        expected = rates.encode(reference, texts)
+        for name, engine in fast.items():
+            if not all(map(np.array_equal, rates.encode(engine, texts), expected)):
+                differs(name, texts)
+        own = sum(len(text.encode()) for text in texts)
+        done["documents"] = done.get("documents", 0) + len(texts)
+        size += own
+        rates.add(own)
+    for kind, texts in batches(reference, vocabulary, options.texts, options.key):
+        for name in set(fast) - found:
+            differs(name, texts)
+        done[kind] = done.get(kind, 0) + len(texts)
         size += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     listed = ", ".join(f"{number:,} {kind}" for kind, number in done.items())
-    print(f"{path.name}: no difference in {listed}; {size:,} bytes, {time.process_time() - began:.0f} s", flush=True)
-    return False
+    for name in set(fast) - found:
+        print(f"{path.name}: {name}: no difference in {listed}; {size:,} bytes", flush=True)
+    if options.documents:
+        print(f"{path.name}: {rates}", flush=True)
+    return bool(found)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizers", nargs="+", type=Path, metavar="tokenizer.json")
+    parser.add_argument("--documents", type=Path, metavar="corpus.jsonl")
     parser.add_argument("--texts", type=int, default=100_000)
     parser.add_argument("--key", type=int, default=1)
     parser.add_argument("--special-text", default="text", choices=("text", "special", "reject"))
     options = parser.parse_args(arguments)
-    found = [compare(path, options.texts, options.key, options.special_text) for path in options.tokenizers]
-    return int(any(found))
+    return int(any([compare(path, options) for path in options.tokenizers]))
 
 
 if __name__ == "__main__":

@@ -130,11 +130,17 @@ def test_exactness_tells_equal_refused_and_different_apart(tmp_path, capsys, mon
     paths = [str(tokenizers_made.write(tmp_path / name, made) / "tokenizer.json") for name, made in files.items()]
     assert engine_exactness.main([*paths, "--texts", "50"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[2][:20] for line in said] == [
-        "no difference in 50 ",
-        "refused, so that the",
-        "no tokenizer that pa",
+    assert [line.partition(": ")[2][:26] for line in said] == [
+        "gigatoken is not used: its",
+        "fastokens: no difference i",
+        "gigatoken is not used: its",
+        "fastokens is not used: its",
+        "no tokenizer that packprep",
     ]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in tokenizers_made.SENTENCES))
+    assert engine_exactness.main([paths[0], "--texts", "50", "--documents", str(corpus)]) == 0
+    assert "no difference in 4 documents, 50 nasty texts; " in capsys.readouterr().out
     monkeypatch.setattr(FastEngine, "encode", lambda engine, texts: engine.reference.encode([t + "a" for t in texts]))
     assert engine_exactness.main([paths[0], "--texts", "50"]) == 1
     assert "it differs from the reference: the text" in capsys.readouterr().out

@@ -51,7 +51,8 @@ from packprep.recipe import Recipe
 from packprep.sources.files import Files, match_below
 from packprep.sources.formats import Decoders
 from packprep.storage import Folder, folder_at
-from packprep.tokenizer.engines import begin_loading
+from packprep.tokenizer.engines import begin_loading, engine_in_words
+from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.missing_roles import listed
 
 LIST_AGAIN_S = 3.0
@@ -108,10 +109,11 @@ def build(
     share = share_of(*array, plan.shards)
     missing = missing_shards(out, plan.digest, share)
     to_do = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
-    workers = min(_workers_for(to_do) if workers is None else workers, len(missing))
+    asked, workers = workers, min(_workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
-        with clock.stage("start-up"):
-            plan.engine  # noqa: B018  (loaded once, and shared by the workers that are forked from here)
+        with clock.stage("start-up"):  # loaded once, and shared by the workers that are forked from here
+            engine = plan.engine
+        progress.say(pace(plan.stored, engine, inputs, asked, array[1]))
     if len(missing) < plan.shards:
         progress.say(_to_do(len(share), len(missing), plan.shards))
     progress.begin(to_do, plan.shards, len(missing))
@@ -140,6 +142,23 @@ def build(
     documents, text_bytes, tokens, _ = map(int, counts)
     profile = Profile(clock.elapsed(), max(workers, 1), clock.take(), documents, text_bytes, tokens)
     return Outcome(out.location, plan, manifest, len(missing), others, profile)
+
+
+def pace(plan: Mapping[str, Any], engine: Engine, inputs: Inputs, workers: int | None, array_count: int = 1) -> str:
+    """How fast a build goes, in one line: its engine, and shards that give each worker work where there are too few.
+
+    plan: as stored. workers: as for `build`.
+    """
+    said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary)
+    text_bytes, shards = sum(source["text_bytes"] for source in plan["sources"]), plan["shards"]
+    all_workers = _workers_for(text_bytes // array_count) if workers is None else workers
+    at_work = min(array_count * all_workers, text_bytes // WORKER_TEXT_BYTES)
+    if shards >= at_work:
+        return said
+    return (
+        f"{said}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers: "
+        f"--set output.shard_text_bytes={text_bytes // at_work} and another folder give each one work"
+    )
 
 
 def _workers_for(text_bytes: int) -> int:

@@ -97,7 +97,9 @@ def plan(
     one_thread()
     from packprep.building.forecast import forecast
     from packprep.building.planning import look_up, make_plan
+    from packprep.building.run import pace
     from packprep.cli.printing import print_forecast
+    from packprep.tokenizer.engines import loaded
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     found = look_up(recipe, moved_of(source))
@@ -105,6 +107,7 @@ def plan(
         say(note)
     samples: list[Any] = []
     planned = make_plan(found, say, samples)
+    say(pace(planned, loaded(planned["engine"]["name"], found.vocabulary, recipe.documents.special_text), found, None))
     put(forecast(planned, found, samples), as_json, print_forecast)
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from packprep.errors import PlanError
 from packprep.tokenizer.engines.engine import Engine, EngineFault, any_of, offsets_of
-from packprep.tokenizer.engines.reference import NormalizerLimit
+from packprep.tokenizer.engines.reference import NormalizerLimit, ReferenceEngine
 from packprep.tokenizer.file import added_tokens, panics_as_errors, texts_of_ids, unknown_id
 from packprep.tokenizer.roles import Vocabulary
 
@@ -102,7 +103,8 @@ def _failing(
 ) -> _Rejected:
     """The texts on each of which the tokenizer fails, of those that are not rejected, where all together gave an error.
 
-    EngineFault for one that the engine's reference takes. What is wrong with the machine is raised again.
+    EngineFault for one that the engine's reference takes; PlanError for one that the plan's own engine may take. What is wrong
+    with the machine is raised again.
     """
 
     def failure(of: Engine, text: str) -> Exception | None:
@@ -122,6 +124,11 @@ def _failing(
             if engine.reference is not None and failure(engine.reference, text) is None:
                 raise EngineFault(text, str(why)) from why
             detail = str(why) if isinstance(why, NormalizerLimit) else "the tokenizer fails on its text"
+            if isinstance(engine, ReferenceEngine) and engine.in_place_of and not isinstance(why, NormalizerLimit):
+                raise PlanError(
+                    f"the reference engine fails on a text of {len(text)} characters that begins {text[:40]!a}, and goes in "
+                    f"place of {engine.in_place_of}, which may take it: install that version, or build into a new folder"
+                )
             failing[i] = (TOKENIZER_ERROR, detail)
     return failing
 

@@ -30,6 +30,12 @@ HINT_KEYS = {
 }
 
 
+_CONVERSION = (
+    "pip install transformers sentencepiece protobuf; say in {0}/tokenizer_config.json which class it is, as "
+    '{{"tokenizer_class": "LlamaTokenizer"}}; then AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python. '
+    "Without its own class the ids are others; Transformers' may differ from sentencepiece's: compare them on your text"
+)
+
 Beside = Sequence[Mapping[str, Any]]
 """What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles": role → token text}."""
 
@@ -47,8 +53,8 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
     if path.is_file():
         if path.suffix == ".model":
             raise VocabularyError(
-                f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. "
-                f"Write one with transformers: AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(FOLDER)"
+                f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. Use the one that the model "
+                f"was published with, or make it: {_CONVERSION.format(str(path.parent))}"
             )
         return _read(path), _beside(lambda file: read_beside(name, base, file))
     if path.is_dir():
@@ -57,7 +63,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
             found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
             raise VocabularyError(
                 f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
-                "Write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+                f"Use the one that the model was published with, or make it: {_CONVERSION.format(str(path))}"
             )
         return _read(file), _beside(lambda file: read_beside(name, base, file))
     if path.exists():

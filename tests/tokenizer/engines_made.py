@@ -10,7 +10,7 @@ WRONG = "wrong"
 class WrongEngine:
     """The reference's ids, but 0 for the last one of a text that has `trap` in it."""
 
-    name, version, library = WRONG, "1", ()
+    name, version, library, rate = WRONG, "1", (), "about 4"
 
     def __init__(self, vocabulary, special_text, trap, breaks=False):
         self.reference = ReferenceEngine(vocabulary, special_text)

@@ -162,6 +162,61 @@ def t5_like(n_extra: int = 10) -> dict:
     }
 
 
+SPACE_TO_MARK = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+
+
+@cache
+def _sentencepiece() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    ascii = [chr(code) for code in range(0x21, 0x7F)]
+    tokenizer.train_from_iterator(
+        SENTENCES, trainers.BpeTrainer(vocab_size=200, initial_alphabet=ascii, show_progress=False)
+    )
+    return tokenizer.to_str()
+
+
+def llama2_like(**top_level) -> dict:
+    """SentencePiece's BPE: <unk> 0, <s> 1, </s> 2, a token for each byte, what is trained on SENTENCES."""
+    model = json.loads(_sentencepiece())["model"]
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"]]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    steps = [{**SPACE_TO_MARK, "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added(id, text) for id, text in enumerate(texts[:3])],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, SPACE_TO_MARK]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [*steps, strip]},
+        "model": {
+            **model,
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {text: id for id, text in enumerate(texts)},
+        },
+    } | top_level
+
+
+def gemma_like() -> dict:
+    """As `llama2_like`, but nothing is put in front, and split after spaces; its <0x09> is the tab itself."""
+    after = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    parsed = llama2_like(normalizer=SPACE_TO_MARK, pre_tokenizer=after)
+    vocabulary = parsed["model"]["vocab"]
+    assert "\t" in vocabulary
+    vocabulary["<unused0>"] = vocabulary.pop("<0x09>")
+    return parsed
+
+
+def mistral_like() -> dict:
+    """As `llama2_like`, but by Metaspace, which puts ▁ in front of the text alone."""
+    step = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    return llama2_like(normalizer=None, pre_tokenizer=step)
+
+
 def with_hole() -> dict:
     """The file says that <|endoftext|> is 322, after a vocabulary that ends at 319; `tokenizers` makes it 320."""
     parsed = byte_level()

@@ -7,7 +7,9 @@ fingerprint does not know which one ran.
 engine        what an engine is, and how one fails
 reference     `tokenizers`: any tokenizer.json
 byte_ids      the built-in vocabulary of bytes, without a library
-fastokens     `fastokens`: byte-level BPE
+gigatoken     `gigatoken`: SentencePiece's BPE with byte_fallback
+fastokens     `fastokens`: byte-level BPE, and that of SentencePiece
+shapes        which tokenizers those are
 ```
 Here stands which engines there are, those that a recipe's `engine` may mean, and the one of a plan.
 """
@@ -16,11 +18,12 @@ import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from packprep.errors import PackprepError, PlanError, RecipeError
-from packprep.tokenizer.engines import fastokens
+from packprep.tokenizer.engines import fastokens, gigatoken
 from packprep.tokenizer.engines.byte_ids import BytesEngine
-from packprep.tokenizer.engines.engine import Engine, EngineRefusal
+from packprep.tokenizer.engines.engine import Engine, EngineRefusal, installed_version
 from packprep.tokenizer.engines.reference import ReferenceEngine
 from packprep.tokenizer.file import bytes_tokenizer_json, library_version
 from packprep.tokenizer.roles import Vocabulary
@@ -52,8 +55,19 @@ ENGINES: dict[str, EngineKind] = {
         BytesEngine,
         proven=False,
     ),
+    gigatoken.NAME: EngineKind(
+        "'packprep[gigatoken]'",
+        partial(installed_version, gigatoken.NAME),
+        gigatoken.refusal,
+        gigatoken.GigatokenEngine,
+        proven=True,
+    ),
     fastokens.NAME: EngineKind(
-        fastokens.NAME, fastokens.installed_version, fastokens.refusal, fastokens.FastEngine, proven=True
+        fastokens.NAME,
+        partial(installed_version, fastokens.NAME),
+        fastokens.refusal,
+        fastokens.FastEngine,
+        proven=True,
     ),
     REFERENCE: EngineKind(
         "tokenizers",
@@ -120,6 +134,30 @@ _last: dict[tuple[EngineKind, Vocabulary, str], Engine] = {}
 _loading: dict[tuple[EngineKind, Vocabulary, str], Future[Engine]] = {}
 
 
+def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> str:
+    """Which engine, its rate, why it is none that is faster, and what would change that.
+
+    requested: the recipe's `engine`.
+    """
+    said = f"engine {engine.name} {engine.version}, {engine.rate} MB/s of text a core"
+    if isinstance(engine, ReferenceEngine) and engine.in_place_of:
+        return f"{said}, in place of the plan's {engine.in_place_of}"
+    if requested != "auto":
+        return f'{said}, as engine = "{requested}" asks'
+    refusals = []
+    for name, kind in ENGINES.items():
+        if name == engine.name:
+            break
+        why = kind.refusal(vocabulary) if kind.proven else None
+        if why is not None:
+            refusals.append(why)
+        elif kind.proven and kind.version() is None:
+            return f"{said}; {name} is faster with this tokenizer: pip install {kind.package}, then begin in another folder"
+    if engine.name == REFERENCE and refusals:
+        return f"{said}: {refusals[-1]}, and nothing faster is exact for that"
+    return said
+
+
 def engine_facts(name: str) -> dict[str, str]:
     """What a plan says of its engine: {"name", "version"}, and the version of the "reference" that it is compared with."""
     version = ENGINES[name].version()
@@ -129,28 +167,31 @@ def engine_facts(name: str) -> dict[str, str]:
 
 
 def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text: str) -> Engine:
-    """The engine of a plan. PlanError if this installation has another version of it, or none, or it cannot be loaded."""
-    name = engine["name"]
-    if name not in ENGINES:
+    """The engine of a plan; the reference in its place, where this installation has another version of it, or none.
+
+    PlanError where it is not one that is compared with the reference, or the reference is another, too.
+    """
+    name, version = engine["name"], engine["version"]
+    believed = REFERENCE if "reference" in engine else name
+    planned, here = engine.get("reference", version), ENGINES[believed].version() if believed in ENGINES else None
+    if planned != here:
         raise PlanError(
-            f"the plan's engine is {name} {engine['version']}, which this packprep does not have "
+            f"the plan's engine is {believed} {planned}, and here it is {f'{believed} {here}' if here else 'not installed'}: "
+            "the same text may get other tokens. "
+            f"Install the plan's version: pip install {ENGINES[believed].package}=={planned}, or build into a new folder"
+            if believed in ENGINES
+            else f"the plan's engine is {name} {version}, which this packprep does not have "
             f"(it has {', '.join(ENGINES)}). Use the packprep that wrote the plan, or build into a new folder"
         )
-    kind = ENGINES[name]
-    versions = [(name, kind.package, engine["version"], kind.version())]
-    if "reference" in engine:
-        versions.append((REFERENCE, ENGINES[REFERENCE].package, engine["reference"], library_version()))
-    for which, package, planned, here in versions:
-        if planned != here:
-            raise PlanError(
-                f"the plan's engine is {which} {planned}, and here it is {f'{which} {here}' if here else 'not installed'}: "
-                f"the same text may get other tokens. Install the plan's version: pip install {package}=={planned}, "
-                "or build into a new folder"
-            )
+    found = ENGINES[name].version() if name in ENGINES else None
     try:
+        if found != version:
+            raise EngineRefusal(f"{name} {found} is installed here" if found else "it is not installed here")
         return loaded(name, vocabulary, special_text)
     except EngineRefusal as error:
         why = str(error)
+    if believed != name:
+        return ReferenceEngine(vocabulary, special_text, f"{name} {version} ({why})")
     raise PlanError(
         f"the plan's engine {name} cannot be used with the plan's tokenizer: {why}; build into a new folder"
     )

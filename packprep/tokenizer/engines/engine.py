@@ -1,5 +1,6 @@
 """What an engine is, and how one fails."""
 
+import importlib.metadata
 import re
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -22,6 +23,11 @@ class Engine(Protocol):
     @property
     def library(self) -> Sequence[str]:
         """The files of the library that its ids come from; none where nobody can tell."""
+        ...
+
+    @property
+    def rate(self) -> str:
+        """MB/s of text that one core makes ids of, as found with real tokenizers and text (docs/benchmarks.md): "about 4"."""
         ...
 
     @property
@@ -63,6 +69,14 @@ class EngineFault(Exception):
     def __init__(self, text: str, detail: str):
         super().__init__(detail)
         self.text = text
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a package that is installed; None if none is."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 
 from packprep.format.digests import digest_of
 from packprep.tokenizer.encoding import tokenize
-from packprep.tokenizer.engines import fastokens
 from packprep.tokenizer.engines.engine import EngineFault, EngineRefusal
 from packprep.tokenizer.engines.fastokens import FastEngine
 from packprep.tokenizer.file import plain_tokenizer_json
@@ -72,7 +71,7 @@ TAKEN = {
 REFUSED = {
     "its model is WordPiece, not BPE": made.bert_like(),
     "its model is Unigram, not BPE": made.t5_like(),
-    "its model has byte_fallback = True": changed("model", byte_fallback=True),
+    "its pre-tokenizer is ByteLevel, not a split after spaces": changed("model", byte_fallback=True),
     "its model has unk_token = '<|endoftext|>'": changed("model", unk_token="<|endoftext|>"),
     "its normalizer is NFKC, not NFC": {**made.gpt2_like(), "normalizer": {"type": "NFKC"}},
     "its normalizer is Lowercase, not NFC": {**made.gpt2_like(), "normalizer": {"type": "Lowercase"}},
@@ -257,12 +256,6 @@ def test_a_text_that_only_the_reference_fails_on_is_the_engine_s(folder):
     assert twin.encode(Text(SPACES))[0] == tokens.ids[tokens.offsets[1] :].tolist()
     alone = TwinTokenizer(vocabulary.tokenizer_json, list(vocabulary.special_ids), "text", "reference")
     assert alone.encode(Text(SPACES)) is None
-
-
-def test_where_it_is_not_installed_there_is_no_version(monkeypatch):
-    assert fastokens.installed_version()
-    monkeypatch.setattr(fastokens, "NAME", "no such package")
-    assert fastokens.installed_version() is None
 
 
 def test_the_library_has_one_thread_unless_more_are_asked_for(folder, monkeypatch):

@@ -1,0 +1,77 @@
+"""What a tokenizer.json consists of, as far as it decides which fast engines may be tried on it.
+
+Each function gives why it is not of a shape, in words that follow "because"; None where it is.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from packprep.format.tokenizer_json import byte_characters
+from packprep.tokenizer.engines.reference import MOST_GROWTH, most_of_one
+from packprep.tokenizer.file import steps_of
+
+SPACE = "▁"
+_TO_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+_AFTER_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+
+
+def not_byte_level_bpe(parsed: Mapping[str, Any]) -> str | None:
+    """BPE of bytes after splits by pattern, with no normalizer or NFC: GPT-2, GPT-4, Llama 3, Qwen, DeepSeek, and most since."""
+    model = parsed["model"]
+    if why := _not_bpe(parsed, ("unk_token", "byte_fallback")):
+        return why
+    for step in _types(parsed.get("normalizer"), "normalizers"):
+        if step != "NFC":
+            return f"its normalizer is {step}, not NFC"
+    *splits, last = _types(parsed.get("pre_tokenizer"), "pretokenizers") or ["None"]
+    if last != "ByteLevel" or not {*splits} <= {"Split", "Digits"}:
+        return f"its pre-tokenizer is {' → '.join([*splits, last])}, not ByteLevel after Split or Digits"
+    missing = [character for character in byte_characters() if character not in model.get("vocab", {})]
+    return f"its vocabulary lacks {len(missing)} of the 256 bytes" if missing else None
+
+
+def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> str | None:
+    """SentencePiece's BPE with byte_fallback, where spaces become ▁: Llama 2, Gemma, Mistral up to v0.3, Phi-3, Yi.
+
+    metaspace: whether the pre-tokenizer Metaspace may do that; whether it splits is left to the proof.
+    """
+    model = parsed["model"]
+    if not model.get("byte_fallback") and model.get("type") == "BPE":
+        return "its model has no byte_fallback"
+    if why := _not_bpe(parsed, ("ignore_merges",)):
+        return why
+    for step in steps_of(parsed.get("normalizer"), "normalizers"):
+        if step != _TO_SPACES and step != {"type": "Prepend", "prepend": SPACE}:
+            return f"its normalizer is {_type(step)}, and not the one that makes {SPACE} of spaces"
+    splits = [*steps_of(parsed.get("pre_tokenizer"), "pretokenizers")]
+    if len(splits) > 1 or any(
+        step != _AFTER_SPACES and not (metaspace and _type(step) == "Metaspace") for step in splits
+    ):
+        return f"its pre-tokenizer is {' → '.join(map(_type, splits))}, not {'Metaspace or ' * metaspace}a split after spaces"
+    vocabulary = model.get("vocab", {})
+    whole = {byte for byte in range(128) if chr(byte) in vocabulary}  # which are never taken apart
+    missing = [byte for byte in range(256) if byte not in whole and f"<0x{byte:02X}>" not in vocabulary]
+    return f"its vocabulary lacks {len(missing)} of the 256 bytes" if missing else None
+
+
+def _not_bpe(parsed: Mapping[str, Any], without: tuple[str, ...]) -> str | None:
+    model = parsed["model"]
+    if model.get("type") != "BPE":
+        return f"its model is {model.get('type') or 'of an unnamed type'}, not BPE"
+    for key in (*without, "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            return f"its model has {key} = {model[key]!r}"
+    grown = math.prod(map(most_of_one, steps_of(parsed.get("decoder"), "decoders")))
+    if grown > MOST_GROWTH:  # texts to prove it on are made of what tokens are decoded to
+        return f"its decoder may make {grown} characters of one"
+    return None
+
+
+def _types(part: Any, key: str) -> list[str]:
+    """The types of a normalizer's or pre-tokenizer's steps."""
+    return [*map(_type, steps_of(part, key))]
+
+
+def _type(step: Any) -> str:
+    return str(step.get("type")) if isinstance(step, dict) else str(step)
