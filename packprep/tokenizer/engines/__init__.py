@@ -7,9 +7,14 @@ fingerprint does not know which one ran.
 engine        what an engine is, and how one fails
 reference     `tokenizers`: any tokenizer.json
 byte_ids      the built-in vocabulary of bytes, without a library
+<<<<<<< Updated upstream
 gigatoken     `gigatoken`: SentencePiece's BPE with byte_fallback
 fastokens     `fastokens`: byte-level BPE, and that of SentencePiece
 shapes        which tokenizers those are
+=======
+fastokens     `fastokens`: byte-level BPE
+nanotoken     `nanotoken`: WordPiece
+>>>>>>> Stashed changes
 ```
 Here stands which engines there are, those that a recipe's `engine` may mean, and the one of a plan.
 """
@@ -21,7 +26,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from packprep.errors import PackprepError, PlanError, RecipeError
+<<<<<<< Updated upstream
 from packprep.tokenizer.engines import fastokens, gigatoken
+=======
+from packprep.tokenizer.engines import fastokens, nanotoken
+>>>>>>> Stashed changes
 from packprep.tokenizer.engines.byte_ids import BytesEngine
 from packprep.tokenizer.engines.engine import Engine, EngineRefusal, installed_version
 from packprep.tokenizer.engines.reference import ReferenceEngine
@@ -68,6 +77,9 @@ ENGINES: dict[str, EngineKind] = {
         fastokens.refusal,
         fastokens.FastEngine,
         proven=True,
+    ),
+    nanotoken.NAME: EngineKind(
+        nanotoken.NAME, nanotoken.installed_version, nanotoken.refusal, nanotoken.WordPieceEngine, proven=True
     ),
     REFERENCE: EngineKind(
         "tokenizers",
