@@ -1,44 +1,45 @@
 """What one run of packprep keeps for the next, because it takes long to make: compiled kernels, facts of tokenizers.
 
-It is code that will run, or decides which ids a text has. So the folder is one that nobody else can write or replace, a file
-of another user's is not read, and neither is one that is not as it was written, as after a power cut, or that other code
+It is code that will run, or decides which ids a text has. So the folder is one that nobody else but root can write or replace,
+a file of another user's is not read, and neither is one that is not as it was written, as after a power cut, or that other code
 made: it is made anew.
 """
 
 import contextlib
 import functools
+import glob
 import itertools
 import os
 import re
 import secrets
 import stat
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from packprep.format.digests import digest_of, digest_of_buffers
 from packprep.format.opening import open_file, read_file
+from packprep.messages import say
 
 _DIGEST_BYTES = 32
 _NAMED = re.compile(rb"packprep((?:\.\w+)*)(?: import (\([^)]*\)|[^\n]*))?")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def keep(what: str, depends_on: bytes, code: str, data: bytes) -> None:
-    """Keep bytes for `kept`, in place of what was kept of the same; nothing where they cannot be written.
+def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
+    """Keep bytes for `kept`, in place of what was kept of the same; whether they could be written.
 
     what: a word for its name. depends_on: all that it depends on, but for the code that made it; code: that code's digest.
     """
     folder = cache_folder()
     if folder is None:
-        return
+        return False
     path = os.path.join(folder, f"{what}-{digest_of(depends_on)}")
     temporary = os.path.join(folder, f".{os.path.basename(path)}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with contextlib.suppress(OSError):
+    try:
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data + digest_of_buffers([code.encode(), data]).encode())
@@ -46,53 +47,94 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> None:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+    except OSError as error:
+        say(
+            f"not everything is kept in {folder}: {error.strerror}; what is not is made anew by every command",
+            once=True,
+        )
+        return False
+    return True
 
 
 def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
     """What was kept; None where there is nothing, not what was written, what others can write, or what other code made."""
-    folder = cache_folder()
-    if folder is None:
-        return None
-    try:
-        with open_file(os.path.join(folder, f"{what}-{digest_of(depends_on)}")) as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
-                return None
-            found = file.readall()
-    except OSError:
-        return None
-    data, digest = found[:-_DIGEST_BYTES], found[-_DIGEST_BYTES:]
-    return data if digest_of_buffers([code.encode(), data]).encode() == digest else None
+    for folder in _to_read():
+        try:
+            with open_file(os.path.join(folder, f"{what}-{digest_of(depends_on)}")) as file:
+                status = os.fstat(file.fileno())
+                if status.st_uid not in _trusted() or status.st_mode & _OTHERS_WRITE:
+                    continue
+                found = file.readall()
+        except OSError:
+            continue
+        data, digest = found[:-_DIGEST_BYTES], found[-_DIGEST_BYTES:]
+        if digest_of_buffers([code.encode(), data]).encode() == digest:
+            return data
+    return None
+
+
+def is_kept(what: str) -> bool:
+    """Whether there is anything under this word, for whatever it may depend on."""
+    return any(glob.glob(os.path.join(glob.escape(folder), f"{what}-*")) for folder in _to_read())
+
+
+def _to_read() -> tuple[str, ...]:
+    own = cache_folder()
+    return (*cache_folders().read_only, *([own] if own else []))
+
+
+class CacheFolders(NamedTuple):
+    """Where what is kept lies: folders to read, which this process cannot write; the one behind them, to read and write."""
+
+    read_only: tuple[str, ...]
+    own: str | None
+
+
+def cache_folder() -> str | None:
+    """The folder for what is kept; None if none can be written."""
+    return cache_folders().own
 
 
 @functools.cache
-def cache_folder() -> str | None:
-    """The folder for what is kept: the first of $NUMBA_CACHE_DIR, $XDG_CACHE_HOME, ~/.cache and the folder of
-    temporaries that can be written, and by nobody else; None if none can."""
+def cache_folders() -> CacheFolders:
+    """The first of $NUMBA_CACHE_DIR, $XDG_CACHE_HOME, ~/.cache and the folder of temporaries that can be written, and by
+    nobody else but root; before it those in which something is kept that cannot be written, as in an image."""
     candidates = [
         os.environ.get("NUMBA_CACHE_DIR"),
         os.environ.get("XDG_CACHE_HOME"),
         os.path.join(os.path.expanduser("~"), ".cache"),
         os.path.join(tempfile.gettempdir(), f"packprep-{os.geteuid()}"),
     ]
+    tried, read_only = [], []
     for candidate in dict.fromkeys(candidates):
         if not candidate or not os.path.isabs(candidate):
             continue
+        tried.append(candidate)
+        folder = os.path.realpath(os.path.join(candidate, "packprep"))
         try:
-            folder = os.path.realpath(os.path.join(candidate, "packprep"))
             if reason := _make_own(folder):
-                _say(
+                say(
                     f"nothing is kept in {candidate} or read from there: {reason}, whose code would run; set NUMBA_CACHE_DIR "
-                    "to a folder that only you can write"
+                    "to a folder that only you can write",
+                    once=True,
                 )
                 continue
+        except OSError:
+            continue
+        try:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError:
+            read_only.append(folder)
             continue
-        return folder
-    _say("kernels are compiled anew by every command; set NUMBA_CACHE_DIR to a folder that you can write, and only you")
-    return None
+        return CacheFolders(tuple(read_only), folder)
+    if not read_only:
+        say(
+            f"kernels are compiled anew by every command, for none of {', '.join(tried)} can be written; set NUMBA_CACHE_DIR to "
+            "a folder that you can write, and only you",
+            once=True,
+        )
+    return CacheFolders(tuple(read_only), None)
 
 
 @functools.cache
@@ -121,13 +163,17 @@ def _read(path: str) -> tuple[str, frozenset[str]]:
     return digest_of(data), frozenset(filter(os.path.isfile, files))
 
 
+def _trusted() -> set[int]:
+    """Users who may have written what is read: this one, and who owns the root folder, and so Python, too: user 0, or another
+    where a container maps users."""
+    return {0, os.geteuid(), os.stat("/").st_uid}
+
+
 def _make_own(folder: str) -> str:
     """Make a folder, and those above it, where absent; why others could write or replace it, "" where they cannot.
 
-    folder: its real path. Who owns the root folder owns Python, too: user 0, or another where a container maps users. In a
-    folder with the sticky bit nobody replaces what is another's.
+    folder: its real path. In a folder with the sticky bit nobody replaces what is another's.
     """
-    trusted = {0, os.geteuid(), os.stat("/").st_uid}
     for path in itertools.accumulate(Path(folder).parts, os.path.join):
         if not os.path.lexists(path):
             with contextlib.suppress(FileExistsError):  # another process made it meanwhile
@@ -135,19 +181,11 @@ def _make_own(folder: str) -> str:
         status = os.lstat(path)
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(path)
-        if status.st_uid not in trusted:
+        if status.st_uid not in _trusted():
             return f"{path} belongs to user {status.st_uid}"
         if status.st_mode & _OTHERS_WRITE and (path == folder or not status.st_mode & stat.S_ISVTX):
             return f"{path} can be written by others"
     return ""
-
-
-def _say(message: str) -> None:
-    """One line on stderr, of a command and not of each of its workers."""
-    import multiprocessing  # which commands that have nothing to say may do without
-
-    if multiprocessing.parent_process() is None:
-        print(f"packprep: {message}", file=sys.stderr, flush=True)
 
 
 T = TypeVar("T")

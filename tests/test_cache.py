@@ -1,33 +1,39 @@
 """The folder of what is kept from one run to the next."""
 
+import errno
 import importlib
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from packprep import cache
+from packprep import cache, messages
 from packprep.cache import remembered
 from packprep.format.digests import digest_of_buffers
-from packprep.kernel import kernel
+from packprep.kernel import compiling, kernel
 from tests import made
 from tests.command_line import packprep
 from tests.crash.mounting import needs_mounts, run_checked, unmounted
 
 OTHER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="what belongs to another user needs root")
-find = cache.cache_folder.__wrapped__
+
+
+def find():
+    """The folder to write to, found anew."""
+    return cache.cache_folders.__wrapped__().own
 
 
 CODE = """
 import os
-from packprep import cache
+from packprep import cache, messages
 root = os.path.dirname(cache.__file__)
 print(*(cache.code_digest(f"{root}/{name}.py") for name in ("building/packing", "building/render", "errors")))
 """
@@ -163,7 +169,8 @@ def test_a_place_below_a_folder_of_all_is_passed_over_and_below_a_sticky_one_tak
     places[0].parent.chmod(0o777)
     assert find() is None  # all places lie below it
     *lines, last = capfd.readouterr().err.splitlines()
-    assert len(lines) == 4 and last.startswith("packprep: kernels are compiled anew by every command; set ")
+    assert len(lines) == 4 and last.startswith("packprep: kernels are compiled anew by every command, for none ")
+    assert str(places[0]) in last
     places[0].parent.chmod(0o1777)
     assert find() == str(folder) and not capfd.readouterr().err
 
@@ -194,13 +201,6 @@ def test_folders_above_may_belong_to_root_and_to_whom_the_root_folder_belongs(pl
     mapped = SimpleNamespace(st_uid=65534)  # as in a container in which root is nobody
     monkeypatch.setattr(os, "stat", lambda path, *args, **kw: mapped if path == "/" else stat(path, *args, **kw))
     assert find() == str(folder)
-
-
-def test_workers_do_not_repeat_what_the_command_says(capfd, monkeypatch):
-    cache._say("this")
-    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
-    cache._say("that")
-    assert capfd.readouterr().err == "packprep: this\n"
 
 
 # What is kept
@@ -290,6 +290,31 @@ def triple(x):
     """The same kernel as of a new process: (what it gives, whether it was found)."""
     fresh = kernel(tripled.function)
     return fresh(x), sum(fresh.compiled.stats.cache_hits.values()) == 1
+
+
+def test_it_is_said_that_kernels_are_compiled_and_where_they_are_kept_before_it_begins(folder, monkeypatch, capfd):
+    from numba.core import dispatcher
+
+    compiles = dispatcher._FunctionCompiler.compile
+    monkeypatch.setattr(messages, "_said", set())
+    said = []
+
+    def begins(*given):
+        said.append(capfd.readouterr().err)
+        return compiles(*given)
+
+    monkeypatch.setattr(dispatcher._FunctionCompiler, "compile", begins)
+    monkeypatch.setattr(compiling, "cache_folder", lambda: str(folder))
+    assert [triple(2)[1], triple(2)[1], triple(2.0)[1]] == [False, True, False]
+    first = (
+        f"packprep: compiling kernels, once, about 10 s: they are kept in {folder}\npackprep: compiling test_cache\n"
+    )
+    assert said == [first, ""]
+    monkeypatch.setattr(messages, "_said", set())
+    monkeypatch.setattr(cache, "cache_folder", lambda: None)
+    monkeypatch.setattr(compiling, "cache_folder", lambda: None)
+    triple(2)
+    assert said[2].startswith("packprep: compiling kernels, about 10 s: none is kept\n")
 
 
 @needs_mounts
@@ -425,6 +450,40 @@ def test_processes_that_compile_at_once_give_the_same(tmp_path):
     ]
     assert [process.communicate()[0] for process in started] == ["7\n"] * 3
     assert only(tmp_path / "packprep").name.startswith("packprep.kernel.memory.copy_ranges-")
+
+
+def test_kernels_are_read_where_they_cannot_be_written_and_others_kept_behind(places, capfd, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(places[0]))
+    cache.cache_folders.cache_clear()
+    try:
+        assert cache.keep("thing", b"", "code", b"data")
+        monkeypatch.setattr(cache.tempfile, "TemporaryFile", not_below(places[0]))
+        cache.cache_folders.cache_clear()
+        assert cache.cache_folders() == ((str(places[0] / "packprep"),), str(places[1] / "packprep"))
+        assert cache.kept("thing", b"", "code") == b"data" and cache.is_kept("thing")
+        assert cache.kept("thing", b"", "new code") is None and not cache.is_kept("other")
+        assert cache.keep("thing", b"", "new code", b"new") and cache.kept("thing", b"", "new code") == b"new"
+        assert only(places[0] / "packprep").read_bytes().startswith(b"data") and not capfd.readouterr().err
+    finally:
+        cache.cache_folders.cache_clear()
+
+
+def not_below(place, opens=tempfile.TemporaryFile):
+    """A TemporaryFile of a disk that cannot be written below a place."""
+
+    def open_temporary(dir):
+        if Path(dir).is_relative_to(place):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opens(dir=dir)
+
+    return open_temporary
+
+
+@needs_root
+def test_what_root_made_is_read_by_others(folder, monkeypatch):
+    cache.keep("thing", b"", "code", b"data")
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER)
+    assert cache.kept("thing", b"", "code") == b"data"
 
 
 @pytest.fixture

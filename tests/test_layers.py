@@ -14,7 +14,7 @@ SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path i
 # room → the rooms that it may import, besides itself
 LEVELS = [
     ("errors",),
-    ("format", "randomness"),
+    ("format", "messages", "randomness"),
     ("dataset",),
     ("cache", "clock", "kernel", "recipe", "storage"),
     ("sources", "tokenizer"),

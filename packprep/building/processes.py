@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections import deque
@@ -23,6 +24,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
+from packprep import messages
 from packprep.errors import BuildError, PackprepError, Stopped
 
 Report = Callable[[int, int, int, int], None]
@@ -148,6 +150,8 @@ def in_processes(
                     raise worker.lost() from None
                 if kind == "report":
                     report(*value)
+                elif kind == "say":
+                    messages.say(*value)
                 elif kind == "next":
                     item = waiting.popleft() if waiting else None
                     _tell(here, item)
@@ -260,14 +264,25 @@ def _work(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
+    sending = threading.Lock()  # shards are written by a thread of their own, which may have something to say
+
+    def send(kind: str, value: Any) -> None:
+        with sending:
+            connection.send((kind, value))
+
+    def say(*said: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send("say", said)
+
     def handed() -> Iterator[Any]:
         while (item := connection.recv()) is not None:
             yield item
-            connection.send(("next", None))
+            send("next", None)
 
     try:
-        for result in setup(*arguments)(handed(), lambda *counts: connection.send(("report", counts))):
-            connection.send(("done", result))
+        with messages.heard_by(say):
+            for result in setup(*arguments)(handed(), lambda *counts: send("report", counts)):
+                send("done", result)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent is gone, or has no more work
     except PackprepError as error:

@@ -3,20 +3,12 @@
 Names of files, sources and tasks are whatever somebody made them: what is shown shows every character, and no secret.
 """
 
+import contextlib
 import sys
 from typing import Any
 
-
-def visible(text: str) -> str:
-    """The text with every character showing: ␊ for a line feed and so on, \\u{200b} for what has no picture."""
-    return text if text.isprintable() else "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    code = ord(character)
-    if code < 0x20 or code == 0x7F:
-        return "␡" if code == 0x7F else chr(0x2400 + code)
-    return character if character.isprintable() or character == "\u3000" else f"\\u{{{code:x}}}"
+from packprep import messages
+from packprep.messages import visible
 
 
 def put_line(line: str = "") -> None:
@@ -25,14 +17,12 @@ def put_line(line: str = "") -> None:
 
 
 def say(message: str) -> None:
-    """A message on stderr; its lines after the first are indented, so that none passes for another message."""
+    """A message on stderr, without the secrets of URLs."""
     if "://" in message:
         from packprep.storage import without_secrets
 
         message = without_secrets(message)
-    first, *others = map(visible, message.split("\n"))
-    text = "\n".join([f"packprep: {first}", *(f"  {line}".rstrip() for line in others)])
-    print(text, file=sys.stderr, flush=True)
+    messages.say(message)
 
 
 class Bar:
@@ -40,6 +30,7 @@ class Bar:
 
     def __init__(self) -> None:
         self._bar: Any = None
+        self._listening = contextlib.ExitStack()
         self._documents = self._tokens = self._rejects = 0
 
     def begin(self, text_bytes: int, shards: int, missing: int) -> None:
@@ -49,6 +40,7 @@ class Bar:
 
         tqdm.monitor_interval = 0  # its thread would keep workers from being forked
         self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
+        self._listening.enter_context(messages.heard_by(self._make_room))
 
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
         self._documents, self._tokens = self._documents + documents, self._tokens + tokens
@@ -60,11 +52,14 @@ class Bar:
             self._bar.update(text_bytes)
 
     def say(self, message: str) -> None:
-        if self._bar is not None:
-            self._bar.clear()
         say(message)
+
+    def _make_room(self, message: str, once: bool) -> None:
+        self._bar.clear()
+        messages.write(message)
 
     def end(self) -> None:
         if self._bar is not None:
+            self._listening.close()
             self._bar.close()
             self._bar = None

@@ -11,10 +11,17 @@ import functools
 import importlib
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from packprep.cache import cache_folder, code_digest, keep, kept
+from packprep.cache import cache_folder, code_digest, is_kept, keep, kept
+from packprep.messages import say
+
+COMPILING_S = 10
+"""What a build, or another command, compiles takes about so long on one core."""
+COUNTS: Counter[str] = Counter()
+"""Kernels that this process has "compiled", "kept" of these, and "loaded"."""
 
 
 class Kernel:
@@ -33,6 +40,8 @@ class Kernel:
     @functools.cached_property
     def compiled(self) -> Any:
         """numba's dispatcher."""
+        if "numba" not in sys.modules and not is_kept(f"{self.function.__module__}.{self.function.__qualname__}"):
+            self._say_compiling()  # before an import that takes a second
         import numba
 
         importlib.import_module("packprep.kernel.overloads")  # what numba is told of kernel/memory.py
@@ -68,14 +77,29 @@ class Kernel:
 
         rtsys.initialize(target)  # what compiled functions allocate arrays with
         data = kept(self._what, self._depends_on(signature, target.codegen()), self._code)
-        return None if data is None else CompileResult._rebuild(target, *pickle.loads(data))
+        COUNTS["compiled" if data is None else "loaded"] += 1
+        if data is None:
+            self._say_compiling()
+            return None
+        return CompileResult._rebuild(target, *pickle.loads(data))
+
+    def _say_compiling(self) -> None:
+        folder = cache_folder()
+        once = (
+            f"once, about {COMPILING_S} s: they are kept in {folder}"
+            if folder
+            else f"about {COMPILING_S} s: none is kept"
+        )
+        say(f"compiling kernels, {once}", once=True)
+        say(f"compiling {self.function.__module__.rpartition('.')[2]}", once=True)
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep what was compiled, but for what holds addresses of this process."""
         from numba.core.serialize import dumps
 
         if not compiled.library.has_dynamic_globals and all(lifted.can_cache for lifted in compiled.lifted):
-            keep(self._what, self._depends_on(signature, compiled.codegen), self._code, dumps(compiled._reduce()))
+            depends_on = self._depends_on(signature, compiled.codegen)
+            COUNTS["kept"] += keep(self._what, depends_on, self._code, dumps(compiled._reduce()))
 
     def _depends_on(self, signature: Any, codegen: Any) -> bytes:
         """signature: types, whose names say all of them. codegen: of a processor and what it can do."""
