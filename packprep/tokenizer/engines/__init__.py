@@ -7,14 +7,10 @@ fingerprint does not know which one ran.
 engine        what an engine is, and how one fails
 reference     `tokenizers`: any tokenizer.json
 byte_ids      the built-in vocabulary of bytes, without a library
-<<<<<<< Updated upstream
+nanotoken     `nanotoken`: WordPiece
 gigatoken     `gigatoken`: SentencePiece's BPE with byte_fallback
 fastokens     `fastokens`: byte-level BPE, and that of SentencePiece
 shapes        which tokenizers those are
-=======
-fastokens     `fastokens`: byte-level BPE
-nanotoken     `nanotoken`: WordPiece
->>>>>>> Stashed changes
 ```
 Here stands which engines there are, those that a recipe's `engine` may mean, and the one of a plan.
 """
@@ -26,11 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from packprep.errors import PackprepError, PlanError, RecipeError
-<<<<<<< Updated upstream
-from packprep.tokenizer.engines import fastokens, gigatoken
-=======
-from packprep.tokenizer.engines import fastokens, nanotoken
->>>>>>> Stashed changes
+from packprep.tokenizer.engines import fastokens, gigatoken, nanotoken
 from packprep.tokenizer.engines.byte_ids import BytesEngine
 from packprep.tokenizer.engines.engine import Engine, EngineRefusal, installed_version
 from packprep.tokenizer.engines.reference import ReferenceEngine
@@ -64,6 +56,13 @@ ENGINES: dict[str, EngineKind] = {
         BytesEngine,
         proven=False,
     ),
+    nanotoken.NAME: EngineKind(
+        "'packprep[nanotoken]'",
+        partial(installed_version, nanotoken.NAME),
+        nanotoken.refusal,
+        nanotoken.WordPieceEngine,
+        proven=True,
+    ),
     gigatoken.NAME: EngineKind(
         "'packprep[gigatoken]'",
         partial(installed_version, gigatoken.NAME),
@@ -77,9 +76,6 @@ ENGINES: dict[str, EngineKind] = {
         fastokens.refusal,
         fastokens.FastEngine,
         proven=True,
-    ),
-    nanotoken.NAME: EngineKind(
-        nanotoken.NAME, nanotoken.installed_version, nanotoken.refusal, nanotoken.WordPieceEngine, proven=True
     ),
     REFERENCE: EngineKind(
         "tokenizers",

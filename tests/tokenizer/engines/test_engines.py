@@ -60,12 +60,8 @@ def without_fastokens(monkeypatch):
 def test_auto_may_be_every_engine_that_takes_the_tokenizer_best_first(bytes_vocabulary, llama, bert, sentencepiece):
     assert candidates("auto", bytes_vocabulary)[0] == "bytes"
     assert candidates("auto", llama) == ["fastokens", "reference"]
-<<<<<<< Updated upstream
-    assert candidates("auto", bert) == ["reference"]
     assert candidates("auto", sentencepiece) == ["gigatoken", "fastokens", "reference"]
-=======
     assert candidates("auto", bert)[-1] == "reference" and "fastokens" not in candidates("auto", bert)
->>>>>>> Stashed changes
     assert candidates("reference", llama) == ["reference"] and candidates("fastokens", llama) == ["fastokens"]
 
 
@@ -86,11 +82,8 @@ def test_an_engine_that_does_not_take_the_tokenizer_is_refused_with_the_reason(l
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(llama):
     with pytest.raises(
-<<<<<<< Updated upstream
-        RecipeError, match="'quick' is not known; the engines are auto, bytes, gigatoken, fastokens, reference"
-=======
-        RecipeError, match="'quick' is not known; the engines are auto, bytes, fastokens, nanotoken, reference"
->>>>>>> Stashed changes
+        RecipeError,
+        match="'quick' is not known; the engines are auto, bytes, nanotoken, gigatoken, fastokens, reference",
     ):
         candidates("quick", llama)
 

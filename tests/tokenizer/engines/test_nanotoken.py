@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from packprep.tokenizer.encoding import tokenize
 from packprep.tokenizer.engines import candidates, engine_facts
 from packprep.tokenizer.engines import nanotoken as engine_file
-from packprep.tokenizer.engines.engine import EngineRefusal
-from packprep.tokenizer.engines.nanotoken import CACHED_WORDS, WordPieceEngine, installed_version
+from packprep.tokenizer.engines.engine import EngineRefusal, installed_version
+from packprep.tokenizer.engines.nanotoken import CACHED_WORDS, WordPieceEngine
 from packprep.tokenizer.proof import prove_on_nasty_text
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.test_roles import needs, resolve
@@ -108,7 +108,7 @@ def test_what_is_no_wordpiece_or_is_not_known_to_the_library_is_refused(folder, 
 def test_auto_tries_it_before_the_reference_and_the_plan_names_both(folder):
     assert candidates("auto", vocabulary_of(folder, "bert", TAKEN["bert"])) == ["nanotoken", "reference"]
     facts = engine_facts("nanotoken")
-    assert facts["version"] == installed_version() and set(facts) == {"name", "version", "reference"}
+    assert facts["version"] == installed_version("nanotoken") and set(facts) == {"name", "version", "reference"}
 
 
 def test_what_it_remembers_is_bounded_and_the_ids_do_not_depend_on_it(folder, monkeypatch):
@@ -137,8 +137,3 @@ def test_what_tokens_stand_for_is_the_reference_s(folder):
         engine.encode_with_characters(texts, False), engine.reference.encode_with_characters(texts, False), strict=True
     ):
         assert got.tolist() == expected.tolist()
-
-
-def test_where_it_is_not_installed_there_is_no_version(monkeypatch):
-    monkeypatch.setattr(engine_file, "NAME", "no such package")
-    assert installed_version() is None
