@@ -47,6 +47,11 @@ def bert(folder):
 
 
 @pytest.fixture(scope="module")
+def t5(folder):
+    return resolve(folder / "t5", made.t5_like(), needs())
+
+
+@pytest.fixture(scope="module")
 def sentencepiece(folder):
     return resolve(folder / "sentencepiece", made.gemma_like(), needs())
 
@@ -148,7 +153,7 @@ def test_a_text_on_which_only_the_reference_fails_is_no_reject_in_place_of_anoth
 
 
 def test_an_engine_is_told_with_its_rate_and_with_what_would_be_faster(
-    monkeypatch, llama, bert, sentencepiece, bytes_vocabulary
+    monkeypatch, llama, bert, t5, sentencepiece, bytes_vocabulary
 ):
     def told(requested, vocabulary):
         return engine_in_words(loaded(candidates(requested, vocabulary)[0], vocabulary, "text"), requested, vocabulary)
@@ -161,8 +166,11 @@ def test_an_engine_is_told_with_its_rate_and_with_what_would_be_faster(
         told("reference", llama)
         == f'engine reference {version}, about 4 MB/s of text a core, as engine = "reference" asks'
     )
-    why = "its model is WordPiece, not BPE, and nothing faster is exact for that"
-    assert told("auto", bert) == f"engine reference {version}, about 4 MB/s of text a core: {why}"
+    why = "its model is Unigram, not BPE, and nothing faster is exact for that"
+    assert told("auto", t5) == f"engine reference {version}, about 4 MB/s of text a core: {why}"
+    without = dataclasses.replace(ENGINES["nanotoken"], version=lambda: None)
+    monkeypatch.setitem(ENGINES, "nanotoken", without)
+    assert "; nanotoken is faster with this tokenizer: pip install 'packprep[nanotoken]', then" in told("auto", bert)
     kind = dataclasses.replace(ENGINES["gigatoken"], version=lambda: None)
     monkeypatch.setitem(ENGINES, "gigatoken", kind)
     assert "; gigatoken is faster with this tokenizer: pip install 'packprep[gigatoken]', then" in told(
