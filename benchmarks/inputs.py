@@ -56,9 +56,11 @@ def prepare(corpus_folder: Path, size: int, workers: int, seq_length: int, folde
     config["one"] = str(one)
     tokenizer = corpus_folder / "tokenizer.json"
     config["tokenizer"] = str(tokenizer)
-    added = json.loads(tokenizer.read_bytes())["added_tokens"]
-    (config["eos_id"],) = [token["id"] for token in added if token["content"] == corpus.EOS]
-    config["eos"], config["vocab_size"] = corpus.EOS, config["eos_id"] + 1
+    parsed = json.loads(tokenizer.read_bytes())
+    added = {token["content"]: token["id"] for token in parsed["added_tokens"]}
+    config["eos"] = next(text for text in (corpus.EOS, "<eos>", "</s>") if text in added)
+    config["eos_id"] = added[config["eos"]]
+    config["vocab_size"] = 1 + max(*parsed["model"]["vocab"].values(), *added.values())
     config["tokens"], config["offsets"] = str(folder / f"{size}-tokens.npy"), str(folder / f"{size}-offsets.npy")
     config["rows"] = str(folder / f"{size}-rows.npy")
     return config

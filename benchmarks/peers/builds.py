@@ -8,7 +8,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from peers.contender import Config, Contender, Work, bytes_below, main, running
@@ -94,26 +95,39 @@ def texts_of(path: str, begin: int, end: int, batch_bytes: int = 1 << 22) -> Ite
             yield [decode(line).text for line in lines]
 
 
-def _scratch_part(arguments: tuple[Config, int, int, int]) -> tuple[int, int]:
-    config, number, begin, end = arguments
+def _fastokens(path: str) -> Callable[[list[str]], bytes]:
     os.environ["RAYON_NUM_THREADS"] = "1"
     from fastokens._native import Tokenizer
 
-    encode = Tokenizer.from_file(config["tokenizer"]).encode_batch_flat
+    encode = Tokenizer.from_file(path).encode_batch_flat
+    return lambda texts: encode(texts)[0]
+
+
+def _gigatoken(path: str) -> Callable[[list[str]], bytes]:
+    import numpy as np
+    from gigatoken import Tokenizer
+
+    encode = Tokenizer(path).encode
+    return lambda texts: np.concatenate([encode(text) for text in texts]).data
+
+
+def _scratch_part(arguments: tuple[Any, Config, int, int, int]) -> tuple[int, int]:
+    load, config, number, begin, end = arguments
+    encode = load(config["tokenizer"])
     documents = tokens = 0
     with open(running(config, f"part{number}.bin"), "wb", buffering=0) as target:
         for texts in texts_of(config["jsonl"], begin, end):
-            ids, _ = encode(texts)
+            ids = memoryview(encode(texts)).cast("B")
             target.write(ids)  # uint32, the same bytes as int32
             documents, tokens = documents + len(texts), tokens + len(ids) // 4
     return documents, tokens
 
 
-def scratch_loop(config: Config) -> Work:
+def scratch_loop(config: Config, load: Any = _fastokens) -> Work:
     """As many processes as workers, each with its part of the file; nothing is kept but the ids."""
     began = time.time()
     ranges = byte_ranges(config["jsonl"], config["workers"])
-    parts = [(config, i, begin, end) for i, (begin, end) in enumerate(ranges)]
+    parts = [(load, config, i, begin, end) for i, (begin, end) in enumerate(ranges)]
     with multiprocessing.Pool(len(parts)) as pool:
         done = pool.map(_scratch_part, parts)
     documents, tokens = (sum(column) for column in zip(*done, strict=True))
@@ -346,6 +360,10 @@ CONTENDERS = [
     Contender(
         "bare loop", "read, decode, fastokens, write: no more",
         ("fastokens", "msgspec"), ("fastokens._native", "msgspec"), scratch_loop,
+    ),
+    Contender(
+        "bare loop, gigatoken", "the same with gigatoken",
+        ("gigatoken", "msgspec"), ("gigatoken", "msgspec"), partial(scratch_loop, load=_gigatoken),
     ),
     Contender(
         "Megatron-style, gigatoken", "as preprocess_data_fast.py: tokenize, index",
