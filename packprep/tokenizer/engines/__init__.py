@@ -181,20 +181,23 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
     """
     name, version = engine["name"], engine["version"]
     believed = REFERENCE if "reference" in engine else name
-    planned, here = engine.get("reference", version), ENGINES[believed].version() if believed in ENGINES else None
+    if believed not in ENGINES:
+        raise PlanError(
+            f"the plan's engine is {name} {version}, which this packprep does not have "
+            f"(it has {', '.join(ENGINES)}). Use the packprep that wrote the plan, or build into a new folder"
+        )
+    planned, here = engine.get("reference", version), ENGINES[believed].version()
     if planned != here:
         raise PlanError(
             f"the plan's engine is {believed} {planned}, and here it is {f'{believed} {here}' if here else 'not installed'}: "
-            "the same text may get other tokens. "
-            f"Install the plan's version: pip install {ENGINES[believed].package}=={planned}, or build into a new folder"
-            if believed in ENGINES
-            else f"the plan's engine is {name} {version}, which this packprep does not have "
-            f"(it has {', '.join(ENGINES)}). Use the packprep that wrote the plan, or build into a new folder"
+            f"the same text may get other tokens. Install the plan's version: pip install {ENGINES[believed].package}=={planned}, "
+            "or build into a new folder"
         )
     found = ENGINES[name].version() if name in ENGINES else None
     try:
         if found != version:
-            raise EngineRefusal(f"{name} {found} is installed here" if found else "it is not installed here")
+            installed = f"{name} {found} is installed here" if found else "it is not installed here"
+            raise EngineRefusal(f"{installed}: pip install {name}=={version}")
         return loaded(name, vocabulary, special_text)
     except EngineRefusal as error:
         why = str(error)

@@ -117,9 +117,13 @@ def test_another_reference_than_the_plan_s_is_refused_with_both(llama, facts):
 @pytest.mark.parametrize(
     "name, version, why",
     [
-        ("fastokens", "0.0.2", f"fastokens {installed_version('fastokens')} is installed here"),
+        (
+            "fastokens",
+            "0.0.2",
+            f"fastokens {installed_version('fastokens')} is installed here: pip install fastokens==0.0.2",
+        ),
         ("gigatoken", installed_version("gigatoken"), "its model has no byte_fallback"),
-        ("quick", "3", "it is not installed here"),
+        ("quick", "3", "it is not installed here: pip install quick==3"),
     ],
 )
 def test_the_reference_goes_in_place_of_a_plan_s_engine_that_cannot_be_used_and_says_so(llama, name, version, why):
@@ -132,7 +136,7 @@ def test_the_reference_goes_in_place_of_a_plan_s_engine_that_cannot_be_used_and_
 
 def test_the_reference_goes_in_place_of_an_engine_that_is_not_installed(llama, without_fastokens):
     engine = load_engine({"name": "fastokens", "version": "0.1", **HERE}, llama, "text")
-    assert engine.in_place_of == "fastokens 0.1 (it is not installed here)"
+    assert engine.in_place_of == "fastokens 0.1 (it is not installed here: pip install fastokens==0.1)"
 
 
 def test_a_text_on_which_only_the_reference_fails_is_no_reject_in_place_of_another_engine(folder):
