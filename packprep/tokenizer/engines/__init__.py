@@ -190,8 +190,8 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
     if planned != here:
         raise PlanError(
             f"the plan's engine is {believed} {planned}, and here it is {f'{believed} {here}' if here else 'not installed'}: "
-            f"the same text may get other tokens. Install the plan's version: pip install {ENGINES[believed].package}=={planned}, "
-            "or build into a new folder"
+            "the same text may get other tokens. "
+            f"Install the plan's version: pip install {ENGINES[believed].package}=={planned}, or build into a new folder"
         )
     found = ENGINES[name].version() if name in ENGINES else None
     try:
