@@ -67,6 +67,12 @@ class Reader:
     def check_redraw(self) -> None:
         raise NotImplementedError
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: `str` of it."""
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def _with(self, **changes: Any) -> Any:
         """A copy with these attributes changed."""
         again = object.__new__(type(self))

@@ -21,7 +21,7 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.batches import Reader, integer
-from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, read_manifest
+from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, outline, read_manifest
 from packprep.dataset.mixture import Mixture, mixed_opened
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
@@ -79,6 +79,9 @@ class Dataset(Reader):
 
     def __repr__(self) -> str:
         return f"Dataset({str(self.directory)!r}: {len(self)} rows of {self.seq_length} slots)"
+
+    def __str__(self) -> str:
+        return outline(self.manifest, str(self.directory))
 
     def __len__(self) -> int:
         return self._n_rows

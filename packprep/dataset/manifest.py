@@ -326,13 +326,67 @@ def _are_shards(entries: Sequence[Any]) -> bool:
 
 def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
     """Whether documents give weights other than 1 to what is trained of them, by the ledger, which opening does not check."""
-    sources = manifest["ledger"].get("sources")
-    slots = (
-        [source.get("slots") for source in sources.values() if isinstance(source, dict)]
-        if isinstance(sources, dict)
-        else []
+    sources = _members(manifest["ledger"], "sources").values()
+    return any(_counted(source, "slots", "weighted") for source in sources)
+
+
+def outline(manifest: Manifest, name: str) -> str:
+    """A small tree of a dataset: its rows, sources and tasks, and the shares of these in its tokens, by the ledger.
+
+    A ledger is not checked as a dataset is opened: what it does not say is left out.
+    """
+    padding, slots = (_counted(manifest["ledger"], key) for key in ("row_padding", "row_slots"))
+    filled = f", {1 - padding / slots:.2%} filled" if slots else ""
+    rows = sum(entry["rows"] for entry in manifest["shards"])
+    head = (
+        f"{_shown(name)}: {_several(rows, 'row')} of {manifest['seq_length']:,} slots in "
+        f"{_several(len(manifest['shards']), 'shard')}{filled}; {manifest['token_dtype']} ids below {manifest['vocab_size']:,}"
     )
-    return any(isinstance(own, dict) and own.get("weighted") for own in slots)
+    of_sources = [
+        (name, _counted(own, "tokens", "used"), _several(_counted(own, "documents", "used"), "document"))
+        for name, own in _members(manifest["ledger"], "sources").items()
+    ]
+    counts = _members(manifest["ledger"], "tasks")
+    of_tasks = [
+        (name, _counted(own, "tokens"), f"{_several(_counted(own, 'segments'), 'segment')}, {task['objective']}")
+        for task in manifest["tasks"]
+        for name, own in [(task["name"], counts.get(task["name"]))]
+    ]
+    return "\n".join([head, *_branch("├── sources", "│   ", of_sources), *_branch("└── tasks", "    ", of_tasks)])
+
+
+def _branch(title: str, indent: str, entries: Sequence[tuple[str, int, str]]) -> list[str]:
+    """entries: name, tokens, what else of each."""
+    names = [_shown(name) for name, _, _ in entries]
+    width, total = max(map(len, names), default=0), sum(tokens for _, tokens, _ in entries) or 1
+    twigs = [*("├── " for _ in names[1:]), "└── "]
+    return [
+        title,
+        *(
+            f"{indent}{twig}{name:<{width}}  {tokens / total:7.2%}  {tokens:,} tokens, {more}"
+            for twig, name, (_, tokens, more) in zip(twigs, names, entries, strict=False)
+        ),
+    ]
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() else repr(name)
+
+
+def _members(value: Any, key: str) -> Mapping[str, Any]:
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _counted(value: Any, *keys: str) -> int:
+    for key in keys[:-1]:
+        value = _members(value, key)
+    found = value.get(keys[-1]) if isinstance(value, dict) else None
+    return found if isinstance(found, int) else 0
 
 
 def first_rows(manifest: Manifest) -> list[int]:

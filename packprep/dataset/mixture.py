@@ -42,6 +42,12 @@ class Mixture(Reader):
     def __repr__(self) -> str:
         return f"Mixture({', '.join(map(repr, self.datasets))}: shares {self.shares.tolist()})"
 
+    def __str__(self) -> str:
+        trees = (
+            f"{share:.2%} of samples: {dataset}" for share, dataset in zip(self.shares, self.datasets, strict=True)
+        )
+        return "\n".join([f"mixture of {len(self.datasets)} datasets", *trees])
+
     def __len__(self) -> int:
         """The rows of all datasets together; their shares do not enter."""
         return self._first_row[-1]

@@ -1,5 +1,6 @@
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from packprep.dataset import manifest
 from packprep.errors import DatasetError
 from packprep.format import json_files
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
+
+LAW2 = Path(__file__).parents[1] / "golden" / "law2"
 
 
 def test_a_manifest_is_read_as_a_plain_dict(tmp_path):
@@ -175,3 +178,43 @@ def test_a_dataset_shows_its_manifest_as_a_plain_dict(tmp_path):
     make_dataset(tmp_path, rows_per_shard=(2, 3))
     shown = packprep.open_dataset(tmp_path).manifest
     assert json_files.encode(shown) == (tmp_path / "dataset.json").read_bytes() and type(shown["shards"]) is list
+
+
+TREE = """\
+{}: 53 rows of 128 slots in 2 shards, 95.17% filled; uint16 ids below 528
+├── sources
+│   ├── books   46.56%  2,657 tokens, 38 documents
+│   └── web     53.44%  3,050 tokens, 39 documents
+└── tasks
+    ├── r           36.97%  2,110 tokens, 31 segments, span_corruption
+    ├── x           29.67%  1,693 tokens, 28 segments, span_corruption
+    ├── prefix_lm   33.33%  1,902 tokens, 32 segments, prefix_lm
+    └── too_short    0.04%  2 tokens, 1 segment, causal"""
+
+
+def test_a_dataset_as_text_is_a_tree_of_its_sources_and_tasks():
+    ds = packprep.open_dataset(LAW2 / "ul2r" / "dataset")
+    assert str(ds) == TREE.format(ds.directory)
+    assert repr(ds).count("\n") == 0 and "53 rows of 128 slots" in repr(ds)
+    mixture = packprep.open_dataset([ds.directory, ds.directory], shares=[0.75, 0.25])
+    tree = str(ds)
+    assert str(mixture) == f"mixture of 2 datasets\n75.00% of samples: {tree}\n25.00% of samples: {tree}"
+
+
+def test_a_tree_shows_every_character_and_is_escaped_in_a_notebook():
+    ds = packprep.open_dataset(LAW2 / "ul2r" / "dataset")
+    sources = ds.manifest["ledger"]["sources"]
+    sources["<b>\x1b[31m"] = sources.pop("web")
+    assert "└── '<b>\\x1b[31m'   53.44%" in str(ds)
+    assert "&lt;b&gt;" in ds._repr_html_() and "<b>" not in ds._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "ledger", [{}, {"sources": 3, "tasks": [1]}, {"sources": {"a": None}, "tasks": {"r": {"tokens": "x"}}}]
+)
+def test_a_ledger_that_says_nothing_does_not_keep_a_tree_from_being_shown(ledger):
+    ds = packprep.open_dataset(LAW2 / "ul2r" / "dataset")
+    ds.manifest["ledger"] = ledger
+    assert "53 rows of 128 slots in 2 shards; uint16" in str(
+        ds
+    ) and "0.00%  0 tokens, 0 segments, span_corruption" in str(ds)
