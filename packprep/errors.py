@@ -9,6 +9,7 @@ PackprepError                 2   could not run, or the build stopped
 ├── PlanError                     a plan that does not fit the recipe, the inputs or this installation
 ├── BuildError                    a build that had to stop: full disk, differing digests, too many rejects
 ├── DatasetError                  a dataset whose files are missing, damaged or of an unknown kind
+├── TokenizerMismatch             a trainer's tokenizer is not the one that a dataset's ids come from
 ├── StateError                    a loader state of another dataset, seed, order or redraw
 ├── ArgumentError                 a Python call's argument that cannot be used (a ValueError too)
 └── Stopped                  75   stopped by a signal at a safe point; the same command goes on
@@ -56,6 +57,10 @@ class BuildError(PackprepError):
 
 class DatasetError(PackprepError):
     """A dataset's file is missing, damaged, or of a format or version that is not known."""
+
+
+class TokenizerMismatch(PackprepError):
+    """A trainer's tokenizer has another token at an id, or other ids for a text, than the one that a dataset's ids come from."""
 
 
 class StateError(PackprepError):

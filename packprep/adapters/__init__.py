@@ -4,13 +4,14 @@
 torch.py ──────────── loader, iterable, Rows, BatchSampler        batches as tensors, with and without worker processes
 torch_attention.py ── SDPA, FlexAttention, varlen                 masks and keyword arguments from a batch
 torch_loss.py ─────── masked_loss                                 the loss that packprep's labels are made for
-huggingface.py ────── Collator, model_inputs                      Transformers models and their Trainer
+huggingface.py ────── Collator, model_inputs, check_tokenizer     Transformers models and their Trainer
+tokenizer_match.py ── check_tokenizer                             the same without torch
 megatron.py ───────── GPTRows, packed_seq_params, torchtitan      Megatron-LM and torchtitan
 remote.py ─────────── open_remote                                 datasets at a URL, through a local cache
 jax/ ──── loader, splash_attention, dense_mask, masked_loss       JAX, MaxText, Levanter, TransformerEngine, Grain
 ```
 Nothing here is imported by the rest of packprep, and only `packprep.dataset` and `packprep.format` are imported from it; by
-remote.py, storage too. What they share stands here: what a trainer's adapter is given to read.
+remote.py and tokenizer_match.py, storage, too. What they share stands here: what a trainer's adapter is given to read.
 """
 
 import os

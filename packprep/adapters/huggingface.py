@@ -2,6 +2,7 @@
 
     Trainer(model, train_dataset=Rows(dir), data_collator=Collator(dir, attention="sdpa"), …)   Rows of adapters.torch
     model(**model_inputs(batch, dir))                                                           a batch of torch.loader
+    check_tokenizer(dir, tokenizer)                                                             whether ids mean the same
 
 A causal model of Transformers shifts `labels` by itself. packprep's labels stand at the predicting slot already, so
 they go into `shift_labels`, which such a model takes as it is:
@@ -23,11 +24,13 @@ import torch
 from torch.utils.data import get_worker_info
 
 from packprep.adapters import opened, tasks_of, weights_spans
+from packprep.adapters.tokenizer_match import check_tokenizer
 from packprep.adapters.torch_attention import flex_block_mask, sdpa_mask, transformers_kwargs
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
+__all__ = ["Collator", "check_tokenizer", "model_inputs"]
 IGNORE_INDEX = -100
 ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
 LABELS = ("shift_labels", "shifted_by_model")
