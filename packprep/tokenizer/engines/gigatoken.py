@@ -8,13 +8,16 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from packprep.cache import remembered
-from packprep.tokenizer.engines.engine import EngineRefusal, installed_version, offsets_of
+from packprep.tokenizer.engines.engine import EngineRefusal, cannot_load, installed_version, offsets_of
 from packprep.tokenizer.engines.reference import ReferenceEngine, plain_of
 from packprep.tokenizer.engines.shapes import not_sentencepiece_bpe
 from packprep.tokenizer.file import panics_as_errors, parse_tokenizer_json
 from packprep.tokenizer.roles import Vocabulary
 
 NAME = "gigatoken"
+MOST_IDS = 1 << 26
+"""After so many the library is loaded anew, up to 0.7 s: it keeps every word that it meets, 4 to 20 bytes an id, which comes to
+250 MB of prose or 1.4 GB of random letters."""
 
 
 class GigatokenEngine:
@@ -27,21 +30,25 @@ class GigatokenEngine:
         if why := refusal(vocabulary):
             raise EngineRefusal(why)
         try:
-            from gigatoken import Tokenizer, gigatoken_rs
+            from gigatoken import gigatoken_rs
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
         self.version, self.library = installed_version(NAME) or "", (str(gigatoken_rs.__file__),)
-        plain = plain_of(vocabulary, special_text, with_special=special_text == "special")
+        self._plain = plain_of(vocabulary, special_text, with_special=special_text == "special")
+        self._load, self._ids = gigatoken_rs.load_hf_json, 0
         try:
             with panics_as_errors():
-                self._tokenizer = Tokenizer.from_json(plain)
+                self._tokenizer = self._load(self._plain)
         except Exception as error:
-            raise EngineRefusal(f"it cannot load it ({error})") from error
+            raise cannot_load(error) from error
         self.reference = ReferenceEngine(vocabulary, special_text)
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]."""
+        if self._ids > MOST_IDS:
+            self._tokenizer, self._ids = self._load(self._plain), 0
         found = [self._tokenizer.encode(text) for text in texts]
+        self._ids += sum(map(len, found))
         ids = np.concatenate(found).view(np.int32) if found else np.zeros(0, np.int32)
         return ids, offsets_of(np.array([len(own) for own in found], np.int64))
 

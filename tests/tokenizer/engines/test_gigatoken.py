@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from packprep.format.digests import digest_of
+from packprep.tokenizer.engines import gigatoken as engine_file
 from packprep.tokenizer.engines.engine import EngineRefusal
 from packprep.tokenizer.engines.fastokens import FastEngine
 from packprep.tokenizer.engines.gigatoken import GigatokenEngine
@@ -103,6 +104,17 @@ def test_ids_are_the_reference_s_on_any_text(folder, name):
 def test_what_it_may_not_be_tried_on_is_refused(folder, why):
     with pytest.raises(EngineRefusal, match=re.escape(why)):
         GigatokenEngine(vocabulary_of(folder, REFUSED[why]), "text")
+
+
+def test_it_is_loaded_anew_before_it_remembers_much_and_the_ids_do_not_depend_on_that(folder, monkeypatch):
+    engine = GigatokenEngine(vocabulary_of(folder, TAKEN["gemma"]), "text")
+    texts = [" ".join(f"the{a}dog-{b}" for a in range(10) for b in range(k, k + 40)) for k in range(8)]
+    first = engine._tokenizer
+    expected = engine.encode(texts)[0].tolist()
+    assert engine.encode(texts)[0].tolist() == expected and engine._tokenizer is first
+    monkeypatch.setattr(engine_file, "MOST_IDS", 1000)
+    assert [engine.encode(texts)[0].tolist() for _ in range(2)] == [expected, expected]
+    assert engine._tokenizer is not first
 
 
 def test_it_works_in_a_process_that_was_forked_after_it_had_worked(folder):
