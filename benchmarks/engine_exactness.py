@@ -28,7 +28,7 @@ from packprep.errors import VocabularyError
 from packprep.recipe import Specials
 from packprep.tokenizer.engines import ENGINES, candidates, loaded
 from packprep.tokenizer.engines.engine import Engine, EngineRefusal
-from packprep.tokenizer.proof import nasty_texts, prove, texts_of_tokens
+from packprep.tokenizer.proof import nasty_texts, prove, texts_of_tokens, texts_with_added
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
 AT_ONCE, AT_ONCE_CHARACTERS = 5000, 1 << 20
@@ -50,7 +50,8 @@ def documents(path: Path) -> Iterator[list[str]]:
 
 
 def batches(reference: Engine, vocabulary: Vocabulary, count: int, key: int) -> Iterator[tuple[str, list[str]]]:
-    """(kind, some texts): nasty ones, then those of code points."""
+    """(kind, some texts): those with added tokens, nasty ones, then those of code points."""
+    yield "texts with added tokens", texts_with_added(vocabulary)
     added, pieces = texts_of_tokens(reference, vocabulary)
     for begin in range(0, count, AT_ONCE):
         yield "nasty texts", nasty_texts(key, begin, min(begin + AT_ONCE, count), added, pieces)

@@ -13,6 +13,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
+from itertools import islice
 from random import Random
 from typing import NamedTuple
 
@@ -120,6 +121,8 @@ RATE = 2000  # one document of so many is compared during a build
 MAX_CHARACTERS = 256 << 10  # of a longer document its begin is compared, so long
 NASTY_TEXTS = 3000
 _PIECES, _ADDED = 1000, 300  # how many tokens' own texts stand in nasty texts
+# At most: characters of an added token that gets a text, those that two of them share, texts with two such tokens.
+_LONGEST, _OVERLAP, _OVERLAPPING = 1000, 32, 10_000
 _AROUND_IDS, _AROUND_CHARACTERS = 8, 40
 
 
@@ -176,7 +179,7 @@ def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabular
                 tokens = texts_of_tokens(engine.reference, vocabulary)
         except Exception as error:
             raise EngineRefusal(f"there is nothing to prove it on: the tokenizer's decoder fails ({error})") from error
-        texts = nasty_texts(0, 0, NASTY_TEXTS, *tokens)
+        texts = texts_with_added(vocabulary) + nasty_texts(0, 0, NASTY_TEXTS, *tokens)
         prove(engine, texts, special_text, vocabulary)
     return True
 
@@ -187,6 +190,31 @@ def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[
     added = sorted(table.added)
     ids = sorted(set(table.texts) - {token.id for token in table.added.values()})
     return added[:: len(added) // _ADDED + 1], reference.texts_of(ids[:: len(ids) // _PIECES + 1])
+
+
+def texts_with_added(vocabulary: Vocabulary) -> list[str]:
+    """A text with each added token beside letters, spaces and itself, and texts in which two of them overlap.
+
+    Where the end of one is the begin of others, one that is special and one that is not are taken of these: an engine that does
+    not look for special tokens finds what stands across the end of one.
+    """
+    table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
+    added = [token for token in table.added.values() if len(token.text) <= _LONGEST]
+    begins: dict[tuple[str, bool], str] = {}
+    for token in added:
+        special = token.special or token.id in vocabulary.special_ids
+        for size in range(1, min(_OVERLAP + 1, len(token.text))):
+            begins.setdefault((token.text[:size], special), token.text)
+    texts = [token.text for token in added]
+    across = (
+        text + begins[key][size:]
+        for text in texts
+        for size in range(1, min(_OVERLAP + 1, len(text)))
+        for key in ((text[-size:], False), (text[-size:], True))
+        if key in begins
+    )
+    alone = [f"{text} {text}a{text}é{text}{text}  {text}\n{text}" for text in texts]
+    return alone + list(dict.fromkeys(islice(across, _OVERLAPPING)))
 
 
 def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray:

@@ -63,6 +63,11 @@ class EngineRefusal(Exception):
     """An engine does not take a tokenizer; the message says why."""
 
 
+def cannot_load(error: Exception) -> EngineRefusal:
+    """The refusal of a library that fails on a tokenizer, with the first line of what it says: some add where in their code."""
+    return EngineRefusal(f"it cannot load it ({(str(error).strip().splitlines() or ['no message'])[0]})")
+
+
 class EngineFault(Exception):
     """An engine broke down at a text that its reference takes."""
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from packprep.cache import remembered
-from packprep.tokenizer.engines.engine import EngineRefusal, installed_version, offsets_of
+from packprep.tokenizer.engines.engine import EngineRefusal, cannot_load, installed_version, offsets_of
 from packprep.tokenizer.engines.reference import ReferenceEngine, plain_of
-from packprep.tokenizer.engines.shapes import not_byte_level_bpe, not_sentencepiece_bpe
+from packprep.tokenizer.engines.shapes import not_byte_level_bpe, not_of_own_characters, not_sentencepiece_bpe
 from packprep.tokenizer.file import (
     added_tokens,
     panics_as_errors,
@@ -54,7 +54,7 @@ class FastEngine:
             with panics_as_errors():
                 self._tokenizer = library.Tokenizer.from_json_str(plain.decode())
         except Exception as error:
-            raise EngineRefusal(f"it cannot load it ({error})") from error
+            raise cannot_load(error) from error
         self.reference = ReferenceEngine(vocabulary, special_text)
         for text, id in added_tokens(plain):
             if (here := self._tokenizer.token_to_id(text)) != id:
@@ -99,9 +99,10 @@ def _with_folded(texts: Sequence[str]) -> list[int]:
 def refusal(vocabulary: Vocabulary) -> str | None:
     """Why the library is not trusted with this tokenizer, by what it consists of; None: it may be proven.
 
-    The library takes more: without ByteLevel or byte_fallback it merges across characters that the vocabulary does not have.
+    The library takes more: without ByteLevel or byte_fallback it merges across characters that the vocabulary does not have, and
+    with byte_fallback it gives tokens with such a character, which no merge makes.
     """
     parsed = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")
     if parsed["model"].get("byte_fallback"):
-        return not_sentencepiece_bpe(parsed, metaspace=False)
+        return not_sentencepiece_bpe(parsed, metaspace=False) or not_of_own_characters(parsed)
     return not_byte_level_bpe(parsed)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from packprep.cache import remembered
-from packprep.tokenizer.engines.engine import EngineRefusal, installed_version
+from packprep.tokenizer.engines.engine import EngineRefusal, cannot_load, installed_version
 from packprep.tokenizer.engines.reference import ReferenceEngine, plain_of
 from packprep.tokenizer.file import added_tokens, panics_as_errors, parse_tokenizer_json
 from packprep.tokenizer.roles import Vocabulary
@@ -40,7 +40,7 @@ class WordPieceEngine:
             with panics_as_errors():
                 self._tokenizer = library.Tokenizer.from_json(plain)
         except Exception as error:
-            raise EngineRefusal(f"it cannot load it ({error})") from error
+            raise cannot_load(error) from error
         self.reference = ReferenceEngine(vocabulary, special_text)
         for text, id in added_tokens(plain):
             if (here := self._tokenizer.token_to_id(text)) != id:

@@ -55,6 +55,15 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
     return f"its vocabulary lacks {len(missing)} of the 256 bytes" if missing else None
 
 
+def not_of_own_characters(parsed: Mapping[str, Any]) -> str | None:
+    """Tokens none of which has a character that is no token itself, but for added ones that are not special."""
+    vocabulary = parsed["model"].get("vocab", {})
+    tokens = vocabulary.keys() - {entry["content"] for entry in parsed["added_tokens"] if not entry.get("special")}
+    lacking = set("".join(tokens)) - vocabulary.keys()
+    odd = min((token for token in tokens if not lacking.isdisjoint(token)), default=None) if lacking else None
+    return f"its vocabulary has {odd!a}, and lacks a character of that" if odd else None
+
+
 def _not_bpe(parsed: Mapping[str, Any], without: tuple[str, ...]) -> str | None:
     model = parsed["model"]
     if model.get("type") != "BPE":

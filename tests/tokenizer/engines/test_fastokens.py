@@ -54,6 +54,21 @@ def with_added(**flags):
     return parsed
 
 
+def with_a_token_of_what_is_none(text):
+    parsed = made.gemma_like()
+    parsed["model"]["vocab"][text] = len(parsed["model"]["vocab"])
+    return parsed
+
+
+def with_many_added(*tokens):
+    """GPT-2's with 400 added tokens, and these among them: (text, special)."""
+    parsed = made.gpt2_like()
+    many = [(f"<r{k}>", False) for k in range(400)]
+    for text, special in [*many[:201], *tokens, *many[201:]]:
+        parsed["added_tokens"].append(made.added(parsed["added_tokens"][-1]["id"] + 1, text, special))
+    return parsed
+
+
 TAKEN = {
     "gpt2": made.gpt2_like(),
     "llama3": made.llama3_like(),
@@ -73,6 +88,7 @@ REFUSED = {
     "its model is Unigram, not BPE": made.t5_like(),
     "its pre-tokenizer is ByteLevel, not a split after spaces": changed("model", byte_fallback=True),
     "its model has unk_token = '<|endoftext|>'": changed("model", unk_token="<|endoftext|>"),
+    "its vocabulary has '\\x0b\\x0b', and lacks a character of that": with_a_token_of_what_is_none("\v\v"),
     "its normalizer is NFKC, not NFC": {**made.gpt2_like(), "normalizer": {"type": "NFKC"}},
     "its normalizer is Lowercase, not NFC": {**made.gpt2_like(), "normalizer": {"type": "Lowercase"}},
     "its pre-tokenizer is Whitespace → ByteLevel, not ByteLevel after": after({"type": "Whitespace"}),
@@ -204,8 +220,19 @@ def test_an_added_token_that_is_not_special_is_found_between_special_ones(folder
     assert {first, first + 2} <= set(ids.tolist()) and (first + 1 in ids.tolist()) == (special_text == "special")
 
 
-def test_a_pattern_that_the_library_cannot_read_is_refused(folder):
-    with pytest.raises(EngineRefusal, match="it cannot load it"):
+@pytest.mark.parametrize("tokens", [[("<a><b>", True), ("<b>", False)], [("xab", True), ("abx", False)]])
+def test_each_of_many_added_tokens_is_proven_and_two_that_overlap(folder, tokens):
+    vocabulary = vocabulary_of(folder, with_many_added(*tokens))
+    engine = FastEngine(
+        vocabulary, "text"
+    )  # which has only those that are not special, and finds them across the others
+    with pytest.raises(EngineRefusal, match=f"it differs from the reference: the text '.*{tokens[0][0]}"):
+        prove_on_nasty_text(engine, "text", vocabulary)
+    prove_on_nasty_text(FastEngine(vocabulary, "special"), "special", vocabulary)
+
+
+def test_a_pattern_that_the_library_cannot_read_is_refused_in_one_line(folder):
+    with pytest.raises(EngineRefusal, match=r"^it cannot load it \(.*\)$"):
         FastEngine(vocabulary_of(folder, after(split(r"\X"))), "text")
 
 
