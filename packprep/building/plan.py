@@ -347,8 +347,8 @@ class Plan:
 
     @cached_property
     def engine(self) -> Engine:
-        """The plan's engine, loaded at first use; refused if this installation has another version of it, or makes another law:
-        without it nothing is made, nor made again."""
+        """The plan's engine, or the reference in its place, loaded at first use; refused if this installation has another
+        version of what is believed, or makes another law: without it nothing is made, nor made again."""
         check_law(self.stored, PLAN_NAME)
         return load_engine(self.stored["engine"], self.vocabulary, self.recipe.documents.special_text)
 

@@ -25,6 +25,7 @@ from packprep.randomness import REPLAY, bits64, permute, text_key
 from packprep.recipe import Recipe
 from packprep.sources.formats import Decoders
 from packprep.storage import Folder, LocalCopy, Remote, folder_at, local_copy
+from packprep.tokenizer.engines import engine_in_words
 from packprep.tokenizer.missing_roles import listed
 from packprep.twin.comparison import compare_plan
 from packprep.twin.shard import Twin, check
@@ -158,6 +159,8 @@ def verify_dataset(
             ]
             progress.say(f"reads the sources {listed(locations, MOST_PLACES)}")
         plan = open_plan(folder, prefixes)
+        if replay is not None and plan.engine.name != stored["engine"]["name"]:
+            progress.say(engine_in_words(plan.engine, "auto", plan.vocabulary))
         if twin:
             whole = plan_for_twin(plan)
             check(whole)

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow
@@ -16,6 +17,10 @@ from packprep.errors import RecipeError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode, rejects_name
 from packprep.restoring.documents import replay_segments
+from packprep.tokenizer.engines import ENGINES
+from packprep.verification import verify_dataset
+from tests.made import Silent
+from tests.tokenizer.tokenizers_made import gpt2_like
 from tests.verification.damage import (
     arrays_of,
     copied,
@@ -64,6 +69,26 @@ def test_all_segments_are_built_again(dataset):
 def test_so_many_segments_are_built_again_as_asked_for(dataset, wanted):
     report = report_of(dataset, replay=wanted)
     assert report["faults"] == 0 and report["replayed"] == min(wanted, report["segments"])
+
+
+def test_without_the_engine_of_the_plan_the_reference_builds_again_and_says_so(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/tokenizer.json").write_text(json.dumps(gpt2_like()))
+    lines = [json.dumps({"text": f"the lazy dog, {k} times"}) for k in range(100)]
+    (tmp_path / "in/a.jsonl").write_text("\n".join(lines))
+    own = made(
+        tmp_path,
+        tokenizer="tokenizer.json",
+        sources=[{"name": "a", "paths": ["a.jsonl"]}],
+        tasks=[{"preset": "causal"}],
+        output={"shard_text_bytes": 1000},
+    )
+    monkeypatch.setitem(ENGINES, "fastokens", replace(ENGINES["fastokens"], version=lambda: None))
+    for replay, said in ((None, False), (10, True)):
+        progress = Silent()
+        report = verify_dataset(own, replay, {}, (0, 1), 0, progress)
+        assert report["faults"] == 0 and report["replayed"] == (replay or 0)
+        assert said == any("in place of the plan's fastokens" in message for message in progress.said)
 
 
 def other_text(path):

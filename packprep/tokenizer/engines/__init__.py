@@ -150,9 +150,9 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
     said = f"engine {engine.name} {engine.version}, {engine.rate} MB/s of text a core"
     if isinstance(engine, ReferenceEngine) and engine.in_place_of:
         return f"{said}, in place of the plan's {engine.in_place_of}"
-    if requested != "auto":
+    if requested == engine.name:
         return f'{said}, as engine = "{requested}" asks'
-    refusals = []
+    passed_over, refusals = [], []
     for name, kind in ENGINES.items():
         if name == engine.name:
             break
@@ -161,6 +161,10 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
             refusals.append(why)
         elif kind.proven and kind.version() is None:
             return f"{said}; {name} is faster with this tokenizer: pip install {kind.package}, then begin in another folder"
+        elif kind.proven:
+            passed_over.append(name)
+    if passed_over:
+        return f"{said}, as {' and '.join(passed_over)} failed, or was not there or not wanted, when the plan was made"
     if engine.name == REFERENCE and refusals:
         return f"{said}: {refusals[-1]}, and nothing faster is exact for that"
     return said

@@ -182,6 +182,13 @@ def test_an_engine_is_told_with_its_rate_and_with_what_would_be_faster(
     )
 
 
+def test_an_engine_is_told_as_its_plan_has_it_where_the_recipe_asks_for_another_or_a_faster_one_failed(llama):
+    said = engine_in_words(loaded("fastokens", llama, "text"), "reference", llama)
+    assert said.endswith(", about 150 MB/s of text a core")
+    said = engine_in_words(loaded("reference", llama, "text"), "auto", llama)
+    assert said.endswith(" a core, as fastokens failed, or was not there or not wanted, when the plan was made")
+
+
 def test_an_engine_that_is_not_known_is_refused(llama):
     with pytest.raises(PlanError, match="quick 3"):
         load_engine({"name": "quick", "version": "3"}, llama, "text")
