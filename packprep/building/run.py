@@ -157,7 +157,7 @@ def pace(plan: Mapping[str, Any], engine: Engine, inputs: Inputs, workers: int |
         return said
     return (
         f"{said}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers: "
-        f"--set output.shard_text_bytes={text_bytes // at_work} and another folder give each one work"
+        f"--set output.shard_text_bytes={-(-text_bytes // at_work)} and another folder give each one work"
     )
 
 

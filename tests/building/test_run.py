@@ -135,6 +135,24 @@ def test_a_second_build_makes_nothing_and_says_so(built):
     assert made.contents(built.out) == before
 
 
+@pytest.mark.parametrize("workers", [2, 3, 7])
+def test_where_shards_are_fewer_than_workers_the_line_names_what_gives_each_one_shard(tmp_path, monkeypatch, workers):
+    monkeypatch.setattr(building_run, "WORKER_TEXT_BYTES", 1000)
+    made.write_lines(tmp_path / "in/a.jsonl", [f"document {k} of some" for k in range(1000)])
+    table = made.table([{"paths": ["a.jsonl"]}])
+
+    def told_and_shards(out, **output):
+        progress = made.Silent()
+        outcome = made.build({**table, "output": output}, tmp_path / "in", tmp_path / out, workers, progress=progress)
+        return " ".join(progress.said), len(outcome.manifest["shards"])
+
+    said, shards = told_and_shards("one")
+    assert shards == 1 and f"1 shard for {workers} workers" in said
+    [printed] = re.findall(r"--set output\.shard_text_bytes=(\d+) ", said)
+    said, shards = told_and_shards("each", shard_text_bytes=int(printed))
+    assert shards == workers and "--set" not in said
+
+
 def test_a_task_of_an_array_says_how_many_shards_others_have_still_to_make(built, tmp_path, monkeypatch):
     monkeypatch.setattr("packprep.building.run.LIST_AGAIN_S", 0)
     outcome = made.build(built.table, built.base, tmp_path / "out", array=(0, 2))
