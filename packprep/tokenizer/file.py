@@ -31,9 +31,10 @@ HINT_KEYS = {
 
 
 _CONVERSION = (
-    "pip install transformers sentencepiece protobuf; say in {0}/tokenizer_config.json which class it is, as "
+    "pip install transformers sentencepiece protobuf; let the model's name be what its class wants, tokenizer.model, or "
+    "spiece.model of T5 and ALBERT; say in {0}/tokenizer_config.json which class it is, as "
     '{{"tokenizer_class": "LlamaTokenizer"}}; then AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python. '
-    "Without its own class the ids are others; Transformers' may differ from sentencepiece's: compare them on your text"
+    "Without its own class and name the ids are others; Transformers' may differ from sentencepiece's: compare them on your text"
 )
 
 Beside = Sequence[Mapping[str, Any]]
