@@ -45,14 +45,15 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
         if step != _TO_SPACES and step != {"type": "Prepend", "prepend": SPACE}:
             return f"its normalizer is {_type(step)}, and not the one that makes {SPACE} of spaces"
     splits = [*steps_of(parsed.get("pre_tokenizer"), "pretokenizers")]
-    if len(splits) > 1 or any(
-        step != _AFTER_SPACES and not (metaspace and _type(step) == "Metaspace") for step in splits
-    ):
-        return f"its pre-tokenizer is {' → '.join(map(_type, splits))}, not {'Metaspace or ' * metaspace}a split after spaces"
+    if len(splits) > 1 or any(step != _AFTER_SPACES and _type(step) != "Metaspace" for step in splits):
+        return f"its pre-tokenizer is {' → '.join(map(_type, splits))}, not Metaspace or a split after spaces"
     vocabulary = model.get("vocab", {})
     whole = {byte for byte in range(128) if chr(byte) in vocabulary}  # which are never taken apart
     missing = [byte for byte in range(256) if byte not in whole and f"<0x{byte:02X}>" not in vocabulary]
-    return f"its vocabulary lacks {len(missing)} of the 256 bytes" if missing else None
+    if missing:
+        return f"its vocabulary lacks {len(missing)} of the 256 bytes"
+    split = all(step == _AFTER_SPACES for step in splits)
+    return None if metaspace or split else "its pre-tokenizer is Metaspace, not a split after spaces"
 
 
 def not_of_own_characters(parsed: Mapping[str, Any]) -> str | None:

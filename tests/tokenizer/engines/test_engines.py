@@ -189,6 +189,14 @@ def test_an_engine_is_told_as_its_plan_has_it_where_the_recipe_asks_for_another_
     assert said.endswith(" a core, as fastokens failed, or was not there or not wanted, when the plan was made")
 
 
+def test_of_byte_fallback_that_reason_is_told_for_which_no_engine_takes_it(folder):
+    parsed = made.mistral_like()
+    parsed["model"]["vocab"]["<unused0>"] = parsed["model"]["vocab"].pop("<0xFF>")
+    vocabulary = resolve(folder / "lacks a byte", parsed, needs())
+    said = engine_in_words(loaded("reference", vocabulary, "text"), "auto", vocabulary)
+    assert said.endswith(" a core: its vocabulary lacks 1 of the 256 bytes, and nothing faster is exact for that")
+
+
 def test_an_engine_that_is_not_known_is_refused(llama):
     with pytest.raises(PlanError, match="quick 3"):
         load_engine({"name": "quick", "version": "3"}, llama, "text")

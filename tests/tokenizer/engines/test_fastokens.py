@@ -86,7 +86,7 @@ TAKEN = {
 REFUSED = {
     "its model is WordPiece, not BPE": made.bert_like(),
     "its model is Unigram, not BPE": made.t5_like(),
-    "its pre-tokenizer is ByteLevel, not a split after spaces": changed("model", byte_fallback=True),
+    "its pre-tokenizer is ByteLevel, not Metaspace or a split after spaces": changed("model", byte_fallback=True),
     "its model has unk_token = '<|endoftext|>'": changed("model", unk_token="<|endoftext|>"),
     "its vocabulary has '\\x0b\\x0b', and lacks a character of that": with_a_token_of_what_is_none("\v\v"),
     "its normalizer is NFKC, not NFC": {**made.gpt2_like(), "normalizer": {"type": "NFKC"}},
