@@ -1,4 +1,4 @@
-"""The commands that make a dataset: build, plan, status, slurm; and schema, of what they are given."""
+"""The commands that make a dataset: build, plan, status, slurm; warm, of what they run; schema, of what they are given."""
 
 import os
 from typing import Annotated, Any, Literal
@@ -163,6 +163,23 @@ def slurm(
     }  # fmt: skip
     job = ArrayJob(command, arguments_of(command, given, flags), out, array, at_once, workers, tuple(words))
     print_prepared(prepare(job, submit, say))
+
+
+def warm(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE.toml]", help="Only what this recipe needs.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile all kernels ahead, which otherwise the first command that needs them does: for images and arrays of jobs."""
+    one_thread()
+    from packprep.cli.warming import compile_ahead, print_compiled
+    from packprep.errors import RecipeError
+
+    if recipe is not None and not recipe.endswith(".toml"):
+        raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing for all kernels")
+    given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
+    put(compile_ahead(given), as_json, print_compiled)
 
 
 def schema() -> None:

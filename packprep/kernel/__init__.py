@@ -16,7 +16,7 @@ from packprep.kernel.chance import (
     warm_kernels,
     word,
 )
-from packprep.kernel.compiling import kernel
+from packprep.kernel.compiling import kernel, read_only
 from packprep.kernel.memory import (
     bits_set,
     copy_items,
@@ -28,8 +28,8 @@ from packprep.kernel.memory import (
 
 __all__ = [
     "below", "bits64", "bits64_of_keys", "bits_set", "copy_items", "copy_ranges", "copy_run", "draw_task",
-    "flags_as_bits", "integer", "kernel", "leading_zeros", "philox", "philox_blocks", "segment_key", "trailing_zeros",
-    "warm_kernels", "word",
+    "flags_as_bits", "integer", "kernel", "leading_zeros", "philox", "philox_blocks", "read_only", "segment_key",
+    "trailing_zeros", "warm_kernels", "word",
 ]  # fmt: skip
 
 copy_ranges = kernel(memory.copy_ranges)

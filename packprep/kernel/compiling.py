@@ -15,11 +15,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from packprep.cache import cache_folder, code_digest, is_kept, keep, kept
 from packprep.messages import say
 
-COMPILING_S = 10
-"""What a build, or another command, compiles takes about so long on one core."""
+seconds = 10
+"""What a command compiles takes about so long; who compiles more says so."""
 COUNTS: Counter[str] = Counter()
 """Kernels that this process has "compiled", "kept" of these, and "loaded"."""
 
@@ -85,11 +87,7 @@ class Kernel:
 
     def _say_compiling(self) -> None:
         folder = cache_folder()
-        once = (
-            f"once, about {COMPILING_S} s: they are kept in {folder}"
-            if folder
-            else f"about {COMPILING_S} s: none is kept"
-        )
+        once = f"once, about {seconds} s: they are kept in {folder}" if folder else f"about {seconds} s: none is kept"
         say(f"compiling kernels, {once}", once=True)
         say(f"compiling {self.function.__module__.rpartition('.')[2]}", once=True)
 
@@ -107,6 +105,13 @@ class Kernel:
 
         tags = sys.implementation.cache_tag, numba.__version__
         return repr((signature, codegen.magic_tuple(), *tags)).encode()
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written: for arrays of the two kinds a kernel is compiled twice."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def kernel(function: Any = None, *, inline: bool = False) -> Any:

@@ -14,7 +14,7 @@ text moves back to the character's begin.
 import numpy as np
 
 from packprep.dataset.token_slots import FILL_IN_THE_MIDDLE, rates
-from packprep.kernel import integer, kernel, word
+from packprep.kernel import integer, kernel, read_only, word
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
 from packprep.randomness import CUT_POINTS, REDRAWN_CUT_POINTS
 
@@ -140,7 +140,7 @@ def most_body_slots(task: Task, n: int) -> int:
 
 
 def _continues(task: Task) -> np.ndarray:
-    return task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8)
+    return read_only(task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8))
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from packprep.building.plan import Plan
 from packprep.building.segments import SegmentTable
-from packprep.kernel import kernel
+from packprep.kernel import kernel, read_only
 from packprep.verification.faults import MAX_LISTED, Faults
 
 # Codes of `_check_slots`, with the promise and the words of each.
@@ -192,10 +192,10 @@ def check_slots(
     tokens = arrays["tokens"]
     labels = arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
     where, counts = np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
+    of_slots = tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable_slots(arrays, stored)
+    of_segments = arrays["row_offsets"], stored.first_slot, stored.slots, arrays["segment_prefix"].astype(np.int64)
     _check_slots(
-        tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable_slots(arrays, stored),
-        arrays["row_offsets"], stored.first_slot, stored.slots,
-        arrays["segment_prefix"].astype(np.int64), next_token, plan.vocabulary.roles["pad"], plan.vocabulary.vocab_size,
+        *map(read_only, (*of_slots, *of_segments, next_token)), plan.vocabulary.roles["pad"], plan.vocabulary.vocab_size,
         MAX_LISTED, where, counts,
     )  # fmt: skip
     for code, (promise, words) in _SLOT_FAULTS.items():

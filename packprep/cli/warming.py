@@ -1,0 +1,116 @@
+"""Kernels compiled ahead, for images, read-only installs and arrays of jobs: tiny datasets are built, verified and replayed.
+
+A kernel is compiled for the types of its arguments: these depend on objectives, token_dtype and how rows are packed.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from packprep.building.progress import put_line
+from packprep.building.run import build
+from packprep.cache import cache_folder
+from packprep.errors import BuildError
+from packprep.inspection.report import write_report
+from packprep.kernel import compiling, warm_kernels
+from packprep.objectives import REGISTRY
+from packprep.recipe import Recipe, read_recipe
+from packprep.verification.verify import ALL, PROMISES, verify_dataset
+
+_ALL_S = 30
+_ALGORITHMS = ("best_fit", "first_fit", "next_fit", "concat")
+_TOKEN_DTYPES = ("uint16", "int32")
+
+
+class _Silent:
+    """A progress of which nothing is shown: what is built is nobody's dataset."""
+
+    def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
+    def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None: ...
+    def say(self, message: str) -> None: ...
+    def end(self) -> None: ...
+
+
+def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
+    """Compile the kernels of build, verify, inspect and export of which none is kept; of a recipe: those that it needs.
+
+    Gives {folder: where they are kept, objectives, compiled: how many, seconds}. BuildError where they cannot be kept.
+    """
+    begun, before = time.perf_counter(), compiling.COUNTS.copy()
+    if (folder := cache_folder()) is None:
+        raise BuildError(
+            "kernels would not be kept, since no folder can be written: set NUMBA_CACHE_DIR to one that you can write, and "
+            "only you"
+        )
+    if recipe is None:
+        compiling.seconds = _ALL_S
+    objectives = [name for name in REGISTRY if recipe is None or name in {task.objective for task in recipe.tasks}]
+    warm_kernels()
+    with tempfile.TemporaryDirectory(prefix="packprep-") as name:
+        base = Path(name)
+        _write_corpus(base)
+        for number, table in enumerate(_tables(objectives, recipe)):
+            out = base / str(number)
+            build(read_recipe(table, base), out, _Silent())
+            report = verify_dataset(out, ALL, {}, (0, 1), 0, _Silent())
+            write_report(out, f"{out}.html", {}, report, PROMISES)
+    counts = compiling.COUNTS - before
+    if counts["kept"] < counts["compiled"]:
+        raise BuildError(
+            f"{counts['compiled'] - counts['kept']} of {counts['compiled']} kernels could not be kept in {folder}: see to its "
+            "disk, and run the same command again"
+        )
+    seconds = time.perf_counter() - begun
+    return {"folder": folder, "objectives": objectives, "compiled": counts["compiled"], "seconds": seconds}
+
+
+def _tables(objectives: list[str], recipe: Recipe | None) -> Iterator[dict[str, Any]]:
+    """Recipes of datasets whose making and verification compile all that these objectives need."""
+    token_dtypes, algorithms = list(_TOKEN_DTYPES), list(_ALGORITHMS)
+    if recipe:
+        algorithms = [recipe.packing.algorithm]
+        if recipe.output.token_dtype != "auto":
+            token_dtypes = [recipe.output.token_dtype]
+        elif recipe.tokenizer == "bytes":
+            token_dtypes = ["uint16"]
+    for token_dtype in token_dtypes:
+        yield _table(objectives, token_dtype, algorithms[0])
+    for algorithm in algorithms[1:]:
+        yield _table(["causal"], token_dtypes[0], algorithm)
+
+
+def _table(objectives: list[str], token_dtype: str, algorithm: str) -> dict[str, Any]:
+    sources = [{"paths": ["texts.jsonl"]}]
+    supervised = [name for name in objectives if REGISTRY[name].supervised]
+    if supervised and algorithm != "concat":
+        sources.append({"paths": ["spans.jsonl"], "tasks": supervised})
+    return {
+        "seq_length": 512,
+        "tokenizer": "bytes",
+        "sources": sources,
+        "tasks": [{"name": name, "objective": name} for name in objectives],
+        "packing": {"algorithm": algorithm},
+        "documents": {"prepend_bos": True},
+        "output": {"token_dtype": token_dtype},
+    }
+
+
+def _write_corpus(folder: Path) -> None:
+    """Texts of up to some rows, and such that say what of them is trained."""
+    texts = ["packprep is warm. " * (1 + i % 50) for i in range(200)]
+    for name, records in (
+        ("texts", [{"text": text} for text in texts]),
+        ("spans", [{"text": text, "loss_spans": [[2, 7, 0.5], [9, 12]]} for text in texts]),
+    ):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+
+
+def print_compiled(result: dict[str, Any]) -> None:
+    """Where the kernels lie, of what, and how long it took."""
+    put_line(
+        f"kernels of {', '.join(result['objectives'])} are in {result['folder']}: {result['compiled']} compiled in "
+        f"{result['seconds']:.1f} s"
+    )
