@@ -4,10 +4,10 @@ python benchmarks/silence.py                                  with the built-in 
 python benchmarks/silence.py --tokenizer tokenizer.json       with a real one, whose proof is made anew each time
 python benchmarks/silence.py --runs 5 --megabytes 20
 
-Before each run all that packprep keeps is removed: compiled kernels, proofs of tokenizers. Of each command the seconds to its first
-line, the longest silence between begin, lines and end, with the line after which it came, and all; medians of --runs. What is
-built is --megabytes of Python's standard library, ul2r: work for which nothing is said, off a terminal, is so small that what
-remains is the wait for it.
+Before each run all that packprep keeps is removed: compiled kernels, proofs of tokenizers. Of each command it prints the seconds
+to its first line, the longest silence between its begin, lines and end, with the line before it, and all; medians of --runs.
+What is built is --megabytes of Python's standard library, ul2r: so little that what is measured is the wait for the work, during
+which nothing is said off a terminal.
 """
 
 import argparse
@@ -93,11 +93,13 @@ def main(arguments: list[str]) -> None:
         tokenizer = options.tokenizer if options.tokenizer == "bytes" else os.path.abspath(options.tokenizer)
         recipe = folder / "recipe.toml"
         recipe.write_text(
-            f'seq_length = 2048\ntokenizer = "{tokenizer}"\nsources = [{{paths = ["corpus.jsonl"]}}]\n'
-            'tasks = [{preset = "ul2r"}]\n'
+            f'seq_length = 2048\ntokenizer = "{tokenizer}"\nspecials = {{missing = "add"}}\n'
+            'sources = [{paths = ["corpus.jsonl"]}]\ntasks = [{preset = "ul2r"}]\n'
         )
         listen([*packprep, "build", str(recipe), "--out", str(folder / "dataset")], environment)
-        print(f"{machine()}; {options.megabytes} MB of text, tokenizer {Path(tokenizer).name}; seconds, medians of {options.runs}")
+        print(
+            f"{machine()}; {options.megabytes} MB of text, tokenizer {Path(tokenizer).name}; seconds, medians of {options.runs}"
+        )
         print(f"{'command':<22} {'first line':>10} {'silence':>8} {'all':>6}  the longest silence is after")
         late = 0
         for name, command in commands(folder, recipe).items():
@@ -110,7 +112,8 @@ def main(arguments: list[str]) -> None:
                 cache.mkdir(0o700)
                 heard.append(listen([*packprep, *command], environment))
             first, silence, whole = (
-                statistics.median(values) for values in zip(*((h.first, h.silence, h.whole) for h in heard), strict=True)
+                statistics.median(values)
+                for values in zip(*((h.first, h.silence, h.whole) for h in heard), strict=True)
             )
             late += first > TARGET_FIRST_S or silence > TARGET_SILENCE_S
             after = min(heard, key=lambda h: abs(h.silence - silence)).after

@@ -26,7 +26,7 @@ def say(message: str) -> None:
 
 
 class Bar:
-    """Progress on stderr: tokens, MB/s, documents, rejects, time left; nothing off a terminal but messages."""
+    """Progress on stderr: tokens, MB/s, documents, rejects, time left; off a terminal one line at the begin."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -35,6 +35,8 @@ class Bar:
 
     def begin(self, text_bytes: int, shards: int, missing: int) -> None:
         if not sys.stderr.isatty():
+            if missing:
+                say(f"shards to do: {missing:,} of {shards:,}, {text_bytes / 1e6:,.1f} MB")
             return
         from tqdm import tqdm
 

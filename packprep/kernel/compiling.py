@@ -82,6 +82,8 @@ class Kernel:
         COUNTS["compiled" if data is None else "loaded"] += 1
         if data is None:
             self._say_compiling()
+            of = str(getattr(signature[0], "dtype", signature[0])) if signature else "nothing"
+            say(f"compiling {self._what.removeprefix('packprep.')} of {of}", once=True)
             return None
         return CompileResult._rebuild(target, *pickle.loads(data))
 
@@ -89,7 +91,6 @@ class Kernel:
         folder = cache_folder()
         once = f"once, about {seconds} s: they are kept in {folder}" if folder else f"about {seconds} s: none is kept"
         say(f"compiling kernels, {once}", once=True)
-        say(f"compiling {self.function.__module__.rpartition('.')[2]}", once=True)
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep what was compiled, but for what holds addresses of this process."""

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from packprep.errors import StorageError
 from packprep.format.json_files import MANIFEST_NAME
+from packprep.messages import say
 from packprep.storage.stores import Buffer, OpenFile, Store, connect
 
 T = TypeVar("T")
@@ -249,6 +250,8 @@ class Remote:
             except Exception as error:  # of any library below; all become a StorageError but those that may pass
                 if tried == _TRIES or not _may_pass(error):
                     raise StorageError(self._message(doing, name, error, tried)) from error
+                if tried > 1:  # a single failure is seldom a wait
+                    say(f"{self.url}: {doing} failed {tried} times ({type(error).__name__}): trying again", once=True)
                 pause = min(_FIRST_PAUSE * 2 ** (tried - 1), _LONGEST_PAUSE)
                 time.sleep(pause * random.uniform(0.5, 1))
         raise AssertionError("unreachable")

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.cache import remembered
+from packprep.messages import say
 from packprep.randomness import PROOF, philox
 from packprep.tokenizer.encoding import TOKENIZER_ERROR, Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine, EngineFault, EngineRefusal, Reference
@@ -174,6 +175,7 @@ def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tu
 def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> bool:
     """`prove` on the same texts for every build with this tokenizer. True: it passed; EngineRefusal."""
     if engine.reference is not None:
+        say(f"comparing engine {engine.name} with the reference, once for a tokenizer")
         try:
             with panics_as_errors():
                 tokens = texts_of_tokens(engine.reference, vocabulary)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import obstore
 import pytest
 
+from packprep import messages
 from packprep.errors import StorageError
 from packprep.storage import Remote, is_url
 from packprep.storage.remote import _may_pass
@@ -284,12 +285,14 @@ def test_writes_go_on_after_lost_connections(s3, breaking, tmp_path, after):
 
 @pytest.mark.long
 @pytest.mark.parametrize("direction", ["upload", "download"])
-def test_a_claim_goes_on_after_lost_connections(s3, breaking, tmp_path, direction):
+def test_a_claim_goes_on_after_lost_connections(s3, breaking, tmp_path, monkeypatch, capsys, direction):
     """What was lost may be the answer of a store that wrote it."""
+    monkeypatch.setattr(messages, "_said", set())
     proxy = breaking(direction, 0, 4)
     folder = Remote(f"s3://{BUCKET}/{tmp_path.name}")
     assert folder.create("claim", b"mine") and not folder.create("claim", b"theirs")
     assert proxy.cut == 4 and folder.read("claim") == b"mine"
+    assert f"s3://{BUCKET}/{tmp_path.name}: writing failed 2 times (" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -360,3 +363,20 @@ class ConnectTimeout(Exception):
 )  # fmt: skip
 def test_what_may_pass_is_tried_again(error, passes):
     assert _may_pass(error) is passes
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_it_is_said_that_a_store_is_tried_again_after_the_second_failure_before_the_wait(monkeypatch, capsys, failures):
+    monkeypatch.setattr(messages, "_said", set())
+    folder, waits, left = Remote("s3://bucket/x"), [], iter([ConnectTimeout()] * failures)
+    monkeypatch.setattr(time, "sleep", lambda seconds: waits.append(capsys.readouterr().err))
+
+    def action(store):
+        for error in left:
+            raise error
+        return "done"
+
+    monkeypatch.setattr(Remote, "_store", lambda folder: None)
+    assert folder._tried("reading", "f", action) == "done"
+    said = [f"packprep: s3://bucket/x: reading failed {n} times (ConnectTimeout): trying again\n" for n in (2, 3)]
+    assert waits == ["", *said][:failures]

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
+from packprep import cache
 from packprep.randomness import text_key
+from packprep.tokenizer import proof
 from packprep.tokenizer.encoding import tokenize
 from packprep.tokenizer.engines.engine import EngineRefusal
 from packprep.tokenizer.engines.fastokens import FastEngine
@@ -20,6 +22,16 @@ def gpt2(tmp_path_factory):
 def test_an_engine_that_is_right_passes_and_one_that_is_believed_is_not_asked(gpt2):
     prove_on_nasty_text(FastEngine(gpt2, "text"), "text", gpt2)
     prove_on_nasty_text(ReferenceEngine(gpt2, "text"), "text", gpt2)
+
+
+def test_that_an_engine_is_compared_is_said_before_it_begins_and_where_it_is(gpt2, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cache, "cache_folders", lambda: cache.CacheFolders((), str(tmp_path)))
+    engine, said = FastEngine(gpt2, "text"), []
+    monkeypatch.setattr(proof, "prove", lambda *given: said.append(capsys.readouterr().err))
+    prove_on_nasty_text(engine, "text", gpt2)
+    assert said == ["packprep: comparing engine fastokens with the reference, once for a tokenizer\n"]
+    prove_on_nasty_text(engine, "text", gpt2)  # as is remembered
+    assert len(said) == 1 and capsys.readouterr().err == ""
 
 
 def test_the_reference_has_its_tokens_and_no_others(gpt2):

@@ -463,11 +463,13 @@ def test_a_folder_without_a_tokenizer_says_what_it_holds(tmp_path):
     assert "save_pretrained" in str(caught.value)
 
 
-def test_a_hub_name_is_fetched_with_its_hints(tmp_path, monkeypatch):
+def test_a_hub_name_is_fetched_with_its_hints_and_it_is_said_before(tmp_path, monkeypatch, capsys):
     folder = made.write(tmp_path / "hub", made.gpt2_like(), tokenizer_config={"eos_token": "<|endoftext|>"})
+    said = []
 
     def download(repo: str, file: str) -> str:
         assert repo == "somebody/some-model.v1"
+        said.append(capsys.readouterr().err)
         if not (folder / file).exists():
             raise EntryNotFoundError(file)
         return str(folder / file)
@@ -476,6 +478,8 @@ def test_a_hub_name_is_fetched_with_its_hints(tmp_path, monkeypatch):
     data, beside = load_tokenizer_json("somebody/some-model.v1", tmp_path)
     assert data == (folder / "tokenizer.json").read_bytes()
     assert [file["roles"] for file in beside] == [{"eos": "<|endoftext|>"}]
+    fetching = "packprep: fetching tokenizer somebody/some-model.v1 from the Hugging Face Hub, unless it is here\n"
+    assert "".join(said) == said[0] == fetching
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no route"), EntryNotFoundError("404\nmore"), ValueError("odd")])
