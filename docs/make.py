@@ -479,8 +479,25 @@ def pages() -> list[Path]:
     return sorted(DOCS.rglob("*.md"))
 
 
+def words() -> dict[str, int]:
+    """page → the words that somebody has to read: of README and docs, without code blocks, made parts, format.md, promises.md."""
+    found = {}
+    for path in (DOCS.parent / "README.md", *pages()):
+        name = path.relative_to(DOCS.parent).as_posix()
+        if name not in ("docs/format.md", "docs/promises.md"):
+            text = re.sub(r"<!-- made: .*?<!-- /made -->|^```.*?^```$", " ", path.read_text("utf-8"), flags=re.S | re.M)
+            text = re.sub(r"<!--.*?-->|<[^>]+>", " ", text, flags=re.S)
+            found[name] = sum(any(map(str.isalnum, word)) for word in text.split())  # no bars and rules of tables
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Rewrite, or with --check only tell."""
+    """Rewrite; with --check only tell; with --words count."""
+    if "--words" in arguments:
+        for name, count in (found := words()).items():
+            print(f"{count:6,} {name}")
+        print(f"{sum(found.values()):6,} words")
+        return 0
     from drawings import DRAWINGS
 
     from packprep.objectives.tasks import recipe_schema
