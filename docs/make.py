@@ -410,7 +410,7 @@ PARTS: dict[str, Callable[[], str]] = {
     },
     **{
         f"cli {name}": (lambda name=name: help_of(name))
-        for name in ("build", "plan", "status", "verify", "inspect", "export", "slurm", "warm", "schema")
+        for name in ("init", "build", "plan", "status", "verify", "inspect", "export", "slurm", "warm", "schema")
     },
     "slurm script": slurm_script,
     **{

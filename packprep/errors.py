@@ -36,11 +36,25 @@ class RecipeError(PackprepError):
 
 
 class VocabularyError(PackprepError):
-    """A tokenizer cannot be read, or lacks a role that the recipe uses."""
+    """A tokenizer cannot be read, or lacks a role that the recipe uses.
+
+    settings: lines for the recipe's [specials] that mend it, where there are some.
+    """
+
+    def __init__(self, message: str, settings: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.settings = settings
 
 
 class SourceError(PackprepError):
-    """An input file is missing, unreadable, truncated or not what the plan says."""
+    """An input file is missing, unreadable, truncated or not what the plan says.
+
+    settings: key → value of its [[sources]] that the message advises, where it knows.
+    """
+
+    def __init__(self, message: str, settings: dict[str, str] | None = None):
+        super().__init__(message)
+        self.settings = settings or {}
 
 
 class StorageError(PackprepError):

@@ -182,6 +182,27 @@ def warm(
     put(compile_ahead(given), as_json, print_compiled)
 
 
+def init(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Files, patterns, folders or URLs of the data.")
+    ],
+    tokenizer: Tokenizer = None,
+    tasks: Tasks = None,
+    text_key: TextKey = None,
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The recipe to write.")] = "recipe.toml",
+    as_json: Json = False,
+) -> None:
+    """Look at some of the data and write a first recipe, with the reasons for its keys; nothing is overwritten."""
+    one_thread()
+    from pathlib import Path
+
+    from packprep.cli.first_recipe import print_first_recipe, write_first_recipe
+    from packprep.storage import expanded
+
+    written = write_first_recipe(paths, tokenizer or "bytes", tasks or "causal", text_key, Path(expanded(out)), say)
+    put(written, as_json, print_first_recipe)
+
+
 def schema() -> None:
     """Print the JSON schema of recipes, which editors check and complete them by."""
     import json

@@ -109,18 +109,20 @@ def first_look(source: Source, files: Files, messages: bool) -> None:
     """
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
-    first = ""
+    first = None
     for i in dict.fromkeys(chosen.tolist()):
-        found = _mistake(source, files, i, messages)
+        settings: dict[str, str] = {}
+        found = _mistake(source, files, i, messages, settings)
         if not found:
             return
-        first = first or f"source {source.name!r}: {os.path.join(files.root, files.names[i])}: {found}"
+        message = f"source {source.name!r}: {os.path.join(files.root, files.names[i])}: {found}"
+        first = first or SourceError(message, settings)
     if first:
-        raise SourceError(first)
+        raise first
 
 
-def _mistake(source: Source, files: Files, i: int, messages: bool) -> str:
-    """What is mistaken about a file, and what to do; "" if nothing is known to be."""
+def _mistake(source: Source, files: Files, i: int, messages: bool, settings: dict[str, str]) -> str:
+    """What is mistaken about a file, and what to do; "" if nothing is known to be. settings: gets the keys that it advises."""
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
     if not (is_text or FORMATS[format].json):
@@ -143,7 +145,7 @@ def _mistake(source: Source, files: Files, i: int, messages: bool) -> str:
         except UnicodeDecodeError:
             return f"it is not UTF-8: {advice_on('invalid_utf8', path, begin)}"
         return ""
-    return _mistake_of_lines(source, begin.removeprefix(BOM).lstrip(), whole, messages, path)
+    return _mistake_of_lines(source, begin.removeprefix(BOM).lstrip(), whole, messages, path, settings)
 
 
 def begin_of(path: str, size: int, compression: str) -> tuple[bytes, bool]:
@@ -163,16 +165,16 @@ def _value(document: dict[str, Any], text_key: str, key: str) -> Any:
     return None if key == text_key else field_at(document, key)
 
 
-def _messages_in(document: dict[str, Any]) -> str:
-    """What finds the messages of a document under another key, or in an object; "" if there are none."""
+def _messages_in(document: dict[str, Any]) -> dict[str, str]:
+    """The keys that find the messages of a document under another key, or in an object; none if there are no messages."""
     for key, value in document.items():
         inner = next((name for name in ("messages", "conversations") if isinstance(field_at(value, name), list)), None)
         if inner and "." not in key:
-            tools = f' and tools_key = "{key}.tools"' if field_at(value, "tools") is not None else ""
-            return f'messages_key = "{key}.{inner}"{tools}'
+            tools = {"tools_key": f"{key}.tools"} if field_at(value, "tools") is not None else {}
+            return {"messages_key": f"{key}.{inner}", **tools}
         if isinstance(value, list) and value and all(isinstance(entry, dict) and is_message(entry) for entry in value):
-            return f"messages_key = {json.dumps(key, ensure_ascii=False)}"
-    return ""
+            return {"messages_key": key}
+    return {}
 
 
 def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -> str:
@@ -186,7 +188,9 @@ def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -
     )
 
 
-def _mistake_of_lines(source: Source, begin: bytes, whole: bool, messages: bool, path: str) -> str:
+def _mistake_of_lines(
+    source: Source, begin: bytes, whole: bool, messages: bool, path: str, settings: dict[str, str]
+) -> str:
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
         return "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]' FILE > FILE.jsonl"
     if begin.split(b"\n", 1)[0].strip() == b"{":
@@ -239,9 +243,13 @@ def _mistake_of_lines(source: Source, begin: bytes, whole: bool, messages: bool,
             f"in all of its first {looked_at} documents the value of {text_key!r} is {listed}, not a text: {_OTHER_KEY}"
         )
     keys = ", ".join(map(repr, list(longest)[:20])) or "none"
-    if messages and (key := _messages_in(first)):
-        return f"none of its first {looked_at} documents has the key {text_key!r}; set {key}"
+    if messages and (found := _messages_in(first)):
+        settings |= found
+        advised = " and ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in found.items())
+        return f"none of its first {looked_at} documents has the key {text_key!r}; set {advised}"
     likely = max(longest, key=longest.__getitem__, default="")
+    if longest[likely]:
+        settings["text_key"] = likely
     example = f", as in text_key = {json.dumps(likely, ensure_ascii=False)}" if longest[likely] else ""
     return (
         f"none of its first {looked_at} documents has the key {text_key!r}; their keys are: {keys}. "

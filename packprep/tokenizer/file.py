@@ -58,7 +58,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
                 f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. Use the one that the model "
                 f"was published with, or make it: {_CONVERSION.format(str(path.parent))}"
             )
-        say(f"reading tokenizer {path}")
+        say(f"reading tokenizer {path}", once=True)
         return _read(path), _beside(lambda file: read_beside(name, base, file))
     if path.is_dir():
         file = path / "tokenizer.json"
@@ -68,7 +68,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
                 f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
                 f"Use the one that the model was published with, or make it: {_CONVERSION.format(str(path))}"
             )
-        say(f"reading tokenizer {file}")
+        say(f"reading tokenizer {file}", once=True)
         return _read(file), _beside(lambda file: read_beside(name, base, file))
     if path.exists():
         raise VocabularyError(
@@ -121,7 +121,7 @@ def _read(path: Path) -> bytes:
 
 def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What `load_tokenizer_json` gives, from the Hub or its cache. path: where a file was looked for before."""
-    say(f"fetching tokenizer {name} from the Hugging Face Hub, unless it is here")
+    say(f"fetching tokenizer {name} from the Hugging Face Hub, unless it is here", once=True)
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from packprep.errors import VocabularyError
 from packprep.tokenizer.file import TokenTable
 
 RESERVED = re.compile("reserved|unused|extra_id|place.?holder|dummy", re.IGNORECASE)
@@ -29,15 +30,15 @@ class Missing:
     instead: str = ""
 
 
-def missing_message(
+def missing_roles(
     name: str,
     tokens: TokenTable,
     missing: Sequence[Missing],
     playing: Collection[int],
     spare_sentinels: Sequence[int],
     vocab_size: int,
-) -> str:
-    """All that is missing of tokenizer `name`, its unused reserved tokens, and the lines to paste.
+) -> VocabularyError:
+    """The error that says all that is missing of tokenizer `name`, its unused reserved tokens, and the lines to paste.
 
     playing: ids that play a part. spare_sentinels: sentinels that a pattern found and that may get another role;
     the last go first. vocab_size: the ceiling, 0 for none.
@@ -55,22 +56,23 @@ def missing_message(
     addable = all(part.add for part in missing)
     fits = not vocab_size or tokens.n_ids + n_new <= vocab_size
     pasted, complete = _lines_from_reserved(reserved, spare_sentinels, tokens, missing)
+    add = ('missing = "add"',)
     if pasted and (complete or (addable and fits)):
         what = "To use tokens that it has" if complete else "To use tokens that it has and add the rest"
-        lines += [f"{what}, paste into the recipe:", "", "[specials]", *([] if complete else ['missing = "add"'])]
-        lines += [*pasted, ""]
+        lines += [f"{what}, paste into the recipe:", "", "[specials]", *(() if complete else add), *pasted, ""]
     if addable and fits:
         lines += [
             f"To extend the vocabulary (the embedding then needs at least {tokens.n_ids + n_new} rows), paste:",
             "",
             "[specials]",
-            'missing = "add"',
+            *add,
         ]
     elif addable:
         lines += [f'missing = "add" would need ids up to {tokens.n_ids + n_new - 1}, and vocab_size is {vocab_size}.']
     elif not pasted:
         lines += [f"Name tokens that it has, by text or by id (0 to {tokens.n_ids - 1}), in the recipe's [specials]."]
-    return "\n".join(lines).rstrip()
+    mends = tuple(pasted) if complete else add if addable and fits else ()
+    return VocabularyError("\n".join(lines).rstrip(), mends)
 
 
 def _reserved(tokens: TokenTable, playing: Collection[int]) -> list[int]:

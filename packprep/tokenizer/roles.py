@@ -29,7 +29,7 @@ from packprep.tokenizer.file import (
     tokens_in_file,
     without_last_tokens,
 )
-from packprep.tokenizer.missing_roles import RESERVED, Missing, listed, looks_special, missing_message
+from packprep.tokenizer.missing_roles import RESERVED, Missing, listed, looks_special, missing_roles
 
 SHARED = {"eos", "bos", "pad"}
 """Roles of which eos may play the other two."""
@@ -296,15 +296,13 @@ def _texts_to_add(name: str, tokens: TokenTable, specials: Specials, parts: _Par
     """The tokens that fill what is missing. VocabularyError where they may not be added, or would pass the ceiling."""
     if specials.missing != "add" or not all(missing.add for missing in parts.missing):
         by_pattern = specials.sentinels is None or isinstance(specials.sentinels, str)
-        raise VocabularyError(
-            missing_message(
-                name,
-                tokens,
-                parts.missing,
-                playing={id for _, id in parts.players},
-                spare_sentinels=parts.sentinels if by_pattern else (),
-                vocab_size=specials.vocab_size,
-            )
+        raise missing_roles(
+            name,
+            tokens,
+            parts.missing,
+            playing={id for _, id in parts.players},
+            spare_sentinels=parts.sentinels if by_pattern else (),
+            vocab_size=specials.vocab_size,
         )
     texts = tuple(dict.fromkeys(text for missing in parts.missing for text in missing.add))
     needed = tokens.n_ids + len(texts)

@@ -25,7 +25,7 @@ def test_made_parts_are_current(page):
 
 
 @pytest.mark.parametrize(
-    "command", ["build", "plan", "status", "verify", "inspect", "export", "slurm", "warm", "schema"]
+    "command", ["init", "build", "plan", "status", "verify", "inspect", "export", "slurm", "warm", "schema"]
 )
 def test_the_docs_say_every_option_in_the_words_of_the_help(command):
     from typer.main import get_command

@@ -9,6 +9,7 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError
 from tokenizers import Tokenizer
 
+from packprep import messages
 from packprep.errors import VocabularyError
 from packprep.format.digests import digest_of
 from packprep.recipe import Specials
@@ -466,6 +467,7 @@ def test_a_folder_without_a_tokenizer_says_what_it_holds(tmp_path):
 def test_a_hub_name_is_fetched_with_its_hints_and_it_is_said_before(tmp_path, monkeypatch, capsys):
     folder = made.write(tmp_path / "hub", made.gpt2_like(), tokenizer_config={"eos_token": "<|endoftext|>"})
     said = []
+    monkeypatch.setattr(messages, "_said", set())
 
     def download(repo: str, file: str) -> str:
         assert repo == "somebody/some-model.v1"

@@ -98,7 +98,8 @@ def _no_layout(path: str, schema: pa.Schema, text_key: str, fields: Fields, layo
     if key := _messages_in(schema):
         return SourceError(
             f"{path}: no column named {text_key!r}, and one of messages: set messages_key = "
-            f"{json.dumps(key, ensure_ascii=False)}."
+            f"{json.dumps(key, ensure_ascii=False)}.",
+            {"messages_key": key},
         )
     return _text_missing(path, schema, text_key, "no column")
 
@@ -163,7 +164,9 @@ def _text_missing(path: str, schema: pa.Schema, text_key: str, problem: str) -> 
     advice = (
         "Set text_key to the one that holds the text." if there is None else f"Its rows are {instead_of_text(there)}."
     )
-    return SourceError(f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}")
+    texts = [field.name for field in schema if _is_text(field.type) and not pa.types.is_null(field.type)]
+    settings = {"text_key": texts[0]} if there is None and len(texts) == 1 else {}
+    return SourceError(f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}", settings)
 
 
 def _is_text(kind: pa.DataType) -> bool:

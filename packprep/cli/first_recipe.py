@@ -1,0 +1,226 @@
+"""A first recipe for data and a tokenizer: what is wrong at first is mended as its message advises, and each key says why.
+
+```
+paths ─► sources ─► plan ─┬─ an error with settings ─► these keys, and again
+                          └─ lengths of a sample ─► seq_length ─► recipe.toml, recipe.schema.json
+```
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packprep.building.forecast import forecast
+from packprep.building.planning import look_up, make_plan
+from packprep.building.progress import put_line
+from packprep.documents.calibration import Estimates
+from packprep.errors import RecipeError, SourceError, VocabularyError
+from packprep.objectives.tasks import complete, recipe_schema
+from packprep.recipe import presets, read_recipe
+from packprep.sources.formats import FORMATS, detect_format, formats_asked
+from packprep.storage import expanded
+
+SCHEMA_NAME = "recipe.schema.json"
+_SEQ_LENGTHS = (512, 1024, 2048, 4096, 8192)
+_WHOLE = 0.9
+"""Of the documents: so many stay whole in a row of the suggested seq_length, where one of the above has room for them."""
+_MOST_NAMES = 100_000
+_TEXTS = (".txt", ".md")
+
+
+@dataclass
+class _Found:
+    """A source to be: its keys, and why they are what they are."""
+
+    keys: dict[str, Any]
+    why: dict[str, str] = field(default_factory=dict)
+
+
+def write_first_recipe(
+    paths: Sequence[str], tokenizer: str, preset: str, text_key: str | None, out: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Look at some of the data and write a recipe that builds it, and the schema for editors beside it.
+
+    paths: files, patterns, folders or URLs; each becomes a source, a folder one for each format in it.
+    Gives {recipe, schema: paths, sources: names, seq_length, warnings}. RecipeError where `out` is there; the errors of a plan
+    for what no setting mends.
+    """
+    schema = out.with_name(SCHEMA_NAME)
+    if out.exists():
+        raise RecipeError(f"{out} is there, and is not overwritten: give another --out, or move it away")
+    if not out.parent.is_dir():
+        raise RecipeError(f"{out}: there is no folder {out.parent}: make it")
+    base = out.parent.resolve()
+    place = Path(expanded(tokenizer))
+    tokenizer = _below(place, base) if place.exists() else tokenizer
+    table: dict[str, Any] = {"tokenizer": tokenizer, "tasks": [{"preset": preset}]}
+    specials: tuple[str, ...] = ()
+    sources = [_Found({"name": name, "paths": found}) for name, found in _sources(paths, base)]
+    samples: list[Estimates] = []
+    for source in sources:
+        if text_key is not None:
+            source.keys["text_key"] = text_key
+        while True:
+            try:
+                one = {**table, "sources": [source.keys], "specials": _parsed(specials)}
+                inputs = look_up(complete(read_recipe(one, base)), {})
+                make_plan(inputs, say, samples)
+                break
+            except SourceError as error:
+                if not error.settings or error.settings.keys() <= source.keys.keys():
+                    raise
+                source.keys |= error.settings
+                source.why |= dict.fromkeys(error.settings, _why(str(error)))
+            except VocabularyError as error:
+                if not error.settings or specials:
+                    raise
+                specials = error.settings
+    lengths, weights = (np.concatenate([getattr(s, name) for s in samples]) for name in ("lengths", "length_weights"))
+    table["seq_length"], why = _seq_length(lengths, weights)
+    whole = {**table, "sources": [source.keys for source in sources], "specials": _parsed(specials)}
+    inputs, samples = look_up(complete(read_recipe(whole, base)), {}), []
+    planned = forecast(make_plan(inputs, lambda message: None, samples), inputs, samples)
+    out.write_text(_text(table, why, sources, specials, planned), "utf-8")
+    if not schema.exists():
+        schema.write_text(json.dumps(recipe_schema(formats_asked()), indent=2) + "\n", "utf-8")
+    return {
+        "recipe": str(out),
+        "schema": str(schema),
+        "sources": [source.keys["name"] for source in sources],
+        "seq_length": table["seq_length"],
+        "warnings": planned["warnings"],
+    }
+
+
+def _below(path: Path, base: Path) -> str:
+    """A path as a recipe in the folder `base` names it."""
+    path = Path(os.path.abspath(path))
+    return path.relative_to(base).as_posix() if path.is_relative_to(base) else str(path)
+
+
+def _sources(paths: Sequence[str], base: Path) -> Iterator[tuple[str, list[str]]]:
+    """(name, patterns) of each source."""
+    taken: set[str] = set()
+
+    def named(path: str, more: str = "") -> str:
+        words = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(path.rstrip("/")).split(".")[0]).strip("-")
+        name = wanted = f"{words or 'source'}{more}"
+        number = 2
+        while name in taken:
+            name, number = f"{wanted}-{number}", number + 1
+        taken.add(name)
+        return name
+
+    for path in map(expanded, paths):
+        if "://" in path:
+            yield named(path), [path]
+            continue
+        place = Path(os.path.abspath(path))
+        if not place.is_dir() or (place / "state.json").is_file() or (place / "dataset_dict.json").is_file():
+            stem = place.parent if "*" in place.name else place
+            yield named(stem.name), [_below(place, base)]
+            continue
+        found = _formats_below(place)
+        if not found:
+            known = ", ".join(dict.fromkeys(s for f in FORMATS.values() for s in f.suffixes))
+            raise RecipeError(
+                f"{path}: a folder without files that are known by their names ({known}, {', '.join(_TEXTS)}; .gz and .zst "
+                "behind those of lines): name the files, as a pattern"
+            )
+        for format, endings in found.items():
+            patterns = [f"{_below(place, base)}/**/*{ending}" for ending in sorted(endings)]
+            yield named(place.name, f"-{format}" if len(found) > 1 else ""), patterns
+
+
+def _formats_below(folder: Path) -> dict[str, set[str]]:
+    """format → endings of the names of its files below a folder; of the first names where it holds very many."""
+    found: dict[str, set[str]] = {}
+    seen = 0
+    for _, _, names in os.walk(folder):
+        for name in names:
+            lower = name.lower()
+            stem = re.sub(r"\.(gz|zstd?)$", "", lower)
+            known = (ending for f in FORMATS.values() for ending in (f.suffixes or _TEXTS) if stem.endswith(ending))
+            if ending := next(known, ""):
+                format, _ = detect_format(lower)
+                found.setdefault(format, set()).add(name[len(stem) - len(ending) :])
+        seen += len(names)
+        if seen > _MOST_NAMES:
+            break
+    return dict(sorted(found.items()))
+
+
+def _parsed(lines: Sequence[str]) -> dict[str, Any]:
+    return tomllib.loads("\n".join(lines))
+
+
+def _why(message: str) -> str:
+    """Of what a message lists, the keys to choose from."""
+    keys = re.search(r"(?:keys|columns) are: ([^.]*)\.", message)
+    return f"of {keys[1].replace(chr(39), '')}" if keys else "as the documents have it"
+
+
+def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
+    """(a suggestion, why) by the tokens of sampled documents and how many each stands for."""
+    if not len(lengths):
+        return 2048, "no document was seen in the sample"
+    order = np.argsort(lengths)
+    below = np.cumsum(weights[order]) / weights.sum()
+
+    def of_part(part: float) -> int:
+        return int(lengths[order][min(int(np.searchsorted(below, part)), len(order) - 1)])
+
+    chosen = next((n for n in _SEQ_LENGTHS if n >= of_part(_WHOLE) + 2), 4096)
+    stays = float(weights[lengths + 2 <= chosen].sum() / weights.sum())
+    return chosen, (
+        f"half of the documents have up to {of_part(0.5):,} tokens, 90 % up to {of_part(0.9):,}; about {stays:.0%} stay whole, "
+        "longer ones are cut"
+    )
+
+
+def _text(
+    table: dict[str, Any], why: str, sources: Sequence[_Found], specials: Sequence[str], planned: dict[str, Any]
+) -> str:
+    """The recipe."""
+    lines = [
+        f"#:schema ./{SCHEMA_NAME}",
+        f"# About {planned['documents']:,} documents, {planned['text_bytes']:,} bytes of text, {planned['tokens']:,} tokens:",
+        f"# {planned['output_bytes']:,} bytes in rows. `packprep plan` says more; docs/recipe.md has all keys.",
+        "",
+        f"tokenizer = {_toml(table['tokenizer'])}"
+        + ("  # built in; or your tokenizer.json, its folder, a Hub name" if table["tokenizer"] == "bytes" else ""),
+        f"seq_length = {table['seq_length']}  # {why}",
+        "seed = 0  # another one draws everything anew",
+        "",
+        "[[tasks]]",
+        f"preset = {_toml(table['tasks'][0]['preset'])}  # of {', '.join(presets())}",
+    ]
+    for source in sources:
+        lines += ["", "[[sources]]"]
+        for key, value in source.keys.items():
+            reason = source.why.get(key)
+            lines.append(f"{key} = {_toml(value)}" + (f"  # {reason}" if reason else ""))
+    if specials:
+        lines += ["", "[specials]  # roles that the tokenizer's own files do not name", *specials]
+    lines += [f"\n# warning: {warning}" for warning in planned["warnings"]]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A text or a list of texts; JSON's escapes are TOML's, but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def print_first_recipe(result: dict[str, Any]) -> None:
+    """What was written, and what comes next."""
+    put_line(f"{result['recipe']}: {', '.join(result['sources'])}, in rows of {result['seq_length']} slots")
+    for warning in result["warnings"]:
+        put_line(f"warning: {warning}")
+    put_line(f"next: look at {result['recipe']}, then packprep build {result['recipe']} --out DIR")
