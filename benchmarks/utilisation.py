@@ -1,6 +1,6 @@
 """How full rows are of documents far longer than a row, by preset, number of sentinels and seq_length.
 
-python benchmarks/utilisation.py                        the table of docs/benchmarks.md
+python benchmarks/utilisation.py                        docs/benchmarks.md has each preset's least
 python benchmarks/utilisation.py --seq-length 512 4096 --sentinels 100
 
 Documents of 100 to 130 rows each are cut and packed as a build does it, from their lengths alone. All rows count but the one

@@ -103,6 +103,14 @@ def test_a_result_survives_its_file_and_fills_a_page_whose_prose_stays():
     assert {found["name"] for found in results._PART.finditer(page)} == {"run", "promises", *results.GROUPS}
 
 
+def test_the_first_table_has_the_ratios_of_the_measured_ones():
+    page = DOCS.read_text("utf-8")
+    measured = {cell.strip() for part in results._PART.finditer(page) for cell in part[0].split("|")}
+    lines = [line for line in page[: page.index("\n## ")].splitlines() if line.startswith("|")]
+    first = [line.split("|")[-2].strip() for line in lines[2:]]
+    assert len(first) == 7 and measured.issuperset(first)
+
+
 def test_contenders_take_turns_and_what_fails_says_why(tmp_path):
     log = tmp_path / "log"
 
