@@ -387,27 +387,8 @@ IN_PLACE = ("masked_diffusion", "uniform_diffusion", "block_diffusion")
 DENSITIES = tuple({"noise_density": d, "mean_span_length": m} for d, m in ((0.15, 3), (0.15, 32), (0.5, 3)))
 
 
-# mistakes.md
-
-
-def mistakes(group: str) -> str:
-    """Each mistake of a group, and the first line of what is said of it, made there and then."""
-    sys.path.insert(0, str(DOCS.parent))
-    try:
-        from tests.mistakes_made import message
-        from tests.mistakes_table import MISTAKES
-    finally:
-        sys.path.pop(0)
-    rows = [(m.name, f"`` {message(m).splitlines()[0]} ``") for m in MISTAKES[group] if m.shown]
-    return _table(("mistake", "what is said"), rows)
-
-
 PARTS: dict[str, Callable[[], str]] = {
     "cli": help_of,
-    **{
-        f"mistakes {group.lower()}": (lambda group=group: mistakes(group))
-        for group in ("The command line", "The recipe", "The tokenizer", "The inputs", "The output", "Datasets")
-    },
     **{
         f"cli {name}": (lambda name=name: help_of(name))
         for name in ("init", "build", "plan", "status", "verify", "inspect", "export", "slurm", "warm", "schema")

@@ -1,6 +1,6 @@
 """Mistakes that people make on the command line, each made in a small project, with the words that its message must hold.
 
-`tests/test_mistakes.py` makes each of them; `docs/mistakes.md` shows their messages.
+`tests/test_mistakes.py` makes each of them.
 """
 
 import gzip
@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +42,6 @@ class Mistake:
     mended    what is done then, beside writing RECIPE as it should be; and the command that has to succeed, typed in the
               same folder. None: there is nothing to run
     most_lines of the message
-    shown     whether the docs show its message; not where it holds what a library or this machine says
     """
 
     name: str
@@ -59,7 +57,6 @@ class Mistake:
     then: str | None = BUILD
     status: int = 2
     most_lines: int = 6
-    shown: bool = True
 
 
 def project(folder: Path) -> Path:
@@ -89,14 +86,6 @@ def typed(folder: Path, command: str, environment: Mapping[str, str] | None = No
         return inside(*shlex.split(command), **(environment or {}))
     finally:
         os.chdir(here)
-
-
-def message(mistake: Mistake) -> str:
-    """What the error of a mistake says, made in a project at /project."""
-    with tempfile.TemporaryDirectory() as name:
-        said = make(mistake, project(Path(name).resolve() / "project"))
-        text = said.err.partition("packprep: error: ")[2] or said.out
-        return text.strip().replace(f"{Path(name).resolve()}/project", "/project")
 
 
 # What is done to a project

@@ -28,36 +28,15 @@ SHARE = {"paths =": "share = 0.5\npaths ="}
 SPANS = {'preset = "ul2r"': 'objective = "span_corruption"'}
 
 COMMAND_LINE = [
-    Mistake("no such command", "'biuld'", "packprep", "Did you mean 'build'?", typed="biuld recipe.toml", shown=False),
+    Mistake("no such command", "'biuld'", "packprep", "Did you mean 'build'?", typed="biuld recipe.toml"),
+    Mistake("no such option", "No such option", "--ouput", "--out", typed="build recipe.toml --ouput out"),
+    Mistake("no --out", "Missing option '--out'", "packprep build", "give --out DIR", typed="build recipe.toml"),
     Mistake(
-        "no such option",
-        "No such option",
-        "--ouput",
-        "--out",
-        typed="build recipe.toml --ouput out",
-        shown=False,
+        "--out without a folder", "requires an argument", "'--out'", "give --out DIR", typed="build recipe.toml --out"
     ),
-    Mistake(
-        "no --out", "Missing option '--out'", "packprep build", "give --out DIR", typed="build recipe.toml", shown=False
-    ),
-    Mistake(
-        "--out without a folder",
-        "requires an argument",
-        "'--out'",
-        "give --out DIR",
-        typed="build recipe.toml --out",
-        shown=False,
-    ),
-    Mistake(
-        "no recipe",
-        "Missing argument",
-        "packprep build",
-        "name a RECIPE.toml, or files",
-        typed="build --out out",
-        shown=False,
-    ),
-    Mistake("a number with a unit", "valid int", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k", shown=False),
-    Mistake("no workers", "--workers", "packprep build", "'0'", typed=BUILD + " --workers 0", shown=False),
+    Mistake("no recipe", "Missing argument", "packprep build", "name a RECIPE.toml, or files", typed="build --out out"),
+    Mistake("a number with a unit", "valid int", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k"),
+    Mistake("no workers", "--workers", "packprep build", "'0'", typed=BUILD + " --workers 0"),
     Mistake(
         "a recipe of another name",
         "No such file",
@@ -187,7 +166,6 @@ COMMAND_LINE = [
         "give --array N",
         typed="slurm recipe.toml --out out",
         then="slurm recipe.toml --out out --array 2",
-        shown=False,
     ),
     Mistake(
         "a source that is none",
@@ -214,12 +192,7 @@ RECIPES = [
         more="[documents]\nappend_eos = True\n",
     ),
     Mistake(
-        "no TOML: twice",
-        "Cannot overwrite",
-        "at line 3",
-        "take one out",
-        {'"bytes"\n': '"bytes"\nseq_length = 8\n'},
-        shown=False,
+        "no TOML: twice", "Cannot overwrite", "at line 3", "take one out", {'"bytes"\n': '"bytes"\nseq_length = 8\n'}
     ),
     Mistake(
         "a key misspelt",
@@ -441,7 +414,6 @@ RECIPES = [
         "give a recipe file",
         before=lambda project: os.mkfifo(project / "pipe.toml"),
         typed="build pipe.toml --out out",
-        shown=False,
     ),
     Mistake(
         "a device for a recipe",
@@ -450,7 +422,6 @@ RECIPES = [
         "give a recipe file",
         before=lambda project: (project / "zero.toml").symlink_to("/dev/zero"),
         typed="plan zero.toml",
-        shown=False,
     ),
     *(
         Mistake(
@@ -459,7 +430,6 @@ RECIPES = [
             "recipe.toml, line 5",
             "a number, 1e-9 … 1000",
             {"paths =": f"repeat = {repeat}\npaths ="},
-            shown=False,
         )
         for repeat in ("1e-300", "1e300")
     ),
@@ -469,7 +439,6 @@ RECIPES = [
         "recipe.toml, line 10: specials.sentinels",
         "at most 1 048 576",
         more="[specials]\nsentinels = {first = 300, count = 1000000000}\n",
-        shown=False,
     ),
     Mistake(
         "very many tasks",
@@ -477,7 +446,6 @@ RECIPES = [
         "recipe.toml, line 2: ",
         "at most 65535; leave some out",
         {'[[tasks]]\npreset = "ul2r"': "", "seq_length = 512": "seq_length = 512\ntasks = [" + "{}," * 70_000 + "]"},
-        shown=False,
     ),
     Mistake(
         "very many sources",
@@ -488,7 +456,6 @@ RECIPES = [
             '[[sources]]\npaths = ["data/*.jsonl"]': "",
             "seq_length = 512": "seq_length = 512\nsources = [" + "{}," * 66_000 + "]",
         },
-        shown=False,
     ),
     Mistake(
         "a control character in a source's name",
@@ -496,7 +463,6 @@ RECIPES = [
         "recipe.toml, line 5: sources[0].name",
         "without control characters",
         {"paths =": 'name = "a\\u0000b"\npaths ='},
-        shown=False,
     ),
     Mistake(
         "more tokens than there are by far",
@@ -504,7 +470,6 @@ RECIPES = [
         "'source0': its share of total_tokens = 9000000000000000000",
         "ask for fewer tokens",
         {"paths =": "share = 1.0\npaths =", "seq_length": "total_tokens = 9000000000000000000\nseq_length"},
-        shown=False,
     ),
     Mistake(
         "an engine that is none",
@@ -523,7 +488,6 @@ TOKENIZERS = [
         "download the file once and give its path",
         {'"bytes"': '"gpt2"'},
         environment={"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent"},
-        shown=False,
     ),
     Mistake(
         "a tokenizer's path misspelt",
@@ -605,7 +569,6 @@ TOKENIZERS = [
         "give a tokenizer.json",
         {'"bytes"': '"pipe"'},
         before=lambda project: os.mkfifo(project / "pipe"),
-        shown=False,
     ),
     Mistake(
         "a device for a tokenizer",
@@ -615,7 +578,6 @@ TOKENIZERS = [
         {'"bytes"': '"model"'},
         before=lambda project: (project / "model").symlink_to("/dev/zero"),
         typed="plan recipe.toml",
-        shown=False,
     ),
     Mistake(
         "a socket for a tokenizer",
@@ -624,7 +586,6 @@ TOKENIZERS = [
         "give a tokenizer.json",
         {'"bytes"': '"socket"'},
         before=lambda project: os.mknod(project / "socket", stat.S_IFSOCK | 0o600),
-        shown=False,
     ),
     Mistake(
         "ids far beyond the tokens",
@@ -633,7 +594,6 @@ TOKENIZERS = [
         "Give the tokenizer that the model was trained with",
         LLAMA_RECIPE,
         before=writes("llama.json", LLAMA.replace('"vocab": {', '"vocab": {"far": 1900000000, ')),
-        shown=False,
     ),
     Mistake(
         "a template that is a device",
@@ -642,7 +602,6 @@ TOKENIZERS = [
         "give a Jinja file",
         before=lambda project: (project / "chat.jinja").symlink_to("/dev/zero"),
         more='[documents]\nchat_template = "chat.jinja"\n',
-        shown=False,
     ),
     Mistake(
         "a template nested too deeply",
@@ -651,7 +610,6 @@ TOKENIZERS = [
         "give another in documents.chat_template",
         before=writes("chat.jinja", "{% if a %}" * 3000 + "{% endif %}" * 3000),
         more='[documents]\nchat_template = "chat.jinja"\n',
-        shown=False,
     ),
     Mistake(
         "messages without a chat template",
@@ -742,7 +700,6 @@ INPUTS = [
         "a name without that ending",
         {"*.jsonl": "c.jsonl.gz"},
         before=writes("data/c.jsonl.gz", '{"text": "one"}\n'),
-        shown=False,
     ),
     Mistake(
         "a table as text",
@@ -820,7 +777,6 @@ OUTPUTS = [
             builds(recipe=RECIPE.replace('preset = "ul2r"', 'objective = "causal"')), writes("llama.json", LLAMA)
         ),
         mended=writes("recipe.toml", RECIPE.replace('preset = "ul2r"', 'objective = "causal"')),
-        shown=False,
     ),
     Mistake(
         "going on with another file",

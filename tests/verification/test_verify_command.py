@@ -130,8 +130,8 @@ def test_workers_and_a_bar_on_a_terminal(dataset):
 @pytest.mark.long
 def test_off_a_terminal_there_is_no_bar(dataset):
     said = packprep("verify", dataset, "--replay", "3", "--workers", "2")
-    (line,) = said.err.splitlines()
-    assert line.startswith("packprep: reads the sources lines at ")
+    reads, shards = said.err.splitlines()
+    assert reads.startswith("packprep: reads the sources lines at ") and shards.startswith("packprep: shards to do: ")
     assert said.status == 0 and "3 segments built again from their sources" in said.out
 
 
