@@ -102,8 +102,8 @@ def main(arguments: list[str]) -> None:
         )
         print(f"{'command':<22} {'first line':>10} {'silence':>8} {'all':>6}  the longest silence is after")
         late = 0
-        for name, command in commands(folder, recipe).items():
-            if options.only and not name.startswith(tuple(options.only)):
+        for called, command in commands(folder, recipe).items():
+            if options.only and not called.startswith(tuple(options.only)):
                 continue
             heard = []
             for _ in range(options.runs):
@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> None:
             )
             late += first > TARGET_FIRST_S or silence > TARGET_SILENCE_S
             after = min(heard, key=lambda h: abs(h.silence - silence)).after
-            print(f"{name:<22} {first:>10.2f} {silence:>8.2f} {whole:>6.1f}  {after[:90]}", flush=True)
+            print(f"{called:<22} {first:>10.2f} {silence:>8.2f} {whole:>6.1f}  {after[:90]}", flush=True)
     print(f"{late} commands above {TARGET_FIRST_S:g} s to the first line or {TARGET_SILENCE_S:g} s of silence")
 
 

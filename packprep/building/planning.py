@@ -124,9 +124,7 @@ def make_plan(
     tasks = inputs.tasks
     for source, files in zip(recipe.sources, inputs.files, strict=True):
         first_look(source, files, recipe.documents.loss_spans == "use")
-    count, size = (
-        sum(of) for of in zip(*((len(files), int(files.sizes.sum())) for files in inputs.files), strict=True)
-    )
+    count, size = sum(map(len, inputs.files)), sum(int(files.sizes.sum()) for files in inputs.files)
     say(f"sampling {size / 1e6:,.1f} MB in {count:,} file{'s' * (count != 1)}")
     engine, sources, estimates = _proven_and_calibrated(inputs, say)
     if samples is not None:

@@ -1,4 +1,4 @@
-"""The commands that make a dataset: build, plan, status, slurm; warm, of what they run; schema, of what they are given."""
+"""The commands that make a dataset: build, plan, status, slurm; init and schema, for their recipes; warm, for their kernels."""
 
 import os
 from typing import Annotated, Any, Literal

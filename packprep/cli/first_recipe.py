@@ -23,7 +23,7 @@ from packprep.building.progress import put_line
 from packprep.documents.calibration import Estimates
 from packprep.errors import RecipeError, SourceError, VocabularyError
 from packprep.objectives.tasks import complete, recipe_schema
-from packprep.recipe import presets, read_recipe
+from packprep.recipe import as_toml, presets, read_recipe
 from packprep.sources.formats import FORMATS, detect_format, formats_asked
 from packprep.storage import expanded
 
@@ -32,7 +32,6 @@ _SEQ_LENGTHS = (512, 1024, 2048, 4096, 8192)
 _WHOLE = 0.9
 """Of the documents: so many stay whole in a row of the suggested seq_length, where one of the above has room for them."""
 _MOST_NAMES = 100_000
-_TEXTS = (".txt", ".md")
 
 
 @dataclass
@@ -131,7 +130,7 @@ def _sources(paths: Sequence[str], base: Path) -> Iterator[tuple[str, list[str]]
         if not found:
             known = ", ".join(dict.fromkeys(s for f in FORMATS.values() for s in f.suffixes))
             raise RecipeError(
-                f"{path}: a folder without files that are known by their names ({known}, {', '.join(_TEXTS)}; .gz and .zst "
+                f"{path}: a folder without files that are known by their names ({known}, .txt, .md; .gz and .zst "
                 "behind those of lines): name the files, as a pattern"
             )
         for format, endings in found.items():
@@ -145,12 +144,10 @@ def _formats_below(folder: Path) -> dict[str, set[str]]:
     seen = 0
     for _, _, names in os.walk(folder):
         for name in names:
-            lower = name.lower()
-            stem = re.sub(r"\.(gz|zstd?)$", "", lower)
-            known = (ending for f in FORMATS.values() for ending in (f.suffixes or _TEXTS) if stem.endswith(ending))
-            if ending := next(known, ""):
-                format, _ = detect_format(lower)
-                found.setdefault(format, set()).add(name[len(stem) - len(ending) :])
+            format, compression = detect_format(name)
+            ending = "".join(Path(name).suffixes[-2 if compression else -1 :])
+            if FORMATS[format].suffixes or re.fullmatch(r"\.(txt|md)(\.\w+)?", ending.lower()):
+                found.setdefault(format, set()).add(ending)
         seen += len(names)
         if seen > _MOST_NAMES:
             break
@@ -194,28 +191,23 @@ def _text(
         f"# About {planned['documents']:,} documents, {planned['text_bytes']:,} bytes of text, {planned['tokens']:,} tokens:",
         f"# {planned['output_bytes']:,} bytes in rows. `packprep plan` says more; docs/recipe.md has all keys.",
         "",
-        f"tokenizer = {_toml(table['tokenizer'])}"
+        f"tokenizer = {as_toml(table['tokenizer'])}"
         + ("  # built in; or your tokenizer.json, its folder, a Hub name" if table["tokenizer"] == "bytes" else ""),
         f"seq_length = {table['seq_length']}  # {why}",
         "seed = 0  # another one draws everything anew",
         "",
         "[[tasks]]",
-        f"preset = {_toml(table['tasks'][0]['preset'])}  # of {', '.join(presets())}",
+        f"preset = {as_toml(table['tasks'][0]['preset'])}  # of {', '.join(presets())}",
     ]
     for source in sources:
         lines += ["", "[[sources]]"]
         for key, value in source.keys.items():
             reason = source.why.get(key)
-            lines.append(f"{key} = {_toml(value)}" + (f"  # {reason}" if reason else ""))
+            lines.append(f"{key} = {as_toml(value)}" + (f"  # {reason}" if reason else ""))
     if specials:
         lines += ["", "[specials]  # roles that the tokenizer's own files do not name", *specials]
     lines += [f"\n# warning: {warning}" for warning in planned["warnings"]]
     return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    """A text or a list of texts; JSON's escapes are TOML's, but for DEL."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def print_first_recipe(result: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 presets.toml beside this file."""
 
 from packprep.recipe.from_toml import (
+    as_toml,
     fingerprint,
     from_normalised,
     load_recipe,
@@ -42,6 +43,7 @@ __all__ = [
     "Source",
     "Specials",
     "TaskEntry",
+    "as_toml",
     "fingerprint",
     "from_normalised",
     "json_schema",

@@ -467,6 +467,11 @@ def _refuse_wide_integers(value: Any) -> None:
         raise ValueError("an integer has more than 64 bits")
 
 
+def as_toml(value: str | Sequence[str]) -> str:
+    """A text or a list of texts as TOML writes them: JSON's escapes are TOML's, but for DEL, which JSON leaves as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def split_assignment(assignment: str) -> tuple[str, str]:
     """Key and value of a `--set`, as they are written. RecipeError if it is no KEY=VALUE."""
     path, equals, text = assignment.partition("=")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from packprep.errors import SourceError
-from packprep.recipe import Source
+from packprep.recipe import Source, as_toml
 from packprep.sources.files import Files
 from packprep.sources.formats import FORMATS
 from packprep.sources.formats.batch import open_source
@@ -245,12 +245,12 @@ def _mistake_of_lines(
     keys = ", ".join(map(repr, list(longest)[:20])) or "none"
     if messages and (found := _messages_in(first)):
         settings |= found
-        advised = " and ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in found.items())
+        advised = " and ".join(f"{key} = {as_toml(value)}" for key, value in found.items())
         return f"none of its first {looked_at} documents has the key {text_key!r}; set {advised}"
     likely = max(longest, key=longest.__getitem__, default="")
     if longest[likely]:
         settings["text_key"] = likely
-    example = f", as in text_key = {json.dumps(likely, ensure_ascii=False)}" if longest[likely] else ""
+    example = f", as in text_key = {as_toml(likely)}" if longest[likely] else ""
     return (
         f"none of its first {looked_at} documents has the key {text_key!r}; their keys are: {keys}. "
         f"Set text_key (--text-key) to the one that holds the text{example}"

@@ -52,24 +52,21 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
     if name == "bytes":
         return bytes_tokenizer_json(), []
     path = base / expanded(name)
-    if path.is_file():
-        if path.suffix == ".model":
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if file.is_file():
+        if file.suffix == ".model":
             raise VocabularyError(
                 f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. Use the one that the model "
                 f"was published with, or make it: {_CONVERSION.format(str(path.parent))}"
             )
-        say(f"reading tokenizer {path}", once=True)
-        return _read(path), _beside(lambda file: read_beside(name, base, file))
-    if path.is_dir():
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
-            raise VocabularyError(
-                f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
-                f"Use the one that the model was published with, or make it: {_CONVERSION.format(str(path))}"
-            )
         say(f"reading tokenizer {file}", once=True)
-        return _read(file), _beside(lambda file: read_beside(name, base, file))
+        return _read(file), _beside(lambda beside: read_beside(name, base, beside))
+    if path.is_dir():
+        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+        raise VocabularyError(
+            f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
+            f"Use the one that the model was published with, or make it: {_CONVERSION.format(str(path))}"
+        )
     if path.exists():
         raise VocabularyError(
             f"tokenizer = {name!r}: {path} is no regular file but a pipe, a device or a socket: give a tokenizer.json, or a "

@@ -1,11 +1,11 @@
 """What to say when a tokenizer lacks roles: all of them at once, and lines for the recipe that mend it."""
 
-import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from packprep.errors import VocabularyError
+from packprep.recipe import as_toml
 from packprep.tokenizer.file import TokenTable
 
 RESERVED = re.compile("reserved|unused|extra_id|place.?holder|dummy", re.IGNORECASE)
@@ -103,7 +103,7 @@ def _lines_from_reserved(
         free += spare_sentinels[-short:]
     played = [(part, part.instead) for part in known]
     played += [(part, tokens.texts[id]) for part, id in zip(singles, free, strict=False)]
-    lines = [f"{_toml_key(part.key)} = {_toml_string(text)}" for part, text in played]
+    lines = [f"{_toml_key(part.key)} = {as_toml(text)}" for part, text in played]
     if spans is None:
         return lines, len(lines) == len(known) + len(singles)
     rest = free[len(singles) :]
@@ -111,7 +111,7 @@ def _lines_from_reserved(
     if run:
         lines.append(f"sentinels = {{first = {run[0]}, count = {len(run)}}}")
     elif rest:
-        texts = ", ".join(_toml_string(tokens.texts[id]) for id in rest[: spans.wanted])
+        texts = ", ".join(as_toml(tokens.texts[id]) for id in rest[: spans.wanted])
         lines.append(f"sentinels = [{texts}]")
     return lines, bool(rest)
 
@@ -126,12 +126,7 @@ def _consecutive(ids: Sequence[int], count: int) -> Sequence[int]:
 
 
 def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_string(key)
-
-
-def _toml_string(text: str) -> str:
-    # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else as_toml(key)
 
 
 def listed(items: Iterable[str], most: int = 5) -> str:

@@ -1,6 +1,5 @@
 """Rows of Arrow columns → documents: of texts, or of lists of token ids; what Parquet and Arrow files have in common."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packprep.errors import SourceError
+from packprep.recipe import as_toml
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import (
     LOSS_SPANS,
@@ -97,8 +97,7 @@ def _no_layout(path: str, schema: pa.Schema, text_key: str, fields: Fields, layo
         )
     if key := _messages_in(schema):
         return SourceError(
-            f"{path}: no column named {text_key!r}, and one of messages: set messages_key = "
-            f"{json.dumps(key, ensure_ascii=False)}.",
+            f"{path}: no column named {text_key!r}, and one of messages: set messages_key = {as_toml(key)}.",
             {"messages_key": key},
         )
     return _text_missing(path, schema, text_key, "no column")
