@@ -47,6 +47,7 @@ from packprep.format.json_files import (
     rejects_name,
     shard_name,
 )
+from packprep.kernel import warm_kernels
 from packprep.recipe import Recipe
 from packprep.sources.files import Files, match_below
 from packprep.sources.formats import Decoders
@@ -104,6 +105,7 @@ def build(
         inputs = look_up(recipe, moved or {})
         if not out.exists(MANIFEST_NAME):
             begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
+            warm_kernels()  # meanwhile; the forecast and the workers, which are forked from here, have kernels
         plan = planned(inputs, out, progress.say)
         compare_sources(out, plan, inputs, progress.say, available_cpus() if workers is None else workers)
     share = share_of(*array, plan.shards)

@@ -3,6 +3,7 @@
 Exit status: 0 good · 1 `verify` found faults, or `status` found shards missing · 2 an error · 75 stopped by a signal.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -79,6 +80,7 @@ def entry() -> None:
             main()
         finally:
             _on_signals(signal.SIG_IGN)
+            gc.freeze()  # at the end Python searches for garbage once more, .15 s where numba is loaded
     except SystemExit:
         raise
     except BaseException:  # what was raised may have become another error on its way
