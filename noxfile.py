@@ -1,10 +1,10 @@
-"""Sessions: tests, long, trainers, lint, types, docs, minimums, numpy_only; campaign, not by default. `nox -s lint`: one."""
+"""Sessions: tests, long, trainers, lint, types, docs, minimums, package; campaign, not by default. `nox -s lint`: one."""
 
 import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["tests", "long", "trainers", "lint", "types", "docs", "minimums", "numpy_only"]
+nox.options.sessions = ["tests", "long", "trainers", "lint", "types", "docs", "minimums", "package"]
 
 
 @nox.session
@@ -80,16 +80,10 @@ def minimums(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
 
 
-@nox.session
-def numpy_only(session: nox.Session) -> None:
-    """The dataset room in an environment that has numpy and nothing else."""
-    packed = session.create_tmp() + "/packed"
-    session.install(".")
-    session.run("packprep", "build", "examples/quickstart.toml", "--out", packed)
-    session.run("python", "-m", "venv", "--clear", session.create_tmp() + "/numpy_only")
-    python = session.create_tmp() + "/numpy_only/bin/python"
-    session.run(python, "-m", "pip", "install", "numpy", external=True)
-    session.run(python, "examples/read_batches.py", packed, external=True, env={"PYTHONPATH": "."})
+@nox.session(venv_backend="none")
+def package(session: nox.Session) -> None:
+    """The wheel and the sdist, each in an environment of its own; the loader, with numpy and nothing else."""
+    session.run(".ci/package", external=True)
 
 
 @nox.session

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packprep.format.json_files import encode
 from tests import made
 from tests.command_line import Said, inside
 from tests.tokenizer import tokenizers_made
@@ -41,7 +42,7 @@ class Mistake:
     what, where, do   words of the message: what is wrong, where, what to do about it
     mended    what is done then, beside writing RECIPE as it should be; and the command that has to succeed, typed in the
               same folder. None: there is nothing to run
-    most_lines of the message
+    most_lines of the message; keeps: whether nothing is written
     """
 
     name: str
@@ -57,6 +58,7 @@ class Mistake:
     then: str | None = BUILD
     status: int = 2
     most_lines: int = 6
+    keeps: bool = True
 
 
 def project(folder: Path) -> Path:
@@ -118,6 +120,17 @@ def begins(project: Path) -> None:
     shutil.rmtree(project / "out/receipts")
 
 
+def builds_other(project: Path) -> None:
+    """Build another dataset, `other`, of texts that the recipe may or may not name."""
+    assert typed(project, "build data/a.jsonl --tokenizer bytes --out other").status == 0
+
+
+def edits(path: Path, **changes: Any) -> None:
+    """Edit a file of a dataset as a newer version could have written it; without changes, as an editor saves it."""
+    value = json.loads(path.read_bytes())
+    path.write_bytes(encode({**value, **changes}) if changes else json.dumps(value, indent=2).encode())
+
+
 def moves(project: Path) -> None:
     builds()(project)
     (project / "data").rename(project / "moved")
@@ -156,4 +169,6 @@ TEMPLATE = (
     "{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
 BAD = lines(*({"text": text} for text in made.texts(5))) + "no JSON\n" * 150
+CHAT = '[documents]\nchat_template = "chat.jinja"\n'
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 GZIP = gzip.compress(lines(*({"text": text} for text in made.texts(40))).encode(), mtime=0)

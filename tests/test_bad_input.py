@@ -166,11 +166,11 @@ def test_special_text_can_be_made_a_reject(tmp_path):
 
 
 def test_inputs_without_one_document_that_can_be_used(tmp_path):
-    write(tmp_path / "in.jsonl", b"bad\n" * 20)
+    write(tmp_path / "in.jsonl", b'{"text": ""}\n' + b"bad\n" * 20)
     message = stopped(tmp_path)
-    assert "20 documents were read and none can be used (malformed_json 20)" in message
-    assert f"{tmp_path / 'in.jsonl'}: document at 0" in message and "build into another folder" in message
-    assert len(rejects_of(tmp_path / "out")) == 20
+    assert "21 documents were read and none can be used (malformed_json 20, empty 1)" in message
+    assert f"{tmp_path / 'in.jsonl'}: document at 13" in message and "build into another folder" in message
+    assert len(rejects_of(tmp_path / "out")) == 21
     assert inside("plan", tmp_path / "in.jsonl").status == 0
 
 

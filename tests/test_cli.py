@@ -788,3 +788,13 @@ def test_inspect_a_dataset_and_a_row(dataset):
 def test_inspect_a_row_that_is_not_there(dataset, tmp_path):
     assert "row" in refused("inspect", dataset, "--row", "100000")
     assert "no dataset" in refused("inspect", tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["typer", pytest.param("numba", marks=pytest.mark.long)])
+def test_what_is_not_installed_is_named_with_what_to_install(corpus, tmp_path, missing):
+    """As in a trainer's image, where packprep was installed without its dependencies."""
+    words = ["packprep", "build", str(corpus / "recipe.toml"), "--out", str(tmp_path / "out")]
+    code = f"import sys; sys.modules[{missing!r}] = None; sys.argv = {words!r}; from packprep.cli import entry; entry()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"error: {missing} is not installed" in done.stderr and "`pip install packprep`" in done.stderr

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import packprep
@@ -38,7 +39,7 @@ def test_a_mistake_is_named_placed_and_can_be_put_right(tmp_path, name):
     for part in (mistake.what, mistake.where, mistake.do):
         assert part in message, message
     assert not INTERNAL.search(message) and len(message.splitlines()) <= mistake.most_lines, message
-    if name != "too many bad documents":  # which are there to be looked at
+    if mistake.keeps:
         assert made.contents(folder) == there[0]
     if mistake.then is not None:
         (folder / "recipe.toml").write_text(RECIPE)
@@ -95,6 +96,14 @@ def test_one_odd_file_among_good_ones_is_no_mistake_of_a_source(tmp_path):
     assert said.status == 0 and said.json["documents"]["rejected"] == {"malformed_json": 1, "missing_text": 1}
 
 
+def test_a_readme_among_tables_is_said(tmp_path):
+    folder = project(tmp_path)
+    made.write(folder / "data/README.md", b"# A corpus\n")
+    said = typed(folder, mistakes_made.BUILD + " --set sources.0.paths=data/*")
+    words = "source source0: 1 of its 3 files is read as one text each, as README.md is: name the others alone in paths"
+    assert said.status == 0 and words in said.err
+
+
 def test_a_hidden_file_keeps_no_build_from_a_folder(tmp_path):
     folder = project(tmp_path)
     made.write(folder / "out/.hidden", b"")
@@ -133,6 +142,31 @@ def _state(dataset, **changes):
         (lambda d: packprep.open_dataset(d).batches(batch_size=0), ["batch_size is 0", "in 1 …"]),
         (lambda d: packprep.open_dataset(d).batches(batch_size=2, rank=2, world_size=2), ["rank is 2", "in 0 … 1"]),
         (lambda d: packprep.open_dataset(d).batches(batch_size=2, columns=["token"]), ["'token'", "there are tokens,"]),
+        (lambda d: packprep.open_dataset("s3://bucket/packed"), ["s3://bucket/packed is a URL", "open_remote"]),
+        (lambda d: packprep.open_dataset(None), ["directory is None", "should be the folder of a dataset"]),
+        (lambda d: packprep.open_dataset(d, io="mmaped"), ["io is 'mmaped'", "'mmap' or 'pread'"]),
+        (lambda d: packprep.open_dataset(d).batches(2, shuffle="no"), ["shuffle is 'no'", "True or False"]),
+        (lambda d: packprep.open_dataset(d).batches(2, redraw="false"), ["redraw is 'false'", "True or False"]),
+        (
+            lambda d: packprep.open_dataset(d).batches(2, epochs=1, samples=4),
+            ["epochs = 1 and samples = 4", "one of them"],
+        ),
+        (
+            lambda d: packprep.open_dataset(d).batches(2, dtype=np.int8),
+            ["the dtype of 'tokens' is int8", "a wider one"],
+        ),
+        (
+            lambda d: packprep.open_dataset(d).batch([0], out={"tokens": np.zeros((1, 512), np.uint8)}),
+            ["the dtype of 'tokens' is uint8", "values up to 527"],
+        ),
+        (
+            lambda d: packprep.open_dataset(d).batch([0], columns=["loss_weights"], dtype={"loss_weights": int}),
+            ["the dtype of 'loss_weights' is int64", "no whole numbers"],
+        ),
+        (
+            lambda d: packprep.open_dataset(d).batches(2).load_state_dict(_state(d, rows="4")),
+            ["the state's rows is '4'", "an integer of at least 0"],
+        ),
         (lambda d: packprep.open_dataset(d).with_loss_on(task="x-lon"), ["'x-lon'", "there are 'r', 'x-long'"]),
         (
             lambda d: packprep.open_dataset(d).batches(batch_size=2).load_state_dict({"rows": 2}),

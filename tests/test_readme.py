@@ -106,8 +106,10 @@ def test_the_quickstart_shows_the_example_as_it_is():
     assert tomllib.loads(shown) == tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text("utf-8"))
 
 
-def test_ci_takes_the_test_command_from_the_readme():
-    (line,) = [line for line in README.splitlines() if line.startswith("pip install '.[test]'")]
-    script = (ROOT / ".ci" / "run").read_text("utf-8")
-    assert line not in script and """grep -m1 -F "pip install '.[test]'" README.md""" in script
-    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+@pytest.mark.parametrize("script, command", [("run", "pip install '.[test]'"), ("package", "pip install . &&")])
+def test_ci_takes_its_commands_from_the_readme(script, command):
+    (line,) = [line for line in README.splitlines() if line.startswith(command)]
+    path = ROOT / ".ci" / script
+    text = path.read_text("utf-8")
+    assert line not in text and f'grep -m1 -F "{command}" README.md' in text
+    assert os.access(path, os.X_OK)

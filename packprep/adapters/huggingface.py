@@ -34,6 +34,7 @@ __all__ = ["Collator", "check_tokenizer", "model_inputs"]
 IGNORE_INDEX = -100
 ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
 LABELS = ("shift_labels", "shifted_by_model")
+_NEEDED = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 class Collator:
@@ -89,6 +90,11 @@ class Collator:
         For FlexAttention they lie on the accelerator at once, if there is one: a BlockMask works where it was made, and
         cannot be sent from a worker process either. Give the Trainer dataloader_pin_memory=False and no workers then.
         """
+        if not rows or not all(isinstance(row, Mapping) and torch.is_tensor(row.get("tokens")) for row in rows):
+            raise ArgumentError(
+                "the rows to collate are none of packprep.adapters.torch.Rows: give Rows(directory) as train_dataset, and set "
+                "remove_unused_columns=False"
+            )
         batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         if self.attention == "flex_attention":
             if get_worker_info() is not None:
@@ -104,6 +110,11 @@ class Collator:
         float32 with its least number where nothing is seen, or a BlockMask. Flash attention takes FlashAttentionKwargs,
         and all rows as one [1, B · T].
         """
+        if lacking := [name for name in _NEEDED if name not in batch]:
+            raise ArgumentError(
+                f"the batch has no {', '.join(lacking)}: leave columns out where it is read, or name these too, and set "
+                "remove_unused_columns=False"
+            )
         inputs = {"input_ids": batch["tokens"], "position_ids": batch["position_ids"], **self._labels(batch)}
         if self.attention == "flex_attention":
             inputs["attention_mask"] = flex_block_mask(batch, prefix_bidirectional=self.prefix_bidirectional)

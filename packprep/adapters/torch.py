@@ -22,7 +22,7 @@ from torch.utils.data import Dataset as TorchDataset
 from packprep.adapters import opened, tasks_of, weights_spans
 from packprep.dataset import attention, order
 from packprep.dataset.attention import RULES
-from packprep.dataset.batches import check_state
+from packprep.dataset.batches import check_state, checked_columns, integer
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError, StateError
@@ -72,8 +72,16 @@ class Form:
             raise ArgumentError(f"layout is {layout!r} and should be 'bshd' or 'thd'")
         if tail not in ("segment", "drop"):
             raise ArgumentError(f"tail is {tail!r} and should be 'segment' or 'drop'")
+        if (
+            ignore_index is not None
+            and 0 <= integer("ignore_index", ignore_index, -(1 << 63), 1 << 63) < dataset.vocab_size
+        ):
+            raise ArgumentError(
+                f"ignore_index is {ignore_index}, an id of the dataset, whose trained labels a loss would leave out: give one "
+                "below 0, as -100"
+            )
         self.layout, self.ignore_index, self.tail = layout, ignore_index, tail
-        wanted = default_columns(dataset) if columns is None else tuple(columns)
+        wanted = default_columns(dataset) if columns is None else checked_columns(columns)
         # The layout and the sums are made from these two; labels need the mask where an ignore_index goes into them.
         needed = ["segment_ids"] if layout == "thd" else []
         if "prefix_ends" in wanted and any(RULES[task["attention"]].in_blocks for task in tasks_of(dataset)):
@@ -305,8 +313,7 @@ def loader(
     labels where loss_mask is False. pin_memory: batches lie in page-locked memory, from torch's own cache of it.
     num_workers: processes; 0, the fast default, makes batches here.
     """
-    if num_workers < 0:
-        raise ArgumentError(f"num_workers is {num_workers} and should be at least 0")
+    integer("num_workers", num_workers, 0, 1 << 31)
     if pin_memory and not torch.accelerator.is_available():
         raise ArgumentError("pin_memory=True needs an accelerator, and torch sees none; leave it out on a CPU")
     return Loader(iterable(directory, batch_size, rank, world_size, layout, **options), num_workers, pin_memory)
@@ -356,7 +363,7 @@ class BatchSampler:
         epochs: int | None = 1,
         samples: int | None = None,
     ):
-        self._dataset = rows.dataset if isinstance(rows, Rows) else rows
+        self._dataset = rows.dataset if isinstance(rows, Rows) else opened(rows)
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         epochs = None if samples is not None and epochs == 1 else epochs
         self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs, samples=samples)

@@ -36,10 +36,11 @@ from packprep.recipe import Recipe, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import check_format
 from packprep.sources.slices import MOST_PIECES, PlannedSource, format_name, pieces_of_all_uses
-from packprep.storage import Folder, folder_at
+from packprep.storage import Folder, LocalFolder, folder_at
 from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.file import continuing_tokens
+from packprep.tokenizer.missing_roles import listed
 from packprep.tokenizer.roles import Vocabulary
 
 MOST_SHARDS = 1 << 20
@@ -362,6 +363,19 @@ def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
     """What plan.json of an output folder holds; None if there is none. PlanError if one byte of it is not as it was written."""
     found = stored_plan_and_digest(out)
     return found[0] if found else None
+
+
+def refuse_others(out: Folder) -> None:
+    """PlanError if a new build cannot begin in an output folder: it has other files, or is a link to nowhere."""
+    if isinstance(out, LocalFolder) and out.path.is_symlink() and not out.path.exists():
+        raise PlanError(
+            f"{out} is a link to {out.path.readlink()}, which is not there: make that folder, or remove the link"
+        )
+    if others := out.others():
+        raise PlanError(
+            f"{out} holds files that are no packprep's: {listed(others)}. A dataset's folder holds nothing else: "
+            "give --out a folder that is new or empty"
+        )
 
 
 def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:

@@ -6,6 +6,7 @@ twice: ids, ratios, repeats, the engine and its version. A plan, its tokenizer a
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,11 @@ def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
             raise RecipeError(f"--source {name}=…: the recipe has no source of that name; it has {', '.join(names)}")
     found = [find_files(source, i, recipe.base, moved.get(source.name)) for i, source in enumerate(recipe.sources)]
     if not any(files.sizes.any() for _, files in found):
-        raise RecipeError("the inputs hold no bytes: every file that the sources name is empty")
+        first = next((os.path.join(files.root, files.names[0]) for _, files in found if len(files)), "there is none")
+        raise RecipeError(
+            f"the inputs hold no bytes: every file that the sources name is empty, as {first} is; fetch them again, or name "
+            "others in paths"
+        )
     vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe)))
     template, documents = None, recipe.documents
     if documents.loss_spans == "use":
@@ -123,7 +128,7 @@ def make_plan(
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     tasks = inputs.tasks
     for source, files in zip(recipe.sources, inputs.files, strict=True):
-        first_look(source, files, recipe.documents.loss_spans == "use")
+        first_look(source, files, recipe.documents.loss_spans == "use", inputs.chat_template or "")
     count, size = sum(map(len, inputs.files)), sum(int(files.sizes.sum()) for files in inputs.files)
     say(f"sampling {size / 1e6:,.1f} MB in {count:,} file{'s' * (count != 1)}")
     engine, sources, estimates = _proven_and_calibrated(inputs, say)

@@ -26,7 +26,16 @@ import numpy as np
 from packprep.building.array_tasks import share_of
 from packprep.building.commit import commit_shard, done_receipt, missing_shards, publish
 from packprep.building.forecast import forecast
-from packprep.building.plan import LATER, Plan, check_law, open_plan, recipe_of, stored_plan, stored_plan_and_digest
+from packprep.building.plan import (
+    LATER,
+    Plan,
+    check_law,
+    open_plan,
+    recipe_of,
+    refuse_others,
+    stored_plan,
+    stored_plan_and_digest,
+)
 from packprep.building.planning import Inputs, differences, look_up, make_plan
 from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
 from packprep.building.work import make_shard
@@ -54,7 +63,6 @@ from packprep.sources.formats import Decoders
 from packprep.storage import Folder, folder_at
 from packprep.tokenizer.engines import begin_loading, engine_in_words
 from packprep.tokenizer.engines.engine import Engine
-from packprep.tokenizer.missing_roles import listed
 
 LIST_AGAIN_S = 3.0
 WORKER_TEXT_BYTES = 8 << 20
@@ -192,12 +200,7 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
             )
     if found is None:
-        others = out.others()
-        if others:
-            raise PlanError(
-                f"{out} holds files that are no packprep's: {listed(others)}. A dataset's folder holds nothing else: "
-                "give --out a folder that is new or empty"
-            )
+        refuse_others(out)
         samples: list[Estimates] = []
         fresh = make_plan(inputs, say, samples)
         for warning in forecast(fresh, inputs, samples)["warnings"]:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.array_tasks import ranges, tasks_of
+from packprep.building.plan import refuse_others
 from packprep.building.progress import put_line
 from packprep.errors import BuildError, RecipeError
+from packprep.format.json_files import PLAN_NAME
 from packprep.sources.files import absolute_prefix
-from packprep.storage import is_url
+from packprep.storage import folder_at, is_url
 from packprep.storage.local import LocalFolder, write_error
 
 COMMON_MAX_ARRAY_SIZE = 1001
@@ -110,11 +112,15 @@ def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[
     """Write the scripts of an array, and submit them if asked to; gives {out, folder, scripts, array, at_once, jobs, submit}.
 
     jobs: [{script, job}] of what was submitted. submit: the shell command that submits what was not, or null.
-    say: is told what else there is to know. RecipeError for an array that this site cannot take.
+    say: is told what else there is to know. RecipeError for an array that this site cannot take, PlanError for
+    an output that cannot be begun.
     """
     job = replace(job, out=absolute_prefix(os.fspath(job.out)))
     _check_size(job, say)
     folder, names = slurm_folder(job.out), list(scripts(job, slurm_folder(job.out)))
+    out = folder_at(job.out)
+    if job.command == "build" and not out.exists(PLAN_NAME):
+        refuse_others(out)  # here, and not in every task
     for name in write_scripts(job):
         say(f"{folder / name} stood there with other text, which is in {name}.old")
     jobs = submit(job) if submitted else []

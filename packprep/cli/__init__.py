@@ -9,6 +9,10 @@ import signal
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 __all__ = ["entry", "main"]
 
 # Nothing else is imported here: a signal before `entry` is Python's own affair.
@@ -44,6 +48,8 @@ def main() -> None:
     except PackprepError as error:
         say(f"{'stopped' if error.exit_status == _STOPPED_STATUS else 'error'}: {error}")
         raise SystemExit(error.exit_status) from None
+    except ModuleNotFoundError as error:
+        _say_missing(error)
     except OSError as error:
         say(f"error: {error}; see to it and run the same command again")
         raise SystemExit(2) from None
@@ -59,7 +65,10 @@ def entry() -> None:
     os.environ.setdefault(
         "NUMPY_MADVISE_HUGEPAGE", "0"
     )  # a virtual machine has to ask its host for such pages each time
-    import packprep.cli.application  # noqa: F401
+    try:
+        import packprep.cli.application  # noqa: F401
+    except ModuleNotFoundError as error:
+        _say_missing(error)
 
     asked: list[float] = []  # when
 
@@ -88,6 +97,19 @@ def entry() -> None:
             raise
         os.write(2, _STOPPED)
         raise SystemExit(_STOPPED_STATUS) from None
+
+
+def _say_missing(error: ModuleNotFoundError) -> "NoReturn":
+    """End where a package is missing, as where packprep was installed for a trainer, without what its command needs."""
+    name = str(error.name).partition(".")[0]
+    if name == "packprep":
+        raise error
+    print(
+        f"packprep: error: {name} is not installed, which this command needs: `pip install packprep` adds all that is missing "
+        "here; opening and reading datasets, `packprep.open_dataset`, needs numpy alone",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)
 
 
 def _on_signals(handler: object) -> None:

@@ -33,6 +33,8 @@ _WANTED = {
 def say_usage(error: Any, words: Sequence[str]) -> None:
     """Say on stderr what is wrong with a command line, and what to do. words: the command line."""
     message = error.format_message().rstrip(".")
+    if message.startswith("Missing"):
+        message = " ".join(message.split())  # with what there is to choose from
     if not message or "\n" in message:  # the help, for no command at all
         error.show()
         return
@@ -42,7 +44,8 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
     given = next((w for option, w in zip(words, words[1:], strict=False) if option in names), None)
     if given is not None and message.startswith("Invalid value") and repr(given) not in message:
         message += f", and {given!r} is given"
-    wanted = next((_WANTED[name] for name in names if name in _WANTED), None) if "Invalid" not in message else None
+    known = not message.startswith(("Invalid", "No such"))
+    wanted = next((_WANTED[name] for name in names if name in _WANTED), None) if known else None
     say(f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what there is")
 
 

@@ -99,6 +99,16 @@ def recipe_of(
     if tokenizer is not None:
         place = Path(expanded(tokenizer))
         table["tokenizer"] = str(place.resolve()) if place.exists() else tokenizer
+    options = {"seq_length": seq_length, "seed": seed, "tokenizer": tokenizer}
+    for assignment in assignments or ():
+        key = split_assignment(assignment)[0].strip()
+        if options.get(key) is not None:
+            option = f"--{key.replace('_', '-')} {options[key]}"
+            raise RecipeError(f"{option} and --set {assignment} both say {key}: give one of them")
+    if tasks is not None and "," in tasks:
+        raise RecipeError(
+            f"--tasks {tasks}: expected one preset; several are [[tasks]] of a recipe, each with its weight"
+        )
     if tasks is not None:
         table["tasks"] = [{"preset": tasks}]
         typed["tasks",] = f"--tasks {tasks}"

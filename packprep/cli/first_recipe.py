@@ -56,6 +56,10 @@ def write_first_recipe(
         raise RecipeError(f"{out} is there, and is not overwritten: give another --out, or move it away")
     if not out.parent.is_dir():
         raise RecipeError(f"{out}: there is no folder {out.parent}: make it")
+    if recipe := next((path for path in paths if path.endswith(".toml")), None):
+        raise RecipeError(
+            f"{recipe} is a recipe, and packprep build builds it: name files, patterns or folders of data"
+        )
     base = out.parent.resolve()
     place = Path(expanded(tokenizer))
     tokenizer = _below(place, base) if place.exists() else tokenizer

@@ -29,13 +29,14 @@ _INSTEAD = {
 
 
 class Reader:
-    """The face of a Dataset and of a Mixture. They have seq_length, token_dtype, a fingerprint, a digest, a length, `row`, and
+    """The face of a Dataset and of a Mixture. They have what a batch needs to know, a fingerprint, a digest, a length, `row`, and
 
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
     rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw()
     """
 
     seq_length: int
+    vocab_size: int
     token_dtype: np.dtype
     what = "dataset"
     _columns: tuple[str, ...] = COLUMNS
@@ -146,6 +147,7 @@ class Reader:
             elif out[name].shape != shape:
                 raise ArgumentError(f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}")
             else:
+                self._check_holds(name, out[name].dtype)
                 batch[name] = out[name]
         self._fill(found, batch, epochs, accelerate)
         return batch
@@ -163,7 +165,24 @@ class Reader:
             except TypeError as error:
                 what = f"the dtype of {name!r} is {asked!r} and should be one of numpy's: {error}"
                 raise ArgumentError(what) from error
+            if asked is not None:
+                self._check_holds(name, dtypes[name])
         return dtypes
+
+    def _check_holds(self, name: str, dtype: np.dtype) -> None:
+        """ArgumentError unless a dtype holds every value that a column may have: numpy would wrap ids and cut weights."""
+        most = {"tokens": self.vocab_size - 1, "labels": self.vocab_size - 1, "loss_mask": 1}.get(name, self.seq_length)
+        if name in ("loss_weights", "loss_weight_sum"):
+            holds = dtype.kind not in "biu"
+        elif dtype.kind in "iu":
+            holds = np.iinfo(dtype).max >= most
+        elif dtype.kind == "f":
+            holds = 2 << np.finfo(dtype).nmant >= most
+        else:
+            holds = dtype.kind != "b" or most == 1
+        if not holds:
+            values = "weights, which are no whole numbers" if name.startswith("loss_weight") else f"values up to {most}"
+            raise ArgumentError(f"the dtype of {name!r} is {dtype}, which cannot hold its {values}: give a wider one")
 
     def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> Any:
         """A dataset of which ds[i], ds.__getitems__, batch and batches give these columns in this dtype, unless they are asked
@@ -210,9 +229,9 @@ class Reader:
             raise ArgumentError(f"{self!r} has no rows: no batch would ever come")
         # What cannot be used is refused now, not at a batch or after an epoch.
         batches.dataset, batches._columns = self, None if columns is None else checked_columns(columns)
-        batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), bool(shuffle)
+        batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), _true_or_false("shuffle", shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
-        batches._redraw, batches._accelerate = bool(redraw), accelerate
+        batches._redraw, batches._accelerate = _true_or_false("redraw", redraw), accelerate
         check_accelerate(accelerate)
         if redraw:
             self.check_redraw()
@@ -321,6 +340,13 @@ def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     refuse_columns(names)
     return names
+
+
+def _true_or_false(name: str, value: Any) -> bool:
+    """A bool; ArgumentError for a text, of which "false" would be true, and for whatever else is none."""
+    if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise ArgumentError(f"{name} is {value!r} and should be True or False")
 
 
 def integer(name: str, value: Any, least: int, below: int) -> int:

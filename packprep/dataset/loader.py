@@ -247,6 +247,8 @@ def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
         if shares is not None:
             raise ArgumentError(f"shares = {shares!r} is for a list of directories, and {str(directory)!r} is one")
         return Dataset(Path(directory), read_manifest(directory), limit, io)
+    if directory is None:
+        raise ArgumentError("directory is None and should be the folder of a dataset, or a list of several")
     directories = list(directory)
     if shares is None or len(shares) != len(directories) or not directories:
         raise ArgumentError(

@@ -405,6 +405,10 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
                 f"{path} does not exist: the build of {directory} is not finished. Run its command again; "
                 f"`packprep status {directory}` says what is missing"
             ) from error
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):
+            raise DatasetError(
+                f"{directory} is a URL, and this opens folders: open_remote of packprep.adapters.remote opens it"
+            ) from error
         there = "" if Path(directory).exists() else ", there is no such folder"
         raise DatasetError(
             f"{path} does not exist: {directory} is no dataset, or its build is not finished{there} "
@@ -416,4 +420,8 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
         ) from error
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from error
-    return check_manifest(decode(data, str(path)), str(path))
+    try:
+        value = decode(data, str(path))
+    except DatasetError as error:
+        raise DatasetError(f"{error}; put the file back as it was, or build into another folder") from error
+    return check_manifest(value, str(path))

@@ -28,6 +28,7 @@ from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
 from packprep.format.tokenizer_json import continuing, flags_of
 
 ACCELERATE = ("numpy", "numba", "auto")
+_KERNELS_NEED = ("numba", "msgspec", "xxhash")
 EPOCHS = 1 << 32
 """Epochs after which chance repeats, from the stored rows on."""
 MOST_IDS = 1 << 24
@@ -235,16 +236,17 @@ def _kernels() -> Any:
 
 @cache
 def check_accelerate(accelerate: str) -> bool:
-    """Whether the kernels of a build draw anew; ArgumentError unless it is "numpy", "numba", where that is installed, or
-    "auto": numba where it is."""
+    """Whether the kernels of a build draw anew; ArgumentError unless it is "numpy", "numba", where that and what kernels are
+    kept by is installed, or "auto": numba where they are."""
     if accelerate not in ACCELERATE:
         raise ArgumentError(f"accelerate is {accelerate!r} and should be one of {', '.join(map(repr, ACCELERATE))}")
-    there = accelerate != "numpy" and find_spec("numba") is not None
-    if accelerate == "numba" and not there:
+    missing = [name for name in _KERNELS_NEED if find_spec(name) is None]
+    if accelerate == "numba" and missing:
         raise ArgumentError(
-            "accelerate = 'numba', which is not installed: pip install numba, or take 'numpy', which gives the same rows"
+            f"accelerate = 'numba' needs {', '.join(missing)}, not installed here: pip install {' '.join(missing)}, or take "
+            "'numpy', which gives the same rows"
         )
-    return there
+    return accelerate != "numpy" and not missing
 
 
 def redrawn(

@@ -398,6 +398,10 @@ def _read_header(path: Path) -> tuple[dict, bytes, int]:
             text = b""
             while len(text) < length and (more := file.read(length - len(text))):
                 text += more
+    except FileNotFoundError as error:
+        raise DatasetError(
+            f"{path} does not exist: put it back, or run the build's command again, which makes what is missing"
+        ) from error
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from error
     if (8 + length) % DATA_ALIGNMENT:

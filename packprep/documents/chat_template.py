@@ -64,6 +64,11 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
         raise RecipeError(f"{where}: {path} is not UTF-8 at byte {error.start}; give a Jinja file in UTF-8") from None
     except ValueError as error:
         raise RecipeError(f"{where}: no file has such a name ({error}); give a Jinja file") from None
+    if _is_object(source):
+        raise RecipeError(
+            f"{where}: {path} is JSON, whose braces and keys would be written into every conversation; write the text of its "
+            "chat_template into a file by itself, and name that"
+        )
     compile_template(source, date)
     texts = _token_texts(source, tokenizer, configs)
     unknown = sorted(_ROLE_NAMES & set(_TOKEN_NAME.findall(source)) - texts.keys())
@@ -73,6 +78,14 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
             f"{tokenizer!r} that says which token that is; write the token's text into the template instead"
         )
     return _with_tokens(source, texts)
+
+
+def _is_object(source: str) -> bool:
+    """Whether a text is a JSON object, as a tokenizer_config.json is, in which templates are published."""
+    try:
+        return isinstance(json.loads(source), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _template_beside(tokenizer: str, base: Path, configs: Sequence[Mapping[str, Any]]) -> str | None:

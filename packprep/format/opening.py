@@ -9,6 +9,8 @@ import stat
 from io import FileIO
 
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""The begin of a few lines that stand for a file in a clone without Git LFS."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",

@@ -337,6 +337,19 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     return f"read more than once: {', '.join(shown)}{more}; name each file once" if shown else ""
 
 
+def texts_among_others(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
+    """Messages about sources of which some files are tables or JSONL and others are each read as one text, as a README is."""
+    messages = []
+    for source, files in zip(sources, found, strict=True):
+        texts = [name for name, (format, _) in zip(files.names, files.formats, strict=True) if format == "text"]
+        if source.format == "auto" and 0 < len(texts) < len(files):
+            messages.append(
+                f"source {source.name}: {len(texts)} of its {len(files)} files {'is' if len(texts) == 1 else 'are'} read as one "
+                f"text each, as {texts[0]} is: name the others alone in paths if that is not meant"
+            )
+    return messages
+
+
 def _overlap(sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]) -> bool:
     """Whether two places of a file may give one document twice."""
     (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample

@@ -8,6 +8,7 @@ import codecs
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from packprep.errors import SourceError
+from packprep.format.opening import LFS_POINTER
 from packprep.recipe import Source, as_toml
 from packprep.sources.files import Files
 from packprep.sources.formats import FORMATS
@@ -44,8 +46,22 @@ _KINDS = {
     b"\xfd7zXZ\x00": "an xz file: decompress it, or compress it with gzip or zstd",
     b"%PDF-": "a PDF: extract its text",
     b"SQLite format 3\x00": "an SQLite database: export its text as JSONL or Parquet",
+    LFS_POINTER: "a Git LFS pointer, which stands for the file itself: fetch that with git lfs pull",
 }
 _TABLES = (".csv", ".tsv")
+_NO_TEXT = frozenset((*range(9), *range(14, 27)))
+"""Control characters that no text has."""
+_OF_MESSAGES = {"role", "name", "id", "type", "tool_call_id", "reasoning_content", "thinking", "tool_calls"}
+"""Keys of a message beside its content."""
+_OWN_FILES = (
+    (
+        {"law_version", "fingerprint"},
+        "packprep's own, of a dataset, which trainers open: name the texts that it was built from",
+    ),
+    ({"reason", "source", "detail"}, "packprep's own, a list of rejects: name the files that they are of"),
+    ({"model", "pre_tokenizer"}, "a tokenizer: give it as tokenizer (--tokenizer), and here the texts"),
+)
+"""(keys of a JSON object, what that is that has them)."""
 _MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 """Byte order marks, the longer ones first: FF FE is the begin of both."""
 _OTHER_KEY = (
@@ -53,7 +69,6 @@ _OTHER_KEY = (
     'format = "tokens"'
 )
 _ADVICE = {
-    "malformed_json": 'its lines are no JSON objects: write one object a line, or set format = "text"',
     "missing_text": "set text_key (--text-key) to the key that holds the text",
     "not_a_string": _OTHER_KEY,
     "bad_messages": (
@@ -78,8 +93,30 @@ def advice_on(reason: str, path: str, begin: bytes) -> str:
     if encoding := encoding_of(begin):
         return encoding_advice(encoding, path, begin)
     if reason == "invalid_utf8":
+        if _NO_TEXT.intersection(begin):
+            return "it is binary data and no text: leave it out of the paths, or extract its text"
         return f"it may be Latin-1: {_converted('latin1', path)}"
+    if reason == "malformed_json":
+        return _advice_on_lines(begin.removeprefix(BOM).lstrip())
     return _ADVICE.get(reason, "mend its documents")
+
+
+def _advice_on_lines(begin: bytes) -> str:
+    """What to do about lines of which none is a JSON object. Only what may be prose is worth reading as such."""
+    first, line_feed, _ = begin.partition(b"\n")
+    if begin.startswith(LFS_POINTER):
+        return f"it begins as {_KINDS[LFS_POINTER]}"
+    if not line_feed and b"\r" in begin.rstrip():
+        return "its lines end in CR alone, and JSONL wants LF: tr '\\r' '\\n' < FILE > FILE.jsonl"
+    if begin.startswith(b"{'"):
+        return "they are Python's dicts, and no JSON: write each with json.dumps"
+    if begin.startswith(b"{") and b"}{" in first.replace(b" ", b""):
+        return (
+            "its objects stand in one line, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
+        )
+    if begin[:1] in (b"<", b"{", b"[", b'"') or b"," in first or b"\t" in first:
+        return 'write one JSON object a line, with the text at a key, as {"text": "…"}'
+    return 'write one JSON object a line, or, where each file is one text, set format = "text"'
 
 
 def encoding_of(begin: bytes) -> str:
@@ -102,17 +139,18 @@ def _converted(encoding: str, path: str) -> str:
     return f"iconv -f {encoding} -t UTF-8 {path} > {os.path.join(folder, f'utf8-{name}')}"
 
 
-def first_look(source: Source, files: Files, messages: bool) -> None:
+def first_look(source: Source, files: Files, messages: bool, template: str = "") -> None:
     """SourceError if all files looked at, FILES at most, are mistaken in a way that is known.
 
-    messages: whether a document may have messages in place of a text.
+    messages: whether a document may have messages in place of a text. template: that writes them, which may read other keys
+    than a content.
     """
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
     first = None
     for i in dict.fromkeys(chosen.tolist()):
         settings: dict[str, str] = {}
-        found = _mistake(source, files, i, messages, settings)
+        found = _mistake(source, files, i, messages, settings, template)
         if not found:
             return
         message = f"source {source.name!r}: {os.path.join(files.root, files.names[i])}: {found}"
@@ -121,13 +159,13 @@ def first_look(source: Source, files: Files, messages: bool) -> None:
         raise first
 
 
-def _mistake(source: Source, files: Files, i: int, messages: bool, settings: dict[str, str]) -> str:
+def _mistake(source: Source, files: Files, i: int, messages: bool, settings: dict[str, str], template: str = "") -> str:
     """What is mistaken about a file, and what to do; "" if nothing is known to be. settings: gets the keys that it advises."""
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
+    path = os.path.join(files.root, files.names[i])
     if not (is_text or FORMATS[format].json):
         return ""  # its reader looks for the column, and says so
-    path = os.path.join(files.root, files.names[i])
     begin, whole = begin_of(path, int(files.sizes[i]), compression)
     if encoding := encoding_of(begin):
         return encoding_advice(encoding, path, begin)
@@ -144,8 +182,23 @@ def _mistake(source: Source, files: Files, i: int, messages: bool, settings: dic
             codecs.getincrementaldecoder("utf-8")().decode(begin, whole)
         except UnicodeDecodeError:
             return f"it is not UTF-8: {advice_on('invalid_utf8', path, begin)}"
+        if source.format == "auto" and _are_objects(begin.removeprefix(BOM), whole):
+            settings["format"] = "jsonl"
+            return (
+                "its lines are JSON objects, and as text the file would be one document, with braces and keys: name it .jsonl, "
+                'or set format = "jsonl"; or format = "text" if that is meant'
+            )
         return ""
-    return _mistake_of_lines(source, begin.removeprefix(BOM).lstrip(), whole, messages, path, settings)
+    return _mistake_of_lines(source, begin.removeprefix(BOM).lstrip(), whole, messages, path, settings, template)
+
+
+def _are_objects(begin: bytes, whole: bool) -> bool:
+    """Whether all lines are JSON objects, one at least."""
+    lines = [line for line in (begin.split(b"\n") if whole else begin.split(b"\n")[:-1]) if line.strip()][:LINES]
+    try:
+        return bool(lines) and all(line.lstrip()[:1] == b"{" and isinstance(json.loads(line), dict) for line in lines)
+    except (ValueError, RecursionError):
+        return False
 
 
 def begin_of(path: str, size: int, compression: str) -> tuple[bytes, bool]:
@@ -188,19 +241,49 @@ def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -
     )
 
 
+def _instead_of_content(messages: Any, template: str) -> str:
+    """The key at which a message has a text, has no content, and the template does not look; "" where there is none."""
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict) and "role" in message and not message.keys() & {"content", "tool_calls"}:
+            for key, value in message.items():
+                if isinstance(value, str) and value and key not in _OF_MESSAGES and key not in template:
+                    return key
+    return ""
+
+
+def _bytes_for_characters(lines: Sequence[bytes], text_key: str) -> str:
+    """What is mistaken about loss_spans that count the bytes of texts; "" where none is seen to."""
+    for line in islice((line for line in lines if b'"loss_spans"' in line), LINES):
+        try:
+            document = json.loads(line)
+            text, spans = field_at(document, text_key), document["loss_spans"]
+            end, size = max(span[1] for span in spans), len(text.encode())
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            continue
+        if isinstance(end, int) and len(text) + 1 < end <= size:
+            return (
+                f"its loss_spans reach to {end} of a text of {len(text)} characters and {size} bytes: they seem to count bytes, "
+                "and loss_spans count characters: let each end be len(text[:end].decode()) of the bytes, each begin too"
+            )
+    return ""
+
+
 def _mistake_of_lines(
-    source: Source, begin: bytes, whole: bool, messages: bool, path: str, settings: dict[str, str]
+    source: Source, begin: bytes, whole: bool, messages: bool, path: str, settings: dict[str, str], template: str
 ) -> str:
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
         return "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]' FILE > FILE.jsonl"
     if begin.split(b"\n", 1)[0].strip() == b"{":
         return "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
     lines, text_key, fields = begin.split(b"\n"), source.text_key, Fields.of(source)
+    if messages and (counted := _bytes_for_characters(lines if whole else lines[:-1], text_key)):
+        return counted
     first: dict[str, Any] = {}
     layouts: list[Layout] = []  # that are no texts, and not read
     longest: Counter[str] = Counter()
     kinds: Counter[str] = Counter()  # what stands in place of a text
-    looked_at = undecodable = 0
+    instead: list[str] = []  # of messages' contents
+    looked_at = undecodable = malformed = 0
     for line in islice(lines if whole else lines[:-1], LINES):
         if not line.strip():
             continue
@@ -213,16 +296,20 @@ def _mistake_of_lines(
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):
-            return ""
+            malformed += 1
+            continue
         if not isinstance(document, dict):
-            return ""
+            malformed += 1
+            continue
         first = first or document
         text, value = field_at(document, text_key), partial(_value, document, text_key)
         layout = fields.layout_of(value, text is not None)
         if layout and (layout.advice or not messages or not fields.record(layout, value).keys() >= set(layout.needs)):
             layouts.append(layout)
         elif layout:
-            return ""
+            if not (key := _instead_of_content(value(fields.messages_key), template)):
+                return ""
+            instead.append(key)
         if text is not None or text_key in document:
             kind = _KINDS_OF_VALUES.get(type(text))
             if kind is not None:
@@ -231,8 +318,15 @@ def _mistake_of_lines(
                 return ""
         for key, value in document.items():
             longest[key] += len(value) if isinstance(value, str) else 0
-    if not looked_at or 0 < undecodable < looked_at or 0 < kinds.total() < looked_at:
+    if not looked_at or any(0 < n < looked_at for n in (undecodable, malformed, kinds.total(), len(instead))):
         return ""
+    if malformed:
+        return f"none of its first {looked_at} lines is a JSON object: {advice_on('malformed_json', path, begin)}"
+    if instead:
+        return (
+            f"in all of its first {looked_at} documents a message has no content, but a text at {instead[0]!r}, which would be "
+            "left out: rename that key to content, or give a chat template that reads it"
+        )
     if undecodable:
         return f"none of its first {looked_at} lines is UTF-8: {advice_on('invalid_utf8', path, begin)}"
     if layouts and len(layouts) == looked_at:
@@ -242,6 +336,8 @@ def _mistake_of_lines(
         return (
             f"in all of its first {looked_at} documents the value of {text_key!r} is {listed}, not a text: {_OTHER_KEY}"
         )
+    if own := next((what for known, what in _OWN_FILES if known <= first.keys()), ""):
+        return f"it is {own}"
     keys = ", ".join(map(repr, list(longest)[:20])) or "none"
     if messages and (found := _messages_in(first)):
         settings |= found

@@ -30,6 +30,7 @@ _AT_ONCE = 16  # requests that are under way at the same time where many objects
 _CHUNK = 256
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 # Of what follows "://". Of host:port/a@b and of ARNs nothing is a password; a password may hold slashes, as keys of S3 do.
 _PASSWORD = re.compile(r"(?!arn:)[^/:\[\]]*:(?!\d+(?:/|$)).*@", re.DOTALL)
 _SIGNATURE = re.compile(
@@ -79,6 +80,11 @@ def expanded(path: str) -> str:
     """
     if "://" in path:
         _refuse_secrets(path)
+    elif (typo := _ONE_SLASH.match(path)) and not os.path.lexists(typo[1]):
+        raise StorageError(
+            f"{path} has one slash where a URL has two: write {typo[1]}//{path[typo.end() :]}; or ./{path}, if a folder has "
+            "that name"
+        )
     return f"file://{os.path.expanduser(path[7:])}" if path.startswith("file://~") else os.path.expanduser(path)
 
 

@@ -17,6 +17,7 @@ import msgspec
 from packprep.cache import remembered
 from packprep.errors import VocabularyError
 from packprep.format.digests import digest_of
+from packprep.format.opening import LFS_POINTER
 from packprep.format.tokenizer_json import byte_characters, continuing
 from packprep.messages import say
 from packprep.storage import expanded
@@ -291,6 +292,10 @@ def _parse(data: bytes) -> Mapping[str, Any]:
             parsed = json.loads(data)
             json.dumps(parsed, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
+        if data.startswith(LFS_POINTER):
+            raise _Unusable(
+                "a Git LFS pointer, which stands for the file itself: fetch that with git lfs pull"
+            ) from error
         raise _Unusable(
             f"not JSON ({error}). Give a tokenizer.json of the `tokenizers` library, or its folder"
         ) from error

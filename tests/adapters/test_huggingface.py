@@ -233,3 +233,13 @@ def test_weights_that_documents_give_are_refused_or_ignored(tmp_path):
     with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
         Collator(tmp_path / "out")
     Collator(tmp_path / "out", loss_weights="ignore")
+
+
+def test_rows_of_another_kind_and_batches_without_a_column_are_refused(next_token):
+    collate = Collator(next_token)
+    for rows in ([open_dataset(next_token)[0]], [{"input_ids": [1, 2]}], [{}], []):
+        with pytest.raises(ArgumentError, match="none of packprep.adapters.torch.Rows: .* remove_unused_columns=False"):
+            collate(rows)
+    batch = next(loader(next_token, 4, columns=["tokens", "labels"]))
+    with pytest.raises(ArgumentError, match="the batch has no loss_mask, position_ids"):
+        model_inputs(batch, next_token)

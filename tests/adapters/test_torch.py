@@ -145,6 +145,8 @@ def real(batch, i):
         ({"layout": "bhsd"}, "layout is 'bhsd'"),
         ({"tail": "fold"}, "tail is 'fold'"),
         ({"num_workers": -1}, "num_workers is -1"),
+        ({"num_workers": "2"}, "num_workers is '2'"),
+        ({"ignore_index": 5}, "ignore_index is 5, an id of the dataset"),
         ({"rank": 2, "world_size": 2}, "rank"),
         ({"columns": ["token"]}, "no column is called 'token'"),
     ],

@@ -38,7 +38,7 @@ def line(**document):
         line(messages=[]),
         line(body="x") + line(text="one"),
         line(body="x") + b"no JSON\n",
-        b"no JSON\n",
+        line(text="one") + b"no JSON\n",
         b"[1, 2]\n" + line(text="one"),
         b"\n\n" + line(text="one"),
         b"",
@@ -48,6 +48,55 @@ def line(**document):
 )
 def test_what_documents_alone_spoil_is_left_to_the_rejects(tmp_path, data):
     assert look(tmp_path, {"a.jsonl": data}) == ""
+
+
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (b"Once upon a time.\n", 'where each file is one text, set format = "text"'),
+        (b"id,text\n1,one\n", "write one JSON object a line, with the text at a key"),
+        (b'<html lang="en">\n', "write one JSON object a line, with the text at a key"),
+        (b'"one"\n', "write one JSON object a line, with the text at a key"),
+        (b"{'text': 'one'}\n", "json.dumps"),
+        (b'{"text": "one"}\r{"text": "two"}\r', "CR alone"),
+        (b'{"text": "one"}{"text": "two"}', "jq -c ."),
+    ],
+)
+def test_lines_that_are_no_json_are_called_text_only_where_they_may_be(tmp_path, data, words):
+    said = look(tmp_path, {"a.jsonl": data})
+    assert "none of its first" in said and words in said and ("Once" in data.decode() or "format" not in said)
+    assert look(tmp_path, {"a.jsonl": data + line(text="one") * 3 if b"\n" in data else line(text="one")}) == ""
+
+
+def test_json_lines_by_the_name_of_a_text(tmp_path):
+    lines = line(text="one") + line(text="two")
+    said = look(tmp_path, {"a.txt": lines})
+    assert "one document, with braces and keys" in said and 'format = "jsonl"' in said
+    assert look(tmp_path, {"a.txt": lines}, format="text") == look(tmp_path, {"a.txt": lines + b"one\n"}) == ""
+    assert look(tmp_path, {"a.txt": lines, "b.txt": b"prose"}) == look(tmp_path, {"a.txt": b"{}, a set\n"}) == ""
+
+
+def test_binary_data_is_not_guessed_to_be_latin_1(tmp_path):
+    assert "it is binary data and no text" in look(tmp_path, {"a.bin.txt": b"\x07\xff\x00\x80model"})
+
+
+def test_a_message_s_text_at_another_key_than_content(tmp_path):
+    def messages(**answer):
+        return line(messages=[{"role": "user", "content": "a"}, {"role": "assistant", **answer}])
+
+    assert "a text at 'text'" in look(tmp_path, {"a.jsonl": messages(text="b") * 3})
+    for sound in (messages(content="b"), messages(tool_calls=[{"name": "f"}], text="b"), messages(name="b")):
+        assert look(tmp_path, {"a.jsonl": sound + messages(text="b") * 3}) == look(tmp_path, {"a.jsonl": sound}) == ""
+    size = write(tmp_path / "a.jsonl", messages(text="b")).stat().st_size
+    files = Files(0, ["a.jsonl"], np.array([size], np.int64), "auto", str(tmp_path))
+    first_look(Source(name="web", paths=("*",)), files, True, "{{ message.text }}")
+
+
+def test_loss_spans_that_count_bytes(tmp_path):
+    said = look(tmp_path, {"a.jsonl": line(text="äöüß", loss_spans=[[2, 8]])})
+    assert "reach to 8 of a text of 4 characters and 8 bytes" in said
+    for end in (4, 5, 9, 1 << 40):  # all of it, eos too, or all there may be
+        assert look(tmp_path, {"a.jsonl": line(text="äöüß", loss_spans=[[0, end]])}) == ""
 
 
 def test_a_key_that_no_document_has(tmp_path):
@@ -82,7 +131,7 @@ def test_latin_1_is_guessed_where_nothing_is_utf8(tmp_path):
     )
     assert "it may be Latin-1" in look(tmp_path, {"a.txt": bad})
     assert (
-        look(tmp_path, {"a.jsonl": bad * 3 + good}) == look(tmp_path, {"a.txt": good * 10_000}) == ""
+        look(tmp_path, {"a.jsonl": bad * 3 + good}) == look(tmp_path, {"a.txt": "é".encode() * 100_001}) == ""
     )  # cut in a character
 
 

@@ -40,8 +40,19 @@ def check_file(html: str | os.PathLike) -> None:
         raise ArgumentError(f"--html {html}: is a folder; give the name of a file in it, as in {path / 'report.html'}")
     if not path.parent.is_dir():
         raise ArgumentError(f"--html {html}: there is no folder {path.parent}; make it, or choose another place")
+    if path.exists() and not path.is_file():
+        raise ArgumentError(f"--html {html}: is no regular file; choose another place")
+    if path.exists() and not _is_html(path):
+        raise ArgumentError(
+            f"--html {html}: a file is there that is no HTML, and is not overwritten; choose another place"
+        )
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ArgumentError(f"--html {html}: the folder {path.parent} cannot be written; choose another place")
+
+
+def _is_html(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(256).lstrip().lower().startswith((b"<!doctype html", b"<html"))
 
 
 def shards_shown(directory: str | os.PathLike | Folder) -> Sequence[int]:

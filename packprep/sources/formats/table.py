@@ -1,7 +1,7 @@
 """Rows of Arrow columns → documents: of texts, or of lists of token ids; what Parquet and Arrow files have in common."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packprep.errors import SourceError
+from packprep.format.opening import LFS_POINTER, open_file
 from packprep.recipe import as_toml
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import (
@@ -197,7 +198,18 @@ def arrow_errors(path: str, what: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         mend = "It is encrypted: write it anew without" if "decrypt" in str(error).lower() else "Fetch the file again"
+        if _is_pointer(path):
+            error, mend = (
+                OSError("it is a Git LFS pointer, which stands for the file itself"),
+                "Fetch that with git lfs pull",
+            )
         raise SourceError(f"{path}: not a readable {what}: {error}. {mend}, or take it out of the recipe.") from error
+
+
+def _is_pointer(path: str) -> bool:
+    with suppress(OSError), open_file(path) as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
+    return False
 
 
 def read_rows(

@@ -245,11 +245,11 @@ def test_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
 
 def test_a_report_replaces_one_whole_or_not_at_all(mixed, tmp_path, monkeypatch):
     html = tmp_path / "a.html"
-    html.write_text("before")
+    html.write_text("<!doctype html>before")
     monkeypatch.setattr(module, "_page", lambda *_: (_ for _ in ()).throw(DatasetError("no")))
     with pytest.raises(DatasetError):
         report(mixed, html)
-    assert html.read_text() == "before" and list(tmp_path.iterdir()) == [html]
+    assert html.read_text() == "<!doctype html>before" and list(tmp_path.iterdir()) == [html]
 
 
 def test_sources_that_have_moved(mixed, tmp_path):
