@@ -6,6 +6,7 @@ import pytest
 
 from packprep import open_dataset
 from packprep.dataset.attention import block_mask, dense_mask
+from tests import made
 from tests.inspection.report.conftest import data_of, report
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
@@ -61,6 +62,29 @@ INKED = """
 }
 """
 """The share of a canvas that is drawn on."""
+MISSING = """
+() => {
+  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const drawn = (character, font) => {
+    context.font = font;
+    context.clearRect(0, 0, 60, 60);
+    context.fillText(character, 20, 40);
+    return `${context.measureText(character).width} ${context.getImageData(0, 0, 60, 60).data.join("")}`;
+  };
+  const seen = new Set(), found = [];
+  for (const e of document.querySelectorAll("body *")) {
+    const style = getComputedStyle(e), font = `${style.fontSize} ${style.fontFamily}`;
+    const own = [...e.childNodes].filter((n) => n.nodeType === 3).map((n) => n.data).join("");
+    for (const character of e.tagName === "SCRIPT" ? "" : own + (e.dataset?.wraps || "")) {
+      if (character <= "~" || seen.has(character + font)) continue;
+      seen.add(character + font);
+      if (drawn(character, font) === drawn("\uffff", font)) found.push(character);
+    }
+  }
+  return { found, seen: [...seen].map((each) => each[0]).join("") };
+}
+"""
+"""Characters of the page, but for ASCII, that are drawn as one is that no font has; and all that were looked at."""
 UNNAMED = """
 () => [...document.querySelectorAll("button, input, select, canvas, svg[role=img], [role=region]")].filter((e) =>
   !(e.textContent.trim() || e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.labels?.length)).length
@@ -166,6 +190,51 @@ def test_the_header_is_shown_by_focus_by_pointer_and_by_strip(page, mixed, mixed
     assert "Segment 2" in page.locator("#panel").inner_text()
     page.keyboard.press("Tab")  # from segment 2's button on, everything is reached by Tab
     assert page.evaluate("document.activeElement !== document.body")
+
+
+@pytest.mark.long
+def test_the_header_follows_what_is_read(look, mixed_html):
+    row = max(data_of(mixed_html)["rows"], key=lambda row: len(row["segments"]))
+    page = look(mixed_html, f"#row={row['row']}")
+    articles, card = page.locator("#segments article"), page.locator("#panel h4")
+    assert articles.count() > 3 and card.inner_text() == "Segment 1"
+    seen = [card.inner_text()]
+    page.mouse.move(5, 400)
+    end = page.evaluate("document.getElementById('segments').getBoundingClientRect().bottom - innerHeight")
+    for _ in range(60):
+        page.mouse.wheel(0, end / 60)
+        page.wait_for_timeout(40)  # a frame
+        seen.append(card.inner_text())
+        chosen = page.locator("#segments article.chosen").bounding_box()
+        assert chosen["y"] < 900 and chosen["y"] + chosen["height"] > 112  # it is in view
+    assert list(dict.fromkeys(seen)) == [f"Segment {i + 1}" for i in range(articles.count())]
+    articles.nth(1).locator("h3 button").focus()  # scrolls back to it, and it stays chosen
+    page.wait_for_timeout(100)
+    assert card.inner_text() == "Segment 2"
+
+
+@pytest.mark.long
+def test_code_keeps_its_lines_and_every_character_has_a_glyph(look, tmp_path):
+    code = "def f(x):\n\tif x:  # " + "long " * 60 + "\r\n        return [x,\n                x]\n\x1b\n"
+    made.write_lines(tmp_path / "a.jsonl", [code])
+    table = {
+        "tokenizer": "bytes",
+        "seq_length": 1024,
+        "sources": [{"paths": ["*.jsonl"]}],
+        "tasks": [{"preset": "causal"}],
+    }
+    made.build(table, tmp_path, tmp_path / "out")
+    report(tmp_path / "out", tmp_path / "a.html")
+    lines = code.translate({9: "⇥", 10: "↵\n", 13: "⇤", 27: "\\u{1b}"}).split("\n")
+    for options in ({}, PHONE):
+        page = look(tmp_path / "a.html", **options)
+        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        assert page.locator("#segments .line").all_text_contents() == [*lines[:-1], "<eos>"]
+        heights = [page.locator("#segments .line").nth(i).bounding_box()["height"] for i in range(len(lines))]
+        assert heights[1] >= 4 * heights[0] and max(heights[2:]) < 2 * heights[0]
+        assert page.evaluate("[...document.querySelectorAll('.text')].every((t) => t.scrollWidth <= t.clientWidth)")
+        glyphs = page.evaluate(MISSING)
+        assert glyphs["found"] == [] and set("↵⇥⇤↳✓…←→·×") <= set(glyphs["seen"])
 
 
 @pytest.mark.long
