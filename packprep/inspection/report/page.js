@@ -317,6 +317,15 @@
     return Boolean(found);
   }
 
+  for (const figure of document.querySelectorAll(".charts figure")) {
+    const says = figure.querySelector("figcaption span"), note = says.textContent;
+    figure.addEventListener("pointerover", (event) => {
+      const bin = event.target.closest(".bin");
+      says.textContent = bin ? bin.dataset.says : note;
+    });
+    figure.addEventListener("pointerleave", () => { says.textContent = note; });
+  }
+
   if (!data.rows.length) return;
   if (data.anew) drawAnew(data.anew);
   byId("viewer").hidden = false;

@@ -46,8 +46,7 @@ SMALL = """
 () => [...document.querySelectorAll("body *")].filter((e) => {
   if (e.closest(".hidden, .skip, script, option") || !e.getClientRects().length) return false;
   if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) return false;
-  const chart = e.closest("svg.chart"), scale = chart ? chart.getBoundingClientRect().width / 340 : 1;
-  return parseFloat(getComputedStyle(e).fontSize) * scale < 13.99;
+  return parseFloat(getComputedStyle(e).fontSize) < 13.99;
 }).map((e) => [e.tagName, e.textContent.slice(0, 20), getComputedStyle(e).fontSize])
 """
 """Texts of less than 14 pixels."""
@@ -271,6 +270,32 @@ def test_contrast(look, mixed_html, scheme):
     for _ in range(3):
         assert page.evaluate(CONTRAST) == []
         page.locator("#next").click()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "columns"), [(1280, 4), (1000, 2), (390, 1)])
+def test_charts_stand_in_even_columns_and_say_their_values(look, mixed_html, width, columns):
+    page = look(mixed_html, viewport={"width": width, "height": 900})
+    charts = page.locator(".charts svg.chart")
+    boxes = [charts.nth(i).bounding_box() for i in range(charts.count())]
+    assert len({round(box["x"]) for box in boxes}) == columns and len({round(box["width"]) for box in boxes}) == 1
+    assert len({round(box["y"]) for box in boxes[:columns]}) == 1
+    figure = page.locator(".charts figure").first
+    figure.locator(".bin").nth(2).hover()
+    cells = figure.locator("tbody tr").nth(2).locator("td").all_text_contents()
+    assert figure.locator("figcaption span").inner_text() == f"{cells[0]}: count {cells[1]}, share {cells[2]}"
+    page.mouse.move(1, 1)
+    assert figure.locator("figcaption span").inner_text().startswith("tokens of a document")
+
+
+@pytest.mark.long
+def test_a_phone_shows_the_mix_whole(look, mixed_html):
+    page = look(mixed_html, **PHONE)
+    for table in page.locator("#mix .scroll").all():
+        assert table.evaluate("(e) => e.scrollWidth <= e.clientWidth")
+        assert table.get_by_role("row").count() == table.locator("tbody tr").count() > 2
+    cells = page.locator("#mix tbody tr").first.get_by_role("cell")
+    assert cells.nth(1).evaluate("(e) => getComputedStyle(e, '::before').content") == '"wanted"'
 
 
 @pytest.mark.long

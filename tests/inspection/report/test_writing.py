@@ -25,7 +25,7 @@ from tests.inspection.report.conftest import HOSTILE, data_of, report
 
 ALLOWED = """a abbr article aside b body button canvas dd details div dl dt figcaption figure footer h1 h2 h3 head header html
 i input label li link main meta nav noscript p script section select small span style summary svg table tbody td th thead title
-tr ul path rect circle polyline text"""
+tr ul path rect circle text g line"""
 
 
 class Tags(HTMLParser):
