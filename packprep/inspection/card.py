@@ -45,16 +45,13 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
         from_normalised(manifest["recipe"], "auto", manifest["made_with"])
     except RecipeError as error:
         raise DatasetError(f"the recipe in dataset.json: {error}") from None
-    planned = {source["name"]: (s, source) for s, source in enumerate(plan["sources"] if plan else ())}
-    sources = []
-    for name in (source["name"] for source in manifest["sources"]):
-        number, source = planned.get(name, (-1, {}))
-        files = [file for file in (plan["files"] if plan else ()) if file["source"] == number]
-        found: dict[str, Any] = {"name": name, "paths": ["FILES"], "files": None, "bytes": None}
-        if plan:
-            paths = source.get("patterns") or [file["name"] for file in files if len(files) <= MOST_PATHS] or ["FILES"]
-            found |= {"paths": paths, "files": len(files), "bytes": sum(file["size"] for file in files)}
-        sources.append(found)
+    unknown: dict[str, Any] = {"paths": ["FILES"], "files": None, "bytes": None}
+    planned: dict[str, dict[str, Any]] = {}
+    for source, files in files_by_source(plan) if plan else ():
+        paths = source["patterns"] or [file["name"] for file in files if len(files) <= MOST_PATHS] or ["FILES"]
+        known = {"paths": paths, "files": len(files), "bytes": sum(file["size"] for file in files)}
+        planned[source["name"]] = known
+    sources = [{"name": s["name"], **planned.get(s["name"], unknown)} for s in manifest["sources"]]
     recipe, engine = manifest["recipe"], manifest["engine"]
     paths = {s["name"]: ["FILES"] for s in recipe["sources"]} | {s["name"]: s["paths"] for s in sources}
     return {
@@ -66,6 +63,14 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
         "law_version": manifest["law_version"],
         "sources": sources,
     }
+
+
+def files_by_source(plan: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """[(source, its files)] of what plan.json holds."""
+    found: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = [(source, []) for source in plan["sources"]]
+    for file in plan["files"]:
+        found[file["source"]][1].append(file)
+    return found
 
 
 def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -> dict[str, Any]:
@@ -123,7 +128,7 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None) -> st
                 for task in totals["tasks"]
                 if task["drawn"] or task["segments"]
             ],
-        ),  # fmt: skip
+        ),
         "",
         "## Sources",
         "",
@@ -141,7 +146,7 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None) -> st
                 )
                 for source, own in zip(totals["sources"], made["sources"], strict=True)
             ],
-        ),  # fmt: skip
+        ),
         "",
         "## Ledger",
         "",

@@ -468,14 +468,15 @@ def _refuse_wide_integers(value: Any) -> None:
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML writes it in a line: JSON's numbers, and escapes but for that of DEL, are TOML's."""
+    """A value as TOML writes it in a line, with every character showing: JSON's numbers and escapes are TOML's."""
     if isinstance(value, Mapping):
         return (
             f"{{{', '.join(f'{as_toml(name)} = {as_toml(item)}' for name, item in value.items() if item is not None)}}}"
         )
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
 
 
 def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]) -> str:

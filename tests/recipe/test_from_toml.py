@@ -391,7 +391,10 @@ def test_a_normalised_recipe_comes_back_from_json():
 def test_a_normalised_recipe_is_written_as_a_recipe_that_is_read_to_the_same():
     taken = [(place, v[0] if isinstance(v, tuple) else v) for place, (values, _) in VALUES.items() for v in values]
     several = [in_section(section, key, value) for (section, key), value in taken]
-    shared = [{"paths": ["a"], "share": 0.25, "tasks": ["s", "r"]}, {"name": 'b"\\ü', "paths": ["b"], "share": 1e-9}]
+    shared = [
+        {"paths": ["a"], "share": 0.25, "tasks": ["s", "r"]},
+        {"name": 'b"\\ü', "paths": ["b\u2028"], "share": 1e-9},
+    ]
     modes = {"specials": {"[NLU]": 7, "[S2S]": "<s>"}, "tasks": [{"preset": "ul2r"}, {"preset": "bd3", "weight": 0.3}]}
     for table in [FULL, *several, {**LEAST, "sources": shared, **modes}]:
         recipe = complete(read_recipe(table, Path("/base")))

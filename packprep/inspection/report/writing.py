@@ -15,7 +15,7 @@ from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, shard_name
-from packprep.inspection.card import origin
+from packprep.inspection.card import files_by_source, origin
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.report.figures import Figures
 from packprep.inspection.report.page import MOST_LINES, page
@@ -159,10 +159,10 @@ def _made(
         notes.append(f"The files that it was made from cannot be shown: {error}")
     prefixes = data.prefixes if isinstance(data, OpenedDataset) else None
     newest = {source["name"]: "unknown: not read" for source in manifest["sources"]}
-    for s, prefix in enumerate(prefixes or ()):
-        if plan and prefix != UNREAD:
-            names = [file["name"] for file in plan["files"] if file["source"] == s]
-            newest[plan["sources"][s]["name"]] = _newest(prefix, names)
+    if plan and prefixes:
+        for prefix, (source, files) in zip(prefixes, files_by_source(plan), strict=True):
+            if prefix != UNREAD:
+                newest[source["name"]] = _newest(prefix, [file["name"] for file in files])
     try:
         return origin(manifest, plan), newest
     except DatasetError as error:
