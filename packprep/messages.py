@@ -13,15 +13,18 @@ Listener = Callable[[str, bool], None]
 
 
 def visible(text: str) -> str:
-    """The text with every character showing: ␊ for a line feed and so on, \\u{200b} for what has no picture."""
+    """The text with every character showing: ↵ for a line feed, as PICTURES says, \\u{200b} for what has no picture."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
+PICTURES = {"\n": "↵", "\t": "⇥", "\r": "⇤"}
+"""Arrows, which fonts have: most lack the pictures of control characters from U+2400 on."""
+
+
 def _visible(character: str) -> str:
-    code = ord(character)
-    if code < 0x20 or code == 0x7F:
-        return "␡" if code == 0x7F else chr(0x2400 + code)
-    return character if character.isprintable() or character == "\u3000" else f"\\u{{{code:x}}}"
+    if character.isprintable() or character == "\u3000":
+        return character
+    return PICTURES.get(character, f"\\u{{{ord(character):x}}}")
 
 
 def say(message: str, once: bool = False) -> None:

@@ -131,6 +131,7 @@ VIEWS = {
     "--grep": ("--limit",),
     "--diff": (),
     "--html": ("--source NAME=PREFIX", "--from-plan"),
+    "--card": (),
 }
 """What `inspect` shows beside the summary, one at a time → the options that go with it."""
 
@@ -170,6 +171,12 @@ def inspect(
         str | None,
         typer.Option(metavar="FILE", help="Write a report of it all, with rows to page through.", show_default=False),
     ] = None,
+    card: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Write a new file: a data card for the Hugging Face Hub.", show_default=False
+        ),
+    ] = None,
     source: MovedOrNamed = None,
     from_plan: Annotated[
         bool, typer.Option("--from-plan", help="Read the sources where the dataset says that they lie.")
@@ -183,6 +190,7 @@ def inspect(
         {
             "--row": row is not None, "--segment": segment is not None, "--epoch": epoch is not None, "--doc": doc is not None,
             "--grep": grep is not None, "--limit": limit is not None, "--diff": diff is not None, "--html": html is not None,
+            "--card": card is not None,
             "--source NAME": name is not None, "--source NAME=PREFIX": bool(moved),
             "--from-plan": from_plan,
         }
@@ -210,6 +218,11 @@ def inspect(
         put(describe_difference(directory, diff), as_json, print_difference)
     elif html is not None:
         put(_report(directory, html, moved, from_plan), as_json, _print_written)
+    elif card is not None:
+        from packprep.inspection.card import print_written_card, write_card
+        from packprep.storage import expanded
+
+        put(write_card(directory, expanded(card)), as_json, print_written_card)
     else:
         from packprep.inspection.summary import describe_dataset, print_summary
 

@@ -4,7 +4,7 @@
 messages            [{role, content, …}, …], tools, chat_template_kwargs, weight                      as OpenAI's API has them
 sharegpt            conversations: [{from, value}, …]        human → user, gpt → assistant, …
 prompt_completion   two texts, or two lists of messages      the completion alone is trained
-alpaca              instruction, input, output               user: instruction␊␊input   assistant: output
+alpaca              instruction, input, output               user: instruction↵↵input   assistant: output
 ```
 Readers say which layout a record is (`sources/formats/fields.py`), and give its fields as they stand in the file. `train` and
 `weight` of a message are taken off: no template sees them.

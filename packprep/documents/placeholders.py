@@ -2,9 +2,9 @@
 
 ```
 messages    user: 2+2?                        assistant: <think>easy</think>4     user: thanks
-T           <|user|>2+2?<|end|>␊<|assistant|>4<|end|>␊<|user|>thanks<|end|>␊
-T′          <|user|>⟨0⟩<|end|>␊<|assistant|>⟨2⟩<|end|>␊<|user|>⟨3⟩<|end|>␊         ⟨1⟩, the thought, is left out
-before 2    <|user|>⟨0⟩<|end|>␊<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>␊           so message 2 begins behind ⟨2⟩<|end|>␊
+T           <|user|>2+2?<|end|>↵<|assistant|>4<|end|>↵<|user|>thanks<|end|>↵
+T′          <|user|>⟨0⟩<|end|>↵<|assistant|>⟨2⟩<|end|>↵<|user|>⟨3⟩<|end|>↵         ⟨1⟩, the thought, is left out
+before 2    <|user|>⟨0⟩<|end|>↵<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>↵           so message 2 begins behind ⟨2⟩<|end|>↵
 ```
 T′ is what the template makes of the messages with a placeholder, which is in no text, for each string. Where T is T′ with each
 placeholder's string in its place, as it is or as templates change it, what stands between them is the template's own.

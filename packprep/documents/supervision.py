@@ -2,15 +2,15 @@
 
 ```
 messages    user: 2+2?   assistant: 4
-text        <|im_start|>user␊2+2?<|im_end|>␊<|im_start|>assistant␊4<|im_end|>␊
+text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_end|>↵
 trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
 boundaries                                  ^
 ```
 Which characters are which message, `turns.py` finds.
 
 ```
-text      Q:·2+2?␊A:·4          span of characters [11, 12)
-tokens    Q  :  ·2 + 2 ? ␊ A  :  ·4
+text      Q:·2+2?↵A:·4          span of characters [11, 12)
+tokens    Q  :  ·2 + 2 ? ↵ A  :  ·4
 begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span: it is not trained
 ```
 The whole text is tokenized at once, so that a model sees the tokens that it will see; a token is trained iff it begins

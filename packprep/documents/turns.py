@@ -1,7 +1,7 @@
 """Which characters of a conversation's text are which message, and which of them are trained.
 
 ```
-text        <|im_start|>user␊2+2?<|im_end|>␊<|im_start|>assistant␊4<|im_end|>␊
+text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_end|>↵
 begins                                      ^                                      message 1
 trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
 ```

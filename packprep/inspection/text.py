@@ -4,10 +4,10 @@
 ids     99 97 102 195 169 266            of the built-in vocabulary of bytes
 pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only where they share a character
 
-‹NLG›import re␊␊def‹extra_id_0›(‹extra_id_1›     a special token between ‹ and ›, control characters as pictures
+‹NLG›import re↵↵def‹extra_id_0›(‹extra_id_1›     a special token between ‹ and ›, control characters as pictures
 .    .     .  ...  .           .^~~~~~~~~~~~     a mark under each token's first cell; ~ leads on under a trained one
 … 312 tokens …                                   of a long text the middle is left out
- return 0␊‹eos›
+ return 0↵‹eos›
 ^~~~~~~^~^.
 ```
 """

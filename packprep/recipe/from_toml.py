@@ -467,9 +467,45 @@ def _refuse_wide_integers(value: Any) -> None:
         raise ValueError("an integer has more than 64 bits")
 
 
-def as_toml(value: str | Sequence[str]) -> str:
-    """A text or a list of texts as TOML writes them: JSON's escapes are TOML's, but for DEL, which JSON leaves as it is."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+def as_toml(value: Any) -> str:
+    """A value as TOML writes it in a line, with every character showing: JSON's numbers and escapes are TOML's."""
+    if isinstance(value, Mapping):
+        return (
+            f"{{{', '.join(f'{as_toml(name)} = {as_toml(item)}' for name, item in value.items() if item is not None)}}}"
+        )
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+
+
+def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]) -> str:
+    """A normalised recipe as a recipe that is read to the same. paths: of each source, by its name.
+
+    What stands at its default is left out, but for seq_length, seed and an objective's parameters.
+    """
+    sections: list[tuple[str, str, Mapping[str, Any]]] = [("", "", {k: table[k] for k in KEYS[""] if k in table})]
+    for source in table["sources"]:
+        sections.append(("sources", "[[sources]]", {"name": source["name"], "paths": paths[source["name"]], **source}))
+    for name in ("documents", "packing", "output"):
+        sections.append((name, f"[{name}]", table[name]))
+    specials = table["specials"]
+    sections.append(("specials", "[specials]", {**specials, **(specials["mode_tokens"] or {}), "mode_tokens": None}))
+    for task in table["tasks"]:
+        own = {name: value for name, value in task.items() if name != "parameters"}
+        sections.append(("tasks", "[[tasks]]", {**own, **task["parameters"]}))
+    texts = []
+    for section, head, values in sections:
+        default = {name: key.default for name, key in KEYS[section].items() if name not in ("seq_length", "seed")}
+        lines = [
+            f"{name if name.isidentifier() and name.isascii() else as_toml(name)} = {as_toml(value)}"
+            for name in dict.fromkeys([*(name for name in KEYS[section] if name in values), *values])
+            for value in [values[name]]
+            if value is not None and (tuple(value) if isinstance(value, list) else value) != default.get(name)
+        ]
+        if lines:
+            texts.append("\n".join([*([head] if head else []), *lines]) + "\n")
+    return "\n".join(texts)
 
 
 def split_assignment(assignment: str) -> tuple[str, str]:

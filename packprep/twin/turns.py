@@ -2,8 +2,8 @@
 
 ```
 messages              user: 2+2?   assistant: 4
-"alpha" for the 4     …assistant␊alpha<|im_end|>␊      alike up to the 4, and from behind it: there it stands
-"zero" for the 4      …assistant␊zero<|im_end|>␊
+"alpha" for the 4     …assistant↵alpha<|im_end|>↵      alike up to the 4, and from behind it: there it stands
+"zero" for the 4      …assistant↵zero<|im_end|>↵
 ```
 What the template writes, whether a conversation is turned away, and which messages have a place of their own in the text is the
 build's word. Where that is, whose it is and what of it is trained is worked out here; where renderings do not tell, the build's

@@ -208,7 +208,7 @@ def test_document_1_is_shown_by_its_first_and_last_tokens(one):
 def test_a_short_document_1_is_shown_whole_token_by_token(one):
     folder = one({"text": "é\n日"})
     assert lines_of(folder, documents={"prepend_bos": True}) == (
-        "document 1: source0 abc.jsonl at 0: 6 tokens: ‹bos›│\\xc3│\\xa9│␊│\\xe6│\\x97│\\xa5│‹eos›"
+        "document 1: source0 abc.jsonl at 0: 6 tokens: ‹bos›│\\xc3│\\xa9│↵│\\xe6│\\x97│\\xa5│‹eos›"
     )
 
 

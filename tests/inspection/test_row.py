@@ -149,7 +149,9 @@ def test_print_row_prints_what_json_has_gone_through(dataset, capsys):
     assert capsys.readouterr().out == first and "\x1b" not in first
 
 
-PICTURES = str.maketrans({10: "␊", 9: "␉", 13: "␍", 0: "␀", 127: "␡", 0x200B: "\\u{200b}", 0x200D: "\\u{200d}"})
+PICTURES = str.maketrans(
+    {10: "↵", 9: "⇥", 13: "⇤", 0: "\\u{0}", 127: "\\u{7f}", 0x200B: "\\u{200b}", 0x200D: "\\u{200d}"}
+)
 
 
 def printed_parts(row, out):
@@ -211,7 +213,7 @@ def test_marks_stand_under_the_right_characters(dataset, capsys):
             if "tokens …" not in text:
                 assert (text, marks) == expected_part(part)
                 seen += text
-    assert {"日", "ż", "👍", "한", "␊", "e\u0301"} <= set(seen) | {seen[i : i + 2] for i in range(len(seen))}
+    assert {"日", "ż", "👍", "한", "↵", "e\u0301"} <= set(seen) | {seen[i : i + 2] for i in range(len(seen))}
 
 
 def test_long_segments_are_shortened_and_the_count_is_right(tmp_path, capsys):
@@ -253,9 +255,9 @@ def test_of_a_conversation_its_calls_results_and_what_is_trained_are_shown(tmp_p
     text, marks = ("".join(part[k] for part in parts) for k in (1, 2))
     first, *others = (text[m.start() + 1 : m.end() + 1] for m in re.finditer(r"[\^~+]+", marks))
     calls = (f'{{"name": "get_weather", "arguments": {{"city": "{name}"}}}}' for name in ("Αθήνα", "Rome"))
-    assert first == "␊".join(f"<tool_call>␊{call}␊</tool_call>" for call in calls) + "<|im_end|>␊"
-    assert others[0].startswith("<think>␊␊</think>␊␊It is 31") and others[-1].endswith("in Athens. <|im_end|>␊")
-    assert '<tool_response>␊{"degrees": 31}␊</tool_response>␊<tool_response>␊{"degrees": 24}' in text
+    assert first == "↵".join(f"<tool_call>↵{call}↵</tool_call>" for call in calls) + "<|im_end|>↵"
+    assert others[0].startswith("<think>↵↵</think>↵↵It is 31") and others[-1].endswith("in Athens. <|im_end|>↵")
+    assert '<tool_response>↵{"degrees": 31}↵</tool_response>↵<tool_response>↵{"degrees": 24}' in text
     assert "--segment K shows a segment whole" in out
 
 

@@ -155,7 +155,7 @@ def test_marks_stand_under_the_first_cell_of_each_token():
     pieces = [piece("[NLG]", (0,), "special"), piece("The"), piece(" cat", (1,)), piece("\n", (1,)), piece("s")]
     assert drawn(pieces) == [
         (
-            "‹NLG›The cat␊s",
+            "‹NLG›The cat↵s",
             ".    .  ^~~~^.",
         )
     ]
@@ -177,7 +177,7 @@ def test_a_wide_character_takes_two_cells_of_marks():
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("\n\t\r\x00\x7f\x1b", "␊␉␍␀␡␛"),
+        ("\n\t\r\x00\x7f\x1b", "↵⇥⇤\\u{0}\\u{7f}\\u{1b}"),
         ("a b", "a b"),
         ("\u200b\ufeff\u202e", "\\u{200b}\\u{feff}\\u{202e}"),
         ("\xa0\x85", "\\u{a0}\\u{85}"),

@@ -1,6 +1,7 @@
 import json
 import os
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from packprep.recipe import (
     from_normalised,
     load_recipe,
     normalised,
+    normalised_toml,
     parse_size,
     presets,
     read_recipe,
@@ -384,6 +386,24 @@ def test_a_normalised_recipe_comes_back_from_json():
         assert [(s.name, s.sample, s.tasks, s.paths) for s in again.sources] == [
             (s.name, s.sample, s.tasks, ()) for s in recipe.sources
         ]
+
+
+def test_a_normalised_recipe_is_written_as_a_recipe_that_is_read_to_the_same():
+    taken = [(place, v[0] if isinstance(v, tuple) else v) for place, (values, _) in VALUES.items() for v in values]
+    several = [in_section(section, key, value) for (section, key), value in taken]
+    shared = [
+        {"paths": ["a"], "share": 0.25, "tasks": ["s", "r"]},
+        {"name": 'b"\\ü', "paths": ["b\u2028"], "share": 1e-9},
+    ]
+    modes = {"specials": {"[NLU]": 7, "[S2S]": "<s>"}, "tasks": [{"preset": "ul2r"}, {"preset": "bd3", "weight": 0.3}]}
+    for table in [FULL, *several, {**LEAST, "sources": shared, **modes}]:
+        recipe = complete(read_recipe(table, Path("/base")))
+        written = normalised_toml(
+            stored := normalised(recipe), {source.name: source.paths for source in recipe.sources}
+        )
+        again = read_recipe(tomllib.loads(written), Path("/elsewhere"))
+        assert encode(normalised(complete(again))) == encode(stored), written
+        assert [s.paths for s in again.sources] == [s.paths for s in recipe.sources]
 
 
 def print_of(recipe, files=((("a", 5),), (("b", 7),)), tokenizer="t" * 32, template=None):

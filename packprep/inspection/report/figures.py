@@ -9,6 +9,8 @@ should give them, their objectives say. Charts are inline SVG: bars of what
 is there, a line of what should be, and one text for those who cannot see them.
 """
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,9 +35,11 @@ LENGTHS = np.unique(np.rint(2.0 ** (np.arange(64) / 2)).astype(np.int64))
 """The least value of each bin of lengths: two bins an octave."""
 FILLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """The least fill of each bin of rows; the last bin is that of full rows."""
-WIDTH, HEIGHT = 340, 170
-"""Of a chart, shown at that size or larger, with text of 14 units. Colours are the page's, by class."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 4, 336, 24, 144
+TOP, BOTTOM, BELOW = 24, 144, 164
+"""Of a chart, in pixels from above: its highest bar, its axis, the text below. Its width is the page's: places along it are
+per cents. Colours are the page's, by class."""
+DWARFS = 8
+"""A bar so many times as high as the next is drawn to a logarithmic scale."""
 
 Tick = tuple[float, str]
 """(place, text) below a chart; place: in bins, from the left end of the first."""
@@ -275,7 +279,6 @@ class Chart(NamedTuple):
     title: str
     note: str
     svg: Markup
-    theory: bool
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
 
@@ -298,7 +301,7 @@ def charts_of(figures: Figures) -> list[tuple[str, str, list[Chart]]]:
         ),
         (
             "Noise",
-            "Levels are uniform over the task's range. Below them, the share of the candidates that was corrupted at each "
+            "Levels are uniform over the task's range. Beside them, the share of the candidates that was corrupted at each "
             "level, over what the law says.",
             list(_noise(figures)),
         ),
@@ -318,8 +321,8 @@ def _lengths(title: str, note: str, counts: np.ndarray) -> Chart | None:
     powers = [i for i in range(low, high) if int(LENGTHS[i]).bit_count() == 1]
     ticks = [(float(i - low), _short(int(LENGTHS[i]))) for i in powers[:: -(-len(powers) // 6)]]
     words = f"{title}: {sum(shown):,} in all, most often {names[int(np.argmax(shown))]}"
-    svg = chart(shown, None, ticks, (max(shown), f"{max(shown):,}"), words)
-    return Chart(title, note, svg, False, (title.lower(), "count"), list(zip(names, map(_count, shown), strict=True)))
+    rows = [(name, *_counted(count, sum(shown))) for name, count in zip(names, shown, strict=True)]
+    return _counts(title, note, words, (title.lower(), "count", "share"), rows, shown, None, ticks)
 
 
 def _fill(figures: Figures) -> Chart | None:
@@ -331,9 +334,9 @@ def _fill(figures: Figures) -> Chart | None:
     ticks = [(i + 0.5, text) for i, text in ((0, "< 50"), (2, "80"), (4, "95"), (6, "99"), (8, "100 %"))]
     full = counts[-1] / sum(counts)
     words = f"Row fill: {full:.1%} of {sum(counts):,} rows have no padding"
-    svg = chart(counts, None, ticks, (max(counts), f"{max(counts):,}"), words)
     note = f"per cent of a row's slots in segments; {full:.1%} of the rows are full"
-    return Chart("Row fill", note, svg, False, ("row fill", "rows"), list(zip(names, map(_count, counts), strict=True)))
+    rows = [(name, *_counted(count, sum(counts))) for name, count in zip(names, counts, strict=True)]
+    return _counts("Row fill", note, words, ("row fill", "rows", "share"), rows, counts, None, ticks)
 
 
 def _spans(figures: Figures) -> Iterator[Chart]:
@@ -359,9 +362,8 @@ def _spans(figures: Figures) -> Iterator[Chart]:
         note = f"mean {mean:.2f} tokens, by theory {theory:.2f}; {total:,} spans"
         ticks = [(i + 0.5, f"{1 + i * width}") for i in range(0, len(counts) - 2, max(len(counts) // 5, 1))]
         words = f"Span lengths of task {task.name}: {note}"
-        yield _over_theory(
-            f"{task.name}: span length", note, words, ("tokens", "spans"), names, counts, theory_counts, ticks
-        )
+        title, rows = f"{task.name}: span length", _beside(names, counts, theory_counts)
+        yield _counts(title, note, words, ("tokens", "spans", "by theory"), rows, counts, theory_counts, ticks)
 
 
 def _noise(figures: Figures) -> Iterator[Chart]:
@@ -380,7 +382,8 @@ def _noise(figures: Figures) -> Iterator[Chart]:
             note = f"uniform over {low:g} … {high:g}{stratified}; {count:,} {thing}"
             words = f"Noise levels of task {task.name}: {note}, in bins of {units.min():,} to {units.max():,}"
             title, counts = f"{task.name}: noise level", units.tolist()
-            yield _over_theory(title, note, words, ("level", thing), names, counts, even, level_ticks)
+            rows = _beside(names, counts, even)
+            yield _counts(title, note, words, ("level", thing, "by theory"), rows, counts, even, level_ticks)
         else:
             names, shares, law = [f"{low:g}"], shares[:1], law[:1]
         total = max(int(levels.candidates.sum()), 1)
@@ -388,30 +391,51 @@ def _noise(figures: Figures) -> Iterator[Chart]:
         note = f"{mean:.2%} of {levels.candidates.sum():,} candidates corrupted, by the law {theory:.2%}"
         ticks = _unit_ticks(low, high) if high > low else [(0.5, f"level {low:g}")]
         words = f"Corrupted share by level of task {task.name}: {note}"
-        svg = chart(shares, law, ticks, (1.0, "100 %"), words)
+        head = ("level", "corrupted", "by the law")
         rows = [(name, f"{a:.2%}", f"{b:.2%}") for name, a, b in zip(names, shares, law, strict=True)]
-        yield Chart(f"{task.name}: corrupted, by level", note, svg, True, ("level", "corrupted", "by the law"), rows)
+        svg = chart(shares, law, ticks, [(1.0, "100 %")], words, _said(head, rows))
+        yield Chart(f"{task.name}: corrupted, by level", note, svg, head, rows)
 
 
 def _unit_ticks(low: float, high: float) -> list[Tick]:
     return [(LEVEL_BINS * i / 4, f"{low + (high - low) * i / 4:.3g}") for i in range(5)]
 
 
-def _over_theory(
+def _beside(names: Sequence[str], counts: Sequence[float], theory: Sequence[float]) -> list[tuple[str, ...]]:
+    return [(name, f"{a:,.0f}", f"{b:,.1f}") for name, a, b in zip(names, counts, theory, strict=True)]
+
+
+def _counts(
     title: str,
     note: str,
     words: str,
-    of: tuple[str, str],
-    names: Sequence[str],
+    head: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
     counts: Sequence[float],
-    theory_counts: Sequence[float],
+    expected: Sequence[float] | None,
     ticks: Sequence[Tick],
 ) -> Chart:
-    """Counts and what theory says of them. of: what is counted by, and what is counted."""
-    most = max(*counts, *theory_counts)
-    svg = chart(counts, theory_counts, ticks, (most, f"{round(most):,}"), words)
-    rows = [(name, f"{a:,.0f}", f"{b:,.1f}") for name, a, b in zip(names, counts, theory_counts, strict=True)]
-    return Chart(title, note, svg, True, (*of, "by theory"), rows)
+    """A chart of counts, to a logarithmic scale where one of them dwarfs the rest."""
+    most = max(*counts, *(expected or ()))
+    second, first = sorted([0, *counts])[-2:]
+    log = 0 < second * DWARFS < first
+    # a line for each tenfold, or, where there are many, for each hundredfold
+    powers = [10**k for k in range(0, len(str(round(most))), 1 if most < 1000 else 2)] if log else []
+    lines = [(float(p), f"{p:,}") for p in powers if p * 2 < most] + [(most, f"{round(most):,}")]
+    svg = chart(counts, expected, ticks, lines, words, _said(head, rows), log)
+    return Chart(title, f"{note}; logarithmic scale" if log else note, svg, head, rows)
+
+
+def _said(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A row of a table in a line: "64 … 90: count 12, share 3.1%"."""
+    return [
+        f"{row[0]}: " + ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], row[1:], strict=True))
+        for row in rows
+    ]
+
+
+def _counted(count: float, of: float) -> tuple[str, str]:
+    return f"{count:,.0f}", f"{count / of:.2%}"
 
 
 def _range(low: int, high: int) -> str:
@@ -425,47 +449,56 @@ def _short(value: int) -> str:
     return str(value)
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def chart(
-    values: Sequence[float], expected: Sequence[float] | None, ticks: Sequence[Tick], top: tuple[float, str], words: str
+    values: Sequence[float],
+    expected: Sequence[float] | None,
+    ticks: Sequence[Tick],
+    lines: Sequence[tuple[float, str]],
+    words: str,
+    says: Sequence[str],
+    log: bool = False,
 ) -> Markup:
     """Bars of the values, one a bin, and points of what is expected joined by a line.
 
-    top: (value, text) of the line above which no bar should go; words: what the chart says, for a screen reader.
+    lines: (value, text) of lines across, the last above which no bar should go; words: what the chart says, for a screen
+    reader; says: what each bin says when it is pointed at; log: whether heights are logarithms, from a half up.
     """
-    most = max([top[0], *values, *(expected if expected is not None else ())], default=0.0) or 1.0
-    step = (_RIGHT - _LEFT) / max(len(values), 1)
-    gap = min(2.0, step * 0.15)
+    most = max([lines[-1][0], *values, *(expected or ())], default=0.0) or 1.0
+    step = 100 / max(len(values), 1)
+    gap = min(0.6, step * 0.15)
 
     def y(value: float) -> float:
-        return _BOTTOM - value / most * (_BOTTOM - _TOP)
+        share = math.log(max(2 * value, 1)) / math.log(max(2 * most, 2)) if log else value / most
+        return BOTTOM - share * (BOTTOM - TOP)
 
-    parts = [
-        Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(_LEFT, y(top[0]), _RIGHT),
-        Markup('<text x="{}" y="{:.1f}">{}</text>').format(_LEFT, y(top[0]) - 6, top[1]),
-    ]
-    for i, value in enumerate(values):
+    grid = Markup('<line class="grid" x2="100%" y1="{0:.1f}" y2="{0:.1f}"/>')
+    parts = [grid.format(y(value)) for value, _ in lines]
+    for i, (value, text) in enumerate(zip(values, says, strict=True)):
+        bar, height = Markup(""), BOTTOM - y(value)
+        across = Markup('x="{:.2f}%" width="{:.2f}%"').format(i * step + gap / 2, step - gap)
         if value > 0:
-            height = max(_BOTTOM - y(value), 1.0)
-            box = (_LEFT + i * step + gap / 2, _BOTTOM - height, step - gap, height)
-            parts.append(
-                Markup('<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(*box)
-            )
+            height = max(height, 1.0)
+            bar = Markup('<rect class="bar" {} y="{:.1f}" height="{:.1f}"/>').format(across, BOTTOM - height, height)
+        ground = Markup('<rect class="ground" {} y="{}" height="{}"/>').format(across, TOP, BOTTOM - TOP)
+        parts.append(Markup('<g class="bin" data-says="{}">{}{}</g>').format(text, ground, bar))
     if expected is not None:
-        points = [(_LEFT + (i + 0.5) * step, y(value)) for i, value in enumerate(expected)]
-        if len(points) > 1:
-            line = " ".join(f"{x:.1f},{height:.1f}" for x, height in points)
-            parts.append(Markup('<polyline class="theory" points="{}"/>').format(line))
-        parts += [Markup('<circle class="theory" cx="{:.1f}" cy="{:.1f}" r="2.2"/>').format(*point) for point in points]
-    parts.append(Markup('<path class="axis" d="M{} {}H{}"/>').format(_LEFT, _BOTTOM, _RIGHT))
+        points = [((i + 0.5) * step, y(value)) for i, value in enumerate(expected)]
+        for (x1, y1), (x2, y2) in itertools.pairwise(points):
+            line = Markup('<line class="theory" x1="{:.2f}%" y1="{:.1f}" x2="{:.2f}%" y2="{:.1f}"/>')
+            parts.append(line.format(x1, y1, x2, y2))
+        parts += [
+            Markup('<circle class="theory" cx="{:.2f}%" cy="{:.1f}" r="2.2"/>').format(*point) for point in points
+        ]
+    parts.append(Markup('<line class="axis" x2="100%" y1="{0}" y2="{0}"/>').format(BOTTOM))
+    side = Markup('x="100%" text-anchor="end"') if log and values[0] > values[-1] else ""  # where bars are lower
+    value_text = Markup('<text class="value" {} y="{:.1f}">{}</text>')
+    parts += [value_text.format(side, y(value) - 5, text) for value, text in lines]
     for position, text in ticks:
-        x = _LEFT + position * step
-        anchor = "start" if x < 30 else "end" if x > WIDTH - 30 else "middle"
-        parts.append(Markup('<text x="{:.1f}" y="164" text-anchor="{}">{}</text>').format(x, anchor, text))
-    head = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, words)
+        x = position * step
+        anchor = "start" if x < 9 else "end" if x > 91 else "middle"
+        place = 0.0 if x < 3 else 100.0 if x > 97 else x
+        parts.append(Markup('<text x="{:.1f}%" y="{}" text-anchor="{}">{}</text>').format(place, BELOW, anchor, text))
+    head = Markup('<svg class="chart" role="img" aria-label="{}">').format(words)
     return head + Markup("").join(parts) + Markup("</svg>")
 
 

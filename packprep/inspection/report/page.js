@@ -16,7 +16,7 @@
   const count = (n) => n.toLocaleString("en");
   const panel = byId("panel");
   const narrow = matchMedia("(max-width: 960px)");
-  let shown = data.rows, at = 0, segment = 0;
+  let shown = data.rows, at = 0, segment = 0, pointer = "";
 
   function make(tag, name, text) {
     const element = document.createElement(tag);
@@ -28,26 +28,34 @@
   // Text
 
   function fill(box, part) {
-    let slot = part.first;
+    let slot = part.first, line = null;
     for (const run of part.runs) {
       if (run.gap) {
-        box.append(make("span", "gap", `… ${several(run.gap, "token")} left out …`));
+        box.append(make("div", "gap", `… ${several(run.gap, "token")} left out …`));
         slot += run.gap;
+        line = null;
         continue;
       }
       run.t.forEach((text, i) => {
         const flags = parseInt(run.f[i], 32), ids = [].concat(run.i[i]);
         const classes = CLASSES.filter(([bit]) => flags & bit).map(([, name]) => name);
         if (part.name === "original") classes.splice(0, classes.length, ...classes.filter((name) => name !== "trained"));
-        const token = make("span", ["tok", ...classes].join(" "));
-        for (const piece of text.split(/([\u2400-\u2421]+)/)) {
-          if (piece) token.append(/^[\u2400-\u2421]/.test(piece) ? make("span", "control", piece.replaceAll("␊", "␊\n")) : piece);
+        const says = `token ${ids.join(", ")}${part.first < 0 ? "" : `, slot ${count(slot)}`}${classes.length ? `: ${classes.join(", ")}` : ""}`;
+        for (const piece of text.split(/(?<=↵)/)) {
+          if (!line) box.append(line = make("div", "line"));
+          const token = make("span", ["tok", ...classes].join(" "));
+          for (const some of piece.split(/([↵⇥⇤]+)/)) {
+            if (some) token.append(/[↵⇥⇤]/.test(some) ? make("span", "control", some) : some);
+          }
+          token.says = says;
+          line.append(token);
+          if (piece.endsWith("↵")) line = null;
         }
-        token.says = `token ${ids.join(", ")}${part.first < 0 ? "" : `, slot ${count(slot)}`}${classes.length ? `: ${classes.join(", ")}` : ""}`;
-        box.append(token);
         slot += ids.length;
       });
     }
+    // beside each further line that a line of the text takes; more than it can take, the style sheet shows what fits
+    for (const each of box.querySelectorAll(".line")) each.dataset.wraps = `\n${"↳\n".repeat(each.textContent.length / 8)}`;
   }
 
   function sideOf(part, number, before = "") {
@@ -75,31 +83,32 @@
     const objective = own.objective === own.task ? "" : `${own.objective} · `;
     button.append(make("small", "", `${objective}${several(own.slots, "slot")} · ${count(own.trained)} trained`));
     button.setAttribute("aria-controls", "panel");
-    for (const event of ["focus", "click"]) button.addEventListener(event, () => choose(i));
-    article.addEventListener("mouseover", (event) => {
+    for (const event of ["focus", "click"]) button.addEventListener(event, () => pick(i));
+    article.addEventListener("mousemove", (event) => {
+      const place = `${event.screenX} ${event.screenY}`;
+      if (place === pointer) return; // the page moved, not the pointer
+      pointer = place;
       if (!narrow.matches) choose(i);
       point(event.target);
     });
     article.addEventListener("click", (event) => {
       if (!event.target.closest(".tok")) return;
-      choose(i);
+      pick(i);
       point(event.target);
     });
     heading.append(button);
-    const sides = make("div", own.original || own.why === "" ? "sides" : "sides one");
-    const left = make("div", "stored");
-    for (const part of own.parts) left.append(sideOf(part, own.number));
-    sides.append(left);
+    const sides = make("div", "sides");
+    for (const part of own.parts) sides.append(sideOf(part, own.number));
     if (own.original) sides.append(sideOf(own.original, own.number));
+    else if (own.why) sides.append(make("p", "", own.why));
     article.append(heading, sides);
-    if (!own.original && own.why) left.append(make("p", "", own.why));
     return article;
   }
 
   function drawAnew({ row, epoch, segments }) {
     const stored = data.rows.find((other) => other.row === row).segments;
     segments.slice(0, stored.length).forEach((own, i) => {
-      const article = make("article", `h${i % HUES}`), heading = make("h3"), sides = make("div", "sides");
+      const article = make("article", `h${i % HUES}`), heading = make("h3"), sides = make("div", "sides beside");
       heading.append(make("span", "number", String(own.number)), ` ${stored[i].task}`);
       for (const [name, parts] of [["stored", stored[i].parts], [`epoch ${epoch}`, own.parts]]) {
         const side = make("div");
@@ -111,10 +120,29 @@
     });
   }
 
-  // The header of a segment
+  // The header of a segment: the one that is pointed at or chosen, else the one that is being read
+
+  const TOP = 112; // pixels below the controls, where the card begins
+  let still = 0;
+
+  function pick(i) {
+    still = performance.now() + 1000; // what is chosen is scrolled to, and stays chosen
+    panel.setAttribute("aria-live", "polite");
+    choose(i);
+  }
+
+  function follow() {
+    const segments = byId("segments"), box = segments.getBoundingClientRect();
+    if (narrow.matches || performance.now() < still || box.bottom < TOP || box.top > innerHeight) return;
+    // where one reads: at the top of the window when the segments begin there, at its end when they end there
+    const room = innerHeight - TOP, through = (TOP - box.top) / Math.max(box.height - room, box.height / 2);
+    const reading = TOP + room * Math.min(Math.max(through, 0), 1);
+    panel.setAttribute("aria-live", "off");
+    choose(Math.max([...segments.children].findLastIndex((each) => each.getBoundingClientRect().top <= reading), 0));
+  }
 
   function choose(i) {
-    const own = shown[at].segments[i];
+    const own = shown[at].segments?.[i];
     if (!own) return;
     const changed = segment !== i || !panel.firstChild;
     segment = i;
@@ -235,7 +263,7 @@
         button.setAttribute("aria-label", button.title);
         button.style.flexGrow = own.slots;
         button.addEventListener("click", () => {
-          choose(k);
+          pick(k);
           place.children[k].querySelector("button").focus();
         });
         strip.append(button);
@@ -256,6 +284,7 @@
       }
       choose(0);
     }
+    follow();
     if (remembers) history.replaceState(null, "", `#row=${row.row}`);
   }
 
@@ -288,6 +317,15 @@
     return Boolean(found);
   }
 
+  for (const figure of document.querySelectorAll(".charts figure")) {
+    const says = figure.querySelector("figcaption span"), note = says.textContent;
+    figure.addEventListener("pointerover", (event) => {
+      const bin = event.target.closest(".bin");
+      says.textContent = bin ? bin.dataset.says : note;
+    });
+    figure.addEventListener("pointerleave", () => { says.textContent = note; });
+  }
+
   if (!data.rows.length) return;
   if (data.anew) drawAnew(data.anew);
   byId("viewer").hidden = false;
@@ -307,6 +345,11 @@
   byId("number").addEventListener("change", (event) => nearest(Math.trunc(Number(event.target.value)) || 0));
   byId("task").addEventListener("change", (event) => keep(event.target.value));
   addEventListener("hashchange", fromHash);
+  let waits = 0;
+  addEventListener("scroll", () => {
+    cancelAnimationFrame(waits);
+    waits = requestAnimationFrame(follow);
+  }, { passive: true });
   addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
     if (event.target.closest && event.target.closest("input, select, .scroll")) return;

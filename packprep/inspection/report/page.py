@@ -15,6 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from packprep.building.progress import visible
+from packprep.inspection.card import versions
 from packprep.inspection.report.figures import Figures, charts_of, meter, stack
 from packprep.inspection.text import clipped, counted, size_of
 
@@ -35,9 +36,13 @@ def page(
     looked_at: str,
     sample_says: str,
     anew_says: str,
+    made: Mapping[str, Any] | None,
+    newest: Mapping[str, str],
 ) -> bytes:
-    """The page. totals: as `describe_manifest` gives; rows: what the script reads; the rest are sentences and their parts."""
+    """The page. totals: as `describe_manifest` gives; rows: what the script reads; made: as `origin` gives; newest: source →
+    the day of its newest file; the rest are sentences and their parts."""
     style, script = (_text(f"page.{kind}") for kind in ("css", "js"))
+    groups = charts_of(figures) if figures is not None and figures.segments else []
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True)
     return (
         environment.from_string(_text("page.html"))
@@ -53,10 +58,12 @@ def page(
             sums=totals and _sums(totals),
             usage=totals and _usage(totals),
             mix=totals and _mix(totals, recipe, figures),
-            groups=charts_of(figures) if figures is not None and figures.segments else [],
+            groups=groups,
+            theory=any('class="theory"' in chart.svg for _, _, charts in groups for chart in charts),
             looked_at=looked_at,
             sample_says=sample_says,
             anew_says=anew_says,
+            origin=made and _origin(made, newest),
             foot=f"Written by packprep inspect {directory} --html. This page is one file and loads nothing.",
             data=Markup(as_data(rows)),
         )
@@ -113,6 +120,27 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
             ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}"),
             ("folder", clipped(s["directory"], _NAME)),
         ],
+    }
+
+
+def _origin(made: Mapping[str, Any], newest: Mapping[str, str]) -> dict[str, Any]:
+    tokenizer, sources = made["tokenizer"], made["sources"][:MOST_LINES]
+    return {
+        "facts": [
+            ("tokenizer", f"{clipped(tokenizer['name'], _NAME)}, digest {tokenizer['digest']}"),
+            ("engine", made["engine"]),
+            ("seed", str(made["seed"])),
+            ("made with", versions(made)),
+            ("law of the bytes", str(made["law_version"])),
+        ],
+        "head": ("source", "files", "size", "newest file"),
+        "sources": [
+            (clipped(s["name"], _NAME), f"{s['files']:,}", size_of(s["bytes"]), newest[s["name"]])
+            if s["files"] is not None
+            else (clipped(s["name"], _NAME), "unknown", "unknown", newest[s["name"]])
+            for s in sources
+        ],
+        "recipe": made["recipe"].splitlines(),
     }
 
 

@@ -3,24 +3,27 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import Plan
+from packprep.building.plan import Plan, stored_plan
 from packprep.dataset.manifest import Manifest, first_rows, read_manifest
 from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
-from packprep.format.json_files import MANIFEST_NAME, shard_name
+from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, shard_name
+from packprep.inspection.card import files_by_source, origin
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.report.figures import Figures
 from packprep.inspection.report.page import MOST_LINES, page
 from packprep.inspection.report.sample import row_anew, sample_rows
 from packprep.inspection.summary import describe_manifest, evenly
 from packprep.inspection.text import counted
-from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
+from packprep.sources.slices import UNREAD
+from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, is_url, local_copy
 
 MOST_SHARDS = 32
 """Shards that a report verifies and looks at."""
@@ -29,6 +32,8 @@ SHARDS_WITH_ROWS = 8
 MOST_SLOTS = 1 << 25
 """Slots that are read for spans, noise and trained shares, but for a row of each shard."""
 
+MOST_FILES = 100_000
+"""Files of a source that are asked for their day."""
 EPOCH = 1
 """In which a row is shown beside the stored one."""
 
@@ -79,7 +84,7 @@ def write_report(
     """
     check_file(html)
     with local_copy(folder_at(directory)) as local:
-        local.fetch(MANIFEST_NAME)
+        local.fetch(MANIFEST_NAME, PLAN_NAME)
         manifest = read_manifest(local.folder)
         data, says = _page(local, manifest, moved, from_plan, verification, promises)
     path = Path(html)
@@ -111,6 +116,7 @@ def _page(
             notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
         described, first = _rows(manifest, data, looked, sound, rows, notes)
         anew = _anew(data, described, first, sound, notes)
+        made, newest = _made(local, manifest, data, notes)
     total = first_rows(manifest)[-1]
     shown = {
         "rows": described,
@@ -135,6 +141,8 @@ def _page(
         ""
         if anew is None
         else f"Row {first:,} as it is stored, and as a loader with redraw gives it in epoch {EPOCH}.",
+        made,
+        newest,
     )
     return written, {**says, "faults": faults}
 
@@ -149,6 +157,38 @@ def _opened(local: LocalCopy, moved: Mapping[str, str], from_plan: bool) -> Iter
         except (DatasetError, PlanError, VocabularyError) as error:
             data = error
         yield data
+
+
+def _made(
+    local: LocalCopy, manifest: Manifest, data: OpenedDataset | PackprepError, notes: list[str]
+) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """(what the dataset was made from, or None; source → the day of its newest file, or why it is not known)."""
+    plan: Mapping[str, Any] | None = None
+    try:
+        plan = stored_plan(local.folder)
+    except PlanError as error:
+        notes.append(f"The files that it was made from cannot be shown: {error}")
+    prefixes = data.prefixes if isinstance(data, OpenedDataset) else None
+    newest = {source["name"]: "unknown: not read" for source in manifest["sources"]}
+    if plan and prefixes:
+        for prefix, (source, files) in zip(prefixes, files_by_source(plan), strict=True):
+            if prefix != UNREAD:
+                newest[source["name"]] = _newest(prefix, [file["name"] for file in files])
+    try:
+        return origin(manifest, plan), newest
+    except DatasetError as error:
+        notes.append(f"What it was made from cannot be shown: {error}")
+        return None, newest
+
+
+def _newest(prefix: str, names: Sequence[str]) -> str:
+    if is_url(prefix) or len(names) > MOST_FILES:
+        return f"unknown: {'at a URL' if is_url(prefix) else 'too many'}"
+    try:
+        newest = max(os.stat(os.path.join(prefix, name)).st_mtime for name in names)
+    except OSError as error:
+        return f"unknown: {error.strerror}"
+    return datetime.fromtimestamp(newest, UTC).date().isoformat()
 
 
 def _sound(verification: Mapping[str, Any] | PackprepError, looked: Sequence[int]) -> list[int]:

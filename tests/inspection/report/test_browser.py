@@ -6,6 +6,7 @@ import pytest
 
 from packprep import open_dataset
 from packprep.dataset.attention import block_mask, dense_mask
+from tests import made
 from tests.inspection.report.conftest import data_of, report
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
@@ -45,8 +46,7 @@ SMALL = """
 () => [...document.querySelectorAll("body *")].filter((e) => {
   if (e.closest(".hidden, .skip, script, option") || !e.getClientRects().length) return false;
   if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) return false;
-  const chart = e.closest("svg.chart"), scale = chart ? chart.getBoundingClientRect().width / 340 : 1;
-  return parseFloat(getComputedStyle(e).fontSize) * scale < 13.99;
+  return parseFloat(getComputedStyle(e).fontSize) < 13.99;
 }).map((e) => [e.tagName, e.textContent.slice(0, 20), getComputedStyle(e).fontSize])
 """
 """Texts of less than 14 pixels."""
@@ -61,6 +61,29 @@ INKED = """
 }
 """
 """The share of a canvas that is drawn on."""
+MISSING = """
+() => {
+  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const drawn = (character, font) => {
+    context.font = font;
+    context.clearRect(0, 0, 60, 60);
+    context.fillText(character, 20, 40);
+    return `${context.measureText(character).width} ${context.getImageData(0, 0, 60, 60).data.join("")}`;
+  };
+  const seen = new Set(), found = [];
+  for (const e of document.querySelectorAll("body *")) {
+    const style = getComputedStyle(e), font = `${style.fontSize} ${style.fontFamily}`;
+    const own = [...e.childNodes].filter((n) => n.nodeType === 3).map((n) => n.data).join("");
+    for (const character of e.tagName === "SCRIPT" ? "" : own + (e.dataset?.wraps || "")) {
+      if (character <= "~" || seen.has(character + font)) continue;
+      seen.add(character + font);
+      if (drawn(character, font) === drawn("\uffff", font)) found.push(character);
+    }
+  }
+  return { found, seen: [...seen].map((each) => each[0]).join("") };
+}
+"""
+"""Characters of the page, but for ASCII, that are drawn as one is that no font has; and all that were looked at."""
 UNNAMED = """
 () => [...document.querySelectorAll("button, input, select, canvas, svg[role=img], [role=region]")].filter((e) =>
   !(e.textContent.trim() || e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.labels?.length)).length
@@ -169,6 +192,51 @@ def test_the_header_is_shown_by_focus_by_pointer_and_by_strip(page, mixed, mixed
 
 
 @pytest.mark.long
+def test_the_header_follows_what_is_read(look, mixed_html):
+    row = max(data_of(mixed_html)["rows"], key=lambda row: len(row["segments"]))
+    page = look(mixed_html, f"#row={row['row']}")
+    articles, card = page.locator("#segments article"), page.locator("#panel h4")
+    assert articles.count() > 3 and card.inner_text() == "Segment 1"
+    seen = [card.inner_text()]
+    page.mouse.move(5, 400)
+    end = page.evaluate("document.getElementById('segments').getBoundingClientRect().bottom - innerHeight")
+    for _ in range(60):
+        page.mouse.wheel(0, end / 60)
+        page.wait_for_timeout(40)  # a frame
+        seen.append(card.inner_text())
+        chosen = page.locator("#segments article.chosen").bounding_box()
+        assert chosen["y"] < 900 and chosen["y"] + chosen["height"] > 112  # it is in view
+    assert list(dict.fromkeys(seen)) == [f"Segment {i + 1}" for i in range(articles.count())]
+    articles.nth(1).locator("h3 button").focus()  # scrolls back to it, and it stays chosen
+    page.wait_for_timeout(100)
+    assert card.inner_text() == "Segment 2"
+
+
+@pytest.mark.long
+def test_code_keeps_its_lines_and_every_character_has_a_glyph(look, tmp_path):
+    code = "def f(x):\n\tif x:  # " + "long " * 60 + "\r\n        return [x,\n                x]\n\x1b\n"
+    made.write_lines(tmp_path / "a.jsonl", [code])
+    table = {
+        "tokenizer": "bytes",
+        "seq_length": 1024,
+        "sources": [{"paths": ["*.jsonl"]}],
+        "tasks": [{"preset": "causal"}],
+    }
+    made.build(table, tmp_path, tmp_path / "out")
+    report(tmp_path / "out", tmp_path / "a.html")
+    lines = code.translate({9: "⇥", 10: "↵\n", 13: "⇤", 27: "\\u{1b}"}).split("\n")
+    for options in ({}, PHONE):
+        page = look(tmp_path / "a.html", **options)
+        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        assert page.locator("#segments .line").all_text_contents() == [*lines[:-1], "<eos>"]
+        heights = [page.locator("#segments .line").nth(i).bounding_box()["height"] for i in range(len(lines))]
+        assert heights[1] >= 4 * heights[0] and max(heights[2:]) < 2 * heights[0]
+        assert page.evaluate("[...document.querySelectorAll('.text')].every((t) => t.scrollWidth <= t.clientWidth)")
+        glyphs = page.evaluate(MISSING)
+        assert glyphs["found"] == [] and set("↵⇥⇤↳✓…←→·×") <= set(glyphs["seen"])
+
+
+@pytest.mark.long
 def test_masks_have_the_ink_that_the_rule_allows(look, mixed, mixed_html):
     """As much of a segment's square as dense_mask and block_mask allow."""
     dataset, data = open_dataset(mixed), data_of(mixed_html)
@@ -202,6 +270,32 @@ def test_contrast(look, mixed_html, scheme):
     for _ in range(3):
         assert page.evaluate(CONTRAST) == []
         page.locator("#next").click()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "columns"), [(1280, 4), (1000, 2), (390, 1)])
+def test_charts_stand_in_even_columns_and_say_their_values(look, mixed_html, width, columns):
+    page = look(mixed_html, viewport={"width": width, "height": 900})
+    charts = page.locator(".charts svg.chart")
+    boxes = [charts.nth(i).bounding_box() for i in range(charts.count())]
+    assert len({round(box["x"]) for box in boxes}) == columns and len({round(box["width"]) for box in boxes}) == 1
+    assert len({round(box["y"]) for box in boxes[:columns]}) == 1
+    figure = page.locator(".charts figure").first
+    figure.locator(".bin").nth(2).hover()
+    cells = figure.locator("tbody tr").nth(2).locator("td").all_text_contents()
+    assert figure.locator("figcaption span").inner_text() == f"{cells[0]}: count {cells[1]}, share {cells[2]}"
+    page.mouse.move(1, 1)
+    assert figure.locator("figcaption span").inner_text().startswith("tokens of a document")
+
+
+@pytest.mark.long
+def test_a_phone_shows_the_mix_whole(look, mixed_html):
+    page = look(mixed_html, **PHONE)
+    for table in page.locator("#mix .scroll").all():
+        assert table.evaluate("(e) => e.scrollWidth <= e.clientWidth")
+        assert table.get_by_role("row").count() == table.locator("tbody tr").count() > 2
+    cells = page.locator("#mix tbody tr").first.get_by_role("cell")
+    assert cells.nth(1).evaluate("(e) => getComputedStyle(e, '::before').content") == '"wanted"'
 
 
 @pytest.mark.long

@@ -1,5 +1,7 @@
 """Figures of a mixed dataset against its rows, counted one by one."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,12 +11,7 @@ from packprep.dataset.manifest import read_manifest
 from packprep.dataset.shard import shard_of
 from packprep.format.json_files import shard_name
 from packprep.inspection.report import figures as module
-from packprep.inspection.report.figures import (
-    FILLS,
-    LENGTHS,
-    Figures,
-    charts_of,
-)
+from packprep.inspection.report.figures import BOTTOM, FILLS, LENGTHS, TOP, Figures, _counts, charts_of
 
 EOS, SENTINEL = 258, 266
 
@@ -137,7 +134,17 @@ def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
         for chart in charts:
             assert 'role="img" aria-label="' in chart.svg and chart.rows
             assert all(len(row) == len(chart.head) for row in chart.rows)
-            assert ('class="theory"' in chart.svg) == chart.theory
+            assert chart.svg.count('class="bin"') == len(chart.rows) and f'data-says="{chart.rows[0][0]}: ' in chart.svg
+            assert ('class="theory"' in chart.svg) == ("by " in chart.head[-1])
+
+
+@pytest.mark.parametrize(("shown", "log"), [([900, 200, 0, 50], False), ([900, 100, 0, 50], True), ([900, 0], False)])
+def test_a_bar_that_dwarfs_the_rest_stands_on_a_logarithmic_scale(shown, log):
+    names = [(str(n), str(n)) for n in shown]
+    drawn = _counts("t", "n", "w", ("a", "b"), names, shown, None, [])
+    heights = [float(h) for h in re.findall(r'class="bar" [^/]* height="([\d.]+)"', drawn.svg)]
+    assert drawn.note == ("n; logarithmic scale" if log else "n") and max(heights) == pytest.approx(BOTTOM - TOP)
+    assert len(heights) == sum(map(bool, shown)) and (min(heights) > 60) == (log or len(heights) == 1)
 
 
 def test_of_a_large_shard_the_first_rows_are_read(mixed):

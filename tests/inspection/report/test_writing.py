@@ -1,6 +1,7 @@
 """The file: whole, small, the same each time, and never without the faults that there are."""
 
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from packprep.dataset.manifest import read_manifest
 from packprep.errors import ArgumentError, DatasetError, PlanError
+from packprep.format.json_files import encode
 from packprep.inspection.report import check_file, shards_shown, write_report
 from packprep.inspection.report import writing as module
 from packprep.inspection.report.page import as_data
@@ -25,7 +27,7 @@ from tests.inspection.report.conftest import HOSTILE, data_of, report
 
 ALLOWED = """a abbr article aside b body button canvas dd details div dl dt figcaption figure footer h1 h2 h3 head header html
 i input label li link main meta nav noscript p script section select small span style summary svg table tbody td th thead title
-tr ul path rect circle polyline text"""
+pre tr ul path rect circle text g line"""
 
 
 class Tags(HTMLParser):
@@ -62,7 +64,7 @@ def test_a_page_has_no_markup_but_its_own_and_names_no_other_place(mixed_html, h
         assert found.tags <= set(ALLOWED.split())
         assert not [name for name, _ in found.attributes if name.startswith("on") or name in ("style", "src", "action")]
         assert {value for name, value in found.attributes if name == "href"} <= {
-            "data:,", "#verdict", "#ledger", "#mix", "#distributions", "#rows", "#epochs",
+            "data:,", "#verdict", "#ledger", "#mix", "#distributions", "#rows", "#epochs", "#origin",
         }  # fmt: skip
         text = html.read_text("utf-8")
         assert not re.search(r"https?:|url\(|@import|innerHTML|eval\(", text)
@@ -156,6 +158,38 @@ def test_a_damaged_ledger_hides_nothing(own, tmp_path):
     said = report(own, tmp_path / "a.html")
     page = (tmp_path / "a.html").read_text("utf-8")
     assert said["faults"] >= 2 and "The ledger cannot be shown" in page and 'id="ledger"' not in page
+
+
+def test_it_says_what_it_was_made_from(own, tmp_path):
+    made.write_lines(tmp_path / "old.jsonl", ["some text"] * 9)
+    made.write_lines(tmp_path / "new.jsonl", ["another"] * 9)
+    for name, day in (("old", 1), ("new", 20)):
+        os.utime(tmp_path / f"{name}.jsonl", (86400 * day, 86400 * day))
+    table = {"tokenizer": "bytes", "seq_length": 64, "seed": 77, "sources": [{"name": "a<b", "paths": ["*.jsonl"]}]}
+    made.build(table, tmp_path, tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out")
+    report(tmp_path / "out", tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text("utf-8").partition('<section id="origin"')[2]
+    assert (
+        "1970-01-21" in page
+        and "<dd>77</dd>" in page
+        and "name = &#34;a&lt;b&#34;\npaths = [&#34;*.jsonl&#34;]" in page
+    )
+    assert (
+        f"bytes, digest {manifest['tokenizer']['digest']}" in page
+        and f"packprep {manifest['made_with']['packprep']}, " in page
+    )
+    assert packprep("inspect", tmp_path / "out", "--html", tmp_path / "b.html").status == 0
+    assert "unknown: not read" in (tmp_path / "b.html").read_text("utf-8")
+    (tmp_path / "old.jsonl").unlink()
+    report(tmp_path / "out", tmp_path / "c.html")
+    assert "unknown: No such file" in (tmp_path / "c.html").read_text("utf-8")
+    manifest = json.loads((own / "dataset.json").read_text())
+    del manifest["recipe"]["packing"]
+    (own / "dataset.json").write_bytes(encode(manifest))
+    report(own, tmp_path / "d.html")
+    page = (tmp_path / "d.html").read_text("utf-8")
+    assert "What it was made from cannot be shown" in page and 'id="origin"' not in page
 
 
 def test_without_a_manifest_there_is_no_report(tmp_path):

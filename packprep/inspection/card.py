@@ -1,0 +1,276 @@
+"""What a dataset was made from, and the data card that says so: Markdown with front matter, as the Hugging Face Hub reads it.
+
+```
+manifest, plan ─► origin ─┬─► card ─► FILE, which must not be there yet
+                          └─► the report's last section
+ledger ─────────► totals ─┘
+```
+A card follows from the dataset and the name of its folder alone. What packprep cannot know, such as the license, it leaves to
+whoever publishes the data.
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packprep.building.plan import stored_plan
+from packprep.building.progress import put_line, visible
+from packprep.dataset.manifest import Manifest, read_manifest
+from packprep.errors import ArgumentError, DatasetError, RecipeError
+from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
+from packprep.inspection.summary import describe_manifest, percent
+from packprep.inspection.text import counted, size_of
+from packprep.recipe import from_normalised, normalised_toml
+from packprep.storage import Folder, LocalFolder, folder_at, local_copy
+
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "1B<n<10B", "10B<n<100B",
+         "100B<n<1T", "n>1T")  # fmt: skip
+"""The Hub's size categories, by rows: a power of ten each, from a thousand on."""
+MOST_PATHS = 100
+"""Files of a source that a recipe names where the plan has no patterns."""
+
+
+def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a dataset was made from, as plain values. plan: what plan.json holds; None where there is none.
+
+    Gives {recipe: TOML, tokenizer: {name, digest}, seed, engine, made_with: {name: version}, law_version, sources: [{name,
+    paths, files, bytes}]}; files and bytes are None without a plan. paths: patterns, of a plan that holds none the files'
+    names, or FILES where these are not known or too many. Raises DatasetError for a recipe that this packprep cannot read.
+    """
+    try:
+        from_normalised(manifest["recipe"], "auto", manifest["made_with"])
+    except RecipeError as error:
+        raise DatasetError(f"the recipe in dataset.json: {error}") from None
+    unknown: dict[str, Any] = {"paths": ["FILES"], "files": None, "bytes": None}
+    planned: dict[str, dict[str, Any]] = {}
+    for source, files in files_by_source(plan) if plan else ():
+        paths = source["patterns"] or [file["name"] for file in files if len(files) <= MOST_PATHS] or ["FILES"]
+        known = {"paths": paths, "files": len(files), "bytes": sum(file["size"] for file in files)}
+        planned[source["name"]] = known
+    sources = [{"name": s["name"], **planned.get(s["name"], unknown)} for s in manifest["sources"]]
+    recipe, engine = manifest["recipe"], manifest["engine"]
+    paths = {s["name"]: ["FILES"] for s in recipe["sources"]} | {s["name"]: s["paths"] for s in sources}
+    return {
+        "recipe": normalised_toml(recipe, paths),
+        "tokenizer": {"name": recipe["tokenizer"], "digest": manifest["tokenizer"]["digest"]},
+        "seed": recipe["seed"],
+        "engine": engine if isinstance(engine, str) else f"{engine.get('name')} {engine.get('version')}",
+        "made_with": manifest["made_with"] if isinstance(manifest["made_with"], dict) else {"": manifest["made_with"]},
+        "law_version": manifest["law_version"],
+        "sources": sources,
+    }
+
+
+def files_by_source(plan: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """[(source, its files)] of what plan.json holds."""
+    found: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = [(source, []) for source in plan["sources"]]
+    for file in plan["files"]:
+        found[file["source"]][1].append(file)
+    return found
+
+
+def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -> dict[str, Any]:
+    """Write the card of a published dataset into a file that is not there yet. The same dataset gives the same bytes.
+
+    Gives {card, bytes, directory}. Raises DatasetError for a dataset that cannot be read, ArgumentError where the file is
+    there, or its folder is not, BuildError where it cannot be written.
+    """
+    path = Path(card)
+    if not path.parent.is_dir():
+        raise ArgumentError(f"--card {card}: there is no folder {path.parent}; make it, or choose another place")
+    with local_copy(folder_at(directory)) as local:
+        local.fetch(MANIFEST_NAME, PLAN_NAME)
+        manifest = read_manifest(local.folder)
+        place = str(local.out)
+        text = card_of(os.path.basename(place.rstrip("/")) or place, manifest, stored_plan(local.folder))
+    data = text.encode()
+    if path.is_dir() or not LocalFolder(path.parent).create(path.name, data):
+        raise ArgumentError(f"--card {card}: is there already, and a card is never written over: choose another name")
+    return {"card": str(card), "bytes": len(data), "directory": place}
+
+
+def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None) -> str:
+    """The card of a dataset that is called `name`, as Markdown with YAML front matter."""
+    totals, made = describe_manifest(name, manifest), origin(manifest, plan)
+    rows, shards = counted(totals["rows"], "row"), counted(totals["shards"], "shard")
+    folder = shlex.quote(visible(name))
+    lines = [
+        *_front_matter(name, manifest, totals),
+        "",
+        f"# {_escaped(name)}",
+        "",
+        "<!-- To be said by who publishes this: what the data is, where it comes from, under which license it may be used. -->",
+        "",
+        f"{rows} of {totals['seq_length']:,} slots in {shards}, {size_of(totals['bytes'])}: packed training rows with their "
+        f"objectives applied, {manifest['token_dtype']} ids below {manifest['vocab_size']:,}, made by packprep.",
+        "",
+        *_fenced("python", f"import packprep\n\nds = packprep.open_dataset({visible(name)!r})\n"),
+        "",
+        *_fenced("sh", f"packprep verify {folder}\n"),
+        "",
+        "## Objectives",
+        "",
+        *_table(
+            ("task", "objective", "drawn", "segments", "tokens", "share"),
+            [
+                (
+                    task["name"],
+                    task["objective"],
+                    percent(task["drawn"]),
+                    task["segments"],
+                    task["tokens"],
+                    percent(task["token_share"]),
+                )
+                for task in totals["tasks"]
+                if task["drawn"] or task["segments"]
+            ],
+        ),
+        "",
+        "## Sources",
+        "",
+        *_table(
+            ("source", "files", "bytes", "repeat", "documents", "tokens", "share"),
+            [
+                (
+                    source["name"],
+                    _or_unknown(own["files"]),
+                    _or_unknown(own["bytes"]),
+                    f"{source['repeat']:g}",
+                    source["documents"],
+                    source["tokens"],
+                    percent(source["token_share"]),
+                )
+                for source, own in zip(totals["sources"], made["sources"], strict=True)
+            ],
+        ),
+        "",
+        "## Ledger",
+        "",
+        *_ledger(totals),
+        "",
+        "## Made from",
+        "",
+        *_table(
+            ("what", "which"),
+            [
+                ("fingerprint of recipe, sources' sizes and tokenizer", manifest["fingerprint"]),
+                ("digest of dataset.json, which holds the shards'", manifest["digest"]),
+                ("digest of plan.json", manifest["plan"]["digest"]),
+                ("tokenizer", f"{made['tokenizer']['name']}, digest {made['tokenizer']['digest']}"),
+                ("seed", made["seed"]),
+                ("engine", made["engine"]),
+                ("law of the bytes", made["law_version"]),
+                ("made with", versions(made)),
+            ],
+        ),
+        "",
+        "## Made again",
+        "",
+        "With the same files, tokenizer and chat template, and this as `recipe.toml`: a source's paths are relative to its "
+        "FOLDER, and of where tokenizer and template lay it has the last name alone.",
+        "",
+        *_fenced("toml", made["recipe"]),
+        "",
+        *_fenced("sh", f"{_command(made)} --out {folder}\n"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def versions(made: Mapping[str, Any]) -> str:
+    """The versions of an origin, packprep's first, as in "packprep 0.2.0, python 3.11.7"."""
+    ordered = sorted(made["made_with"].items(), key=lambda item: (item[0] != "packprep", item))
+    return ", ".join(f"{name} {version}".strip() for name, version in ordered)
+
+
+def _front_matter(name: str, manifest: Manifest, totals: Mapping[str, Any]) -> list[str]:
+    in_place = any(task["label_alignment"] == "same_slot" for task in manifest["tasks"] if task["weight"])
+    categories = ["text-generation", *(["fill-mask"] if in_place and "mask" in manifest["specials"] else [])]
+    objectives = sorted({task["objective"] for task in totals["tasks"] if task["drawn"]})
+    return [
+        "---",
+        "# license: and language: are for who publishes this to say",
+        f"pretty_name: {json.dumps(visible(name), ensure_ascii=False)}",
+        *_listed("task_categories", categories),
+        *_listed("size_categories", [SIZES[min(max(len(str(totals["rows"])) - 3, 0), len(SIZES) - 1)]]),
+        *_listed("tags", ["packprep", *objectives]),
+        "viewer: false",
+        "---",
+    ]
+
+
+def _listed(key: str, values: Sequence[str]) -> Iterator[str]:
+    yield f"{key}:"
+    yield from (f"- {json.dumps(visible(value), ensure_ascii=False)}" for value in values)
+
+
+def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
+    documents, tokens, slots = s["documents"], s["tokens"], s["slots"]
+    sums = [
+        ("documents", documents["read"], {"used": documents["used"]}, "rejected: ", documents["rejected"]),
+        (
+            "tokens",
+            tokens["read"],
+            {"used": tokens["used"], "truncated": tokens["truncated"]},
+            "dropped: ",
+            tokens["dropped"],
+        ),
+        (
+            "slots",
+            s["row_slots"],
+            {
+                "tokens": slots["used"],
+                "padding inside": slots["padding_inside"],
+                "padding of rows": slots["row_padding"],
+            },
+            "added: ",
+            slots["added"],
+        ),
+    ]
+    lines = []
+    for what, whole, parts, before, others in sums:
+        named = {**parts, **{f"{before}{name}": n for name, n in sorted(others.items())}}
+        said = " + ".join(f"{n:,} {_escaped(name)}" for i, (name, n) in enumerate(named.items()) if n or not i)
+        lines.append((what, whole, said))
+    yield from _table(("", "read, or in rows", "which are"), lines, escape=False)
+    yield ""
+    yield f"Filled: {percent(s['utilisation']['all_rows'])} of the slots in rows."
+
+
+def _command(made: Mapping[str, Any]) -> str:
+    moved = (f" --source {shlex.quote(visible(source['name']) + '=FOLDER')}" for source in made["sources"])
+    return f"packprep build recipe.toml{''.join(moved)}"
+
+
+def _or_unknown(count: int | None) -> int | str:
+    return "unknown" if count is None else count
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]], escape: bool = True) -> Iterator[str]:
+    def cell(value: Any) -> str:
+        return f"{value:,}" if isinstance(value, int) else _escaped(value) if escape else value
+
+    yield f"| {' | '.join(head)} |"
+    yield f"|{' --- |' * len(head)}"
+    yield from (f"| {' | '.join(map(cell, row))} |" for row in rows)
+
+
+def _escaped(text: str) -> str:
+    """The text as Markdown shows it, whatever characters it has."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$!&])", r"\\\1", visible(text))
+
+
+def _fenced(language: str, text: str) -> Iterator[str]:
+    """A block of code, between fences longer than any in it."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    yield f"{fence}{language}"
+    yield from map(visible, text.splitlines())
+    yield fence
+
+
+def print_written_card(written: Mapping[str, Any]) -> None:
+    """Where the card is, and what it lacks."""
+    put_line(f"{written['card']}: {written['bytes']:,} bytes; license and language are yours to add")
