@@ -16,6 +16,7 @@ from packprep import cli
 from packprep.building.array_tasks import share_of
 from packprep.building.processes import STOP_SIGNALS
 from packprep.errors import Stopped
+from packprep.storage import LocalFolder
 from tests.command_line import inside, packprep, refused
 from tests.made import environment, texts, write_lines, write_texts
 
@@ -410,6 +411,28 @@ def test_plan_says_what_a_build_would_make_and_writes_nothing(corpus):
     assert sum(source["share"] for source in figures["sources"]) == pytest.approx(1)
     for key in ("documents", "tokens", "rows", "output_bytes", "worker_bytes"):
         assert figures[key] > 0
+
+
+def test_plan_says_what_stands_in_a_folder_and_what_is_to_come(corpus, dataset, tmp_path, monkeypatch):
+    def planned(out, *more):
+        return inside("plan", corpus / "recipe.toml", "--out", out, "--workers", 2, "--json", *more).json
+
+    fresh, half = planned(tmp_path / "new"), shutil.copytree(dataset, tmp_path / "half")
+    assert not (tmp_path / "new").exists()
+    assert fresh["out"]["begun"] is False and fresh["out"]["free_bytes"] > fresh["output_bytes"]
+    come = fresh["to_come"]
+    assert (come["missing"], come["workers"], come["output_bytes"]) == (SHARDS, 2, fresh["output_bytes"])
+    for shard in (1, 2):
+        (half / f"receipts/000/{shard:06d}.json").unlink()
+    before = contents(half)
+    said = inside("plan", corpus / "recipe.toml", "--out", half, "--workers", 9).out
+    assert f"\n{half}: 3 of 5 shards are done; " in said and " s with 2 workers: 600 MB/s of text a core" in said
+    assert contents(half) == before
+    assert planned(dataset)["to_come"]["seconds"] == planned(dataset)["to_come"]["output_bytes"] == 0
+    other = refused("plan", corpus / "recipe.toml", "--out", half, "--seed", 7)
+    assert other == refused("build", corpus / "recipe.toml", "--out", half, "--seed", 7) and "seed" in other
+    monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 10)
+    assert "has room for 10 bytes" in planned(tmp_path / "new")["warnings"][-1]
 
 
 @pytest.mark.long

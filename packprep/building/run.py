@@ -109,7 +109,7 @@ def build(
     share = share_of(*array, plan.shards)
     missing = missing_shards(out, plan.digest, share)
     to_do = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
-    asked, workers = workers, min(_workers_for(to_do) if workers is None else workers, len(missing))
+    asked, workers = workers, min(workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
         with clock.stage("start-up"):  # loaded once, and shared by the workers that are forked from here
             engine = plan.engine
@@ -151,7 +151,7 @@ def pace(plan: Mapping[str, Any], engine: Engine, inputs: Inputs, workers: int |
     """
     said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary)
     text_bytes, shards = sum(source["text_bytes"] for source in plan["sources"]), plan["shards"]
-    all_workers = _workers_for(text_bytes // array_count) if workers is None else workers
+    all_workers = workers_for(text_bytes // array_count) if workers is None else workers
     at_work = min(array_count * all_workers, text_bytes // WORKER_TEXT_BYTES)
     if shards >= at_work:
         return said
@@ -161,8 +161,8 @@ def pace(plan: Mapping[str, Any], engine: Engine, inputs: Inputs, workers: int |
     )
 
 
-def _workers_for(text_bytes: int) -> int:
-    """The processes that this much text is worth."""
+def workers_for(text_bytes: int) -> int:
+    """The processes that a build takes for this much text where nobody says."""
     return max(1, min(available_cpus(), text_bytes // WORKER_TEXT_BYTES))
 
 
@@ -181,6 +181,34 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
     """
     for message in inputs.vocabulary.notes:
         say(message)
+    found = begun(inputs, out)
+    if found is None:
+        samples: list[Estimates] = []
+        fresh = make_plan(inputs, say, samples)
+        for warning in forecast(fresh, inputs, samples)["warnings"]:
+            say(f"warning: {warning}")
+        first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
+        if not first and stored_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:
+            raise PlanError(
+                f"{out.path_of(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
+                "another folder"
+            )
+        if out.create(PLAN_NAME, encode(as_stored(fresh, LATER))):
+            out.create(FIRST_SEEN_NAME, note_of(inputs.files))
+        found = begun(inputs, out)
+        assert found is not None
+    engine = found[0]["engine"]["name"]
+    if inputs.recipe.engine not in ("auto", engine):
+        say(f"the build goes on with engine {engine}, as its plan says")
+    return open_plan(out, inputs.prefixes, found)
+
+
+def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
+    """The plan that stands in `out`, as stored, and its digest; None where a build would begin. Nothing is written.
+
+    PlanError if it is another recipe's, or files of something else lie there; RecipeError if a source would find what a build
+    writes there.
+    """
     _refuse_own_inputs(inputs, out)
     found = stored_plan_and_digest(out)
     if found is None and (out.exists(MANIFEST_NAME) or out.exists("receipts")):
@@ -196,21 +224,8 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
                 f"{out} holds files that are no packprep's: {listed(others)}. A dataset's folder holds nothing else: "
                 "give --out a folder that is new or empty"
             )
-        samples: list[Estimates] = []
-        fresh = make_plan(inputs, say, samples)
-        for warning in forecast(fresh, inputs, samples)["warnings"]:
-            say(f"warning: {warning}")
-        first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
-        if not first and stored_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:
-            raise PlanError(
-                f"{out.path_of(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
-                "another folder"
-            )
-        if out.create(PLAN_NAME, encode(as_stored(fresh, LATER))):
-            out.create(FIRST_SEEN_NAME, note_of(inputs.files))
-        found = stored_plan_and_digest(out)
-        assert found is not None
-    plan, digest = found
+        return None
+    plan, _ = found
     check_law(plan, out.path_of(PLAN_NAME))
     changed = differences(inputs, plan)
     if changed:
@@ -219,9 +234,7 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
             f"{out} was begun with something else: {'; '.join(changed)}. "
             "Go on with what it was begun with, or build into another folder"
         )
-    if inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
-        say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
-    return open_plan(out, inputs.prefixes, found)
+    return found
 
 
 def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
