@@ -5,7 +5,7 @@ shard at a time, under other keys than the build's.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -146,7 +146,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
     }
 
 
-def outlook(found: dict[str, Any], rate: int, missing: int, workers: int) -> dict[str, Any]:
+def outlook(found: Mapping[str, Any], rate: int, missing: int, workers: int) -> dict[str, Any]:
     """How much is to come of a build that `forecast` found, and about how long it takes: {missing, output_bytes, seconds, …}.
 
     rate: the engine's. missing: shards that are not done. workers: processes. The seconds rest on the other figures: the text of

@@ -1,6 +1,6 @@
 """The commands. Each parses, calls one function, prints. Results on stdout, progress and messages on stderr.
 
-Exit status: 0 good · 1 `verify` found faults, or `status` found shards missing · 2 an error · 75 stopped by a signal.
+Exit status: 0 good · 1 `verify` found faults, `status` shards missing, `doctor` what fails · 2 an error · 75 stopped by a signal.
 """
 
 import os

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from packprep.building.progress import say
-from packprep.cli.building import build, init, plan, schema, slurm, status, warm
+from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, warm
 from packprep.cli.datasets import export, inspect, verify
 
 app = typer.Typer(
@@ -63,5 +63,5 @@ def _packprep(
     pass
 
 
-for command in (init, build, plan, status, verify, inspect, export, slurm, warm, schema):
+for command in (init, doctor, build, plan, status, verify, inspect, export, slurm, warm, schema):
     app.command()(command)

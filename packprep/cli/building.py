@@ -1,4 +1,4 @@
-"""The commands that make a dataset: build, plan, status, slurm; init and schema, for their recipes; warm, for their kernels."""
+"""The commands that make a dataset: build, plan, status, slurm; init and schema, for recipes; warm, for kernels; doctor."""
 
 import os
 from typing import Annotated, Any, Literal
@@ -208,6 +208,30 @@ def warm(
         raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing for all kernels")
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     put(compile_ahead(given), as_json, print_compiled)
+
+
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE.toml]", help="Look at what this recipe needs.", show_default=False)
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Look at this output folder, or its URL, too.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look for what stands in the way of a build here, or slows it: a line each, what it costs, what to do."""
+    one_thread()
+    from packprep.cli.doctor import FAILS, examine, print_findings
+    from packprep.errors import RecipeError
+
+    if recipe is not None and not recipe.endswith(".toml"):
+        raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing to look at this machine alone")
+    given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
+    result = examine(given, out)
+    put(result, as_json, print_findings)
+    if result["result"] == FAILS:
+        raise typer.Exit(1)
 
 
 def init(
