@@ -475,7 +475,7 @@ def test_status_of_nothing(tmp_path):
 def test_verify_a_good_dataset(dataset):
     said = packprep("verify", dataset)
     assert said.status == 0 and "every promise holds (5 shards, " in said.out
-    assert re.fullmatch(SHARDS_TO_DO, said.err)
+    assert re.fullmatch(SHARDS_TO_DO, re.sub(r".*: compiling .*\n", "", said.err))  # where it is the first to verify
     for replay, workers in (("5", 1), ("all", 2)):
         said = packprep("verify", dataset, "--replay", replay, "--workers", workers)
         assert said.status == 0 and "built again from their sources" in said.out
@@ -767,6 +767,24 @@ def test_the_command_line_heeds_the_signals_that_a_build_does():
 def test_version():
     said = packprep("--version")
     assert said.status == 0 and said.out.startswith("packprep 0.") and said.err == ""
+
+
+def test_quiet_tells_of_errors_alone_and_verbose_of_stages_before_a_command_s_name_and_behind_it(corpus, tmp_path):
+    recipe, out = corpus / "recipe.toml", tmp_path / "out"
+    for line in (["-q", "build"], ["build", "--quiet"]):
+        shutil.rmtree(out, ignore_errors=True)
+        said = inside(*line, recipe, "--out", out)
+        assert said.status == 0 and said.err == "" and "5 shards" in said.out
+        assert inside(*line, "no.toml", "--out", out).err.startswith("packprep: error: no.toml")
+    shutil.rmtree(out)
+    for line in (["-v", "build", recipe, "--out", out], ["verify", out, "-v"], ["export", out, "--verbose", "--to",
+                 "parquet", "--out", tmp_path / "parquet"]):  # fmt: skip
+        said = inside(*line)
+        assert said.status == 0 and "shard 4: done\n" in said.err
+        assert all(re.match(r"packprep: \d+\.\d\d s: ", line) for line in said.err.splitlines()), said.err
+        if "build" in line:
+            assert re.search(r"of all workers: plan .* render \d\.\d\d s, .*publish", said.err)
+    assert re.match(r"packprep: shards? to do", inside("verify", out).err)  # one command's choice is not the next one's
 
 
 def test_help_names_every_command():

@@ -18,11 +18,20 @@ def put_line(line: str = "") -> None:
 
 def say(message: str) -> None:
     """A message on stderr, without the secrets of URLs."""
-    if "://" in message:
-        from packprep.storage import without_secrets
+    messages.say(_without_secrets(message))
 
-        message = without_secrets(message)
-    messages.say(message)
+
+def say_error(message: str) -> None:
+    """An error on stderr, which is always shown, without the secrets of URLs."""
+    messages.write(_without_secrets(message), error=True)
+
+
+def _without_secrets(message: str) -> str:
+    if "://" not in message:
+        return message
+    from packprep.storage import without_secrets
+
+    return without_secrets(message)
 
 
 class Bar:
@@ -37,6 +46,8 @@ class Bar:
         if not sys.stderr.isatty():
             if missing:
                 say(f"shards to do: {missing:,} of {shards:,}, {text_bytes / 1e6:,.1f} MB")
+            return
+        if not messages.are_shown():
             return
         from tqdm import tqdm
 

@@ -47,6 +47,7 @@ from packprep.format.json_files import (
     rejects_name,
     shard_name,
 )
+from packprep.messages import say_stage
 from packprep.recipe import Recipe
 from packprep.sources.files import Files, match_below
 from packprep.sources.formats import Decoders
@@ -129,8 +130,9 @@ def build(
         started = partial(on_start, plan)
         made = in_processes(shard_maker, arguments, items, workers, report, clean, started, progress.say)
         with _at_hand(out, plan), contextlib.closing(made):
-            for _, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
+            for item, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
                 clock.add(seconds)
+                say_stage(f"{item}: done")
             with clock.stage("publish"):  # while workers end, who have much memory to give back
                 manifest = publish(out, plan)
         if manifest is None and array[1] > 1:
@@ -140,6 +142,7 @@ def build(
         progress.end()
     others = len(missing_shards(out, plan.digest, range(plan.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
+    say_stage(f"of all workers: {', '.join(f'{stage} {spent:.2f} s' for stage, spent in clock.seconds.items())}")
     profile = Profile(clock.elapsed(), max(workers, 1), clock.take(), documents, text_bytes, tokens)
     return Outcome(out.location, plan, manifest, len(missing), others, profile)
 

@@ -27,10 +27,12 @@ def main() -> None:
 
     from typer.main import get_command
 
-    from packprep.building.progress import say
+    from packprep.building.progress import say_error
     from packprep.cli.application import UsageError, app, say_usage
     from packprep.errors import PackprepError
+    from packprep.messages import USUAL, show
 
+    show(USUAL)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -41,10 +43,10 @@ def main() -> None:
         say_usage(error, sys.argv)
         raise SystemExit(2) from None
     except PackprepError as error:
-        say(f"{'stopped' if error.exit_status == _STOPPED_STATUS else 'error'}: {error}")
+        say_error(f"{'stopped' if error.exit_status == _STOPPED_STATUS else 'error'}: {error}")
         raise SystemExit(error.exit_status) from None
     except OSError as error:
-        say(f"error: {error}; see to it and run the same command again")
+        say_error(f"error: {error}; see to it and run the same command again")
         raise SystemExit(2) from None
 
 

@@ -4,13 +4,49 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from packprep.building.progress import say
+from packprep import messages
+from packprep.building.progress import say_error
 from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, warm
 from packprep.cli.datasets import export, inspect, verify
 
+
+def _show(what: str) -> Any:
+    """A callback of a flag: has messages shown so."""
+    return lambda context, parameter, wanted: messages.show(what) if wanted else None
+
+
+def _loudness() -> list[TyperOption]:
+    """The options that say how much is told on stderr, which stand before a command's name or behind it."""
+    return [
+        TyperOption(
+            param_decls=[f"-{name[0]}", f"--{name}"], is_flag=True, expose_value=False, callback=_show(what), help=help
+        )
+        for name, what, help in (
+            ("quiet", messages.ERRORS, "Tell of errors alone; results are printed all the same."),
+            ("verbose", messages.STAGES, "Tell of each stage and shard, too, with the seconds."),
+        )
+    ]
+
+
+class Command(TyperCommand):
+    """A command with the options that all have."""
+
+    def __init__(self, *arguments: Any, params: list[Any], **named: Any):
+        super().__init__(*arguments, params=[*params, *_loudness()], **named)
+
+
+class Commands(TyperGroup):
+    """All commands, with the options that stand before their names, too."""
+
+    def __init__(self, *arguments: Any, params: list[Any], **named: Any):
+        super().__init__(*arguments, params=[*params, *_loudness()], **named)
+
+
 app = typer.Typer(
     name="packprep",
+    cls=Commands,
     help="Text corpora to packed, corrupted, verified training rows: once, offline, exactly.",
     no_args_is_help=True,
     add_completion=False,
@@ -43,7 +79,7 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
     if given is not None and message.startswith("Invalid value") and repr(given) not in message:
         message += f", and {given!r} is given"
     wanted = next((_WANTED[name] for name in names if name in _WANTED), None) if "Invalid" not in message else None
-    say(f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what there is")
+    say_error(f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what there is")
 
 
 def _version(wanted: bool) -> None:
@@ -64,4 +100,4 @@ def _packprep(
 
 
 for command in (init, doctor, build, plan, status, verify, inspect, export, slurm, warm, schema):
-    app.command()(command)
+    app.command(cls=Command)(command)
