@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,12 +12,17 @@ import sys
 import time
 
 import pytest
+from typer.main import get_command
 
 from packprep import cli
 from packprep.building.array_tasks import share_of
 from packprep.building.processes import STOP_SIGNALS
+from packprep.cli.application import app
+from packprep.cli.arguments import PRESETS
 from packprep.errors import Stopped
+from packprep.recipe import presets
 from packprep.storage import LocalFolder
+from tests import made
 from tests.command_line import inside, packprep, refused
 from tests.made import environment, texts, write_lines, write_texts
 
@@ -793,6 +799,32 @@ def test_help_names_every_command():
     for command in ("build", "plan", "status", "verify", "inspect"):
         assert f"\n  {command} " in said.out
         assert inside(command, "--help").status == 0
+
+
+def test_help_lists_options_by_what_they_are_of_and_names_every_preset():
+    said = inside("build", "--help").out
+    headings = [line[:-1] for line in said.splitlines() if re.fullmatch(r"\w.*:", line)]
+    assert headings == ["Arguments", "Options", "Recipe", "Work", "Printing", "Examples"]
+    assert said.index("Recipe:") < said.index("--tasks") < said.index("Work:") < said.index("--workers")
+    assert list(presets()) == PRESETS and f"{', '.join(PRESETS)}." in " ".join(said.split())
+
+
+@pytest.mark.parametrize("command", get_command(app).commands.values(), ids=lambda command: command.name)
+def test_every_command_shows_examples_that_it_takes(command):
+    for line in command.epilog.splitlines():
+        program, name, *words = shlex.split(line.partition(" > ")[0])
+        assert (program, name) == ("packprep", command.name)
+        assert command.make_context(name, words)  # raises for what it does not know
+
+
+COMPLETE = "import sys\nsys.argv[0] = 'packprep'\nfrom packprep.cli import main\nmain()"
+
+
+@pytest.mark.parametrize("words, found", [("packprep bu", "build"), ("packprep build --tasks ul", "ul2r\nul2")])
+def test_a_shell_completes_commands_and_presets(words, found):
+    asked = {"_PACKPREP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = made.run_python(COMPLETE, **asked)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, found, "")
 
 
 def test_help_pays_for_nothing_heavy():

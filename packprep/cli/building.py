@@ -7,6 +7,7 @@ import typer
 
 from packprep.building.progress import Bar, put_line, say
 from packprep.cli.arguments import (
+    PRINTING_PANEL,
     ArrayCount,
     ArrayIndex,
     Directory,
@@ -41,7 +42,9 @@ def build(
     source: Moved = None,
     array_index: ArrayIndex = None,
     array_count: ArrayCount = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print where the time went.", rich_help_panel=PRINTING_PANEL)
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Build a dataset, or go on with a build that stopped: run the same command again."""
