@@ -62,10 +62,11 @@ WORKER_TEXT_BYTES = 8 << 20
 
 
 class Progress(Protocol):
-    """What the work reports to: `begin` once, `add` for every batch, `say` for messages, `end` at last."""
+    """What the work reports to: `begin` once, `add` for every batch, `done` for every item, `say` for messages, `end` at last."""
 
     def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None: ...
+    def done(self, item: object) -> None: ...
     def say(self, message: str) -> None: ...
     def end(self) -> None: ...
 
@@ -132,7 +133,7 @@ def build(
         with _at_hand(out, plan), contextlib.closing(made):
             for item, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
                 clock.add(seconds)
-                say_stage(f"{item}: done")
+                progress.done(item)
             with clock.stage("publish"):  # while workers end, who have much memory to give back
                 manifest = publish(out, plan)
         if manifest is None and array[1] > 1:

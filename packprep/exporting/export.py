@@ -21,7 +21,6 @@ from packprep.errors import DatasetError, RecipeError
 from packprep.exporting import chosen_form, export_module
 from packprep.format.digests import digest_of_file, own_digest
 from packprep.format.json_files import MANIFEST_NAME, as_stored, decode, encode, shard_name
-from packprep.messages import say_stage
 from packprep.storage import Folder, LocalCopy, LocalFolder, Remote, folder_at, local_copy
 
 RECEIPT = "export.json"
@@ -105,7 +104,7 @@ def each_shard(
     given = (exporting.dataset, manifest, *arguments)
     try:
         for item, made in in_processes(setup, given, items, workers, progress.add, exporting.out.remove_temporaries):
-            say_stage(f"{item}: done")
+            progress.done(item)
             yield item.number, made
     finally:
         progress.end()

@@ -21,7 +21,6 @@ from packprep.dataset.shard import open_shard
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
 from packprep.kernel import warm_kernels
-from packprep.messages import say_stage
 from packprep.randomness import REPLAY, bits64, permute, text_key
 from packprep.recipe import Recipe
 from packprep.sources.formats import Decoders
@@ -191,7 +190,7 @@ def verify_dataset(
             if min(workers, len(items)) > 1:
                 warm_kernels()  # once, before workers are forked
             for item, result in in_processes(_setup, arguments, items, workers, progress.add):
-                say_stage(f"{item}: done")
+                progress.done(item)
                 faults.join(result.faults)
                 replayed += result.replayed
                 if result.runs is not None:
