@@ -473,6 +473,7 @@ def test_status_of_a_published_dataset(dataset):
 def test_status_of_nothing(tmp_path):
     assert "nothing was begun here" in refused("status", tmp_path)
     assert "nothing was begun here" in refused("status", tmp_path / "nowhere")
+    assert "nothing was begun here" in refused("status", "/")
 
 
 # Verify
