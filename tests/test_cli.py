@@ -818,7 +818,7 @@ def test_every_command_shows_examples_that_it_takes(command):
         assert command.make_context(name, words)  # raises for what it does not know
 
 
-COMPLETE = "import sys\nsys.argv[0] = 'packprep'\nfrom packprep.cli import main\nmain()"
+COMPLETE = "from packprep.cli import main\nmain()"
 
 
 @pytest.mark.parametrize("words, found", [("packprep bu", "build"), ("packprep build --tasks ul", "ul2r\nul2")])

@@ -36,7 +36,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = get_command(app)(standalone_mode=False)  # app itself would set sys.excepthook
+        status = get_command(app)(prog_name="packprep", standalone_mode=False)  # app itself would set sys.excepthook
         if status:
             raise SystemExit(status)
     except UsageError as error:

@@ -65,18 +65,13 @@ def test_it_ends_at_100_percent_with_rejects_compressed_files_resumes_and_array_
 
 
 def test_it_never_shows_more_than_all_and_does_not_end_at_100_percent_where_work_did_not_end(bar):
-    def too_much(shown):
-        shown.begin(1000, 2, 2)
-        shown.add(1, 1500, 10, 0)
-        shown.done("shard 0")
-        shown.end()
+    def one_of_two(text_bytes):
+        def work(shown):
+            shown.begin(1000, 2, 2)
+            shown.add(1, text_bytes, 10, 0)
+            shown.done("shard 0")
+            shown.end()
 
-    assert bar(too_much) == ["100"]
+        return work
 
-    def half(shown):
-        shown.begin(1000, 2, 2)
-        shown.add(1, 400, 10, 0)
-        shown.done("shard 0")
-        shown.end()
-
-    assert bar(half) == ["40"]
+    assert bar(one_of_two(1500)) == ["100"] and bar(one_of_two(400)) == ["40"]
