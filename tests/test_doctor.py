@@ -67,7 +67,7 @@ def test_without_a_place_for_kernels_it_says_what_that_costs(tmp_path, monkeypat
         cache.cache_folders.cache_clear()
     line = next(line for line in said.out.splitlines() if line.split()[1] == "kernels")
     assert line.startswith("slow") and str(tmp_path / "file") in line and "about 10 s in every command" in line
-    assert "─► set NUMBA_CACHE_DIR to a folder that you can write" in said.out and said.status == 0
+    assert "set NUMBA_CACHE_DIR to a folder that you can write" in line and said.status == 0
 
 
 def test_kernels_that_are_not_compiled_yet_or_lie_where_nothing_can_be_kept(monkeypatch):

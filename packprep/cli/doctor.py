@@ -106,17 +106,19 @@ def _kernels() -> Finding:
     heard: list[str] = []
     with messages.heard_by(lambda message, once: heard.append(message)):
         folders = cache_folders()
-    says, each_time = "; ".join(heard), f"about {compiling.seconds} s in every command"
     if folders.own is not None:
         if is_kept("packprep.building.render.*"):
             return Finding("kernels", OK, "; ".join([f"compiled ones are kept in {folders.own}", *heard]))
-        says = f"none is compiled yet: the first command takes about {compiling.seconds} s more, and keeps them in {folders.own}"
-        return Finding("kernels", OK, "; ".join([says, *heard]), "packprep warm compiles them ahead")
+        first = f"the first command takes about {compiling.seconds} s more, and keeps them in {folders.own}"
+        says = "; ".join([f"none is compiled yet: {first}", *heard])
+        return Finding("kernels", OK, says, "packprep warm compiles them ahead")
     if is_kept("packprep.building.render.*"):
         says = f"compiled ones are read from {', '.join(folders.read_only)}; others cannot be kept, and take their time each time"
         return Finding("kernels", OK, says)
-    advice = "set NUMBA_CACHE_DIR to a folder that you can write, and only you"
-    return Finding("kernels", SLOW, f"{says}: {each_time}", advice)
+    why = "; ".join(heard) or (  # what is heard says what to do
+        f"none lie in {', '.join(folders.read_only)}, where none can be kept; set NUMBA_CACHE_DIR to a folder that you can write"
+    )
+    return Finding("kernels", SLOW, f"about {compiling.seconds} s in every command: {why}")
 
 
 def _stores(recipe: Recipe) -> Iterator[Finding]:
