@@ -45,6 +45,7 @@ class Quiet:
     def say(self, message: str) -> None:
         pass
 
+    def done(self, item: object) -> None: ...
     def end(self) -> None:
         pass
 

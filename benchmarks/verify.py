@@ -30,6 +30,7 @@ class Silent:
     def say(self, message: str) -> None:
         """Nothing."""
 
+    def done(self, item: object) -> None: ...
     def end(self) -> None:
         """Nothing."""
 

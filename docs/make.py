@@ -391,7 +391,19 @@ PARTS: dict[str, Callable[[], str]] = {
     "cli": help_of,
     **{
         f"cli {name}": (lambda name=name: help_of(name))
-        for name in ("init", "build", "plan", "status", "verify", "inspect", "export", "slurm", "warm", "schema")
+        for name in (
+            "init",
+            "doctor",
+            "build",
+            "plan",
+            "status",
+            "verify",
+            "inspect",
+            "export",
+            "slurm",
+            "warm",
+            "schema",
+        )
     },
     "slurm script": slurm_script,
     **{

@@ -74,7 +74,7 @@ def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
 
 
 def is_kept(what: str) -> bool:
-    """Whether there is anything under this word, for whatever it may depend on."""
+    """Whether there is anything under this word, or a pattern of such, for whatever it may depend on."""
     return any(glob.glob(os.path.join(glob.escape(folder), f"{what}-*")) for folder in _to_read())
 
 

@@ -2,10 +2,13 @@
 
 cache, kernel, storage, … ─► say ─┬─ in the command: stderr, where a bar makes room for the line
                                   └─ in a worker: `say` of its parent
+
+How much of it is shown is one setting of the command's process: `show`.
 """
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 Listener = Callable[[str, bool], None]
@@ -41,11 +44,40 @@ def say(message: str, once: bool = False) -> None:
         write(message)
 
 
-def write(message: str) -> None:
-    """The message on stderr; its lines after the first are indented, so that none passes for another message."""
+def say_stage(message: str) -> None:
+    """Tell the user who asked for stages: of what is done, with its seconds."""
+    if _shown == STAGES:
+        say(message)
+
+
+def write(message: str, error: bool = False) -> None:
+    """The message on stderr; its lines after the first are indented, so that none passes for another message.
+
+    error: it is shown to who asked for errors alone, too.
+    """
+    if _shown == ERRORS and not error:
+        return
     first, *others = map(visible, message.split("\n"))
-    text = "\n".join([f"packprep: {first}", *(f"  {line}".rstrip() for line in others)])
+    when = f"{time.monotonic() - _begun:.2f} s: " if _shown == STAGES and not error else ""
+    text = "\n".join([f"packprep: {when}{first}", *(f"  {line}".rstrip() for line in others)])
     print(text, file=sys.stderr, flush=True)
+
+
+ERRORS, USUAL, STAGES = "errors", "usual", "stages"
+"""What a user may ask to see: errors alone; what takes long; that and each stage, with the seconds since the begin."""
+_shown = USUAL
+_begun = time.monotonic()
+
+
+def show(what: str) -> None:
+    """Have this process show ERRORS, the USUAL or STAGES from now on."""
+    global _shown
+    _shown = what
+
+
+def are_shown() -> bool:
+    """Whether messages that are no errors are shown."""
+    return _shown != ERRORS
 
 
 _said: set[str] = set()

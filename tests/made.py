@@ -177,6 +177,8 @@ class Silent:
     def say(self, message: str) -> None:
         self.said.append(message)
 
+    def done(self, item: object) -> None: ...
+
     def end(self) -> None:
         self.ended += 1
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,11 +12,17 @@ import sys
 import time
 
 import pytest
+from typer.main import get_command
 
 from packprep import cli
 from packprep.building.array_tasks import share_of
 from packprep.building.processes import STOP_SIGNALS
+from packprep.cli.application import app
+from packprep.cli.arguments import PRESETS
 from packprep.errors import Stopped
+from packprep.recipe import presets
+from packprep.storage import LocalFolder
+from tests import made
 from tests.command_line import inside, packprep, refused
 from tests.made import environment, texts, write_lines, write_texts
 
@@ -412,6 +419,28 @@ def test_plan_says_what_a_build_would_make_and_writes_nothing(corpus):
         assert figures[key] > 0
 
 
+def test_plan_says_what_stands_in_a_folder_and_what_is_to_come(corpus, dataset, tmp_path, monkeypatch):
+    def planned(out, *more):
+        return inside("plan", corpus / "recipe.toml", "--out", out, "--workers", 2, "--json", *more).json
+
+    fresh, half = planned(tmp_path / "new"), shutil.copytree(dataset, tmp_path / "half")
+    assert not (tmp_path / "new").exists()
+    assert fresh["out"]["begun"] is False and fresh["out"]["free_bytes"] > fresh["output_bytes"]
+    come = fresh["to_come"]
+    assert (come["missing"], come["workers"], come["output_bytes"]) == (SHARDS, 2, fresh["output_bytes"])
+    for shard in (1, 2):
+        (half / f"receipts/000/{shard:06d}.json").unlink()
+    before = contents(half)
+    said = inside("plan", corpus / "recipe.toml", "--out", half, "--workers", 9).out
+    assert f"\n{half}: 3 of 5 shards are done; " in said and " s with 2 workers: 600 MB/s of text a core" in said
+    assert contents(half) == before
+    assert planned(dataset)["to_come"]["seconds"] == planned(dataset)["to_come"]["output_bytes"] == 0
+    other = refused("plan", corpus / "recipe.toml", "--out", half, "--seed", 7)
+    assert other == refused("build", corpus / "recipe.toml", "--out", half, "--seed", 7) and "seed" in other
+    monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 10)
+    assert "has room for 10 bytes" in planned(tmp_path / "new")["warnings"][-1]
+
+
 @pytest.mark.long
 def test_plan_estimates_what_the_build_makes(corpus, dataset):
     figures = packprep("plan", corpus / "recipe.toml", "--json").json
@@ -444,6 +473,7 @@ def test_status_of_a_published_dataset(dataset):
 def test_status_of_nothing(tmp_path):
     assert "nothing was begun here" in refused("status", tmp_path)
     assert "nothing was begun here" in refused("status", tmp_path / "nowhere")
+    assert "nothing was begun here" in refused("status", "/")
 
 
 # Verify
@@ -452,7 +482,7 @@ def test_status_of_nothing(tmp_path):
 def test_verify_a_good_dataset(dataset):
     said = packprep("verify", dataset)
     assert said.status == 0 and "every promise holds (5 shards, " in said.out
-    assert re.fullmatch(SHARDS_TO_DO, said.err)
+    assert re.fullmatch(SHARDS_TO_DO, re.sub(r".*: compiling .*\n", "", said.err))  # where it is the first to verify
     for replay, workers in (("5", 1), ("all", 2)):
         said = packprep("verify", dataset, "--replay", replay, "--workers", workers)
         assert said.status == 0 and "built again from their sources" in said.out
@@ -746,12 +776,56 @@ def test_version():
     assert said.status == 0 and said.out.startswith("packprep 0.") and said.err == ""
 
 
+def test_quiet_tells_of_errors_alone_and_verbose_of_stages_before_a_command_s_name_and_behind_it(corpus, tmp_path):
+    recipe, out = corpus / "recipe.toml", tmp_path / "out"
+    for line in (["-q", "build"], ["build", "--quiet"]):
+        shutil.rmtree(out, ignore_errors=True)
+        said = inside(*line, recipe, "--out", out)
+        assert said.status == 0 and said.err == "" and "5 shards" in said.out
+        assert inside(*line, "no.toml", "--out", out).err.startswith("packprep: error: no.toml")
+    shutil.rmtree(out)
+    for line in (["-v", "build", recipe, "--out", out], ["verify", out, "-v"], ["export", out, "--verbose", "--to",
+                 "parquet", "--out", tmp_path / "parquet"]):  # fmt: skip
+        said = inside(*line)
+        assert said.status == 0 and "shard 4: done\n" in said.err
+        assert all(re.match(r"packprep: \d+\.\d\d s: ", line) for line in said.err.splitlines()), said.err
+        if "build" in line:
+            assert re.search(r"of all workers: plan .* render \d\.\d\d s, .*publish", said.err)
+    assert re.match(r"packprep: shards? to do", inside("verify", out).err)  # one command's choice is not the next one's
+
+
 def test_help_names_every_command():
     said = packprep("--help")
     assert said.status == 0
     for command in ("build", "plan", "status", "verify", "inspect"):
         assert f"\n  {command} " in said.out
         assert inside(command, "--help").status == 0
+
+
+def test_help_lists_options_by_what_they_are_of_and_names_every_preset():
+    said = inside("build", "--help").out
+    headings = [line[:-1] for line in said.splitlines() if re.fullmatch(r"\w.*:", line)]
+    assert headings == ["Arguments", "Options", "Recipe", "Work", "Printing", "Examples"]
+    assert said.index("Recipe:") < said.index("--tasks") < said.index("Work:") < said.index("--workers")
+    assert list(presets()) == PRESETS and f"{', '.join(PRESETS)}." in " ".join(said.split())
+
+
+@pytest.mark.parametrize("command", get_command(app).commands.values(), ids=lambda command: command.name)
+def test_every_command_shows_examples_that_it_takes(command):
+    for line in command.epilog.splitlines():
+        program, name, *words = shlex.split(line.partition(" > ")[0])
+        assert (program, name) == ("packprep", command.name)
+        assert command.make_context(name, words)  # raises for what it does not know
+
+
+COMPLETE = "from packprep.cli import main\nmain()"
+
+
+@pytest.mark.parametrize("words, found", [("packprep bu", "build"), ("packprep build --tasks ul", "ul2r\nul2")])
+def test_a_shell_completes_commands_and_presets(words, found):
+    asked = {"_PACKPREP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = made.run_python(COMPLETE, **asked)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, found, "")
 
 
 def test_help_pays_for_nothing_heavy():

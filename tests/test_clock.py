@@ -112,4 +112,4 @@ def test_a_build_of_nothing_has_no_rates(capsys):
 @pytest.mark.parametrize(("text_bytes", "workers"), [(0, 1), (9 << 20, 1), (16 << 20, 2), (1 << 40, 4)])
 def test_a_worker_is_worth_some_text(monkeypatch, text_bytes, workers):
     monkeypatch.setattr(run, "available_cpus", lambda: 4)
-    assert run._workers_for(text_bytes) == workers
+    assert run.workers_for(text_bytes) == workers

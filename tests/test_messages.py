@@ -1,6 +1,7 @@
 """What is said while work goes on."""
 
 import multiprocessing
+import re
 
 import pytest
 
@@ -35,6 +36,20 @@ def test_who_listens_hears_instead(capfd):
         say("that", once=True)
     say("those")
     assert heard == [("this", False), ("that", True)] and capfd.readouterr().err == "packprep: those\n"
+
+
+def test_what_is_shown_is_errors_alone_or_stages_with_their_seconds_too(capfd, monkeypatch):
+    def said(what):
+        monkeypatch.setattr(messages, "_shown", what)
+        say("this")
+        messages.say_stage("shard 1: done")
+        messages.write("error: that", error=True)
+        return capfd.readouterr().err
+
+    assert said(messages.USUAL) == "packprep: this\npackprep: error: that\n"
+    assert said(messages.ERRORS) == "packprep: error: that\n"
+    seconds = r"packprep: \d+\.\d\d s: "
+    assert re.fullmatch(rf"{seconds}this\n{seconds}shard 1: done\npackprep: error: that\n", said(messages.STAGES))
 
 
 def speaks():

@@ -17,7 +17,7 @@ from packprep.building.planning import look_up
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
 from packprep.building.run import ShardToMake, compare_sources, planned, shard_maker
-from packprep.building.slurm import redo_command
+from packprep.building.slurm import build_jobs, redo_command
 from packprep.errors import ArgumentError, BuildError, PlanError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
@@ -85,13 +85,17 @@ def finish(out: str | os.PathLike) -> dict[str, Any]:
 
 
 def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -> dict[str, Any]:
-    """{shards, done, missing, published, array, redo}.
+    """{shards, done, missing, published, array, redo, jobs}; shards is None where the jobs wait and none has written the plan.
 
     missing: the shards that are not done. array: the array indices that would make what is missing, of `array_count`.
+    jobs: [{script, job}] that `packprep slurm --submit` submitted, until the dataset is published.
     redo: the shell command that submits what is missing and the publication, if `packprep slurm` wrote scripts for this output.
     """
     out = folder_at(out)
     found = stored_plan_and_digest(out)
+    jobs = build_jobs(str(out))
+    if found is None and jobs:
+        return {"out": str(out), "shards": None, "done": 0, "missing": [], "published": False, "jobs": jobs}
     if found is None:
         raise PlanError(f"{out}: no plan.json: nothing was begun here; `packprep build … --out {out}` begins a build")
     plan, digest = found
@@ -105,6 +109,8 @@ def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -
     }
     if array_count is not None:
         result["array"] = ranges(tasks_of(missing, array_count, plan["shards"]))
+    if not result["published"] and jobs:
+        result["jobs"] = jobs
     if not result["published"] and (redo := redo_command(str(out), missing, plan["shards"])):
         result["redo"] = redo
     return result

@@ -5,7 +5,7 @@ shard at a time, under other keys than the build's.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,10 +14,12 @@ import numpy as np
 from packprep.building.packing import pack
 from packprep.building.planning import Inputs
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
+from packprep.cache import is_kept
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import Documents
 from packprep.documents.supervision import Training
+from packprep.kernel import compiling
 from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
 from packprep.randomness import permute, text_key
 from packprep.recipe import Recipe
@@ -31,6 +33,10 @@ PROCESS_BYTES = 220 << 20
 """What a worker holds before it reads anything: the interpreter, numpy, numba, pyarrow, tokenizers."""
 FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
 """Segments and shards that are cut and packed for a forecast: a small corpus several times over, some shards of a large one."""
+ROWS_MB_S = 150
+"""MB/s of the output that a core packs, renders and writes (docs/scale.md), where the disk keeps up."""
+START_S = 1
+"""The command's and its workers' start."""
 
 
 class Packed(NamedTuple):
@@ -138,6 +144,28 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         "sources": sources,
         "tasks": task_rows,
         "warnings": warnings,
+    }
+
+
+def outlook(found: Mapping[str, Any], rate: int, missing: int, workers: int) -> dict[str, Any]:
+    """How much is to come of a build that `forecast` found, and about how long it takes: {missing, output_bytes, seconds, …}.
+
+    rate: the engine's. missing: shards that are not done. workers: processes. The seconds rest on the other figures: the text of
+    these shards, what a core does (engine_mb_s of text, rows_mb_s of the output), and the kernels that are not compiled yet.
+    """
+    text_bytes, output_bytes = (found[key] * missing // found["shards"] for key in ("text_bytes", "output_bytes"))
+    workers = max(1, min(workers, missing))
+    compile_s = 0 if is_kept("packprep.building.render.*") else compiling.seconds
+    of_one_shard = (text_bytes / rate + output_bytes / ROWS_MB_S) / 1e6 / max(missing, 1)
+    return {
+        "missing": missing,
+        "output_bytes": output_bytes,
+        "seconds": START_S + compile_s + of_one_shard * math.ceil(missing / workers) if missing else 0.0,
+        "workers": workers,
+        "text_bytes": text_bytes,
+        "engine_mb_s": rate,
+        "rows_mb_s": ROWS_MB_S,
+        "compile_s": compile_s,
     }
 
 

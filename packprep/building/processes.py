@@ -11,6 +11,7 @@ import gc
 import math
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -53,6 +54,33 @@ def available_cpus() -> int:
     """The CPUs that this process may use: SLURM_CPUS_PER_TASK, or its affinity."""
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))
+
+
+def free_memory() -> int:
+    """The bytes of memory that this process and its workers may take: what the machine has free, or a job's limit leaves."""
+    meminfo = Path("/proc/meminfo").read_text()
+    free = [int(found[1]) << 10 for found in re.finditer(r"^MemAvailable: *(\d+) kB$", meminfo, re.M)]
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            free += _left_by_limits(Path("/sys/fs/cgroup", controllers), path, *_LIMITS[controllers])
+    return max(0, min(free))
+
+
+_LIMITS = {"": ("memory.max", "anon"), "memory": ("memory.limit_in_bytes", "rss")}
+"""Of both versions of control groups: the file of a group's limit, and what counts of its memory.stat; the rest is given back."""
+
+
+def _left_by_limits(root: Path, path: str, limit: str, used: str) -> Iterator[int]:
+    """What the limit of a control group, and those of the groups above it, leave."""
+    group = root / path.strip("/")
+    for folder in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # no such file here, or "max"
+            most = int((folder / limit).read_text())
+            found = re.search(rf"^(?:total_)?{used} (\d+)$", (folder / "memory.stat").read_text(), re.M)
+            yield most - int(found[1])  # type: ignore[index]
+        if folder == root:
+            return
 
 
 def _context() -> Any:

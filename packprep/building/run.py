@@ -57,6 +57,7 @@ from packprep.format.json_files import (
     shard_name,
 )
 from packprep.kernel import warm_kernels
+from packprep.messages import say_stage
 from packprep.recipe import Recipe
 from packprep.sources.files import Files, match_below
 from packprep.sources.formats import Decoders
@@ -70,10 +71,11 @@ WORKER_TEXT_BYTES = 8 << 20
 
 
 class Progress(Protocol):
-    """What the work reports to: `begin` once, `add` for every batch, `say` for messages, `end` at last."""
+    """What the work reports to: `begin` once, `add` for every batch, `done` for every item, `say` for messages, `end` at last."""
 
     def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None: ...
+    def done(self, item: object) -> None: ...
     def say(self, message: str) -> None: ...
     def end(self) -> None: ...
 
@@ -119,7 +121,7 @@ def build(
     share = share_of(*array, plan.shards)
     missing = missing_shards(out, plan.digest, share)
     to_do = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
-    asked, workers = workers, min(_workers_for(to_do) if workers is None else workers, len(missing))
+    asked, workers = workers, min(workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
         with clock.stage("start-up"):  # loaded once, and shared by the workers that are forked from here
             engine = plan.engine
@@ -139,8 +141,9 @@ def build(
         started = partial(on_start, plan)
         made = in_processes(shard_maker, arguments, items, workers, report, clean, started, progress.say)
         with _at_hand(out, plan), contextlib.closing(made):
-            for _, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
+            for item, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
                 clock.add(seconds)
+                progress.done(item)
             with clock.stage("publish"):  # while workers end, who have much memory to give back
                 manifest = publish(out, plan)
         if manifest is None and array[1] > 1:
@@ -150,6 +153,7 @@ def build(
         progress.end()
     others = len(missing_shards(out, plan.digest, range(plan.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
+    say_stage(f"of all workers: {', '.join(f'{stage} {spent:.2f} s' for stage, spent in clock.seconds.items())}")
     profile = Profile(clock.elapsed(), max(workers, 1), clock.take(), documents, text_bytes, tokens)
     return Outcome(out.location, plan, manifest, len(missing), others, profile)
 
@@ -161,7 +165,7 @@ def pace(plan: Mapping[str, Any], engine: Engine, inputs: Inputs, workers: int |
     """
     said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary)
     text_bytes, shards = sum(source["text_bytes"] for source in plan["sources"]), plan["shards"]
-    all_workers = _workers_for(text_bytes // array_count) if workers is None else workers
+    all_workers = workers_for(text_bytes // array_count) if workers is None else workers
     at_work = min(array_count * all_workers, text_bytes // WORKER_TEXT_BYTES)
     if shards >= at_work:
         return said
@@ -171,8 +175,8 @@ def pace(plan: Mapping[str, Any], engine: Engine, inputs: Inputs, workers: int |
     )
 
 
-def _workers_for(text_bytes: int) -> int:
-    """The processes that this much text is worth."""
+def workers_for(text_bytes: int) -> int:
+    """The processes that a build takes for this much text where nobody says."""
     return max(1, min(available_cpus(), text_bytes // WORKER_TEXT_BYTES))
 
 
@@ -191,16 +195,8 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
     """
     for message in inputs.vocabulary.notes:
         say(message)
-    _refuse_own_inputs(inputs, out)
-    found = stored_plan_and_digest(out)
-    if found is None and (out.exists(MANIFEST_NAME) or out.exists("receipts")):
-        found = stored_plan_and_digest(out)  # another process may have written it in the meantime
-        if found is None:
-            raise PlanError(
-                f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
-            )
+    found = begun(inputs, out)
     if found is None:
-        refuse_others(out)
         samples: list[Estimates] = []
         fresh = make_plan(inputs, say, samples)
         for warning in forecast(fresh, inputs, samples)["warnings"]:
@@ -213,9 +209,32 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
             )
         if out.create(PLAN_NAME, encode(as_stored(fresh, LATER))):
             out.create(FIRST_SEEN_NAME, note_of(inputs.files))
-        found = stored_plan_and_digest(out)
+        found = begun(inputs, out)
         assert found is not None
-    plan, digest = found
+    engine = found[0]["engine"]["name"]
+    if inputs.recipe.engine not in ("auto", engine):
+        say(f"the build goes on with engine {engine}, as its plan says")
+    return open_plan(out, inputs.prefixes, found)
+
+
+def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
+    """The plan that stands in `out`, as stored, and its digest; None where a build would begin. Nothing is written.
+
+    PlanError if it is another recipe's, or files of something else lie there; RecipeError if a source would find what a build
+    writes there.
+    """
+    _refuse_own_inputs(inputs, out)
+    found = stored_plan_and_digest(out)
+    if found is None and (out.exists(MANIFEST_NAME) or out.exists("receipts")):
+        found = stored_plan_and_digest(out)  # another process may have written it in the meantime
+        if found is None:
+            raise PlanError(
+                f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
+            )
+    if found is None:
+        refuse_others(out)
+        return None
+    plan, _ = found
     check_law(plan, out.path_of(PLAN_NAME))
     changed = differences(inputs, plan)
     if changed:
@@ -224,9 +243,7 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
             f"{out} was begun with something else: {'; '.join(changed)}. "
             "Go on with what it was begun with, or build into another folder"
         )
-    if inputs.recipe.engine not in ("auto", plan["engine"]["name"]):
-        say(f"the build goes on with engine {plan['engine']['name']}, as its plan says")
-    return open_plan(out, inputs.prefixes, found)
+    return found
 
 
 def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 from packprep.building.array_tasks import ranges, tasks_of
 from packprep.building.plan import refuse_others
 from packprep.building.progress import put_line
-from packprep.errors import BuildError, RecipeError
-from packprep.format.json_files import PLAN_NAME
+from packprep.errors import BuildError, DatasetError, RecipeError
+from packprep.format.json_files import PLAN_NAME, decode, encode
 from packprep.sources.files import absolute_prefix
 from packprep.storage import folder_at, is_url
 from packprep.storage.local import LocalFolder, write_error
@@ -29,6 +29,7 @@ COMMON_MAX_ARRAY_SIZE = 1001
 TASKS_PER_RUNNING = 4
 FEW_TASKS = 16
 FINISH = "finish.sh"
+JOBS = "jobs.json"
 
 
 @dataclass(frozen=True)
@@ -206,16 +207,35 @@ def write_scripts(job: ArrayJob) -> list[str]:
 
 
 def submit(job: ArrayJob) -> list[tuple[str, str]]:
-    """Submit the array and, where it builds, the job after it; gives (script's name, job id) of each."""
+    """Submit the array and, where it builds, the job after it; gives (script's name, job id) of each, and keeps them."""
     folder = slurm_folder(job.out)
     array = _sbatch([str(folder / job.script)])
+    jobs = [(job.script, array)]
+    _keep_jobs(folder, jobs)
     if job.command != "build":
-        return [(job.script, array)]
+        return jobs
     after = [f"--dependency=afterok:{array.partition(';')[0]}", str(folder / FINISH)]
     try:
-        return [(job.script, array), (FINISH, _sbatch(after))]
+        jobs.append((FINISH, _sbatch(after)))
     except BuildError as error:
         raise BuildError(f"the array is job {array}; what comes after it is not submitted: {error}") from None
+    _keep_jobs(folder, jobs)
+    return jobs
+
+
+def _keep_jobs(folder: Path, jobs: Sequence[tuple[str, str]]) -> None:
+    LocalFolder(folder).write(JOBS, [encode([{"script": name, "job": number} for name, number in jobs])])
+
+
+def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
+    """[{script, job}] of the build that was submitted last for an output folder, as `submit` kept them; none without one."""
+    try:
+        path = slurm_folder(out) / JOBS
+        jobs = decode(path.read_bytes(), str(path))
+        found = [{"script": str(job["script"]), "job": str(job["job"])} for job in jobs]
+    except (OSError, RecipeError, DatasetError, TypeError, KeyError):  # RecipeError: beside / there is nothing
+        return []
+    return found if any(job["script"] == "build.sh" for job in found) else []
 
 
 def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:

@@ -1,6 +1,6 @@
 """The commands. Each parses, calls one function, prints. Results on stdout, progress and messages on stderr.
 
-Exit status: 0 good · 1 `verify` found faults, or `status` found shards missing · 2 an error · 75 stopped by a signal.
+Exit status: 0 good · 1 `verify` found faults, `status` shards missing, `doctor` what fails · 2 an error · 75 stopped by a signal.
 """
 
 import gc
@@ -32,26 +32,28 @@ def main() -> None:
 
     from typer.main import get_command
 
-    from packprep.building.progress import say
+    from packprep.building.progress import say_error
     from packprep.cli.application import UsageError, app, say_usage
     from packprep.errors import PackprepError
+    from packprep.messages import USUAL, show
 
+    show(USUAL)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = get_command(app)(standalone_mode=False)  # app itself would set sys.excepthook
+        status = get_command(app)(prog_name="packprep", standalone_mode=False)  # app itself would set sys.excepthook
         if status:
             raise SystemExit(status)
     except UsageError as error:
         say_usage(error, sys.argv)
         raise SystemExit(2) from None
     except PackprepError as error:
-        say(f"{'stopped' if error.exit_status == _STOPPED_STATUS else 'error'}: {error}")
+        say_error(f"{'stopped' if error.exit_status == _STOPPED_STATUS else 'error'}: {error}")
         raise SystemExit(error.exit_status) from None
     except ModuleNotFoundError as error:
         _say_missing(error)
     except OSError as error:
-        say(f"error: {error}; see to it and run the same command again")
+        say_error(f"error: {error}; see to it and run the same command again")
         raise SystemExit(2) from None
 
 

@@ -1,19 +1,82 @@
 """The application with its commands, in the order in which its help lists them, and what is said of a wrong command line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from packprep.building.progress import say
-from packprep.cli.building import build, init, plan, schema, slurm, status, warm
+from packprep import messages
+from packprep.building.progress import say_error
+from packprep.cli.arguments import PRINTING_PANEL
+from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, warm
 from packprep.cli.datasets import export, inspect, verify
+
+
+def _show(what: str) -> Any:
+    """A callback of a flag: has messages shown so."""
+    return lambda context, parameter, wanted: messages.show(what) if wanted else None
+
+
+def _loudness() -> list[TyperOption]:
+    """The options that say how much is told on stderr, which stand before a command's name or behind it."""
+    return [
+        TyperOption(
+            param_decls=[f"-{name[0]}", f"--{name}"],
+            is_flag=True,
+            expose_value=False,
+            callback=_show(what),
+            help=help,
+            rich_help_panel=PRINTING_PANEL,
+        )  # fmt: skip
+        for name, what, help in (
+            ("quiet", messages.ERRORS, "Tell of errors alone; results are printed all the same."),
+            ("verbose", messages.STAGES, "Tell of each stage and shard, too, with the seconds."),
+        )
+    ]
+
+
+class Command(TyperCommand):
+    """A command with the options that all have, a help that lists them by their panels, and examples as its epilog."""
+
+    def __init__(self, *arguments: Any, params: list[Any], **named: Any):
+        super().__init__(*arguments, params=[*params, *_loudness()], **named)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[Any]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            named = (
+                "Arguments"
+                if param.param_type_name == "argument"
+                else PRINTING_PANEL
+                if "-h" in param.opts
+                else "Options"
+            )
+            record = param.get_help_record(ctx)
+            panels.setdefault(getattr(param, "rich_help_panel", None) or named, []).extend([record] if record else [])
+        for panel, records in panels.items():
+            if records:
+                with formatter.section(panel):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Examples"):
+            for line in (self.epilog or "").splitlines():
+                formatter.write(f"  {line}\n")
+
+
+class Commands(TyperGroup):
+    """All commands, with the options that stand before their names, too."""
+
+    def __init__(self, *arguments: Any, params: list[Any], **named: Any):
+        super().__init__(*arguments, params=[*params, *_loudness()], **named)
+
 
 app = typer.Typer(
     name="packprep",
+    cls=Commands,
     help="Text corpora to packed, corrupted, verified training rows: once, offline, exactly.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -46,7 +109,7 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
         message += f", and {given!r} is given"
     known = not message.startswith(("Invalid", "No such"))
     wanted = next((_WANTED[name] for name in names if name in _WANTED), None) if known else None
-    say(f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what there is")
+    say_error(f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what there is")
 
 
 def _version(wanted: bool) -> None:
@@ -66,5 +129,42 @@ def _packprep(
     pass
 
 
-for command in (init, build, plan, status, verify, inspect, export, slurm, warm, schema):
-    app.command()(command)
+EXAMPLES: dict[Callable[..., None], str] = {
+    init: """\
+packprep init data/*.jsonl --tokenizer tokenizer/
+packprep init s3://bucket/web/ --tokenizer meta-llama/Llama-3.1-8B --tasks ul2r --out web.toml""",
+    doctor: """\
+packprep doctor
+packprep doctor recipe.toml --out /data/packed""",
+    build: """\
+packprep build recipe.toml --out packed
+packprep build 'docs/**/*.txt' --tokenizer tokenizer/ --tasks ul2r --seq-length 2048 --out packed""",
+    plan: """\
+packprep plan recipe.toml --out packed --workers 16
+packprep plan recipe.toml --seq-length 8192 --set packing.algorithm=concat""",
+    status: """\
+packprep status packed
+packprep status packed --array-count 64""",
+    verify: """\
+packprep verify packed
+packprep verify packed --replay 1000 --source web=/mnt/web""",
+    inspect: """\
+packprep inspect packed --row -1
+packprep inspect packed --html report.html --from-plan
+packprep inspect packed --source web --doc 4096""",
+    export: """\
+packprep export packed --to megatron --out megatron/
+packprep export packed --to parquet --columns full --out parquet/""",
+    slurm: """\
+packprep slurm recipe.toml --out packed --array 64 --submit -- --time=4:00:00 --mem=8G
+packprep slurm --command verify --out packed --array 16""",
+    warm: """\
+packprep warm
+packprep warm recipe.toml""",
+    schema: """\
+packprep schema > recipe.schema.json""",
+}
+"""The commands, in the order of the help, and what its epilog shows."""
+
+for command, examples in EXAMPLES.items():
+    app.command(cls=Command, epilog=examples)(command)

@@ -1,5 +1,6 @@
 """What the commands are given: each option's declaration, once, and what it is read as."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,51 +8,52 @@ import typer
 
 from packprep.building.progress import say
 
+RECIPE_PANEL, WORK_PANEL, PRINTING_PANEL = "Recipe", "Work", "Printing"
+"""Under which headings the help lists options, behind those that have none."""
+
+_presets_file = Path(__file__).parents[1] / "recipe" / "presets.toml"
+PRESETS = list(dict.fromkeys(re.findall(r"^\[\[(\w+)\]\]$", _presets_file.read_text("utf-8"), re.M)))
+"""Their names, without what reads recipes, for which no help and no completion of a word waits."""
+
 Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | INPUT...", help="A recipe, or files and patterns.")]
 Out = Annotated[
     str, typer.Option("--out", metavar="DIR", help="The output folder, or its URL: s3://…", show_default=False)
 ]
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="A dataset, or the output of a build; or its URL.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Tokenizer = Annotated[
-    str | None, typer.Option(help='A tokenizer.json, its folder, a Hub name, or "bytes".', show_default=False)
-]
-SeqLength = Annotated[int | None, typer.Option(metavar="N", help="Slots per row.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=PRINTING_PANEL)]
+
+
+def _of_recipe(*names: str, help: str, **named: Any) -> Any:
+    return typer.Option(*names, help=help, show_default=False, rich_help_panel=RECIPE_PANEL, **named)
+
+
+Tokenizer = Annotated[str | None, _of_recipe(help='A tokenizer.json, its folder, a Hub name, or "bytes".')]
+SeqLength = Annotated[int | None, _of_recipe(metavar="N", help="Slots per row.")]
 Tasks = Annotated[
-    str | None, typer.Option(metavar="PRESET", help="causal, prefix_lm, t5, ul2, ul2r, …", show_default=False)
+    str | None, _of_recipe(metavar="PRESET", help=f"{', '.join(PRESETS)}.", autocompletion=lambda: PRESETS)
 ]
-TextKey = Annotated[
-    str | None, typer.Option(metavar="K", help="The field or column that holds the text.", show_default=False)
-]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed of all chance.", show_default=False)]
+TextKey = Annotated[str | None, _of_recipe(metavar="K", help="The field or column that holds the text.")]
+Seed = Annotated[int | None, _of_recipe(metavar="N", help="The seed of all chance.")]
 Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set a key of the recipe; TOML, or else a text.", show_default=False
-    ),
+    list[str] | None, _of_recipe("--set", metavar="KEY=VALUE", help="Set a key of the recipe; TOML, or else a text.")
 ]
 Moved = Annotated[
     list[str] | None,
-    typer.Option(
-        "--source",
-        metavar="NAME=PREFIX",
-        help="Where a source's files lie now, if they have moved.",
-        show_default=False,
-    ),
+    _of_recipe("--source", metavar="NAME=PREFIX", help="Where a source's files lie now, if they have moved."),
 ]
 Replay = Annotated[
     str | None,
     typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False),
 ]
-Workers = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Processes. Default: the CPUs it may use.", show_default=False)
-]
-ArrayIndex = Annotated[
-    int | None, typer.Option(metavar="I", min=0, help="This array task: 0 … N−1.", show_default=False)
-]
-ArrayCount = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="How many array tasks share the build.", show_default=False)
-]
+
+
+def _of_work(metavar: str, least: int, help: str) -> Any:
+    return typer.Option(metavar=metavar, min=least, help=help, show_default=False, rich_help_panel=WORK_PANEL)
+
+
+Workers = Annotated[int | None, _of_work("N", 1, "Processes. Default: the CPUs it may use.")]
+ArrayIndex = Annotated[int | None, _of_work("I", 0, "This array task: 0 … N−1.")]
+ArrayCount = Annotated[int | None, _of_work("N", 1, "How many array tasks share the build.")]
 
 
 def recipe_of(

@@ -1,4 +1,4 @@
-"""The commands that make a dataset: build, plan, status, slurm; init and schema, for their recipes; warm, for their kernels."""
+"""The commands that make a dataset: build, plan, status, slurm; init and schema, for recipes; warm, for kernels; doctor."""
 
 import os
 from typing import Annotated, Any, Literal
@@ -7,6 +7,7 @@ import typer
 
 from packprep.building.progress import Bar, put_line, say
 from packprep.cli.arguments import (
+    PRINTING_PANEL,
     ArrayCount,
     ArrayIndex,
     Directory,
@@ -41,7 +42,9 @@ def build(
     source: Moved = None,
     array_index: ArrayIndex = None,
     array_count: ArrayCount = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print where the time went.", rich_help_panel=PRINTING_PANEL)
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Build a dataset, or go on with a build that stopped: run the same command again."""
@@ -84,31 +87,59 @@ def build(
 
 def plan(
     inputs: Inputs,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Where it is to be built: what stands there, and the room.", show_default=False
+        ),
+    ] = None,
     tokenizer: Tokenizer = None,
     seq_length: SeqLength = None,
     tasks: Tasks = None,
     text_key: TextKey = None,
     seed: Seed = None,
+    workers: Workers = None,
     set_: Set = None,
     source: Moved = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a build would make: shards, tokens, bytes, memory, shares, spans. Reads almost nothing."""
+    """Say what a build would make: shards, tokens, bytes, time, memory, shares, spans. Reads almost nothing, writes nothing."""
     one_thread()
-    from packprep.building.forecast import forecast
+    from packprep.building.commit import missing_shards
+    from packprep.building.forecast import forecast, outlook
     from packprep.building.planning import look_up, make_plan
-    from packprep.building.run import pace
+    from packprep.building.run import begun, pace, workers_for
     from packprep.cli.printing import print_forecast
-    from packprep.tokenizer.engines import loaded
+    from packprep.storage import folder_at
+    from packprep.tokenizer.engines import load_engine
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     found = look_up(recipe, moved_of(source))
     for note in found.vocabulary.notes:
         say(note)
+    output = None if out is None else folder_at(out)
+    standing = None if output is None else begun(found, output)
     samples: list[Any] = []
     planned = make_plan(found, say, samples)
-    say(pace(planned, loaded(planned["engine"]["name"], found.vocabulary, recipe.documents.special_text), found, None))
-    put(forecast(planned, found, samples), as_json, print_forecast)
+    if standing is not None:
+        planned = standing[0]
+    engine = load_engine(planned["engine"], found.vocabulary, recipe.documents.special_text)
+    say(pace(planned, engine, found, workers))
+    result = forecast(planned, found, samples)
+    shards = missing = planned["shards"]
+    if output is not None and standing is not None:
+        missing = len(missing_shards(output, standing[1], range(shards)))
+    count = workers or workers_for(result["text_bytes"] * missing // shards)
+    to_come = result["to_come"] = outlook(result, engine.rate, missing, count)
+    if output is not None:
+        free = output.free_bytes()
+        result["out"] = {"folder": str(output), "begun": standing is not None, "free_bytes": free}
+        if free is not None and free < to_come["output_bytes"]:
+            result["warnings"].append(
+                f"{output} has room for {free:,} bytes, and {to_come['output_bytes']:,} are to come: make room, or choose "
+                "another --out"
+            )
+    put(result, as_json, print_forecast)
 
 
 def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:
@@ -180,6 +211,30 @@ def warm(
         raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing for all kernels")
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     put(compile_ahead(given), as_json, print_compiled)
+
+
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE.toml]", help="Look at what this recipe needs.", show_default=False)
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Look at this output folder, or its URL, too.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look for what stands in the way of a build here, or slows it: a line each, what it costs, what to do."""
+    one_thread()
+    from packprep.cli.doctor import FAILS, examine, print_findings
+    from packprep.errors import RecipeError
+
+    if recipe is not None and not recipe.endswith(".toml"):
+        raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing to look at this machine alone")
+    given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
+    result = examine(given, out)
+    put(result, as_json, print_findings)
+    if result["result"] == FAILS:
+        raise typer.Exit(1)
 
 
 def init(

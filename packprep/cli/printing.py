@@ -52,6 +52,8 @@ def print_forecast(f: dict[str, Any]) -> None:
         without = fill["without_last_rows"]
         last = "" if without is None else f"; {without:.2%} without each shard's last row"
         put_line(f"about {fill['all_rows']:.2%} of their slots filled{last}")
+    if "to_come" in f:
+        _print_outlook(f["to_come"], f["shards"], f.get("out"))
     put_line()
     put_line(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
     for s in f["sources"]:
@@ -67,9 +69,38 @@ def print_forecast(f: dict[str, Any]) -> None:
         put_line(f"warning: {warning}")
 
 
+def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] | None) -> None:
+    """How long a build takes, and what it finds in its folder."""
+    if come["missing"]:
+        rests_on = f"{come['engine_mb_s']} MB/s of text a core by the engine, {come['rows_mb_s']} MB/s of rows"
+        compiling = f", {come['compile_s']} s to compile kernels" if come["compile_s"] else ""
+        workers = f"{come['workers']} worker{'s' * (come['workers'] > 1)}"
+        put_line(f"about {duration(come['seconds'])} with {workers}: {rests_on}, if the disk keeps up{compiling}")
+    if out is None:
+        return
+    done = f"{shards - come['missing']} of {shards} shards are done" if out["begun"] else "nothing was begun"
+    free = "" if out["free_bytes"] is None else f", {out['free_bytes']:,} free"
+    put_line(f"{out['folder']}: {done}; {come['output_bytes']:,} bytes to come{free}")
+
+
+def duration(seconds: float) -> str:
+    """About how long, in words."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def print_status(result: dict[str, Any]) -> None:
     """The status in a few lines."""
+    jobs = ", ".join(f"{job['job']} ({job['script']})" for job in result.get("jobs", ()))
+    if result["shards"] is None:
+        put_line(f"{result['out']}: nothing is written yet; submitted as jobs {jobs}, which wait or have just begun")
+        put_line(f"squeue --jobs={','.join(job['job'].partition(';')[0] for job in result['jobs'])} says which")
+        return
     put_line(f"{result['out']}: {result['done']} of {result['shards']} shards done")
+    if jobs:
+        put_line(f"submitted as jobs {jobs}")
     if result["missing"]:
         put_line(f"missing: {ranges(result['missing'])}")
     if result.get("array"):

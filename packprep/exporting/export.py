@@ -104,6 +104,7 @@ def each_shard(
     given = (exporting.dataset, manifest, *arguments)
     try:
         for item, made in in_processes(setup, given, items, workers, progress.add, exporting.out.remove_temporaries):
+            progress.done(item)
             yield item.number, made
     finally:
         progress.end()

@@ -66,6 +66,9 @@ class Folder(Protocol):
     def remove(self, name: str) -> None:
         """Remove a file, if there is one."""
 
+    def free_bytes(self) -> int | None:
+        """The bytes for which there is room; None where nobody tells, as of a store."""
+
     def flush(self) -> None:
         """Make safe what any process has written or removed, also one that was killed right after."""
 

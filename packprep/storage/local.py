@@ -9,6 +9,7 @@ import glob
 import os
 import re
 import secrets
+import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -286,6 +287,12 @@ class LocalFolder:
     def remove(self, name: str) -> None:
         with _reported(self.path / name):
             (self.path / name).unlink(missing_ok=True)
+
+    def free_bytes(self) -> int | None:
+        whole = Path(os.path.abspath(self.path))
+        with contextlib.suppress(OSError):  # a folder that cannot be looked at: what is written there says so
+            return shutil.disk_usage(next(folder for folder in (whole, *whole.parents) if folder.exists())).free
+        return None
 
     def flush(self) -> None:
         with _reported(self.path):

@@ -222,6 +222,9 @@ class Remote:
         if self.size(name) is not None:  # who removes an object that is not there may leave the marker of a folder
             self._tried("removing", name, removed)
 
+    def free_bytes(self) -> int | None:
+        return None
+
     def flush(self) -> None:
         return
 

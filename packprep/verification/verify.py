@@ -190,6 +190,7 @@ def verify_dataset(
             if min(workers, len(items)) > 1:
                 warm_kernels()  # once, before workers are forked
             for item, result in in_processes(_setup, arguments, items, workers, progress.add):
+                progress.done(item)
                 faults.join(result.faults)
                 replayed += result.replayed
                 if result.runs is not None:

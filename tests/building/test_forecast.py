@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from packprep.building import forecast as module
-from packprep.building.forecast import forecast
+from packprep.building.forecast import forecast, outlook
 from packprep.building.planning import look_up, make_plan
-from packprep.cli.printing import print_forecast
+from packprep.cli.printing import duration, print_forecast
 from packprep.inspection.summary import describe_manifest
 from packprep.recipe import read_recipe
 from tests import made
@@ -140,6 +140,26 @@ def test_a_forecast_is_printed_as_text(folder, capsys):
     assert forecast_of(folder)["sources"][0]["share"] == 1.0
     print_forecast(forecast_of(folder, output={}))
     assert capsys.readouterr().out.startswith("1 shard of about 64 MiB of text, 1 file\n")
+
+
+def test_time_is_that_of_the_worker_with_most_shards_and_of_the_kernels_that_are_not_compiled(monkeypatch, capsys):
+    found = {"text_bytes": 8e9, "output_bytes": 15e9, "shards": 10}
+    monkeypatch.setattr(module, "is_kept", lambda what: True)
+    seconds = [outlook(found, 4, 10, workers)["seconds"] for workers in (1, 4, 10, 99)]
+    assert seconds == [1 + 2100, 1 + 3 * 210, 1 + 210, 1 + 210]
+    half = outlook(found, 4, 5, 1)
+    assert (half["seconds"], half["output_bytes"], half["text_bytes"]) == (1 + 1050, 7.5e9, 4e9)
+    monkeypatch.setattr(module, "is_kept", lambda what: False)
+    assert outlook(found, 4, 5, 1)["seconds"] == 11 + 1050
+    assert outlook(found, 4, 0, 1)["seconds"] == 0
+    assert [duration(s) for s in (1.2, 119, 150, 3000, 7200, 90000)] == [
+        "1 s",
+        "119 s",
+        "2.5 min",
+        "50 min",
+        "2 h",
+        "25 h",
+    ]
 
 
 def test_sampled_documents_that_say_what_is_trained_are_trained_whole():

@@ -20,6 +20,7 @@ from packprep.building.slurm import (
     scripts,
 )
 from packprep.errors import BuildError, RecipeError
+from tests.command_line import inside, refused
 
 HOSTILE = "a b'c\"d\ne$(touch x)`y`%a\\ #-"
 names = st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -199,11 +200,20 @@ def test_both_jobs_are_submitted_the_second_after_the_first(tmp_path, monkeypatc
         f"{folder}/finish.sh: job 7, publishes and verifies",
         f"status: packprep status {tmp_path}/out --array-count 4",
     ]
+    said = inside("status", tmp_path / "out")
+    assert said.status == 1 and said.out.splitlines() == [
+        f"{tmp_path}/out: nothing is written yet; submitted as jobs 7 (build.sh), 7 (finish.sh), which wait or have just begun",
+        "squeue --jobs=7,7 says which",
+    ]
+    assert inside("status", tmp_path / "out", "--json").json["jobs"] == result["jobs"]
     monkeypatch.setenv("REFUSE", "finish")
     with pytest.raises(
         BuildError, match=r"the array is job 7; what comes after it is not submitted: sbatch .* failed: no room"
     ):
         prepare(job(tmp_path / "out"), True, print)
+    assert inside("status", tmp_path / "out", "--json").json["jobs"] == [{"script": "build.sh", "job": "7"}]
+    (folder / "jobs.json").write_text("[7]")
+    assert "nothing was begun here" in refused("status", tmp_path / "out")
     monkeypatch.setenv("REFUSE", "build")
     with pytest.raises(BuildError, match=r"^sbatch .*/build.sh failed: no room$"):
         prepare(job(tmp_path / "out"), True, print)

@@ -75,6 +75,7 @@ def test_an_array_over_four_nodes_gives_the_bytes_of_one_process_and_is_publishe
     prepared = submitted(cluster, small, out, NODES, *NODE_EACH)
     array, finish = prepared.jobs
     assert f"packprep status {out} --array-count {NODES}" in prepared.said
+    assert f"submitted as jobs {array} (build.sh), {finish} (finish.sh)" in packprep(cluster, "status", out, status=1)
     cluster.wait(array, finish)
     logs = [log(out, f"build-{i}.log") for i in range(NODES)]
     assert cluster.states(array) == ["COMPLETED"] * NODES, "\n".join(logs)

@@ -251,3 +251,10 @@ def test_the_folders_of_a_file_are_flushed_up_to_its_output_and_not_beyond(tmp_p
     monkeypatch.setattr(os, "fsync", noted)
     LocalFolder(out).write("a/b/x", [b"2"])
     assert flushed[1:] == [out / "a" / "b", out / "a", out]  # the first is the file
+
+
+def test_the_room_of_a_folder_that_is_not_there_is_that_of_the_one_above(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    free = os.statvfs(tmp_path)
+    for path in (tmp_path, tmp_path / "a/b", Path("c")):
+        assert abs(LocalFolder(path).free_bytes() - free.f_bavail * free.f_frsize) < 1 << 30

@@ -60,6 +60,7 @@ class Silent:
     def begin(self, *_): pass
     def add(self, *_): pass
     def say(self, *_): pass
+    def done(self, item: object): ...
     def end(self): pass
 recipe, base, out = json.loads(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
 assert Path(packprep.__file__).is_relative_to(Path.cwd())

@@ -147,7 +147,7 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
 
     requested: the recipe's `engine`.
     """
-    said = f"engine {engine.name} {engine.version}, {engine.rate} MB/s of text a core"
+    said = f"engine {engine.name} {engine.version}, about {engine.rate} MB/s of text a core"
     if isinstance(engine, ReferenceEngine) and engine.in_place_of:
         return f"{said}, in place of the plan's {engine.in_place_of}"
     if requested == engine.name:

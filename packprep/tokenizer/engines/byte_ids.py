@@ -17,7 +17,7 @@ class BytesEngine:
     name = "bytes"
     version = "1"
     library = ()
-    rate = "about 600"
+    rate = 600
     reference = None
 
     def __init__(self, vocabulary: Vocabulary, special_text: str):

@@ -26,8 +26,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def rate(self) -> str:
-        """MB/s of text that one core makes ids of, as found with real tokenizers and text (docs/benchmarks.md): "about 4"."""
+    def rate(self) -> int:
+        """About how many MB/s of text one core makes ids of, as found with real tokenizers and text (docs/benchmarks.md)."""
         ...
 
     @property

@@ -49,7 +49,7 @@ class FastEngine:
         plain = plain_of(vocabulary, special_text, with_special=not self._split)
         self.version, self.library = installed_version(NAME) or "", (str(library.__file__),)
         self._folded = b"(?i" in plain
-        self.rate = "about 150" if b"ByteLevel" in plain else "up to 50"
+        self.rate = 150 if b"ByteLevel" in plain else 20
         try:
             with panics_as_errors():
                 self._tokenizer = library.Tokenizer.from_json_str(plain.decode())

@@ -24,7 +24,7 @@ class GigatokenEngine:
     """`gigatoken`. The reference is asked where tokens begin. Raises EngineRefusal for a tokenizer that it does not take."""
 
     name = NAME
-    rate = "up to 50"
+    rate = 35
 
     def __init__(self, vocabulary: Vocabulary, special_text: str):
         if why := refusal(vocabulary):

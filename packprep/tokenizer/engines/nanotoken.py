@@ -23,7 +23,7 @@ class WordPieceEngine:
     """
 
     name = NAME
-    rate = "about 80"
+    rate = 80
 
     def __init__(self, vocabulary: Vocabulary, special_text: str):
         if why := refusal(vocabulary):

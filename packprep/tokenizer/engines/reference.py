@@ -103,7 +103,7 @@ class ReferenceEngine:
     """
 
     name = "reference"
-    rate = "about 4"
+    rate = 4
     reference = None
 
     def __init__(self, vocabulary: Vocabulary, special_text: str, in_place_of: str = ""):

@@ -1,0 +1,226 @@
+"""What stands in the way of a good build here: versions, engines, kernels, stores, room, memory, each looked at by itself.
+
+A check gives a Finding: `ok`; `slow`, where work goes on and takes longer than it need; `fails`, where it would end in an error.
+What is written to find out is removed again.
+"""
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packprep import messages
+from packprep.building.commit import missing_shards
+from packprep.building.forecast import ROWS_MB_S, forecast, outlook
+from packprep.building.planning import Inputs, look_up, made_with, make_plan
+from packprep.building.processes import available_cpus, free_memory
+from packprep.building.progress import put_line, say
+from packprep.building.run import begun, workers_for
+from packprep.cache import cache_folders, is_kept
+from packprep.errors import PackprepError, StorageError
+from packprep.kernel import compiling
+from packprep.recipe import Recipe
+from packprep.sources.files import below_one_folder
+from packprep.storage import Folder, LocalFolder, Remote, folder_at, is_url
+from packprep.storage.local import write_error
+from packprep.tokenizer.engines import ENGINES, engine_in_words, load_engine
+
+OK, SLOW, FAILS = "ok", "slow", "fails"
+_RESULTS = (OK, SLOW, FAILS)
+SLOW_FILE_S = 0.1
+_FILES, _PROBE_BYTES = 3, 32 << 20
+
+
+class Finding(NamedTuple):
+    """What a check found. says: what is there, and what it costs. advice: what to do, "" where nothing is to be done."""
+
+    check: str
+    result: str
+    says: str
+    advice: str = ""
+
+
+def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
+    """All checks, of a recipe and of an output folder where they are given: {result: the worst, checks: [Finding as a dict]}.
+
+    Raises what is wrong with the recipe and its inputs, but for stores that cannot be reached.
+    """
+    found = [_versions(), _kernels()]
+    stores = [] if recipe is None else list(_stores(recipe))
+    output = None if out is None else folder_at(out)
+    if recipe is None or any(finding.result == FAILS for finding in stores):
+        found += [_engines(), *stores, _memory(None)]
+        if output is not None:
+            found += _output(output, None, None)
+    else:
+        inputs, samples = look_up(recipe, {}), list[Any]()
+        plan = make_plan(inputs, say, samples)
+        figures = forecast(plan, inputs, samples)
+        found += [_engine_of(plan, inputs), *stores, _memory(figures)]
+        if output is not None:
+            found += _output(output, inputs, figures)
+    worst = max((finding.result for finding in found), key=_RESULTS.index)
+    return {"result": worst, "checks": [finding._asdict() for finding in found]}
+
+
+def _versions() -> Finding:
+    return Finding("versions", OK, ", ".join(f"{name} {version}" for name, version in made_with().items()))
+
+
+def _engines() -> Finding:
+    """Which engines are installed, where no recipe tells which of them is wanted."""
+    fast = {name: kind for name, kind in ENGINES.items() if kind.proven}
+    here = ", ".join(f"{name} {kind.version()}" for name, kind in fast.items() if kind.version()) or "none"
+    missing = {name: kind.package for name, kind in fast.items() if kind.version() is None}
+    if not missing:
+        return Finding("engines", OK, f"all that are fast: {here}")
+    says = f"of those that are fast: {here}; not installed: {', '.join(missing)}, in whose place others do the same work slowly"
+    return Finding("engines", OK, says, "name a RECIPE.toml: its tokenizer tells which of them it needs")
+
+
+def _engine_of(plan: Mapping[str, Any], inputs: Inputs) -> Finding:
+    vocabulary, documents = inputs.vocabulary, inputs.recipe.documents
+    engine = load_engine(plan["engine"], vocabulary, documents.special_text)
+    says = (
+        f"{engine_in_words(engine, inputs.recipe.engine, vocabulary)}: {1000 / engine.rate:,.0f} s of a core for 1 GB"
+    )
+    faster = [
+        kind.package
+        for kind in ENGINES.values()
+        if kind.proven and kind.version() is None and kind.refusal(vocabulary) is None
+    ]
+    if faster:
+        return Finding("engine", SLOW, says, f"pip install {faster[0]}, before a build begins")
+    if engine.reference is None and engine.name == "reference":
+        return Finding("engine", SLOW, says, "nothing faster is exact for this tokenizer: give the build more workers")
+    return Finding("engine", OK, says)
+
+
+def _kernels() -> Finding:
+    """Where compiled kernels are kept, or what it costs that they are not."""
+    heard: list[str] = []
+    with messages.heard_by(lambda message, once: heard.append(message)):
+        folders = cache_folders()
+    if folders.own is not None:
+        if is_kept("packprep.building.render.*"):
+            return Finding("kernels", OK, "; ".join([f"compiled ones are kept in {folders.own}", *heard]))
+        first = f"the first command takes about {compiling.seconds} s more, and keeps them in {folders.own}"
+        says = "; ".join([f"none is compiled yet: {first}", *heard])
+        return Finding("kernels", OK, says, "packprep warm compiles them ahead")
+    if is_kept("packprep.building.render.*"):
+        says = f"compiled ones are read from {', '.join(folders.read_only)}; others cannot be kept, and take their time each time"
+        return Finding("kernels", OK, says)
+    why = "; ".join(heard) or (  # what is heard says what to do
+        f"none lie in {', '.join(folders.read_only)}, where none can be kept; set NUMBA_CACHE_DIR to a folder that you can write"
+    )
+    return Finding("kernels", SLOW, f"about {compiling.seconds} s in every command: {why}")
+
+
+def _stores(recipe: Recipe) -> Iterator[Finding]:
+    """Whether each store that the sources name can be listed."""
+    for root in dict.fromkeys(below_one_folder(source, recipe.base)[0] for source in recipe.sources):
+        if is_url(root):
+            try:
+                yield Finding("store", OK, f"{root}: listed in {_seconds(Remote(root).reach):.2f} s")
+            except StorageError as error:
+                yield Finding("store", FAILS, str(error))
+
+
+def _memory(figures: Mapping[str, Any] | None) -> Finding:
+    """Whether workers have the memory that they take. figures: of `forecast`."""
+    free, cpus = free_memory(), available_cpus()
+    there = f"{free / 2**30:.1f} GiB of memory free, {cpus} CPU{'s' * (cpus > 1)}"
+    if figures is None:
+        return Finding("memory", OK, there)
+    workers, of_one = min(workers_for(figures["text_bytes"]), figures["shards"]), figures["worker_bytes"]
+    says = f"{there}; {workers} worker{'s take' if workers > 1 else ' takes'} {workers * of_one / 2**30:.1f} GiB"
+    if workers * of_one <= free:
+        return Finding("memory", OK, says)
+    if of_one <= free:
+        return Finding("memory", FAILS, says, f"give --workers {free // of_one}, or a smaller output.shard_text_bytes")
+    return Finding("memory", FAILS, says, "give --workers 1 and a smaller output.shard_text_bytes")
+
+
+def _output(out: Folder, inputs: Inputs | None, figures: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Whether a build can go on there, write there, how fast, and whether it has room. figures: of `forecast`."""
+    needed = 0
+    try:
+        if inputs is not None and figures is not None:
+            missing, standing = figures["shards"], begun(inputs, out)
+            if standing is not None:
+                missing = len(missing_shards(out, standing[1], range(missing)))
+            needed = outlook(figures, 1, missing, 1)["output_bytes"]
+        yield _store(out) if isinstance(out, Remote) else _file_system(Path(str(out)))
+    except PackprepError as error:
+        yield Finding("out", FAILS, str(error))
+        return
+    free = out.free_bytes()
+    if free is not None:
+        says = f"{free:,} bytes are free" + (f", {needed:,} are to come" if needed else "")
+        yield (
+            Finding("room", OK, says)
+            if needed <= free
+            else Finding("room", FAILS, says, "make room, or choose another --out")
+        )
+
+
+def _store(out: Remote) -> Finding:
+    out.reach()
+    name, begin = f".packprep-doctor-{secrets.token_hex(4)}", time.perf_counter()
+    try:
+        out.create(name, b"packprep")
+        out.read(name)
+    finally:
+        with suppress(PackprepError):
+            out.remove(name)
+    return Finding("out", OK, f"{out}: an object is created, read and removed in {time.perf_counter() - begin:.2f} s")
+
+
+def _file_system(path: Path) -> Finding:
+    """BuildError where nothing can be written."""
+    whole = Path(os.path.abspath(path))
+    above = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".packprep-doctor-", dir=above))
+    except OSError as error:
+        raise write_error(above, error) from None
+    try:
+        probe, large = LocalFolder(folder), os.urandom(1 << 20) * (_PROBE_BYTES >> 20)
+        file_s = min(_seconds(lambda: probe.write("small", [b"packprep"])) for _ in range(_FILES))
+        mb_s = _PROBE_BYTES / 1e6 / _seconds(lambda: probe.write("large", [large]))
+        links = "hard links"
+        try:
+            os.link(folder / "small", folder / "linked")
+        except OSError:
+            links = "no hard links (so begin a build by one command, not by several in the same moment)"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    says = f"{whole}: a file is safe after {file_s * 1000:.1f} ms, {mb_s:,.0f} MB/s, {links}"
+    if file_s > SLOW_FILE_S:
+        return Finding(
+            "out", SLOW, f"{says}; each shard writes two, or three", "choose a nearer disk, or larger shards"
+        )
+    if mb_s < ROWS_MB_S:
+        return Finding(
+            "out", SLOW, f"{says}; a core makes {ROWS_MB_S} MB/s", "choose a faster disk, or fewer --workers"
+        )
+    return Finding("out", OK, says)
+
+
+def _seconds(act: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    act()
+    return time.perf_counter() - begin
+
+
+def print_findings(result: Mapping[str, Any]) -> None:
+    """A line for each finding, and what to do below it."""
+    for finding in result["checks"]:
+        put_line(f"{finding['result']:<6} {finding['check']:<9} {finding['says']}")
+        if finding["advice"]:
+            put_line(f"{'':<16} ─► {finding['advice']}")
