@@ -15,9 +15,9 @@ from packprep.tokenizer.file import panics_as_errors, parse_tokenizer_json
 from packprep.tokenizer.roles import Vocabulary
 
 NAME = "gigatoken"
-MOST_IDS = 1 << 26
-"""After so many the library is loaded anew, up to 0.7 s: it keeps every word that it meets, 4 to 20 bytes an id, which comes to
-250 MB of prose or 1.4 GB of random letters."""
+MOST_IDS = 1 << 27
+"""After so many the library is loaded anew, up to 0.7 s: it keeps every word that it meets, 3 to 20 bytes an id, which comes to
+400 MB of prose or 2.7 GB of random letters."""
 
 
 class GigatokenEngine:
