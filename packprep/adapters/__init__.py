@@ -6,7 +6,8 @@ torch_attention.py ── SDPA, FlexAttention, varlen                 masks and 
 torch_loss.py ─────── masked_loss                                 the loss that packprep's labels are made for
 huggingface.py ────── Collator, model_inputs, check_tokenizer     Transformers models and their Trainer
 tokenizer_match.py ── check_tokenizer                             the same without torch
-megatron.py ───────── GPTRows, packed_seq_params, torchtitan      Megatron-LM and torchtitan
+megatron.py ───────── GPTRows, packed_seq_params, torchtitan      Megatron-LM, and torchtitan up to 0.3.0
+torchtitan.py ─────── source, processor, collator                 torchtitan's main branch
 remote.py ─────────── open_remote                                 datasets at a URL, through a local cache
 jax/ ──── loader, splash_attention, dense_mask, masked_loss       JAX, MaxText, Levanter, TransformerEngine, Grain
 ```

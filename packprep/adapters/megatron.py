@@ -134,7 +134,7 @@ def torchtitan(
     prefix_bidirectional: bool = True,
     **options: Any,
 ) -> "TitanBatches":
-    """({"input", "positions"}, labels) int64[B, T] each, as torchtitan's dataloaders yield; labels are -100 where
+    """({"input", "positions"}, labels) int64[B, T] each, as dataloaders of torchtitan up to 0.3.0 yield; labels are -100 where
     nothing is trained. Positions begin again at each segment, which is what its document masks are made from.
 
     options: as of adapters.torch.loader, but for layout, columns and ignore_index. A dataset whose documents give weights is

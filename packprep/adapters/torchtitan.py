@@ -1,0 +1,113 @@
+"""Rows in torchtitan's own Grain pipeline, which its main branch has since August 2026.
+
+    GrainDataLoader.Config(
+        dataset=SingleDatasetConfig(source=source("packed"), processor=processor()), collator=collator("packed")
+    )
+
+Order, shares among ranks and state are torchtitan's. Its trainer makes masks of the positions, which begin at 0 with each
+segment, and attends causally inside: a dataset with other rules is refused by the tasks' names unless it is read causally.
+Its releases up to 0.3.0 have no such pipeline, and take `packprep.adapters.megatron.torchtitan`.
+
+    source     row i → {"input_ids", "labels", "positions"}: int64[seq_length] each, labels -100 where nothing is trained
+    processor  that → torchtitan's TextSequence
+    collator   as many rows as a token batch holds, one behind the other: its TextCollator takes one
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from packprep.adapters import opened_alone, weights_spans
+from packprep.adapters.torch_attention import varlen_causal
+from packprep.dataset.loader import Dataset
+from packprep.errors import ArgumentError
+
+IGNORE_INDEX = -100
+
+
+class RowSource:
+    """Rows by number, for `SingleDatasetConfig.source` of torchtitan; it is built before its pipeline, and so gives itself."""
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def build(self, *, dataset_iteration_policy: Any) -> "RowSource":
+        return self
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        columns = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")
+        row = {name: values[0] for name, values in self.dataset.batch([int(index)], columns=columns).items()}
+        slots = np.arange(self.dataset.seq_length)
+        padding = row["segment_ids"] == 0
+        after_padding = np.maximum.accumulate(np.where(padding, -1, slots))
+        return {
+            "input_ids": row["tokens"].astype(np.int64),
+            "labels": np.where(row["loss_mask"] > 0, row["labels"], IGNORE_INDEX).astype(np.int64),
+            # a run of padding is one document more, not one for each of its slots
+            "positions": np.where(padding, slots - after_padding - 1, row["position_ids"]).astype(np.int64),
+        }
+
+
+def source(directory: str | os.PathLike | Dataset, *, prefix_bidirectional: bool = True) -> RowSource:
+    """A dataset's rows for `SingleDatasetConfig.source`: a random-access source of {"input_ids", "labels", "positions"},
+    int64[seq_length] each.
+
+    prefix_bidirectional False: prefixes and in-place segments are read causally.
+    ArgumentError for a mixture, for tasks that see ahead, and where documents weight what is trained of them, which
+    torchtitan's loss does not read.
+    """
+    dataset = opened_alone(directory, "give torchtitan's DatasetMixConfig a source of each dataset, with its weight")
+    if not varlen_causal(dataset, prefix_bidirectional):
+        raise ArgumentError(
+            "every task of this dataset sees its segments both ways, and torchtitan's attention is causal; use "
+            "prefix_bidirectional=False for the causal reading"
+        )
+    if weights_spans(dataset):
+        raise ArgumentError(
+            "documents of this dataset give weights to what is trained of them, which torchtitan's loss does not read; take "
+            "the weights out of the documents, or train with masked_loss of packprep.adapters.torch_loss"
+        )
+    return RowSource(dataset)
+
+
+class _Processor:
+    def build(self, *, context: Any) -> Any:
+        from torchtitan.components.data import TextSequence
+
+        return lambda row, rng: TextSequence(**row)
+
+
+def processor() -> Any:
+    """What `SingleDatasetConfig.processor` makes TextSequences of a source's rows with: they are shifted already."""
+    return _Processor()
+
+
+class _Collator:
+    def __init__(self, seq_length: int):
+        self._seq_length = seq_length
+
+    def build(self, *, context: Any) -> Any:
+        from torchtitan.components.data import TextCollator
+
+        rows, rest = divmod(context.num_tokens_per_batch, self._seq_length)
+        if rest or not rows:
+            raise ArgumentError(
+                f"a batch of {context.num_tokens_per_batch} tokens does not hold whole rows of {self._seq_length}: set "
+                "torchtitan's local batch and sequence length to a multiple of the dataset's seq_length"
+            )
+
+        class RowCollator(TextCollator):
+            def num_rows_per_batch(self) -> int:
+                return rows
+
+        return RowCollator(TextCollator.Config(), context=context)
+
+
+def collator(directory: str | os.PathLike | Dataset) -> Any:
+    """`GrainDataLoader.Config.collator` that fills a token batch with whole rows, and pads none. ArgumentError, as it is
+    built, where such a batch is no multiple of the dataset's seq_length."""
+    return _Collator(opened_alone(directory, "give the dataset with the longest rows").seq_length)
