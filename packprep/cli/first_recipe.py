@@ -35,7 +35,7 @@ _MOST_NAMES = 100_000
 
 
 @dataclass
-class _Found:
+class _SourceKeys:
     """A source to be: its keys, and why they are what they are."""
 
     keys: dict[str, Any]
@@ -65,7 +65,7 @@ def write_first_recipe(
     tokenizer = _below(place, base) if place.exists() else tokenizer
     table: dict[str, Any] = {"tokenizer": tokenizer, "tasks": [{"preset": preset}]}
     specials: tuple[str, ...] = ()
-    sources = [_Found({"name": name, "paths": found}) for name, found in _sources(paths, base)]
+    sources = [_SourceKeys({"name": name, "paths": found}) for name, found in _sources(paths, base)]
     samples: list[Estimates] = []
     for source in sources:
         if text_key is not None:
@@ -187,7 +187,7 @@ def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
 
 
 def _text(
-    table: dict[str, Any], why: str, sources: Sequence[_Found], specials: Sequence[str], planned: dict[str, Any]
+    table: dict[str, Any], why: str, sources: Sequence[_SourceKeys], specials: Sequence[str], planned: dict[str, Any]
 ) -> str:
     """The recipe."""
     lines = [
