@@ -37,9 +37,7 @@ class Exporting(NamedTuple):
     out: Folder
     workers: int  # processes that may make files; 0: this one
     progress: Progress
-    card: Callable[[LocalCopy, str], str] | None = (
-        None  # (dataset, how it is read) → a data card, for an export that has one
-    )
+    card: Callable[[LocalCopy, str], str] | None = None  # (dataset, how it is read) → its data card
 
 
 class ShardToExport(NamedTuple):

@@ -24,7 +24,7 @@ from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
 
 FILE_SLOTS = 1 << 24
-"""Slots of a file, about: 17 bytes each, which a worker holds in memory."""
+"""Slots of a file, about: 13 bytes each, which a worker holds in memory."""
 CARD, INFO, STATE = "README.md", "dataset_info.json", "state.json"
 _TYPES = {"attention_mask": pa.int8()} | dict.fromkeys(TRL_COLUMNS, pa.int32())
 _FEATURES = {
@@ -104,6 +104,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
     def export(item: ShardToExport, report: Report) -> list[dict[str, Any]]:
         entry, first, files = manifest["shards"][item.number], begins[item.number], []
         with sound_shard(local, manifest, item.number) as shard:
+            done = 0
             for i, rows in enumerate(ranges[item.number], int(first_file[item.number])):
                 name, schema = f"data-{i:05d}-of-{count:05d}.arrow", _schema(manifest, item.number, rows)
                 data = _standing(out, name, schema, len(rows))
@@ -111,13 +112,15 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
                     sink = pa.BufferOutputStream()
                     with pa.ipc.new_stream(sink, schema) as writer:
                         for group in row_groups(len(rows), seq_length):
-                            lists = trl_lists(dataset, shard, first, range(rows[group.start], rows[group.stop - 1] + 1))
+                            lists = trl_lists(dataset, shard, first, rows[group.start : group.stop])
                             ones = pa.array(np.ones(len(lists[0].values), np.int8))
                             mask = pa.ListArray.from_arrays(lists[0].offsets, ones)
                             writer.write_batch(pa.RecordBatch.from_arrays([mask, *lists], schema=schema))
                     data = sink.getvalue()
                     out.write(name, [data])
-                report(0, entry["bytes"] * len(rows) // max(shard.rows, 1), len(rows) * seq_length, 0)
+                now = entry["bytes"] * rows.stop // max(shard.rows, 1)
+                report(0, now - done, len(rows) * seq_length, 0)
+                done = now
                 size = memoryview(data).nbytes
                 files.append({"file": name, "bytes": size, "digest": digest_of(data), "rows": len(rows)})
         return files

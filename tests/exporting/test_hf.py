@@ -11,6 +11,7 @@ from packprep.errors import RecipeError
 from packprep.exporting import hf
 from packprep.exporting.export import export_dataset
 from packprep.format.digests import digest_of
+from packprep.storage import Remote
 from tests import made
 from tests.command_line import inside
 from tests.exporting.conftest import CAUSAL_KINDS
@@ -76,6 +77,9 @@ def test_an_export_that_stopped_goes_on_and_workers_do_not_show(known, tmp_path,
     others[-1].write_bytes(b"")
     one.export(begun, "hf")
     assert made.contents(begun) == whole and first.stat().st_ino == before
+    remote = Remote("memory://exporting/hf")
+    one.export(remote.url, "hf")
+    assert {name: remote.read(name) for name, _ in remote.list()} == whole
 
 
 def test_datasets_without_rows_and_with_empty_shards(without_rows, tmp_path):
