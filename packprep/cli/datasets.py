@@ -110,8 +110,9 @@ def export(
     one_thread()
     from packprep.building.processes import available_cpus
     from packprep.exporting.export import export_dataset, print_export
+    from packprep.inspection.card import card_at
 
-    result = export_dataset(directory, to, out, Bar(), workers or available_cpus(), **options)
+    result = export_dataset(directory, to, out, Bar(), workers or available_cpus(), card_at, **options)
     put(result, as_json, print_export)
 
 

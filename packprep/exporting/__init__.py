@@ -37,8 +37,10 @@ EXPORTS = {
         ".bin and .idx", "what", {"documents": "documents as they were", "rows": "packed rows"}
     ),
     "parquet": Export(
-        "Parquet", "columns", {"nemo": "NeMo's packed sequences", "full": "the loader's columns"}
+        "Parquet", "columns",
+        {"nemo": "NeMo's packed sequences", "trl": "TRL's", "full": "the loader's columns"},
     ),
+    "hf": Export("a Hugging Face dataset"),
 }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ class Exporting(NamedTuple):
     out: Folder
     workers: int  # processes that may make files; 0: this one
     progress: Progress
+    card: Callable[[LocalCopy, str], str] | None = None  # (dataset, how it is read) → its data card
 
 
 class ShardToExport(NamedTuple):
@@ -54,11 +55,13 @@ def export_dataset(
     out: str | os.PathLike | Folder,
     progress: Progress,
     workers: int = 0,
+    card: Callable[[LocalCopy, str], str] | None = None,
     **options: str | None,
 ) -> dict[str, Any]:
     """Export a dataset, or find that it stands in `out` already; gives the receipt, with `out` and what the export adds.
 
     to: a name of EXPORTS; options: its own, as `what="rows"`. workers: processes that may write; 0: this one.
+    card: gives the data card of a published dataset, as `packprep.inspection.card.card_at`; the Hugging Face export adds it.
     Raises RecipeError for what cannot be exported so, and for an `out` that holds something else; DatasetError for a damaged
     dataset; BuildError for what cannot be written; Stopped after a signal.
     """
@@ -70,7 +73,7 @@ def export_dataset(
         manifest = sound_manifest(local)
         dataset = {"fingerprint": manifest["fingerprint"], "digest": manifest["digest"]}
         identity = {"format": FORMAT, "version": VERSION, **form, "dataset": dataset}
-        exporting = Exporting(local, manifest, "".join([*form.values()][1:]), target, workers, progress)
+        exporting = Exporting(local, manifest, "".join([*form.values()][1:]), target, workers, progress, card)
         module.check(exporting)
         receipt = standing_export(target, identity)
         if receipt is not None:

@@ -1,15 +1,16 @@
 """A dataset as Parquet: packed rows, a file for each shard, in one of the forms of `columns`.
 
-Rows of a shard → Arrow tables, in one of two forms.
+Rows of a shard → Arrow tables, in one of three forms.
 
 nemo   what the readers of packed sequences in NVIDIA NeMo and Megatron-Bridge take: `input_ids`, `loss_mask`, `seq_start_id`.
        Of each segment they make inputs [:-1], targets [1:] and mask [:-1] (`GPTSFTPackedDataset.collate_fn` and
        `_build_loss_mask`): the mask at the predicting slot, where packprep has it too, and nothing across segments.
+trl    what TRL's SFTTrainer takes of a packed dataset: `input_ids`, `labels` that Transformers shifts, `seq_lengths`.
 full   the loader's columns at every slot, labels among them, and what the row's segments are. Nothing is to be shifted.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,9 @@ from packprep.storage import Folder, LocalCopy
 SLOTS_AT_ONCE = 1 << 20
 """Slots of a row group, about: what a reader of one row has to decode."""
 _FULL = ("tokens", "labels", "loss_mask", "loss_weights", "segment_ids", "position_ids", "prefix_ends")
+TRL_COLUMNS = ("input_ids", "labels", "position_ids", "seq_lengths")
+IGNORE_INDEX = -100
+"""The label of what is not trained, in Transformers and PyTorch."""
 _TYPES = {"tokens": "i4", "labels": "i4", "segment_ids": "i4"}  # torch can do little with uint16
 
 
@@ -44,6 +48,8 @@ def schema_of(columns: str, has_blocks: bool, metadata: dict[bytes, bytes]) -> p
     i4, u1, f4, name = pa.int32(), pa.uint8(), pa.float32(), pa.string()
     if columns == "nemo":
         types = {"input_ids": i4, "loss_mask": u1, "seq_start_id": i4}
+    elif columns == "trl":
+        types = dict.fromkeys(TRL_COLUMNS, i4)
     else:
         types = {column: {"loss_mask": u1, "loss_weights": f4}.get(column, i4) for column in _slot_columns(has_blocks)}
         types |= {"segment_begin": i4, "segment_end": i4, "segment_task": name, "segment_source": name}
@@ -54,6 +60,44 @@ def _slot_columns(has_blocks: bool) -> tuple[str, ...]:
     return (*_FULL, "block_lengths") if has_blocks else _FULL
 
 
+class Joined(NamedTuple):
+    """Segments of rows one after the other, without the rows' padding.
+
+    tokens: int32[Σ lengths], mask: uint8[Σ lengths], 1 where the prediction made at a slot is trained; lengths, begins:
+    int64[segments], what a segment takes of them and where; slots: int64[segments], its length without filling; by_row,
+    segments_by_row: int64[rows + 1], where each row's slots and segments begin.
+    """
+
+    tokens: np.ndarray
+    mask: np.ndarray
+    lengths: np.ndarray
+    begins: np.ndarray
+    slots: np.ndarray
+    by_row: np.ndarray
+    segments_by_row: np.ndarray
+
+
+def joined(dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int = 1) -> Joined:
+    """The segments of some rows of a shard, whose row 0 is row `first_row` of the dataset.
+
+    multiple: above 1 a segment is filled up with pad_id, which is not trained, to a multiple of it and one more.
+    """
+    batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
+    segments = Segments(dataset.facts, [(shard, row) for row in rows])
+    slots = segments.slots
+    lengths = -(-(slots - 1) // multiple) * multiple + 1 if multiple > 1 else slots
+    begins = np.cumsum(lengths) - lengths
+    within = np.arange(int(slots.sum())) - np.repeat(np.cumsum(slots) - slots, slots)
+    source, target = np.repeat(segments.at, slots) + within, np.repeat(begins, slots) + within
+    tokens = np.full(int(lengths.sum()), dataset.pad_id, np.int32)
+    mask = np.zeros(len(tokens), np.uint8)
+    tokens[target] = batch["tokens"].reshape(-1)[source]
+    mask[target] = batch["loss_mask"].reshape(-1)[source]
+    by_row = _offsets(np.bincount(segments.row, lengths, len(rows)).astype(np.int64))
+    segments_by_row = _offsets(np.bincount(segments.row, minlength=len(rows)))
+    return Joined(tokens, mask, lengths, begins, slots, by_row, segments_by_row)
+
+
 def nemo_table(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int, schema: pa.Schema
 ) -> tuple[pa.Table, int]:
@@ -62,25 +106,33 @@ def nemo_table(
     multiple: the recipe's pad_seq_to_mult. Above 1 a segment is filled up with pad_id to a multiple of it and one more,
     since its last token is no input: what Megatron-Bridge's `pad_seq_to_mult` stores for context parallelism.
     """
-    batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
-    segments = Segments(dataset.facts, [(shard, row) for row in rows])
-    slots = segments.slots
-    stored = -(-(slots - 1) // multiple) * multiple + 1 if multiple > 1 else slots
-    begins = np.cumsum(stored) - stored
-    within = np.arange(int(slots.sum())) - np.repeat(np.cumsum(slots) - slots, slots)
-    source, target = np.repeat(segments.at, slots) + within, np.repeat(begins, slots) + within
-    tokens = np.full(int(stored.sum()), dataset.pad_id, np.int32)
-    mask = np.zeros(len(tokens), np.uint8)
-    tokens[target] = batch["tokens"].reshape(-1)[source]
-    mask[target] = batch["loss_mask"].reshape(-1)[source]
-    in_row = _offsets(np.bincount(segments.row, stored, len(rows)).astype(np.int64))
-    counts = _offsets(np.bincount(segments.row, minlength=len(rows)))
-    starts = (begins - in_row[segments.row]).astype(np.int32)
-    lists = [_lists(in_row, tokens), _lists(in_row, mask), _lists(counts, starts)]
-    eos = batch["tokens"].reshape(-1) == dataset.manifest["specials"].get("eos", -1)
-    eos_before = _offsets(eos.astype(np.int64))  # each slot of the rows
-    inside = eos_before[segments.at + slots - 1] - eos_before[segments.at] > 1
+    found = joined(dataset, shard, first_row, rows, multiple)
+    starts = (found.begins - np.repeat(found.by_row[:-1], np.diff(found.segments_by_row))).astype(np.int32)
+    lists = [
+        _lists(found.by_row, found.tokens),
+        _lists(found.by_row, found.mask),
+        _lists(found.segments_by_row, starts),
+    ]
+    eos_before = _offsets((found.tokens == dataset.manifest["specials"].get("eos", -1)).astype(np.int64))
+    inside = eos_before[found.begins + found.slots - 1] - eos_before[found.begins] > 1
     return pa.Table.from_arrays(lists, schema=schema), int(inside.sum())
+
+
+def trl_lists(dataset: Dataset, shard: Shard, first_row: int, rows: range) -> list[pa.ListArray]:
+    """The lists of TRL_COLUMNS, int32: segments one after the other, without any padding, for a model that shifts labels.
+
+    tokens of a row    a   b   c | d   e   f          two segments; c, e and f are trained, so
+    loss_mask          .   1   . | 1   1   .          at the predicting slot, in packprep
+    labels             .   .   c | .   e   f          at the target's own slot; . is -100
+    position_ids       0   1   2 | 0   1   2
+    seq_lengths        3           3
+    """
+    found = joined(dataset, shard, first_row, rows)
+    labels = np.full(len(found.tokens), IGNORE_INDEX, np.int32)
+    np.copyto(labels[1:], found.tokens[1:], where=found.mask[:-1] == 1)  # a segment's last slot is never trained
+    positions = np.arange(len(labels)) - np.repeat(found.begins, found.lengths)
+    by_slot = [_lists(found.by_row, values.astype(np.int32)) for values in (found.tokens, labels, positions)]
+    return [*by_slot, _lists(found.segments_by_row, found.lengths.astype(np.int32))]
 
 
 def full_table(dataset: Dataset, shard: Shard, first_row: int, rows: range, schema: pa.Schema) -> pa.Table:
@@ -118,29 +170,56 @@ COMPRESSION, LEVEL = "zstd", 3
 
 
 def file_name(columns: str, shard: int) -> str:
-    """NNNNNN.idx.parquet, by which Megatron-Bridge knows packed sequences; NNNNNN.parquet in the other form."""
+    """NNNNNN.idx.parquet, by which Megatron-Bridge knows packed sequences; NNNNNN.parquet in other forms."""
     return f"{shard:06d}.{'idx.' if columns == 'nemo' else ''}parquet"
 
 
 def check(exporting: Exporting) -> None:
     """RecipeError where a reader that shifts would train on the wrong targets; what else it reads differently is said."""
-    tasks = drawn_tasks(exporting.manifest)
-    in_place = [task["name"] for task in tasks if task["label_alignment"] == "same_slot"]
-    prefix = [task["name"] for task in tasks if RULES[task["attention"]].ahead == "prefix"]
-    if exporting.form == "nemo" and in_place:
+    if exporting.form == "trl":
+        refuse_for_trl(exporting, "--columns trl")
+    if exporting.form != "nemo":
+        return
+    in_place, prefix = _not_causal(exporting.manifest)
+    if in_place:
         raise RecipeError(
             f"--columns nemo: its readers predict the next token, and {', '.join(in_place)} predict in place. Give "
             "--columns full, which has labels at the slot that predicts them, or train from the dataset by packprep's loader"
         )
-    if exporting.form == "nemo" and has_weighted_spans(exporting.manifest):
+    if has_weighted_spans(exporting.manifest):
         exporting.progress.say(
             "warning: the readers of these columns know no weights: what documents give other weights than 1 is trained with 1; "
             "--columns full has loss_weights"
         )
-    if exporting.form == "nemo" and prefix:
+    if prefix:
         exporting.progress.say(
             f"warning: the readers of these columns attend causally, also inside the prefixes of {', '.join(prefix)}"
         )
+
+
+def refuse_for_trl(exporting: Exporting, option: str) -> None:
+    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks or sources. option: what asked for them."""
+    in_place, prefix = _not_causal(exporting.manifest)
+    sources = exporting.manifest["ledger"]["sources"].items()
+    weighted = [name for name, source in sources if source["slots"].get("weighted")]
+    for names, what in (
+        (in_place, "predict in place"),
+        (prefix, "see their prefixes both ways"),
+        (weighted, "give weights other than 1"),
+    ):
+        if names:
+            raise RecipeError(
+                f"{option}: its readers predict the next token, attend causally and know no weights, and {', '.join(names)} "
+                f"{what}. Give --to parquet --columns full, which has all that by slot, or train from the dataset by "
+                "packprep's loader"
+            )
+
+
+def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:
+    """The names of the tasks that predict in place, and of those that see their prefix both ways."""
+    tasks = drawn_tasks(manifest)
+    in_place = [task["name"] for task in tasks if task["label_alignment"] == "same_slot"]
+    return in_place, [task["name"] for task in tasks if RULES[task["attention"]].ahead == "prefix"]
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
@@ -190,6 +269,8 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
                 if columns == "nemo":
                     table, more = nemo_table(dataset, shard, first, rows, multiple, schema)
                     inside += more
+                elif columns == "trl":
+                    table = pa.Table.from_arrays(trl_lists(dataset, shard, first, rows), schema=schema)
                 else:
                     table = full_table(dataset, shard, first, rows, schema)
                 writer.write_table(table, row_group_size=len(rows))
@@ -236,6 +317,13 @@ def _metadata(manifest: Manifest, columns: str, shard: int) -> Mapping[str, Any]
         "pad_seq_to_mult": manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1),
         "vocab_size": manifest["vocab_size"],
         "pad_id": manifest["pad_id"],
-        "loss_alignment": "predicting_slot",
-        "labels": "the next token of the segment" if columns == "nemo" else "labels, at the predicting slot",
+        "loss_alignment": "target_slot" if columns == "trl" else "predicting_slot",
+        "labels": _LABELS[columns],
     }
+
+
+_LABELS = {
+    "nemo": "the next token of the segment",
+    "trl": "labels, at the target's slot",
+    "full": "labels, at the predicting slot",
+}

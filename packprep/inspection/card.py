@@ -25,7 +25,7 @@ from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
 from packprep.inspection.summary import describe_manifest, percent
 from packprep.inspection.text import counted, size_of
 from packprep.recipe import from_normalised, normalised_toml
-from packprep.storage import Folder, LocalFolder, folder_at, local_copy
+from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
 
 SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "1B<n<10B", "10B<n<100B",
          "100B<n<1T", "n>1T")  # fmt: skip
@@ -83,17 +83,25 @@ def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -
     if not path.parent.is_dir():
         raise ArgumentError(f"--card {card}: there is no folder {path.parent}; make it, or choose another place")
     with local_copy(folder_at(directory)) as local:
-        local.fetch(MANIFEST_NAME, PLAN_NAME)
-        manifest = read_manifest(local.folder)
-        place = str(local.out)
-        text = card_of(os.path.basename(place.rstrip("/")) or place, manifest, stored_plan(local.folder))
-    data = text.encode()
+        place, data = str(local.out), card_at(local).encode()
     if path.is_dir() or not LocalFolder(path.parent).create(path.name, data):
         raise ArgumentError(f"--card {card}: is there already, and a card is never written over: choose another name")
     return {"card": str(card), "bytes": len(data), "directory": place}
 
 
-def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None) -> str:
+def card_at(local: LocalCopy, use: str = "") -> str:
+    """The card of a published dataset, called as its folder is; raises DatasetError for one that cannot be read.
+
+    use: Markdown that says how the data is read where the card lies, in place of how packprep reads the dataset.
+    """
+    local.fetch(MANIFEST_NAME, PLAN_NAME)
+    place = str(local.out)
+    return card_of(
+        os.path.basename(place.rstrip("/")) or place, read_manifest(local.folder), stored_plan(local.folder), use
+    )
+
+
+def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: str = "") -> str:
     """The card of a dataset that is called `name`, as Markdown with YAML front matter."""
     totals, made = describe_manifest(name, manifest), origin(manifest, plan)
     rows, shards = counted(totals["rows"], "row"), counted(totals["shards"], "shard")
@@ -108,9 +116,7 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None) -> st
         f"{rows} of {totals['seq_length']:,} slots in {shards}, {size_of(totals['bytes'])}: packed training rows with their "
         f"objectives applied, {manifest['token_dtype']} ids below {manifest['vocab_size']:,}, made by packprep.",
         "",
-        *_fenced("python", f"import packprep\n\nds = packprep.open_dataset({visible(name)!r})\n"),
-        "",
-        *_fenced("sh", f"packprep verify {folder}\n"),
+        *(use.strip().splitlines() if use else _use(name)),
         "",
         "## Objectives",
         "",
@@ -178,6 +184,12 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None) -> st
         *_fenced("sh", f"{_command(made)} --out {folder}\n"),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _use(name: str) -> Iterator[str]:
+    yield from _fenced("python", f"import packprep\n\nds = packprep.open_dataset({visible(name)!r})\n")
+    yield ""
+    yield from _fenced("sh", f"packprep verify {shlex.quote(visible(name))}\n")
 
 
 def versions(made: Mapping[str, Any]) -> str:

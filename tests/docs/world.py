@@ -7,7 +7,7 @@ conversations       conversations/*.jsonl: four layouts, calls of tools among th
 recipe              recipe.toml: UL2R over data/web in several shards; brings corpus
 packed              packed/: a dataset as examples/quickstart.toml makes it
 mixture             packed_web/ and packed_code/: two datasets of corpus with rows of 2048 slots
-torch, jax, transformers, megatron      a library, without which the blocks of Python that import it are left out
+torch, jax, transformers, trl, megatron a library, without which the blocks of Python that import it are left out
 ray                 ray.py, which does at once and in one process what Ray does
 slurm               a private cluster; a block's jobs have ended well before the next block begins
 s3                  an S3 server in the environment, with the bucket `bucket`: web/… of corpus, and packed/
@@ -39,6 +39,7 @@ LIBRARIES = {
     "torch": ("packprep[torch]", r"torch\w*|packprep\.adapters\.(torch\w*|huggingface)"),
     "jax": ("packprep[jax]", r"jax|packprep\.adapters\.jax"),
     "transformers": ("packprep[trainers]", r"transformers|packprep\.adapters\.huggingface"),
+    "trl": ("packprep[trainers]", "trl|datasets"),
     "megatron": ("megatron-core", "megatron"),
 }
 FOLDERS = ("clone", "corpus", "conversations", "recipe", "packed", "mixture", "ray")

@@ -44,6 +44,11 @@ NEXT_TOKEN_KINDS: dict[str, dict[str, Any]] = {
     "large_vocabulary": {"specials": {"vocab_size": 70_000}},
     "between": {"specials": {"vocab_size": 65_520}},
 }
+# next-token tasks that attend causally
+CAUSAL_KINDS: dict[str, dict[str, Any]] = {
+    "causal": {"tasks": [{"preset": "causal"}, {"preset": "fim"}], "documents": {"prepend_bos": True}},
+    "causal_padded": {"tasks": [{"preset": "causal"}], "packing": {"pad_seq_to_mult": 8}, "output": COMPACT},
+}
 MIXED_KINDS: dict[str, dict[str, Any]] = {
     "mixed": {},
     "mixed_truncated": {"documents": {"long": "truncate"}},
@@ -87,8 +92,8 @@ def known(tmp_path_factory):
     def of(kind: str) -> Known:
         if kind not in built:
             folder = tmp_path_factory.mktemp(kind)
-            one = kind in NEXT_TOKEN_KINDS
-            built[kind] = _next_token(folder, NEXT_TOKEN_KINDS[kind]) if one else _mixed(folder, MIXED_KINDS[kind])
+            one = (NEXT_TOKEN_KINDS | CAUSAL_KINDS).get(kind)
+            built[kind] = _mixed(folder, MIXED_KINDS[kind]) if one is None else _next_token(folder, one)
         return built[kind]
 
     return of

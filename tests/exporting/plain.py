@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 DTYPES = {4: "<i4", 8: "<u2"}
@@ -32,6 +33,26 @@ def documents_of(prefix: Path) -> list[list[int]]:
 def parquet_rows(folder: Path) -> list[dict[str, list]]:
     """The rows of all files in their order."""
     return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def arrow_rows(folder: Path) -> list[dict[str, list]]:
+    """The rows of a folder as `save_to_disk` writes it, of the files that its state names."""
+    names = [file["filename"] for file in json.loads((folder / "state.json").read_bytes())["_data_files"]]
+    return [row for name in names for row in pa.ipc.open_stream(folder / name).read_all().to_pylist()]
+
+
+def trl_row(row) -> dict[str, list]:
+    """What TRL is given of a Row of packprep's: slot by slot, each label where its token stands."""
+    found: dict[str, list] = {"input_ids": [], "labels": [], "position_ids": [], "seq_lengths": []}
+    for begin, end in zip(row.segments["begin"], row.segments["end"], strict=True):
+        for t in range(begin, end):
+            trained = t > begin and row.loss_mask[t - 1]
+            assert not trained or row.labels[t - 1] == row.tokens[t]
+            found["input_ids"].append(int(row.tokens[t]))
+            found["labels"].append(int(row.tokens[t]) if trained else -100)
+            found["position_ids"].append(int(t - begin))
+        found["seq_lengths"].append(int(end - begin))
+    return found
 
 
 def described(path: Path) -> dict:

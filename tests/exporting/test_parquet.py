@@ -10,8 +10,8 @@ from packprep.errors import RecipeError
 from packprep.exporting import parquet
 from packprep.exporting.export import export_dataset
 from tests import made
-from tests.exporting.conftest import MIXED_KINDS, NEXT_TOKEN_KINDS
-from tests.exporting.plain import described, parquet_rows, trained_by_nemo, trained_by_packprep
+from tests.exporting.conftest import CAUSAL_KINDS, MIXED_KINDS, NEXT_TOKEN_KINDS
+from tests.exporting.plain import described, parquet_rows, trained_by_nemo, trained_by_packprep, trl_row
 from tests.weights_made import TASKS, build, records
 
 PAD, EOS = 256, 258
@@ -62,6 +62,37 @@ def test_supervised_documents_keep_what_is_trained_of_them(known, tmp_path):
         assert trained_by_nemo(row) == trained_by_packprep(dataset.row(i))
         masks += row["loss_mask"]
     assert 0.2 < np.mean(masks) < 0.95
+    made.build({**table, "tasks": table["tasks"][:1]}, one.out.parent, tmp_path / "causal")
+    export_dataset(tmp_path / "causal", "parquet", tmp_path / "trl", made.Silent(), columns="trl")
+    dataset, rows = open_dataset(tmp_path / "causal"), parquet_rows(tmp_path / "trl")
+    assert rows == [trl_row(dataset.row(i)) for i in range(len(dataset))]
+    assert 0.05 < np.mean(np.concatenate([row["labels"] for row in rows]) == -100) < 0.8
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL_KINDS, "concat"])
+def test_trl_is_given_each_token_its_own_label_and_no_padding(known, tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(parquet, "SLOTS_AT_ONCE", 256 * 7)
+    known(kind).export(tmp_path / "out", "parquet", columns="trl")
+    rows, dataset = parquet_rows(tmp_path / "out"), known(kind).dataset
+    assert rows == [trl_row(dataset.row(i)) for i in range(len(dataset))] and len(rows) > 10
+    trained = sum(label != -100 for row in rows for label in row["labels"])
+    assert trained == dataset.batch(range(len(dataset)), columns=["loss_mask"])["loss_mask"].sum() > 5000
+    about = described(tmp_path / "out/000000.parquet")
+    assert (about["columns"], about["loss_alignment"]) == ("trl", "target_slot")
+
+
+@pytest.mark.parametrize("to, option", [("parquet", "--columns trl"), ("hf", "--to hf")])
+def test_what_trl_cannot_train_is_refused_by_name(known, tmp_path, to, option):
+    build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
+    columns = {"columns": "trl"} if to == "parquet" else {}
+    for dataset, names in (
+        (known("mixed").out, "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict in place"),
+        (known("repeated").out, "r, x-long, .* see their prefixes both ways"),
+        (tmp_path / "out", "source0 give weights other than 1"),
+    ):
+        with pytest.raises(RecipeError, match=f"{option}: .* and {names}. Give --to parquet --columns full"):
+            export_dataset(dataset, to, tmp_path / "exported", made.Silent(), **columns)
+    assert not (tmp_path / "exported").exists()
 
 
 @pytest.mark.long(beyond=3)
