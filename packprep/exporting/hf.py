@@ -5,7 +5,8 @@
     dataset_info.json           the features
     state.json                  which files, and the fingerprint; the last, since no folder is loaded without it
 
-Columns are TRL's (`packprep.exporting.parquet.trl_lists`), and an attention_mask of ones, which some trainers ask for.
+Columns are TRL's (`packprep.exporting.parquet.trl_lists`), and an attention_mask of each segment's number, as LLaMA-Factory and
+Axolotl pack: where it is read as a mask it keeps segments apart, and where it is made bool it is one of ones.
 """
 
 from collections.abc import Mapping
@@ -24,9 +25,9 @@ from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
 
 FILE_SLOTS = 1 << 24
-"""Slots of a file, about: 13 bytes each, which a worker holds in memory."""
+"""Slots of a file, about: 16 bytes each, which a worker holds in memory."""
 CARD, INFO, STATE = "README.md", "dataset_info.json", "state.json"
-_TYPES = {"attention_mask": pa.int8()} | dict.fromkeys(TRL_COLUMNS, pa.int32())
+_TYPES = dict.fromkeys(("attention_mask", *TRL_COLUMNS), pa.int32())
 _FEATURES = {
     name: {"_type": "List", "feature": {"_type": "Value", "dtype": str(kind)}} for name, kind in _TYPES.items()
 }
@@ -45,7 +46,7 @@ rows = load_from_disk("FOLDER")  # a copy of this folder
 | `labels` | not shifted: the token itself where its prediction is trained, else -100, as at the begin of each segment |
 | `position_ids` | from 0 in each segment |
 | `seq_lengths` | the lengths of the segments |
-| `attention_mask` | 1 everywhere: it does not keep segments apart, which `position_ids` and `seq_lengths` are for |
+| `attention_mask` | the number of the slot's segment in its row, from 1 |
 """
 
 
@@ -113,8 +114,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
                     with pa.ipc.new_stream(sink, schema) as writer:
                         for group in row_groups(len(rows), seq_length):
                             lists = trl_lists(dataset, shard, first, rows[group.start : group.stop])
-                            ones = pa.array(np.ones(len(lists[0].values), np.int8))
-                            mask = pa.ListArray.from_arrays(lists[0].offsets, ones)
+                            mask = pa.ListArray.from_arrays(lists[0].offsets, _segment_numbers(lists[-1]))
                             writer.write_batch(pa.RecordBatch.from_arrays([mask, *lists], schema=schema))
                     data = sink.getvalue()
                     out.write(name, [data])
@@ -126,6 +126,13 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
         return files
 
     return one_by_one(export)
+
+
+def _segment_numbers(seq_lengths: pa.ListArray) -> pa.Array:
+    """int32 for each slot of the rows whose segments have these lengths: 1, 2, … by segment, from 1 in each row."""
+    lengths, counts = np.asarray(seq_lengths.values), np.diff(np.asarray(seq_lengths.offsets))
+    numbers = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
+    return pa.array(np.repeat(numbers, lengths), pa.int32())
 
 
 def _schema(manifest: Manifest, shard: int, rows: range) -> pa.Schema:

@@ -24,8 +24,9 @@ def test_rows_are_those_of_the_dataset_in_files_that_are_not_too_large(known, tm
     monkeypatch.setattr(hf, "FILE_SLOTS", 256 * 7)
     receipt = known(kind).export(tmp_path / "out", "hf")
     rows, dataset = arrow_rows(tmp_path / "out"), known(kind).dataset
-    ones = [{"attention_mask": [1] * len(row["input_ids"])} for row in rows]
-    assert rows == [one | trl_row(dataset.row(i)) for i, one in enumerate(ones)]
+    numbers = [np.repeat(np.arange(len(row["seq_lengths"])) + 1, row["seq_lengths"]).tolist() for row in rows]
+    assert rows == [{"attention_mask": own} | trl_row(dataset.row(i)) for i, own in enumerate(numbers)]
+    assert max(own[-1] for own in numbers) > 1
     assert receipt["rows"] == len(rows) > 10 and {file.get("rows", 7) for file in receipt["files"]} <= set(range(8))
     shards = [entry["rows"] for entry in dataset.manifest["shards"]]
     assert len(receipt["files"]) == sum(-(-rows // 7) for rows in shards) + 2 > len(shards) + 2
