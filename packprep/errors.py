@@ -17,6 +17,11 @@ PackprepError                 2   could not run, or the build stopped
 A message says what is wrong, where (file, row, key, values) and what to do.
 """
 
+NO_MEMORY = (
+    "memory ran out: free some, raise the limit of a process (ulimit -v) or a job's, give fewer --workers, or, in another "
+    "folder, a smaller output.shard_text_bytes; the same command goes on with what is committed"
+)
+
 
 class PackprepError(Exception):
     """The root; `except PackprepError` catches whatever packprep raises on purpose."""

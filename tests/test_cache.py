@@ -306,7 +306,7 @@ def test_it_is_said_that_kernels_are_compiled_and_where_they_are_kept_before_it_
     monkeypatch.setattr(dispatcher._FunctionCompiler, "compile", begins)
     monkeypatch.setattr(compiling, "cache_folder", lambda: str(folder))
     assert [triple(2)[1], triple(2)[1], triple(2.0)[1]] == [False, True, False]
-    first = f"packprep: compiling kernels, once, about 10 s: they are kept in {folder}\n"
+    first = f"packprep: compiling kernels that {folder} lacks, up to 10 s: they are kept there\n"
     of = "packprep: compiling tests.test_cache.tripled of {}\n".format
     assert said == [first + of("int64"), of("float64")]
     monkeypatch.setattr(messages, "_said", set())

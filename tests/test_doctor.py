@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import resource
 
 import pytest
 
@@ -107,6 +108,28 @@ def test_memory_that_workers_lack_fails_with_how_many_have_it(recipe, monkeypatc
     assert doctor._memory(figures).advice == "give --workers 3, or a smaller output.shard_text_bytes"
 
 
+def test_a_limit_of_a_process_that_a_worker_exceeds_fails(recipe, monkeypatch):
+    """Of ulimit -v, which says nothing of the machine's memory."""
+    monkeypatch.setattr(doctor, "free_addresses", lambda: 1 << 20)
+    result, said = checks(recipe, status=1)["memory"]
+    assert result == "fails" and "a process may take 0.0 GiB more ─► raise its limit (ulimit -v), or" in said
+    for limit, least, most in ((1 << 60, (1 << 60) - (1 << 50), (1 << 60) - (1 << 20)), (1 << 20, -1, 1)):
+        monkeypatch.setattr(resource, "getrlimit", lambda what, limit=limit: (limit, limit))
+        assert least < processes.free_addresses() < most
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY,) * 2)
+    assert processes.free_addresses() is None
+
+
+def test_a_small_disk_with_room_enough_is_in_order_and_a_full_one_says_how_much_is_free(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 1 << 20)
+    found = checks(recipe, "--out", tmp_path / "new")
+    assert found["room"][0] == "ok" and "no room to measure MB/s" in found["out"][1]
+    monkeypatch.setattr(LocalFolder, "write", lambda *given: (_ for _ in ()).throw(BuildError("full")))
+    monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 0)
+    found = checks(recipe, "--out", tmp_path / "new", status=1)
+    assert found["out"][0] == found["room"][0] == "fails" and not (tmp_path / "new").exists()
+
+
 def test_free_memory_is_what_the_machine_has_or_the_tightest_limit_leaves(tmp_path):
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < processes.free_memory() <= total
@@ -133,13 +156,13 @@ def test_a_slow_disk_and_one_without_links_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", no_links)
     seconds = iter([0.2, 0.2, 0.2, 0.1, 0.01, 0.01, 0.01, 10.0, 0.01, 0.01, 0.01, 0.1])
     monkeypatch.setattr(doctor, "_seconds", lambda act: act() or next(seconds))
-    by_file, by_rate, good = (doctor._file_system(tmp_path / "out") for _ in range(3))
+    by_file, by_rate, good = (doctor._file_system(tmp_path / "out", None) for _ in range(3))
     assert (by_file.result, by_rate.result, good.result) == ("slow", "slow", "ok")
     assert "safe after 200.0 ms" in by_file.says and ", 3 MB/s, no hard links" in by_rate.says
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(LocalFolder, "write", lambda *given: (_ for _ in ()).throw(BuildError("full")))
     with pytest.raises(BuildError):
-        doctor._file_system(tmp_path / "out")
+        doctor._file_system(tmp_path / "out", None)
     assert not list(tmp_path.iterdir())
 
 

@@ -31,6 +31,7 @@ def test_a_folder_gives_a_source_of_each_format_with_the_keys_that_find_its_text
     write(tmp_path / "data/notes.md", b"# Notes\n")
     write(tmp_path / "data/picture.png", b"\x89PNG")
     text, table = init(tmp_path, tmp_path / "data")
+    assert f"# warning: {tmp_path}/data: left out, as their names say no format: 1 .png; to read" in text
     assert [(s["name"], s["paths"], s.get("text_key")) for s in table["sources"]] == [
         ("data-jsonl", ["data/**/*.jsonl"], "content"),
         ("data-parquet", ["data/**/*.parquet"], "body"),
@@ -64,6 +65,24 @@ def test_the_suggested_rows_hold_most_documents_whole(tmp_path):
     assert table["seq_length"] == 512 and "90 % up to 300; about 95% stay whole" in text
     write_lines(tmp_path / "b.jsonl", ["x" * n for n in (100_000, 200_000)])
     assert inside("init", tmp_path / "b.jsonl", "--out", tmp_path / "b.toml", "--json").json["seq_length"] == 4096
+
+
+def test_files_that_were_left_out_of_a_folder_are_read_by_the_pattern_that_it_names(tmp_path):
+    for i in range(3):
+        write(tmp_path / f"data/{i}.py", b"x = 1\n" * 50)
+        write(tmp_path / f"data/{i}.md", b"# Notes\n" * 50)
+    given = (tmp_path / "data", "--out", tmp_path / "first.toml", "--json")
+    (warning,) = [w for w in inside("init", *given).json["warnings"] if "left out" in w]
+    assert "3 .py; to read them as text, name data/**/*.py" in warning
+    _, table = init(tmp_path, tmp_path / "data", tmp_path / warning.rpartition(" ")[2])
+    assert [s["paths"] for s in table["sources"]] == [["data/**/*.md"], ["data/**/*.py"]]
+
+
+def test_a_text_in_an_object_is_found(tmp_path):
+    lines = [json.dumps({"id": i, "data": {"lang": "en", "body": text}}) for i, text in enumerate(texts(30))]
+    write(tmp_path / "a.jsonl", "\n".join(lines).encode())
+    text, table = init(tmp_path, tmp_path / "a.jsonl")
+    assert table["sources"][0]["text_key"] == "data.body" and "# of id, data.lang, data.body\n" in text
 
 
 def test_nothing_is_overwritten_and_what_no_key_mends_is_refused(tmp_path):

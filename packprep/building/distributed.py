@@ -17,7 +17,7 @@ from packprep.building.planning import look_up
 from packprep.building.processes import Do
 from packprep.building.progress import say as say_on_stderr
 from packprep.building.run import ShardToMake, compare_sources, planned, shard_maker
-from packprep.building.slurm import build_jobs, redo_command
+from packprep.building.slurm import build_jobs, first_command, redo_command
 from packprep.errors import ArgumentError, BuildError, PlanError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
@@ -97,7 +97,9 @@ def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -
     if found is None and jobs:
         return {"out": str(out), "shards": None, "done": 0, "missing": [], "published": False, "jobs": jobs}
     if found is None:
-        raise PlanError(f"{out}: no plan.json: nothing was begun here; `packprep build … --out {out}` begins a build")
+        command = first_command(str(out))
+        first = f"unless its jobs wait (squeue says so), {command}" if command else f"`packprep build … --out {out}`"
+        raise PlanError(f"{out}: no plan.json: nothing was begun here; {first} begins a build")
     plan, digest = found
     missing = missing_shards(out, digest, range(plan["shards"]))
     result: dict[str, Any] = {

@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import tempfile
 import threading
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from packprep import messages
-from packprep.errors import BuildError, PackprepError, Stopped
+from packprep.errors import NO_MEMORY, BuildError, PackprepError, Stopped
 
 Report = Callable[[int, int, int, int], None]
 """(documents, text bytes, tokens, rejects): what was done since the last report."""
@@ -65,6 +66,14 @@ def free_memory() -> int:
         if controllers in ("", "memory"):
             free += _left_by_limits(Path("/sys/fs/cgroup", controllers), path, *_LIMITS[controllers])
     return max(0, min(free))
+
+
+def free_addresses() -> int | None:
+    """The bytes that this process may still take below its limit, `ulimit -v`, which each worker has, too; None: no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return max(0, limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
 
 
 _LIMITS = {"": ("memory.max", "anon"), "memory": ("memory.limit_in_bytes", "rss")}
@@ -315,6 +324,8 @@ def _work(
         return  # the parent is gone, or has no more work
     except PackprepError as error:
         _tell(connection, ("error", error))
+    except MemoryError:
+        _tell(connection, ("error", BuildError(NO_MEMORY)))
     except BaseException:
         _tell(connection, ("fault", traceback.format_exc()))
 

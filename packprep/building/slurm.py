@@ -4,6 +4,7 @@ An array of tasks makes the shards, several tasks to each that may run at once: 
 that slow machines get fewer and a dead one's is run again. No other scheduler is needed. A job after it publishes and verifies.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -236,6 +237,15 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
     except (OSError, RecipeError, DatasetError, TypeError, KeyError):  # RecipeError: beside / there is nothing
         return []
     return found if any(job["script"] == "build.sh" for job in found) else []
+
+
+def first_command(out: str | os.PathLike) -> str | None:
+    """The shell command that submits the whole build, by the scripts in `DIR.slurm/`; None without them."""
+    with contextlib.suppress(RecipeError):  # beside / there is nothing
+        array, finish = slurm_folder(out) / "build.sh", slurm_folder(out) / FINISH
+        if array.exists() and finish.exists():
+            return _submission([str(array)], finish, True)
+    return None
 
 
 def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:

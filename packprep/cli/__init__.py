@@ -34,7 +34,7 @@ def main() -> None:
 
     from packprep.building.progress import say_error
     from packprep.cli.application import UsageError, app, say_usage
-    from packprep.errors import PackprepError
+    from packprep.errors import NO_MEMORY, PackprepError
     from packprep.messages import USUAL, show
 
     show(USUAL)
@@ -52,6 +52,9 @@ def main() -> None:
         raise SystemExit(error.exit_status) from None
     except ModuleNotFoundError as error:
         _say_missing(error)
+    except MemoryError:
+        say_error(f"error: {NO_MEMORY}")
+        raise SystemExit(2) from None
     except OSError as error:
         say_error(f"error: {error}; see to it and run the same command again")
         raise SystemExit(2) from None

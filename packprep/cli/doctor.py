@@ -18,7 +18,7 @@ from packprep import messages
 from packprep.building.commit import missing_shards
 from packprep.building.forecast import ROWS_MB_S, forecast, outlook
 from packprep.building.planning import Inputs, look_up, made_with, make_plan
-from packprep.building.processes import available_cpus, free_memory
+from packprep.building.processes import available_cpus, free_addresses, free_memory
 from packprep.building.progress import put_line, say
 from packprep.building.run import begun, workers_for
 from packprep.cache import cache_folders, is_kept
@@ -139,6 +139,9 @@ def _memory(figures: Mapping[str, Any] | None) -> Finding:
         return Finding("memory", OK, there)
     workers, of_one = min(workers_for(figures["text_bytes"]), figures["shards"]), figures["worker_bytes"]
     says = f"{there}; {workers} worker{'s take' if workers > 1 else ' takes'} {workers * of_one / 2**30:.1f} GiB"
+    if (left := free_addresses()) is not None and left < of_one:
+        says += f"; a process may take {left / 2**30:.1f} GiB more"
+        return Finding("memory", FAILS, says, "raise its limit (ulimit -v), or give a smaller output.shard_text_bytes")
     if workers * of_one <= free:
         return Finding("memory", OK, says)
     if of_one <= free:
@@ -155,11 +158,14 @@ def _output(out: Folder, inputs: Inputs | None, figures: Mapping[str, Any] | Non
             if standing is not None:
                 missing = len(missing_shards(out, standing[1], range(missing)))
             needed = outlook(figures, 1, missing, 1)["output_bytes"]
-        yield _store(out) if isinstance(out, Remote) else _file_system(Path(str(out)))
     except PackprepError as error:
         yield Finding("out", FAILS, str(error))
         return
     free = out.free_bytes()
+    try:
+        yield _store(out) if isinstance(out, Remote) else _file_system(Path(str(out)), free)
+    except PackprepError as error:
+        yield Finding("out", FAILS, str(error))
     if free is not None:
         says = f"{free:,} bytes are free" + (f", {needed:,} are to come" if needed else "")
         yield (
@@ -181,8 +187,8 @@ def _store(out: Remote) -> Finding:
     return Finding("out", OK, f"{out}: an object is created, read and removed in {time.perf_counter() - begin:.2f} s")
 
 
-def _file_system(path: Path) -> Finding:
-    """BuildError where nothing can be written."""
+def _file_system(path: Path, free: int | None) -> Finding:
+    """free: the bytes that are. BuildError where nothing can be written."""
     whole = Path(os.path.abspath(path))
     above = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
     try:
@@ -192,7 +198,9 @@ def _file_system(path: Path) -> Finding:
     try:
         probe, large = LocalFolder(folder), os.urandom(1 << 20) * (_PROBE_BYTES >> 20)
         file_s = min(_seconds(lambda: probe.write("small", [b"packprep"])) for _ in range(_FILES))
-        mb_s = _PROBE_BYTES / 1e6 / _seconds(lambda: probe.write("large", [large]))
+        mb_s = None  # a small file would tell nothing
+        if free is None or free > 2 * _PROBE_BYTES:
+            mb_s = _PROBE_BYTES / 1e6 / _seconds(lambda: probe.write("large", [large]))
         links = "hard links"
         try:
             os.link(folder / "small", folder / "linked")
@@ -200,12 +208,13 @@ def _file_system(path: Path) -> Finding:
             links = "no hard links (so begin a build by one command, not by several in the same moment)"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    says = f"{whole}: a file is safe after {file_s * 1000:.1f} ms, {mb_s:,.0f} MB/s, {links}"
+    rate = "no room to measure MB/s" if mb_s is None else f"{mb_s:,.0f} MB/s"
+    says = f"{whole}: a file is safe after {file_s * 1000:.1f} ms, {rate}, {links}"
     if file_s > SLOW_FILE_S:
         return Finding(
             "out", SLOW, f"{says}; each shard writes two, or three", "choose a nearer disk, or larger shards"
         )
-    if mb_s < ROWS_MB_S:
+    if mb_s is not None and mb_s < ROWS_MB_S:
         return Finding(
             "out", SLOW, f"{says}; a core makes {ROWS_MB_S} MB/s", "choose a faster disk, or fewer --workers"
         )

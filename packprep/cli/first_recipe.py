@@ -10,6 +10,7 @@ import json
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,8 @@ def write_first_recipe(
     tokenizer = _below(place, base) if place.exists() else tokenizer
     table: dict[str, Any] = {"tokenizer": tokenizer, "tasks": [{"preset": preset}]}
     specials: tuple[str, ...] = ()
-    sources = [_SourceKeys({"name": name, "paths": found}) for name, found in _sources(paths, base)]
+    left_out: list[str] = []
+    sources = [_SourceKeys({"name": name, "paths": found}) for name, found in _sources(paths, base, left_out)]
     samples: list[Estimates] = []
     for source in sources:
         if text_key is not None:
@@ -90,6 +92,7 @@ def write_first_recipe(
     whole = {**table, "sources": [source.keys for source in sources], "specials": _parsed(specials)}
     inputs, samples = look_up(complete(read_recipe(whole, base)), {}), []
     planned = forecast(make_plan(inputs, lambda message: None, samples), inputs, samples)
+    planned["warnings"] += left_out
     out.write_text(_text(table, why, sources, specials, planned), "utf-8")
     if not schema.exists():
         schema.write_text(json.dumps(recipe_schema(formats_asked()), indent=2) + "\n", "utf-8")
@@ -108,8 +111,8 @@ def _below(path: Path, base: Path) -> str:
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else str(path)
 
 
-def _sources(paths: Sequence[str], base: Path) -> Iterator[tuple[str, list[str]]]:
-    """(name, patterns) of each source."""
+def _sources(paths: Sequence[str], base: Path, left_out: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """(name, patterns) of each source. left_out: gets what is said of folders whose files are not all read."""
     taken: set[str] = set()
 
     def named(path: str, more: str = "") -> str:
@@ -130,21 +133,29 @@ def _sources(paths: Sequence[str], base: Path) -> Iterator[tuple[str, list[str]]
             stem = place.parent if "*" in place.name else place
             yield named(stem.name), [_below(place, base)]
             continue
-        found = _formats_below(place)
+        found, others = _formats_below(place)
         if not found:
             known = ", ".join(dict.fromkeys(s for f in FORMATS.values() for s in f.suffixes))
             raise RecipeError(
                 f"{path}: a folder without files that are known by their names ({known}, .txt, .md; .gz and .zst "
                 "behind those of lines): name the files, as a pattern"
             )
+        if others:
+            listed = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common(5))
+            which = f"{_below(place, base)}/**/*{others.most_common(1)[0][0]}"
+            left_out.append(
+                f"{path}: left out, as their names say no format: {listed}; to read them as text, name {which}"
+            )
         for format, endings in found.items():
             patterns = [f"{_below(place, base)}/**/*{ending}" for ending in sorted(endings)]
             yield named(place.name, f"-{format}" if len(found) > 1 else ""), patterns
 
 
-def _formats_below(folder: Path) -> dict[str, set[str]]:
-    """format → endings of the names of its files below a folder; of the first names where it holds very many."""
+def _formats_below(folder: Path) -> tuple[dict[str, set[str]], Counter[str]]:
+    """(format → endings of the names of its files below a folder, ending → files that have none); of the first names where it
+    holds very many."""
     found: dict[str, set[str]] = {}
+    others: Counter[str] = Counter()
     seen = 0
     for _, _, names in os.walk(folder):
         for name in names:
@@ -152,10 +163,12 @@ def _formats_below(folder: Path) -> dict[str, set[str]]:
             ending = "".join(Path(name).suffixes[-2 if compression else -1 :])
             if FORMATS[format].suffixes or re.fullmatch(r"\.(txt|md)(\.\w+)?", ending.lower()):
                 found.setdefault(format, set()).add(ending)
+            elif ending and not name.startswith("."):
+                others[ending] += 1
         seen += len(names)
         if seen > _MOST_NAMES:
             break
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items())), others
 
 
 def _parsed(lines: Sequence[str]) -> dict[str, Any]:
@@ -164,7 +177,7 @@ def _parsed(lines: Sequence[str]) -> dict[str, Any]:
 
 def _why(message: str) -> str:
     """Of what a message lists, the keys to choose from."""
-    keys = re.search(r"(?:keys|columns) are: ([^.]*)\.", message)
+    keys = re.search(r"(?:keys|columns) are: (.*?)\. ", message)
     return f"of {keys[1].replace(chr(39), '')}" if keys else "as the documents have it"
 
 

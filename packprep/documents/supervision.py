@@ -216,8 +216,8 @@ def rendered_turns(dialogue: Dialogue, template: str | None, settings: DocumentK
     """
     if template is None:
         raise RecipeError(
-            "a document has messages, and the tokenizer has no chat template: give one in documents.chat_template, "
-            'or set documents.loss_spans = "ignore"'
+            "a document has messages, and the tokenizer has no chat template: give the folder of a tokenizer that has one, or a "
+            'template in documents.chat_template, or set documents.loss_spans = "ignore"'
         )
     compiled = compile_template(template, settings.template_date)
     from packprep.documents.template_limits import TemplateLimit  # with jinja2, which came with the template

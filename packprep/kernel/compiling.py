@@ -89,8 +89,8 @@ class Kernel:
 
     def _say_compiling(self) -> None:
         folder = cache_folder()
-        once = f"once, about {seconds} s: they are kept in {folder}" if folder else f"about {seconds} s: none is kept"
-        say(f"compiling kernels, {once}", once=True)
+        kept = f" that {folder} lacks, up to {seconds} s: they are kept there"
+        say(f"compiling kernels{kept if folder else f', about {seconds} s: none is kept'}", once=True)
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep what was compiled, but for what holds addresses of this process."""

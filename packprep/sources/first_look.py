@@ -8,7 +8,7 @@ import codecs
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from packprep.errors import SourceError
 from packprep.format.opening import LFS_POINTER
+from packprep.messages import say
 from packprep.recipe import Source, as_toml
 from packprep.sources.files import Files
 from packprep.sources.formats import FORMATS
@@ -24,6 +25,7 @@ from packprep.sources.formats.batch import open_source
 from packprep.sources.formats.compressed import decompressed
 from packprep.sources.formats.fields import Fields, Layout, field_at, instead_of_text, is_message
 from packprep.sources.formats.jsonl import BOM
+from packprep.storage import is_url
 
 _KINDS_OF_VALUES: dict[type, str] = {
     list: "a list",
@@ -140,23 +142,30 @@ def _converted(encoding: str, path: str) -> str:
 
 
 def first_look(source: Source, files: Files, messages: bool, template: str = "") -> None:
-    """SourceError if all files looked at, FILES at most, are mistaken in a way that is known.
+    """SourceError if all files looked at, FILES at most, are mistaken in a way that is known; a warning if some are.
 
     messages: whether a document may have messages in place of a text. template: that writes them, which may read other keys
     than a content.
     """
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
-    first = None
-    for i in dict.fromkeys(chosen.tolist()):
+    first, mistaken = None, 0
+    looked_at = list(dict.fromkeys(chosen.tolist()))
+    for i in looked_at:
         settings: dict[str, str] = {}
         found = _mistake(source, files, i, messages, settings, template)
-        if not found:
-            return
-        message = f"source {source.name!r}: {os.path.join(files.root, files.names[i])}: {found}"
-        first = first or SourceError(message, settings)
+        if not found and is_url(files.root):
+            return  # each look is a request
+        if found:
+            message = f"{os.path.join(files.root, files.names[i])}: {found}"
+            first, mistaken = first or (message, settings), mistaken + 1
+    if first and mistaken == len(looked_at):
+        raise SourceError(f"source {source.name!r}: {first[0]}", first[1])
     if first:
-        raise first
+        say(
+            f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} files that were looked at cannot be read as the "
+            f"others are, and a build would reject their documents: give them a source of their own. {first[0]}"
+        )
 
 
 def _mistake(source: Source, files: Files, i: int, messages: bool, settings: dict[str, str], template: str = "") -> str:
@@ -216,6 +225,15 @@ def begin_of(path: str, size: int, compression: str) -> tuple[bytes, bool]:
 
 def _value(document: dict[str, Any], text_key: str, key: str) -> Any:
     return None if key == text_key else field_at(document, key)
+
+
+def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """(key, value) of what of a document text_key can name, "a.b" for b in the object at a; `depth` objects deep."""
+    for key, value in document.items():
+        if depth and isinstance(value, dict) and value and "." not in key:
+            yield from ((f"{key}.{name}", inner) for name, inner in _values(value, depth - 1))
+        else:
+            yield key, value
 
 
 def _messages_in(document: dict[str, Any]) -> dict[str, str]:
@@ -316,7 +334,7 @@ def _mistake_of_lines(
                 kinds[kind] += 1
             elif fields.format == "auto" or not messages:
                 return ""
-        for key, value in document.items():
+        for key, value in _values(document):
             longest[key] += len(value) if isinstance(value, str) else 0
     if not looked_at or any(0 < n < looked_at for n in (undecodable, malformed, kinds.total(), len(instead))):
         return ""

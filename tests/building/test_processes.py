@@ -58,6 +58,13 @@ def breaks():
     return one_by_one(do)
 
 
+def takes_too_much():
+    def do(item, report):
+        return bytearray(1 << 60)
+
+    return one_by_one(do)
+
+
 def broken_setup():
     raise SourceError("nothing works")
 
@@ -227,6 +234,12 @@ def test_a_fault_in_a_worker_is_a_build_error_with_its_traceback():
     with pytest.raises(BuildError, match="item|0|1") as caught:
         list(in_processes(breaks, (), [0, 1], 2, nothing))
     assert "ZeroDivisionError: oh" in str(caught.value) and "report it" in str(caught.value)
+
+
+def test_a_worker_without_memory_says_so_and_shows_no_traceback():
+    with pytest.raises(BuildError, match="memory ran out: free some") as caught:
+        list(in_processes(takes_too_much, (), [0], 1, nothing))
+    assert "Traceback" not in str(caught.value)
 
 
 def test_a_killed_worker_is_named_with_its_item_its_signal_and_what_to_do():

@@ -217,6 +217,12 @@ def test_both_jobs_are_submitted_the_second_after_the_first(tmp_path, monkeypatc
     monkeypatch.setenv("REFUSE", "build")
     with pytest.raises(BuildError, match=r"^sbatch .*/build.sh failed: no room$"):
         prepare(job(tmp_path / "out"), True, print)
+    (folder / "jobs.json").unlink()
+    said = refused("status", tmp_path / "out")
+    assert (
+        f"unless its jobs wait (squeue says so), {prepare(job(tmp_path / 'out'), False, print)['submit']} begins"
+        in said
+    )
 
 
 def test_a_script_that_was_changed_is_kept(tmp_path):

@@ -146,9 +146,21 @@ def test_a_value_that_is_no_text(tmp_path, value, words):
         assert look(tmp_path, {"a.jsonl": line(text=value) * 3 + other}) == ""
 
 
-def test_one_good_file_is_enough(tmp_path):
+def test_one_good_file_is_enough_and_the_others_are_warned_of(tmp_path, capsys):
     bad = {f"a{i}.jsonl": line(body="x") for i in range(FILES - 1)}
-    assert look(tmp_path, bad) and look(tmp_path, {**bad, "b.jsonl": line(text="x")}) == ""
+    assert look(tmp_path, bad) and not capsys.readouterr().err
+    assert look(tmp_path, {"b.jsonl": line(text="x"), **bad}) == ""
+    said = capsys.readouterr().err
+    assert f"warning: source 'web': {FILES - 1} of {FILES} files" in said and f"{tmp_path}/a0.jsonl: none of" in said
+    assert look(tmp_path, {"b.jsonl": line(text="x")}) == capsys.readouterr().err == ""
+
+
+def test_a_text_in_an_object_is_found_by_its_whole_key(tmp_path):
+    said = look(tmp_path, {"a.jsonl": line(id=1, data={"title": "x", "body": {"raw": "a longer text"}, "none": {}})})
+    assert "their keys are: 'id', 'data.title', 'data.body.raw', 'data.none'." in said
+    assert said.endswith('text_key = "data.body.raw"')
+    assert look(tmp_path, {"a.jsonl": line(data={"body": {"raw": "x"}})}, text_key="data.body.raw") == ""
+    assert "'a.b'" in look(tmp_path, {"a.jsonl": line(**{"a.b": {"c": "no key names this"}})})
 
 
 @pytest.mark.parametrize(

@@ -161,10 +161,14 @@ def _text_column(path: str, schema: pa.Schema, text_key: str) -> Column:
 def _text_missing(path: str, schema: pa.Schema, text_key: str, problem: str) -> SourceError:
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     there = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
-    advice = (
-        "Set text_key to the one that holds the text." if there is None else f"Its rows are {instead_of_text(there)}."
-    )
     texts = [field.name for field in schema if _is_text(field.type) and not pa.types.is_null(field.type)]
+    advice = "Set text_key (--text-key) to the one that holds the text" + (
+        f": of strings are {', '.join(map(repr, texts[:20]))}." if 1 < len(texts) < len(schema) else "."
+    )
+    if there is not None:
+        advice = f"Its rows are {instead_of_text(there)}."
+    elif not texts and any(field.name in COLUMNS and _is_tokens(field.type) for field in schema):
+        advice = 'It holds lists of token ids: set format = "tokens", and the tokenizer that made them.'
     settings = {"text_key": texts[0]} if there is None and len(texts) == 1 else {}
     return SourceError(f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}", settings)
 

@@ -117,6 +117,14 @@ def test_a_missing_or_unfit_column_is_an_error_that_lists_the_columns(tmp_path, 
         read_all(part_of(path), "content")
     with pytest.raises(SourceError, match="the column 'id' holds int64, not strings"):
         read_all(part_of(path), "id")
+    ids = pa.array([[1, 2]], pa.list_(pa.int32()))
+    for columns, advice in (
+        ({"id": [1], "title": ["a"], "body": ["b"]}, r"\(--text-key\) .* text: of strings are 'title', 'body'\.$"),
+        ({"title": ["a"], "body": ["b"]}, r"text_key \(--text-key\) to the one that holds the text\.$"),
+        ({"input_ids": ids}, r"lists of token ids: set format = \"tokens\", and the tokenizer that made them\.$"),
+    ):
+        with pytest.raises(SourceError, match=advice):
+            read_all(part_of(write_table(tmp_path, pa.table(columns), form, 10)))
 
 
 @pytest.mark.parametrize("form", ["parquet", "file", "stream", "lz4"])
