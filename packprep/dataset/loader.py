@@ -204,6 +204,16 @@ class Dataset(Reader):
         """ArgumentError if a task has chance and cannot be drawn anew."""
         _ = self._laws
 
+    def tasks_with_loss(self) -> list[StoredTask]:
+        """The tasks whose segments keep their loss, but for those of which the ledger counts no segment."""
+        drawn, loss_on = self.manifest["ledger"].get("tasks", {}), self.facts.loss_on
+        sources, kept = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))
+        return [
+            task
+            for task, has_loss in zip(self.tasks, (kept & sources.any()).tolist(), strict=True)
+            if has_loss and drawn.get(task["name"], {}).get("segments", 1)
+        ]
+
     def with_loss_on(
         self, source: str | Iterable[str] | None = None, task: str | Iterable[str] | None = None
     ) -> "Dataset":

@@ -170,6 +170,25 @@ def make_dataset(directory, rows_per_shard=(5, 0, 7), seed=0, seq_length=64, tok
     return shards
 
 
+def slots_ahead(values, segment_ids, distance, in_place, none):
+    """[B, T]: what `values` has distance − 1 slots on, by a walk; `none` beyond the segment, on padding and in place."""
+    found = np.full_like(values, none)
+    for r, t in np.ndindex(values.shape):
+        there = t + distance - 1
+        if there < values.shape[1] and segment_ids[r, t] == segment_ids[r, there] > 0 and not in_place[r, t]:
+            found[r, t] = values[r, there]
+    return found
+
+
+def slots_in_place(dataset, rows):
+    """bool[B, T]: the slots of segments that predict in place."""
+    same_slot = np.array([task["label_alignment"] == "same_slot" for task in dataset.tasks])
+    views = [dataset.row(i) for i in rows]
+    return np.array(
+        [np.append(same_slot[row.segments["task"]], False)[row.segment_ids.astype(int) - 1] for row in views]
+    )
+
+
 def replace_in_manifest(directory, **changes):
     """Change keys of a dataset's manifest, whatever that makes of it."""
     path = Path(directory) / json_files.MANIFEST_NAME
