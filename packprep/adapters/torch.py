@@ -318,8 +318,8 @@ def loader(
     Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
 
     options: seed, shuffle, epochs, samples, columns, redraw, accelerate as of `Dataset.batches`; tail; ignore_index: goes into
-    labels where loss_mask is False. pin_memory: batches lie in page-locked memory, from torch's own cache of it.
-    num_workers: processes; 0, the fast default, makes batches here.
+    labels where loss_mask is False, and into labels_k where loss_mask_k is. pin_memory: batches lie in page-locked memory, from
+    torch's own cache of it. num_workers: processes; 0, the fast default, makes batches here.
     """
     integer("num_workers", num_workers, 0, 1 << 31)
     if pin_memory and not torch.accelerator.is_available():
