@@ -17,6 +17,7 @@ from packprep.errors import ArgumentError, StateError
 
 _AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
 _LIMITED = frozenset(("seq_idx", *AHEAD))  # columns that not every task can serve
+_CAUSALLY = "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of each row"
 _MOST_ROWS = 1 << 62  # what a state may count
 _COUNTS = ("rows", "steps")  # of a state, which differ
 _JOINED = {  # keys that joined later, and what nobody knows without them
@@ -378,7 +379,7 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
             ways = [f"keep loss on the others by with_loss_on(task={others})"] if others else []
             ways.append("take a dataset of causal tasks")
             if all(RULES[task["attention"]].ahead == "prefix" for task in refused):
-                ways.append("read prefixes causally on purpose by attention.seq_idx(row.cu_seqlens, …)")
+                ways.append(f"read prefixes causally on purpose: {_CAUSALLY}")
             why = f"sees ahead in its segments, and layers that need seq_idx see the past alone: {', or '.join(ways)}"
         elif name in AHEAD and all(task["label_alignment"] == "same_slot" for task in tasks):
             refused = [*tasks]

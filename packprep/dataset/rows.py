@@ -50,6 +50,11 @@ class Facts:
         """bool[tasks]: those whose slots predict their own labels."""
         return np.array([task["label_alignment"] == "same_slot" for task in self.tasks])
 
+    @cached_property
+    def two_way_prefix(self) -> np.ndarray:
+        """bool[tasks]: those whose slots see each other up to where the prefix ends."""
+        return np.array([attention.RULES[task["attention"]].ahead == "prefix" for task in self.tasks])
+
     def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
         """These facts with loss on these sources and tasks alone, and on no others than before."""
         if self.loss_on is not None:
@@ -383,9 +388,8 @@ def gather(
     for name in made:
         source = MADE_FROM[name]
         own = own_dtype(source, facts.token_dtype)
-        if source not in slots or (
-            source == "loss_weights" and slots[source].dtype != own
-        ):  # a cast may lose something
+        cut = source == "loss_weights" and source in slots and slots[source].dtype != own  # by what it is cast to
+        if source not in slots or cut:
             slots[source] = np.empty((len(places), facts.seq_length), own)
     for name, values in slots.items():
         if name not in redrawn:
@@ -408,7 +412,9 @@ def gather(
 def look_ahead(segments: Segments, name: str, source: np.ndarray, values: np.ndarray) -> None:
     """Write a column of AHEAD into [B, T]: what `source`, its column of the next slot, says k − 1 slots on.
 
-    labels have the pad id, the others 0, where the segment ends before, on padding, and in segments that predict in place.
+    labels have the pad id, the others 0, where the segment ends before, on padding, and in segments that predict in place. Where
+    prefixes are seen both ways, only slots that train the next one train another: heads that read the tokens between, as
+    DeepSeek-V3's do, would see their label from inside of the prefix.
     """
     next_slot, distance = AHEAD[name]
     steps, length = distance - 1, values.shape[1]
@@ -418,6 +424,9 @@ def look_ahead(segments: Segments, name: str, source: np.ndarray, values: np.nda
     if segments.facts.in_place.any():
         in_place = segments.at_slots(segments.looked_up("task", segments.facts.in_place), False)
         values[in_place.reshape(values.shape)] = none
+    if next_slot != "labels" and segments.facts.two_way_prefix.any():
+        two_way = segments.at_slots(segments.looked_up("task", segments.facts.two_way_prefix), False)
+        values[two_way.reshape(values.shape) & (source == 0)] = 0
 
 
 # One row
@@ -458,11 +467,11 @@ class Row:
         """A column of slots, at its first use."""
         if name not in SLOTS:
             raise AttributeError(f"a Row has no {name!r}")
-        self.dataset.checked_columns((name,))
         facts, shard = self.dataset.facts, self._shard
         if name in shard.layout and (name != "loss_mask" or facts.loss_on is None):
             values = shard.row(name, self._row)
         else:
+            self.dataset.checked_columns((name,))
             made = np.empty((1, facts.seq_length), own_dtype(name, facts.token_dtype))
             if name in AHEAD:
                 look_ahead(self._segments, name, getattr(self, MADE_FROM[name])[None], made)

@@ -23,7 +23,7 @@ from tests.dataset.synthetic import (
     make_shard,
     replace_in_manifest,
     slots_ahead,
-    slots_in_place,
+    slots_of_tasks,
     tasks,
 )
 
@@ -294,22 +294,40 @@ def test_labels_masks_and_weights_k_slots_ahead_are_those_of_the_slots_there(mad
     for ds in (whole, whole.with_loss_on(source="web")):
         rows = range(11, -1, -1)
         batch = ds.batch(rows, columns=["tokens", "segment_ids", *own, *names])
-        in_place = slots_in_place(ds, rows)
         for name, next_slot in zip(names, own, strict=True):
-            expected = slots_ahead(
-                batch[next_slot], batch["segment_ids"], k, in_place, PAD if next_slot == "labels" else 0
-            )
+            expected = slots_ahead(batch[next_slot], batch["segment_ids"], k, ds, rows, {"labels": PAD}.get(next_slot))
             assert batch[name].dtype == batch[next_slot].dtype and np.array_equal(batch[name], expected), name
             assert np.array_equal(ds.batch(rows, columns=[name])[name], expected)
             assert np.array_equal([getattr(ds.row(i), name) for i in rows], expected)
+        in_place = slots_of_tasks(ds, rows, lambda task: task["label_alignment"] == "same_slot")
+        two_way = slots_of_tasks(ds, rows, lambda task: task["attention"] == "prefix")
         trained, by_law = batch[names[1]] == 1, {"distance": k, "in_place": in_place, "ignore_index": -1}
         law = attention.next_token_labels(batch["tokens"], batch["segment_ids"], batch["loss_mask"], **by_law)
-        assert np.array_equal(trained, law >= 0) and (batch[names[0]] == law)[trained].all() and trained.any()
+        assert (
+            np.array_equal(trained, (law >= 0) & ~(two_way & (batch["loss_mask"] == 0)))
+            and (batch[names[0]] == law)[trained].all()
+            and trained.any()
+        )
     given = {"dtype": {"labels": "i8", names[0]: "i4", "loss_weights": "f2", names[2]: "f8"}}
     cast = ds.batch(rows, columns=[*own, *names], **given)
     assert all(np.array_equal(cast[name], batch[name].astype(cast[name].dtype)) for name in cast)
     with pytest.raises(ArgumentError, match=f"'labels_{k}' is uint8"):
         ds.batch(rows, columns=[names[0]], dtype=np.uint8)
+
+
+def test_fault_14_no_head_sees_its_label_from_inside_a_two_way_prefix(tmp_path):
+    make_dataset(tmp_path)
+    ds, trained = packprep.open_dataset(tmp_path), 0
+    for row in map(ds.row, range(12)):
+        seen = attention.dense_mask(row.segment_ids, row.prefix_ends)
+        last_seen = (
+            ds.seq_length - 1 - np.argmax(seen[:, ::-1], axis=1)
+        )  # whose input is, at depth k − 1, the token k − 1 on
+        for k in (2, 3, 8):
+            heads = np.flatnonzero(getattr(row, f"loss_mask_{k}"))
+            assert (last_seen[heads] + k - 1 < heads + k).all()
+            trained += len(heads)
+    assert trained > 500
 
 
 def test_a_distance_beyond_the_row_leaves_nothing(tmp_path):

@@ -17,7 +17,7 @@ from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format.tokenizer_json import flags_of
 from packprep.recipe import presets
 from tests import made
-from tests.dataset.synthetic import replace_in_manifest, slots_ahead, slots_in_place
+from tests.dataset.synthetic import replace_in_manifest, slots_ahead
 
 COLUMNS = ["tokens", "labels", "segment_ids", "position_ids", "loss_mask", "loss_weights"]
 MASKED, UNIFORM = {"objective": "masked_diffusion"}, {"objective": "uniform_diffusion"}
@@ -265,9 +265,8 @@ def test_labels_ahead_are_those_of_the_epoch(datasets, kind):
     ds, own = datasets(kind), ("labels", "loss_mask", "loss_weights")
     rows, epochs = range(len(ds)), [0, 1, 2] * (len(ds) // 3) + [1] * (len(ds) % 3)
     batch = ds.batch(rows, columns=["segment_ids", *own], epochs=epochs)
-    in_place = slots_in_place(ds, rows)
     for name in own:
-        expected = slots_ahead(batch[name], batch["segment_ids"], 3, in_place, ds.pad_id if name == "labels" else 0)
+        expected = slots_ahead(batch[name], batch["segment_ids"], 3, ds, rows, ds.pad_id if name == "labels" else None)
         for given in (epochs, epochs[::-1]):
             found = ds.batch(rows, columns=[f"{name}_3"], epochs=given)[f"{name}_3"]
             assert np.array_equal(found, expected) == (given is epochs), name
