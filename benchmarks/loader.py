@@ -22,7 +22,7 @@ import numpy as np
 
 from packprep import open_dataset
 from packprep.dataset import manifest, shard
-from packprep.dataset.loader import Dataset
+from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.format import json_files
 
 ROWS = 8000  # of each dataset: more than a processor's cache holds
@@ -285,10 +285,15 @@ def measure_batches(full: Path, compact: Path, batch_size: int = 8) -> dict[str,
         dataset = open_dataset(directory)
         rows = np.random.default_rng(3).integers(0, len(dataset), batch_size).tolist()
         tokens, stored = dataset.with_columns(["tokens"]), dataset.with_columns(["tokens", "segment_ids", "loss_mask"])
+        states, ahead = (
+            dataset.with_columns(names) for names in (("tokens", "seq_idx"), (*COLUMNS, "labels_2", "loss_mask_2"))
+        )
         ways |= {
             f"{name}: tokens": lambda tokens=tokens, rows=rows: tokens.batch(rows),
             f"{name}: tokens, segment_ids, loss_mask": lambda stored=stored, rows=rows: stored.batch(rows),
             f"{name}: all five columns": lambda dataset=dataset, rows=rows: dataset.batch(rows),
+            f"{name}: tokens, seq_idx": lambda states=states, rows=rows: states.batch(rows),
+            f"{name}: all five, labels_2, loss_mask_2": lambda ahead=ahead, rows=rows: ahead.batch(rows),
         }
     return measured(ways, 20)
 

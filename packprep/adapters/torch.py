@@ -22,9 +22,10 @@ from torch.utils.data import Dataset as TorchDataset
 from packprep.adapters import opened, tasks_of, weights_spans
 from packprep.dataset import attention, order
 from packprep.dataset.attention import RULES
-from packprep.dataset.batches import check_state, checked_columns, integer
+from packprep.dataset.batches import check_state, integer
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.mixture import Mixture
+from packprep.dataset.rows import AHEAD
 from packprep.errors import ArgumentError, StateError
 
 LAYOUTS = ("bshd", "thd")
@@ -38,7 +39,11 @@ DTYPES = {
     "block_lengths": np.dtype(np.int32),
     "loss_mask": np.dtype(bool),
     "loss_weights": np.dtype(np.float32),
+    "seq_idx": np.dtype(np.int32),
 }
+DTYPES |= {name: DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items()}
+MASKS = {name: name.replace("labels", "loss_mask") for name in DTYPES if name.startswith("labels")}
+"""Column of labels → that which says where they are trained."""
 
 
 def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
@@ -81,20 +86,23 @@ class Form:
                 "below 0, as -100"
             )
         self.layout, self.ignore_index, self.tail = layout, ignore_index, tail
-        wanted = default_columns(dataset) if columns is None else checked_columns(columns)
+        wanted = default_columns(dataset) if columns is None else dataset.checked_columns(columns)
         # The layout and the sums are made from these two; labels need the mask where an ignore_index goes into them.
         needed = ["segment_ids"] if layout == "thd" else []
         if "prefix_ends" in wanted and any(RULES[task["attention"]].in_blocks for task in tasks_of(dataset)):
             needed.append("block_lengths")
         if ignore_index is not None or "loss_weights" in wanted:
             needed.append("loss_mask")
+        if ignore_index is not None:
+            needed += [MASKS[name] for name in wanted if name in MASKS]
         self.columns = tuple(dict.fromkeys((*wanted, *needed)))
 
     def arrays(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         """A batch of numpy arrays, in the layout and with its sums."""
         sums = batch_sums(batch) if "loss_mask" in batch else {}
-        if self.ignore_index is not None and "labels" in batch:
-            batch["labels"][~batch["loss_mask"]] = self.ignore_index
+        if self.ignore_index is not None:
+            for name in MASKS.keys() & batch.keys():
+                batch[name][~batch[MASKS[name]]] = self.ignore_index
         if self.layout == "bshd":
             return {**batch, **sums}
         blocks = batch.get("prefix_ends", np.zeros(0)) < 0
@@ -310,8 +318,8 @@ def loader(
     Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
 
     options: seed, shuffle, epochs, samples, columns, redraw, accelerate as of `Dataset.batches`; tail; ignore_index: goes into
-    labels where loss_mask is False. pin_memory: batches lie in page-locked memory, from torch's own cache of it.
-    num_workers: processes; 0, the fast default, makes batches here.
+    labels where loss_mask is False, and into labels_k where loss_mask_k is. pin_memory: batches lie in page-locked memory, from
+    torch's own cache of it. num_workers: processes; 0, the fast default, makes batches here.
     """
     integer("num_workers", num_workers, 0, 1 << 31)
     if pin_memory and not torch.accelerator.is_available():

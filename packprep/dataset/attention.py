@@ -379,7 +379,7 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
     batch: name → [B, T, …], with segment_ids. tail "segment": every run of padding is a segment too, so that
     cu_seqlens[-1] = B · T; "drop": padding slots are left out of all columns. In the flat columns segment_ids count on
     through the rows (int32, padding 0), and prefix_ends, if there, are slots of the flat row. What has one number a row,
-    [B], stays as it is.
+    [B], stays as it is. seq_idx, if there, are the slots' places in cu_seqlens.
     """
     if tail not in ("segment", "drop"):
         raise ArgumentError(f"tail is {tail!r} and should be 'segment' or 'drop'")
@@ -397,6 +397,8 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
     }
     real_starts = starts & (ids != 0)
     columns["segment_ids"] = np.where(ids != 0, np.cumsum(real_starts).reshape(ids.shape), 0)[kept].astype(np.int32)
+    if "seq_idx" in batch:
+        columns["seq_idx"] = (np.cumsum((starts & kept)[kept]) - 1).astype(np.int32)
     before = np.append(0, np.cumsum(flat_kept))  # kept slots before each slot
     if "prefix_ends" in batch:
         ends = np.arange(n_rows)[:, None] * length + np.asarray(batch["prefix_ends"], np.int64)

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset import order
+from packprep.dataset.attention import RULES
+from packprep.dataset.manifest import StoredTask
 from packprep.dataset.redraw import check_accelerate
-from packprep.dataset.rows import COLUMNS, MORE_COLUMNS, SLOTS, SUMS, own_dtype, refuse_columns
+from packprep.dataset.rows import AHEAD, COLUMNS, DISTANCES, KNOWN, MADE_FROM, MORE_COLUMNS, SLOTS, SUMS, own_dtype
 from packprep.errors import ArgumentError, StateError
 
 _AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
-KNOWN = frozenset(COLUMNS + MORE_COLUMNS)
+_LIMITED = frozenset(("seq_idx", *AHEAD))  # columns that not every task can serve
+_CAUSALLY = "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of each row"
 _MOST_ROWS = 1 << 62  # what a state may count
 _COUNTS = ("rows", "steps")  # of a state, which differ
 _JOINED = {  # keys that joined later, and what nobody knows without them
@@ -32,7 +35,7 @@ class Reader:
     """The face of a Dataset and of a Mixture. They have what a batch needs to know, a fingerprint, a digest, a length, `row`, and
 
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
-    rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw()
+    rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(), tasks_with_loss()
     """
 
     seq_length: int
@@ -67,6 +70,17 @@ class Reader:
 
     def check_redraw(self) -> None:
         raise NotImplementedError
+
+    def tasks_with_loss(self) -> list[StoredTask]:
+        raise NotImplementedError
+
+    def checked_columns(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """The names as a tuple; ArgumentError if one is no column, or if a task cannot serve it, as `refuse_tasks` says."""
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+        refuse_columns(names)
+        if not _LIMITED.isdisjoint(names):
+            refuse_tasks(names, self.tasks_with_loss())
+        return names
 
     def _repr_html_(self) -> str:
         """What a notebook shows: `str` of it."""
@@ -121,16 +135,17 @@ class Reader:
     ) -> dict[str, np.ndarray]:
         """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss) and loss_weight_sum are [B].
 
-        columns: names of COLUMNS (all, the default) and of MORE_COLUMNS. dtype: of tokens, labels, segment_ids,
-        position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to write into, whose dtypes
-        then decide; its arrays are returned. epochs: one for each row; above 0 it is drawn anew, as `redraw`
-        and `accelerate` of `batches` say.
+        columns: names of COLUMNS (all, the default) and of MORE_COLUMNS; labels_k, loss_mask_k and loss_weights_k
+        (k = 2 … 8) say of the token k slots ahead what labels, loss_mask and loss_weights say of the next one. dtype: of tokens,
+        labels, labels_k, segment_ids, position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to
+        write into, whose dtypes then decide; its arrays are returned. epochs: one for each row; above 0 it is drawn anew, as
+        `redraw` and `accelerate` of `batches` say.
         """
         names = self._columns  # known to be columns
         if columns is not None:
-            names = checked_columns(columns)
+            names = self.checked_columns(columns)
         elif out is not None:
-            names = checked_columns(out)
+            names = self.checked_columns(out)
         rows = self._places(indices)
         if epochs is not None:
             if len(epochs) != len(rows):
@@ -171,8 +186,9 @@ class Reader:
 
     def _check_holds(self, name: str, dtype: np.dtype) -> None:
         """ArgumentError unless a dtype holds every value that a column may have: numpy would wrap ids and cut weights."""
-        most = {"tokens": self.vocab_size - 1, "labels": self.vocab_size - 1, "loss_mask": 1}.get(name, self.seq_length)
-        if name in ("loss_weights", "loss_weight_sum"):
+        of = AHEAD[name][0] if name in AHEAD else name
+        most = {"tokens": self.vocab_size - 1, "labels": self.vocab_size - 1, "loss_mask": 1}.get(of, self.seq_length)
+        if of in ("loss_weights", "loss_weight_sum"):
             holds = dtype.kind not in "biu"
         elif dtype.kind in "iu":
             holds = np.iinfo(dtype).max >= most
@@ -190,7 +206,7 @@ class Reader:
 
             DataLoader(ds.with_columns(["tokens", "loss_mask"], dtype=np.int64), batch_size=8)
         """
-        return self._with(_columns=checked_columns(columns), _dtype=self._dtypes(dtype))
+        return self._with(_columns=self.checked_columns(columns), _dtype=self._dtypes(dtype))
 
     def batches(
         self,
@@ -228,7 +244,7 @@ class Reader:
         if len(self) == 0 and batches.end != 0:
             raise ArgumentError(f"{self!r} has no rows: no batch would ever come")
         # What cannot be used is refused now, not at a batch or after an epoch.
-        batches.dataset, batches._columns = self, None if columns is None else checked_columns(columns)
+        batches.dataset, batches._columns = self, None if columns is None else self.checked_columns(columns)
         batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), _true_or_false("shuffle", shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
         batches._redraw, batches._accelerate = _true_or_false("redraw", redraw), accelerate
@@ -335,11 +351,41 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         )
 
 
-def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
-    """The names as a tuple; ArgumentError if one is no column."""
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
-    refuse_columns(names)
-    return names
+def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
+    """ArgumentError if one is no column, or is one of `without`."""
+    known = KNOWN.difference(without) if without else KNOWN
+    for name in names:
+        if name not in known:
+            there = [column for column in COLUMNS + MORE_COLUMNS if column in known and column not in AHEAD]
+            ahead = f"labels_k, loss_mask_k and loss_weights_k with k = {DISTANCES[0]} … {DISTANCES[-1]}"
+            layout = ""
+            if name in ("cu_seqlens", "max_seqlen"):
+                layout = f". {name} is of a batch laid as one row: packprep.dataset.attention.flatten(batch) gives it"
+            raise ArgumentError(f"no column is called {name!r}; there are {', '.join(there)}, and {ahead}{layout}")
+
+
+def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
+    """ArgumentError, by the tasks' names, if `tasks`, those with loss, cannot serve one of the columns.
+
+    seq_idx: for layers that see the past alone, so a task that sees ahead is refused. labels_k and the masks and weights beside
+    them: refused where every task predicts in place, which has no labels ahead; where only some do, their segments have none.
+    """
+    for name in names:
+        refused, why = [], ""
+        if name == "seq_idx":
+            refused = [task for task in tasks if RULES[task["attention"]].ahead != "never"]
+            names_refused = {task["name"] for task in refused}
+            others = [*dict.fromkeys(task["name"] for task in tasks if task["name"] not in names_refused)]
+            ways = [f"keep loss on the others by with_loss_on(task={others})"] if others else []
+            ways.append("take a dataset of causal tasks")
+            if all(RULES[task["attention"]].ahead == "prefix" for task in refused):
+                ways.append(f"read prefixes causally on purpose: {_CAUSALLY}")
+            why = f"sees ahead in its segments, and layers that need seq_idx see the past alone: {', or '.join(ways)}"
+        elif name in AHEAD and all(task["label_alignment"] == "same_slot" for task in tasks):
+            refused = [*tasks]
+            why = f"predicts in place, and has no {name}: take {MADE_FROM[name]}, or a dataset with a next-token task"
+        if refused:
+            raise ArgumentError(f"task {', '.join(dict.fromkeys(task['name'] for task in refused))} {why}")
 
 
 def _true_or_false(name: str, value: Any) -> bool:

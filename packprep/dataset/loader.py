@@ -204,6 +204,16 @@ class Dataset(Reader):
         """ArgumentError if a task has chance and cannot be drawn anew."""
         _ = self._laws
 
+    def tasks_with_loss(self) -> list[StoredTask]:
+        """The tasks whose segments keep their loss, but for those of which the ledger counts no segment."""
+        counts, loss_on = self.manifest["ledger"].get("tasks"), self.facts.loss_on
+        sources, kept = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))
+        with_loss = [task for task, on in zip(self.tasks, (kept & sources.any()).tolist(), strict=True) if on]
+        if not isinstance(counts, dict):  # a manifest may say anything there
+            return with_loss
+        empty = [name for name, of in counts.items() if isinstance(of, dict) and of.get("segments") == 0]
+        return [task for task in with_loss if task["name"] not in empty]
+
     def with_loss_on(
         self, source: str | Iterable[str] | None = None, task: str | Iterable[str] | None = None
     ) -> "Dataset":

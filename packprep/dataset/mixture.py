@@ -15,6 +15,7 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.batches import Reader, integer
+from packprep.dataset.manifest import StoredTask
 from packprep.dataset.rows import Row
 from packprep.errors import ArgumentError
 
@@ -86,14 +87,14 @@ class Mixture(Reader):
         self, found: list[Any], batch: dict[str, np.ndarray], epochs: Sequence[int] | None, accelerate: str
     ) -> None:
         for dataset, where, own in found:
-            anew = (
-                {"epochs": [epochs[i] for i in where.tolist()], "accelerate": accelerate} if epochs is not None else {}
-            )
-            if len(found) == 1:
-                dataset.batch(own, out=batch, **anew)
-                continue
-            for name, values in dataset.batch(own, columns=[*batch], **anew).items():
-                batch[name][where] = values
+            anew = [epochs[i] for i in where.tolist()] if epochs is not None else None
+            part = batch
+            if len(found) > 1:
+                part = {name: np.empty((len(own), *values.shape[1:]), values.dtype) for name, values in batch.items()}
+            dataset._fill(dataset._find(own), part, anew, accelerate)
+            if part is not batch:
+                for name, values in part.items():
+                    batch[name][where] = values
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epoch of each in its dataset), int64, shaped as `samples`: global samples g ≥ 0."""
@@ -118,6 +119,10 @@ class Mixture(Reader):
         """ArgumentError if a task of some dataset has chance and cannot be drawn anew."""
         for dataset in self.datasets:
             dataset.check_redraw()
+
+    def tasks_with_loss(self) -> list[StoredTask]:
+        """Those of all datasets, one dataset after the other."""
+        return [task for dataset in self.datasets for task in dataset.tasks_with_loss()]
 
     def delivered(self, state: Mapping[str, Any]) -> list[int]:
         """How many rows of each dataset the batches with this state have delivered, over all ranks: a closed form."""

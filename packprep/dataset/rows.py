@@ -19,7 +19,7 @@ from packprep.dataset import attention
 from packprep.dataset.boundaries import boundaries, fill_slots, ranks
 from packprep.dataset.manifest import Manifest, StoredTask
 from packprep.dataset.shard import Shard
-from packprep.errors import ArgumentError, DatasetError
+from packprep.errors import DatasetError
 
 Place = tuple[Shard, int]
 """A row: its shard, and which of the shard's rows it is."""
@@ -49,6 +49,11 @@ class Facts:
     def in_place(self) -> np.ndarray:
         """bool[tasks]: those whose slots predict their own labels."""
         return np.array([task["label_alignment"] == "same_slot" for task in self.tasks])
+
+    @cached_property
+    def two_way_prefix(self) -> np.ndarray:
+        """bool[tasks]: those whose slots see each other up to where the prefix ends."""
+        return np.array([attention.RULES[task["attention"]].ahead == "prefix" for task in self.tasks])
 
     def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
         """These facts with loss on these sources and tasks alone, and on no others than before."""
@@ -151,9 +156,10 @@ class Segments:
         ends = np.cumsum(many)
         return np.repeat(begin - (ends - many), many) + np.arange(ends[-1])
 
-    def without_next(self) -> np.ndarray:
-        """int64: the flat slots after which no slot of their segment comes: last slots, then gaps."""
-        return np.concatenate((self.at + self.slots - 1, self.gaps))
+    def without_next(self, distance: int = 1) -> np.ndarray:
+        """int64: the flat slots that have no slot of their segment `distance` ahead: last slots, those before them, then gaps."""
+        earlier = [(self.at + self.slots - d)[self.slots >= d] for d in range(2, distance + 1)]
+        return np.concatenate((self.at + self.slots - 1, *earlier, self.gaps))
 
     def kept(self) -> np.ndarray:
         """bool[size]: the slots of the segments that keep their loss; padding False."""
@@ -187,6 +193,12 @@ class Segments:
         np.subtract(np.arange(self.size, dtype=np.int32), positions, out=positions)
         positions[self.gaps] = 0
         return positions
+
+    def seq_idx(self) -> np.ndarray:
+        """int32[size]: 0, 1, … over the segments of each row, and the next number on all of its padding."""
+        number = segment_ids(self.row, self.at, self.slots, self.size).astype(np.int32) - 1
+        number[self.gaps] = np.bincount(self.row, minlength=len(self.places))[self.gaps // self.facts.seq_length]
+        return number
 
     def prefix_ends(self, with_blocks: bool = False) -> np.ndarray:
         """with_blocks: −1 in block diffusion, which is refused without."""
@@ -305,10 +317,18 @@ SLOTS: dict[str, SlotColumn] = {
     "loss_weights": SlotColumn(np.dtype("f4"), False, Segments.loss_weights),
     "prefix_ends": SlotColumn(np.dtype("i4"), True, Segments.prefix_ends),
     "block_lengths": SlotColumn(np.dtype("i4"), False, lambda s: s.at_slots(s.lengths_of_blocks(), 0)),
+    "seq_idx": SlotColumn(np.dtype("i4"), False, Segments.seq_idx),
 }
+DISTANCES = range(2, 9)
+AHEAD = {f"{name}_{k}": (name, k) for name in ("labels", "loss_mask", "loss_weights") for k in DISTANCES}
+"""Column of the prediction `k` slots ahead → (column of the next slot's, k)."""
+SLOTS |= {name: SLOTS[next_slot]._replace(derived=None) for name, (next_slot, _) in AHEAD.items()}
 SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}  # one number a row, [B], and what it sums
+MADE_FROM = {**SUMS, **{name: next_slot for name, (next_slot, _) in AHEAD.items()}}
+"""Column → the one that it is made from, after an epoch has drawn that anew."""
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
 MORE_COLUMNS = (*(name for name in SLOTS if name not in COLUMNS), *SUMS)  # given on request
+KNOWN = frozenset(COLUMNS + MORE_COLUMNS)
 
 
 def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
@@ -363,25 +383,50 @@ def gather(
     """
     if not places:
         return
-    segments, sums = Segments(facts, places), [name for name in SUMS if name in batch]
-    slots = {name: values for name, values in batch.items() if name not in sums}
-    for name in sums:
-        own = own_dtype(SUMS[name], facts.token_dtype)
-        if SUMS[name] not in slots or slots[SUMS[name]].dtype != own:  # what it is cast to may lose something
-            slots[SUMS[name]] = np.empty((len(places), facts.seq_length), own)
+    segments, made = Segments(facts, places), [name for name in batch if name in MADE_FROM]
+    slots = {name: values for name, values in batch.items() if name not in MADE_FROM}
+    for name in made:
+        source = MADE_FROM[name]
+        own = own_dtype(source, facts.token_dtype)
+        cut = source == "loss_weights" and source in slots and slots[source].dtype != own  # by what it is cast to
+        if source not in slots or cut:
+            slots[source] = np.empty((len(places), facts.seq_length), own)
     for name, values in slots.items():
         if name not in redrawn:
             fill(segments, name, values, "block_lengths" in slots)
     if redraw is not None:
         redraw(segments, slots)
-    for name in sums:
-        summed = slots[SUMS[name]]
-        if name == "n_trained":
-            batch[name][...] = [np.count_nonzero(row) for row in summed]
+    for name in made:
+        source = MADE_FROM[name]
+        whole = slots[source]
+        if name in AHEAD:
+            look_ahead(segments, name, whole, batch[name])
+        elif name == "n_trained":
+            batch[name][...] = [np.count_nonzero(row) for row in whole]
         else:
-            np.copyto(batch[name], summed.sum(axis=1, dtype=np.float64), casting="unsafe")
-        if batch.get(SUMS[name]) is not None and batch[SUMS[name]] is not summed:
-            np.copyto(batch[SUMS[name]], summed, casting="unsafe")
+            np.copyto(batch[name], whole.sum(axis=1, dtype=np.float64), casting="unsafe")
+        if batch.get(source) is not None and batch[source] is not whole:
+            np.copyto(batch[source], whole, casting="unsafe")
+
+
+def look_ahead(segments: Segments, name: str, source: np.ndarray, values: np.ndarray) -> None:
+    """Write a column of AHEAD into [B, T]: what `source`, its column of the next slot, says k − 1 slots on.
+
+    labels have the pad id, the others 0, where the segment ends before, on padding, and in segments that predict in place. Where
+    prefixes are seen both ways, only slots that train the next one train another: heads that read the tokens between, as
+    DeepSeek-V3's do, would see their label from inside of the prefix.
+    """
+    next_slot, distance = AHEAD[name]
+    steps, length = distance - 1, values.shape[1]
+    values[:, : max(0, length - steps)] = source[:, steps:]
+    none = segments.facts.pad_id if next_slot == "labels" else 0
+    values[np.divmod(segments.without_next(steps), length)] = none
+    if segments.facts.in_place.any():
+        in_place = segments.at_slots(segments.looked_up("task", segments.facts.in_place), False)
+        values[in_place.reshape(values.shape)] = none
+    if next_slot != "labels" and segments.facts.two_way_prefix.any():
+        two_way = segments.at_slots(segments.looked_up("task", segments.facts.two_way_prefix), False)
+        values[two_way.reshape(values.shape) & (source == 0)] = 0
 
 
 # One row
@@ -392,7 +437,8 @@ class Row:
 
         tokens        token_dtype[T]    loss_mask     uint8[T]     prefix_ends   int32[T]
         labels        token_dtype[T]    loss_weights  float32[T]   block_lengths int32[T]
-        segment_ids   uint16[T]         position_ids  int32[T]
+        segment_ids   uint16[T]         position_ids  int32[T]     seq_idx       int32[T]
+        labels_k, loss_mask_k, loss_weights_k: as of `batch`
         cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter None where segments are contiguous
         segments      the header's columns by their short names, [n_segments] each, and begin, end: physical slots
 
@@ -410,6 +456,7 @@ class Row:
     loss_weights: np.ndarray
     prefix_ends: np.ndarray
     block_lengths: np.ndarray
+    seq_idx: np.ndarray
     _opened: tuple[Any, int, Shard]  # what gives tokens, the shard's first row in the dataset, itself
     _row: int  # in its shard
 
@@ -424,8 +471,12 @@ class Row:
         if name in shard.layout and (name != "loss_mask" or facts.loss_on is None):
             values = shard.row(name, self._row)
         else:
+            self.dataset.checked_columns((name,))
             made = np.empty((1, facts.seq_length), own_dtype(name, facts.token_dtype))
-            fill(self._segments, name, made)
+            if name in AHEAD:
+                look_ahead(self._segments, name, getattr(self, MADE_FROM[name])[None], made)
+            else:
+                fill(self._segments, name, made)
             values = read_only(made[0])
         self.__dict__[name] = values
         return values
@@ -546,10 +597,3 @@ def next_token_loss_mask(at: np.ndarray, slots: np.ndarray, prefix: np.ndarray, 
     """uint8[size]: 1 where the next slot is of the same segment and lies after its prefix."""
     lead = np.clip(prefix.astype(np.int64) - 1, 0, slots - 1)
     return fill_slots(at + lead, slots - 1 - lead, np.ones(len(at), np.uint8), 0, size)
-
-
-def refuse_columns(names: Sequence[str]) -> None:
-    """ArgumentError if one is no column."""
-    for name in names:
-        if name not in COLUMNS + MORE_COLUMNS:
-            raise ArgumentError(f"no column is called {name!r}; there are {', '.join(COLUMNS + MORE_COLUMNS)}")

@@ -51,7 +51,7 @@ def padded(batch, size, pad_id):
     """A short batch of packprep's loader, filled up."""
     filled = {}
     for name, values in batch.items():
-        fill = pad_id if name in ("tokens", "labels") else 0
+        fill = pad_id if name in ("tokens", "labels", "labels_2") else 0
         filled[name] = np.concatenate((values, np.full((size - len(values), LENGTH), fill, values.dtype)))
     return filled
 
@@ -96,6 +96,24 @@ def test_chosen_columns_and_the_weights_of_what_predicts_in_place(in_place):
     assert list(next(loader(dataset, batch_size=4, columns=["tokens", "loss_weights"]))) == ["tokens", "loss_weights"]
     with pytest.raises(ArgumentError, match="no column is called 'token'"):
         next(loader(dataset, batch_size=4, columns=["token"]))
+
+
+def test_seq_idx_and_labels_ahead_are_columns_of_the_same_shapes(plain):
+    causal, names = (
+        open_dataset(plain).with_loss_on(task="causal"),
+        ["seq_idx", "labels_2", "loss_mask_2", "loss_weights_2"],
+    )
+    batches = loader(causal, batch_size=16, columns=names, epochs=1)
+    for batch, expected in zip(batches, causal.batches(16, columns=names, epochs=1), strict=True):
+        for name, values in padded(expected, 16, causal.pad_id).items():
+            assert np.array_equal(batch[name], values), name
+    assert [batch[name].dtype.name for name in names] == ["int32", "int32", "bool", "float32"]
+    for directory, column, words in (
+        (plain, "seq_idx", "task x sees"),
+        (causal, "n_trained", "called 'n_trained'.* seq_idx"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            loader(directory, batch_size=4, columns=[column])
 
 
 def test_redraw_noises_later_epochs_anew(built_in_place):

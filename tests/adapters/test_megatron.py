@@ -64,6 +64,31 @@ def test_rows_have_gptdataset_s_keys(tmp_path, pad_to):
     assert batch["cu_seqlens"].shape == (3, 22) and batch["max_seqlen"].shape == (3,)
 
 
+@pytest.mark.parametrize("pad_to", [1, 8])
+def test_labels_masks_and_weights_ahead_are_what_megatron_s_mtp_rolls(tmp_path, pad_to):
+    mtp = pytest.importorskip(
+        "megatron.core.transformer.multi_token_prediction", reason="megatron-core is not installed"
+    )
+    dataset = make(tmp_path, pad_to)
+    batch = next(iter(DataLoader(megatron.GPTRows(tmp_path, max_segments=20), batch_size=9)))
+    params, rolled = (
+        megatron.packed_seq_params(batch),
+        {name: batch[name].view(1, -1) for name in ("labels", "loss_mask")},
+    )
+    real = torch.from_numpy(dataset.batch(range(9), columns=["segment_ids"])["segment_ids"].astype(int)).view(1, -1) > 0
+    for k in range(2, 9):
+        rolled = {name: mtp.roll_tensor(values, packed_seq_params=params)[0] for name, values in rolled.items()}
+        names = [f"{name}_{k}" for name in ("labels", "loss_mask", "loss_weights")]
+        labels, mask, weights = (torch.from_numpy(values) for values in dataset.batch(
+            range(9), columns=names, dtype={names[0]: np.int64}).values())  # fmt: skip
+        assert torch.equal(rolled["loss_mask"] > 0, mask.view(1, -1) == 1) and mask.any()
+        assert torch.equal(rolled["loss_mask"], weights.view(1, -1))
+        trained = rolled["loss_mask"] > 0
+        assert torch.equal(rolled["labels"][trained], labels.view(1, -1)[trained])
+        within = real & (labels.view(1, -1) != dataset.pad_id)  # untrained slots have their label too
+        assert torch.equal(rolled["labels"][within], labels.view(1, -1)[within])
+
+
 def test_too_many_segments_are_refused_by_row(tmp_path):
     dataset = make(tmp_path)
     most = max(range(9), key=lambda i: dataset.row(i).n_segments)

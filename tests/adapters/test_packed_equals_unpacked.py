@@ -7,13 +7,15 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 import numpy as np
 from torch.nn.functional import scaled_dot_product_attention
 
+from packprep import open_dataset
 from packprep.adapters import torch_attention
-from packprep.adapters.torch import tensors
+from packprep.adapters.torch import loader, tensors
 from packprep.adapters.torch_loss import masked_loss
 from packprep.dataset import attention
 from tests.adapters import rows_made
 from tests.adapters.decoder import Decoder
 from tests.adapters.rows_made import LENGTH, Segment
+from tests.dataset.synthetic import make_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 NAN = float("nan")
@@ -193,3 +195,57 @@ def test_a_causal_row_in_micro_sequences_with_a_cache_of_keys_and_values(size):
     torch.testing.assert_close(packed[real], expected[real], atol=1e-5, rtol=1e-5)
     for mine, theirs in zip(gradients(model, masked_loss(packed, batch)), gradients(model, loss), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+# State-space layers, whose state ends where seq_idx changes
+
+
+class Scan(torch.nn.Module):
+    """Mamba's causal convolution and selective scan, slot by slot; both begin anew where seq_idx changes."""
+
+    def __init__(self, width=8, states=4, taps=4):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = torch.nn.Embedding(528, width)
+        self.taps = torch.nn.Parameter(torch.randn(taps, width))
+        self.chosen = torch.nn.Linear(width, width + 2 * states)  # time step, input and output matrix of each slot
+        self.decay = torch.nn.Parameter(torch.randn(width, states))
+        self.states = states
+        self.double()
+
+    def forward(self, tokens, seq_idx):
+        x, back = self.embed(tokens), torch.arange(tokens.shape[1])
+        mixed = torch.zeros_like(x)
+        for tap, weight in enumerate(self.taps):
+            there = (back - tap).clamp(min=0)
+            same = (seq_idx[:, there] == seq_idx) & (back >= tap)
+            mixed = mixed + weight * x[:, there] * same[..., None]
+        step, into, out = self.chosen(mixed).split([x.shape[-1], self.states, self.states], -1)
+        step = torch.nn.functional.softplus(step)
+        state, outputs = x.new_zeros(len(x), x.shape[-1], self.states), []
+        for t in range(tokens.shape[1]):
+            goes_on = seq_idx[:, t] == seq_idx[:, max(t - 1, 0)]
+            kept = torch.exp(-step[:, t, :, None] * self.decay.exp()) * goes_on[:, None, None]
+            state = kept * state + step[:, t, :, None] * into[:, t, None] * mixed[:, t, :, None]
+            outputs.append((state * out[:, t, None]).sum(-1))
+        return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("layout, pad_to", [("bshd", 1), ("bshd", 8), ("thd", 8)])
+def test_a_selective_scan_by_seq_idx(tmp_path, layout, pad_to):
+    make_dataset(tmp_path, (4,), pad_to=pad_to)
+    dataset = open_dataset(tmp_path).with_loss_on(task="causal")
+    columns = ["tokens", "segment_ids", "seq_idx"]
+    batch = next(loader(dataset, 4, layout=layout, columns=columns))
+    model, compared = Scan(), 0
+    with torch.no_grad():
+        packed = model(batch["tokens"], batch["seq_idx"])
+        leaking = model(batch["tokens"], torch.zeros_like(batch["seq_idx"]))
+        for row, ids in enumerate(batch["segment_ids"]):
+            for segment in ids[ids > 0].unique():
+                own = ids == segment
+                tokens = batch["tokens"][row, own][None]
+                expected = model(tokens, torch.zeros_like(tokens))[0]
+                torch.testing.assert_close(packed[row, own], expected, atol=1e-5, rtol=1e-5)
+                compared += not torch.allclose(leaking[row, own], expected, atol=1e-5, rtol=1e-5)
+    assert compared > 4  # without seq_idx, segments behind another one are others

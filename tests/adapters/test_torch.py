@@ -88,6 +88,26 @@ def test_fault_14_k_step_labels_of_a_batch_never_cross_a_segment(directory):
         assert trained > 50 and (k > 1 or trained == batch["n_trained"])
 
 
+def test_labels_k_slots_ahead_have_their_own_masks_and_seq_idx_counts_on_through_a_flat_row(directory):
+    given = {"columns": ["tokens", "labels_2", "loss_weights_2"], "ignore_index": -100}
+    batch = next(loader(directory, 8, **given))
+    assert (batch["labels_2"].dtype, batch["loss_mask_2"].dtype) == (torch.int64, torch.bool)
+    assert batch["loss_weights_2"].dtype == torch.float32
+    assert torch.equal(batch["labels_2"] != -100, batch["loss_mask_2"]) and batch["loss_mask_2"].any()
+    plain = next(open_dataset(directory).batches(8, columns=["labels_2", "loss_mask_2"]))
+    own = np.where(plain["loss_mask_2"], plain["labels_2"].astype(int), -100)
+    assert np.array_equal(batch["labels_2"].numpy(), own)
+    flat = next(loader(directory, 8, layout="thd", **given))
+    assert torch.equal(flat["labels_2"][0], batch["labels_2"].flatten())
+    causal = open_dataset(directory).with_loss_on(task="causal")
+    for tail in ("segment", "drop"):
+        flat = next(loader(causal, 8, layout="thd", columns=["seq_idx"], tail=tail))
+        lengths = flat["cu_seqlens"].diff()
+        assert torch.equal(flat["seq_idx"][0], torch.arange(len(lengths)).int().repeat_interleave(lengths))
+    with pytest.raises(ArgumentError, match="task x sees ahead"):
+        loader(directory, 8, columns=["seq_idx"])
+
+
 def test_weights_come_where_a_task_predicts_in_place(in_place):
     batch = next(loader(in_place, 4))
     assert batch["loss_weights"].dtype == torch.float32

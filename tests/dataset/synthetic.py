@@ -170,6 +170,29 @@ def make_dataset(directory, rows_per_shard=(5, 0, 7), seed=0, seq_length=64, tok
     return shards
 
 
+def slots_ahead(values, segment_ids, distance, dataset, rows, none):
+    """[B, T]: what `values` has distance − 1 slots on, by a walk; `none` beyond the segment, on padding and in place.
+
+    none None: that is 0, and so it is where `values` is 0 in segments with a two-way prefix.
+    """
+    in_place = slots_of_tasks(dataset, rows, lambda task: task["label_alignment"] == "same_slot")
+    two_way = slots_of_tasks(dataset, rows, lambda task: task["attention"] == "prefix")
+    left_out, none = (in_place, none) if none is not None else (in_place | (two_way & (values == 0)), 0)
+    found = np.full_like(values, none)
+    for r, t in np.ndindex(values.shape):
+        there = t + distance - 1
+        if there < values.shape[1] and segment_ids[r, t] == segment_ids[r, there] > 0 and not left_out[r, t]:
+            found[r, t] = values[r, there]
+    return found
+
+
+def slots_of_tasks(dataset, rows, chosen):
+    """bool[B, T]: the slots of segments whose task is `chosen`."""
+    tasks = np.array([chosen(task) for task in dataset.tasks])
+    views = [dataset.row(i) for i in rows]
+    return np.array([np.append(tasks[row.segments["task"]], False)[row.segment_ids.astype(int) - 1] for row in views])
+
+
 def replace_in_manifest(directory, **changes):
     """Change keys of a dataset's manifest, whatever that makes of it."""
     path = Path(directory) / json_files.MANIFEST_NAME

@@ -16,7 +16,16 @@ from packprep.dataset import batches as iteration
 from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format import json_files
 from tests import made as builds
-from tests.dataset.synthetic import PAD, SOURCES, make_dataset, make_shard, replace_in_manifest, tasks
+from tests.dataset.synthetic import (
+    PAD,
+    SOURCES,
+    make_dataset,
+    make_shard,
+    replace_in_manifest,
+    slots_ahead,
+    slots_of_tasks,
+    tasks,
+)
 
 VARIANTS = {
     "plain": {},
@@ -275,6 +284,94 @@ def test_rows_by_any_integer_of_many_shards_are_those_of_the_shards(tmp_path, ma
     for index in ("3", 3.0, None, [3]):
         with pytest.raises(TypeError):
             ds.row(index)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+def test_labels_masks_and_weights_k_slots_ahead_are_those_of_the_slots_there(made, k):
+    whole, _, _ = made
+    own = ("labels", "loss_mask", "loss_weights")
+    names = [f"{name}_{k}" for name in own]
+    for ds in (whole, whole.with_loss_on(source="web")):
+        rows = range(11, -1, -1)
+        batch = ds.batch(rows, columns=["tokens", "segment_ids", *own, *names])
+        for name, next_slot in zip(names, own, strict=True):
+            expected = slots_ahead(batch[next_slot], batch["segment_ids"], k, ds, rows, {"labels": PAD}.get(next_slot))
+            assert batch[name].dtype == batch[next_slot].dtype and np.array_equal(batch[name], expected), name
+            assert np.array_equal(ds.batch(rows, columns=[name])[name], expected)
+            assert np.array_equal([getattr(ds.row(i), name) for i in rows], expected)
+        in_place = slots_of_tasks(ds, rows, lambda task: task["label_alignment"] == "same_slot")
+        two_way = slots_of_tasks(ds, rows, lambda task: task["attention"] == "prefix")
+        trained, by_law = batch[names[1]] == 1, {"distance": k, "in_place": in_place, "ignore_index": -1}
+        law = attention.next_token_labels(batch["tokens"], batch["segment_ids"], batch["loss_mask"], **by_law)
+        assert (
+            np.array_equal(trained, (law >= 0) & ~(two_way & (batch["loss_mask"] == 0)))
+            and (batch[names[0]] == law)[trained].all()
+            and trained.any()
+        )
+    given = {"dtype": {"labels": "i8", names[0]: "i4", "loss_weights": "f2", names[2]: "f8"}}
+    cast = ds.batch(rows, columns=[*own, *names], **given)
+    assert all(np.array_equal(cast[name], batch[name].astype(cast[name].dtype)) for name in cast)
+    with pytest.raises(ArgumentError, match=f"'labels_{k}' is uint8"):
+        ds.batch(rows, columns=[names[0]], dtype=np.uint8)
+
+
+def test_fault_14_no_head_sees_its_label_from_inside_a_two_way_prefix(tmp_path):
+    make_dataset(tmp_path)
+    ds, trained = packprep.open_dataset(tmp_path), 0
+    for row in map(ds.row, range(12)):
+        seen = attention.dense_mask(row.segment_ids, row.prefix_ends)
+        last_seen = (
+            ds.seq_length - 1 - np.argmax(seen[:, ::-1], axis=1)
+        )  # whose input is, at depth k − 1, the token k − 1 on
+        for k in (2, 3, 8):
+            heads = np.flatnonzero(getattr(row, f"loss_mask_{k}"))
+            assert (last_seen[heads] + k - 1 < heads + k).all()
+            trained += len(heads)
+    assert trained > 500
+
+
+def test_a_distance_beyond_the_row_leaves_nothing(tmp_path):
+    make_dataset(tmp_path, seq_length=8, rows_per_shard=(3,))
+    batch = packprep.open_dataset(tmp_path).batch(range(3), columns=["labels_8", "loss_mask_8", "loss_mask"])
+    assert batch["loss_mask"].any() and not batch["loss_mask_8"].any() and (batch["labels_8"] == PAD).all()
+
+
+@pytest.mark.parametrize("pad_to", [1, 8])
+def test_seq_idx_is_a_column_of_what_sees_the_past_alone(tmp_path, pad_to):
+    make_dataset(tmp_path, pad_to=pad_to)
+    ds = packprep.open_dataset(tmp_path)
+    for ask in (lambda: ds.batch([0], columns="seq_idx"), lambda: ds.batches(2, columns=["seq_idx"]),
+                lambda: ds.with_columns(["seq_idx"]), lambda: ds.row(0).seq_idx):  # fmt: skip
+        with pytest.raises(
+            ArgumentError, match=r"task x sees .*with_loss_on\(task=\['causal', 'too_short'\]\).*causally"
+        ):
+            ask()
+    served = ds.with_loss_on(task=["causal", "too_short"])
+    batch = next(served.batches(12, shuffle=False, columns=["tokens", "seq_idx"], dtype=np.int64))
+    assert batch["seq_idx"].dtype == np.int32
+    for i, found in enumerate(batch["seq_idx"]):
+        row = served.row(i)
+        expected = attention.seq_idx(row.cu_seqlens, ds.seq_length, row.cu_seqlens_padded)
+        assert found.tolist() == expected.tolist() == row.seq_idx.tolist() and not row.seq_idx.flags.writeable
+    assert (ds.with_loss_on(source=[]).batch([3], columns=["seq_idx"])["seq_idx"] == batch["seq_idx"][3]).all()
+    replace_in_manifest(tmp_path, ledger={"tasks": {"x": {"segments": 0}}})
+    assert packprep.open_dataset(tmp_path).row(3).seq_idx.tolist() == batch["seq_idx"][3].tolist()
+
+
+def test_what_sees_both_ways_or_predicts_in_place_alone_is_refused_by_name(tmp_path):
+    make_dataset(tmp_path, in_place=True, blocks=True)
+    ds = packprep.open_dataset(tmp_path)
+    with pytest.raises(ArgumentError, match=r"task x, masked, bd3 sees ahead.*a dataset of causal tasks$"):
+        ds.batches(2, columns=["seq_idx"])
+    with pytest.raises(
+        ArgumentError, match=r"task masked, bd3 predicts in place, and has no loss_mask_2: take loss_mask,"
+    ):
+        ds.with_loss_on(task=["masked", "bd3"]).batches(2, columns=["loss_mask_2"])
+    for name in ("labels_1", "labels_9", "cu_seqlens"):
+        with pytest.raises(
+            ArgumentError, match=f"no column is called '{name}'.* k = 2 … 8" + ".*flatten" * (name[0] == "c")
+        ):
+            ds.batch([0], columns=[name])
 
 
 def test_prefix_ends_are_a_column_on_request(tmp_path):

@@ -12,6 +12,7 @@ from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
 from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format import json_files
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
+from tests.dataset.synthetic import task as task_of
 from tests.dataset.test_loader import Numbered
 
 
@@ -29,7 +30,7 @@ def three(tmp_path):
 
 
 SHARES = [0.5, 0.3, 0.2]
-SUMMED = [*COLUMNS, "loss_weights", "n_trained", "loss_weight_sum"]
+SUMMED = [*COLUMNS, "loss_weights", "n_trained", "loss_weight_sum", "labels_2", "loss_mask_3", "loss_weights_2"]
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
@@ -175,8 +176,8 @@ def test_rows_are_noised_anew_by_the_epochs_of_their_own_dataset(three):
     assert sorted(set(epochs.tolist())) == [0, 1, 2, 3, 4, 5, 6]
     asked = []
     for dataset in mixed.datasets:
-        dataset.batch = lambda rows, epochs=None, dataset=dataset, **given: (
-            asked.append((dataset.directory, epochs)) or loader.Dataset.batch(dataset, rows, **given)
+        dataset._fill = lambda found, batch, epochs, accelerate, dataset=dataset: (
+            asked.append((dataset.directory, epochs)) or loader.Dataset._fill(dataset, found, batch, None, accelerate)
         )
     for _ in mixed.batches(40, seed=3, redraw=True, samples=40):
         pass
@@ -308,3 +309,19 @@ def test_prefix_ends_are_given_where_no_dataset_has_blocks(three):
     mixed = packprep.open_dataset(three[1:], shares=[1, 1])
     got = mixed.batch([9, 0], columns=MORE_COLUMNS[1:2])["prefix_ends"]
     assert np.array_equal(got[1], mixed.datasets[0].row(0).prefix_ends)
+
+
+def test_seq_idx_and_labels_ahead_are_refused_by_the_tasks_of_all_datasets(three):
+    for directory, own in ((three[1], task_of("m", "bidirectional", "same_slot")), (three[2], task_of("c"))):
+        replace_in_manifest(directory, tasks=[{**own, "name": f"{own['name']}{i}"} for i in range(4)])
+    mixed = packprep.open_dataset(three[1:], shares=[1, 1])
+    with pytest.raises(
+        ArgumentError, match=r"task m0, m1, m2, m3 sees ahead.*with_loss_on\(task=\['c0', 'c1', 'c2', 'c3'\]\)"
+    ):
+        mixed.batches(2, columns=["seq_idx"])
+    causal = mixed.with_loss_on(dataset=1)
+    assert np.array_equal(causal.batch([7], columns=["seq_idx"])["seq_idx"][0], causal.row(7).seq_idx)
+    batch = mixed.batch([7, 0], columns=["labels_2", "loss_mask_2"])  # one dataset has such labels, the other none
+    assert batch["loss_mask_2"][0].any() and not batch["loss_mask_2"][1].any() and (batch["labels_2"][1] == 1).all()
+    with pytest.raises(ArgumentError, match="task m0, m1, m2, m3 predicts in place"):
+        mixed.with_loss_on(dataset=0).batches(2, columns=["labels_2"])

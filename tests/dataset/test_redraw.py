@@ -17,7 +17,7 @@ from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format.tokenizer_json import flags_of
 from packprep.recipe import presets
 from tests import made
-from tests.dataset.synthetic import replace_in_manifest
+from tests.dataset.synthetic import replace_in_manifest, slots_ahead
 
 COLUMNS = ["tokens", "labels", "segment_ids", "position_ids", "loss_mask", "loss_weights"]
 MASKED, UNIFORM = {"objective": "masked_diffusion"}, {"objective": "uniform_diffusion"}
@@ -258,6 +258,19 @@ def test_loss_on_some_sources_and_tasks_holds_in_every_epoch(datasets):
             on = np.append(False, row.segments["task"] == names.index(kept))[row.segment_ids]
             assert np.array_equal(some["loss_mask"][i], whole["loss_mask"][i] * on)
             assert np.array_equal(some["loss_weights"][i], whole["loss_weights"][i] * on)
+
+
+@pytest.mark.parametrize("kind", ["ul2r", "supervised_moved"])
+def test_labels_ahead_are_those_of_the_epoch(datasets, kind):
+    ds, own = datasets(kind), ("labels", "loss_mask", "loss_weights")
+    rows, epochs = range(len(ds)), [0, 1, 2] * (len(ds) // 3) + [1] * (len(ds) % 3)
+    batch = ds.batch(rows, columns=["segment_ids", *own], epochs=epochs)
+    for name in own:
+        expected = slots_ahead(batch[name], batch["segment_ids"], 3, ds, rows, ds.pad_id if name == "labels" else None)
+        for given in (epochs, epochs[::-1]):
+            found = ds.batch(rows, columns=[f"{name}_3"], epochs=given)[f"{name}_3"]
+            assert np.array_equal(found, expected) == (given is epochs), name
+        assert np.array_equal(getattr(ds.row(1, epoch=1), f"{name}_3"), expected[1])
 
 
 @pytest.mark.parametrize("dtype", [None, np.int64])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
+from packprep.dataset.rows import AHEAD, COLUMNS, MORE_COLUMNS
 from packprep.errors import PackprepError
 
 MORE_MEMORY = 1 << 29
@@ -62,7 +62,8 @@ def _read_rows(dataset: Dataset, rows: list[int], counted) -> None:
 def _read_batches(dataset: Dataset, rows: list[int], counted) -> None:
     with counted():
         _ = dataset.task_params
-    for columns in (COLUMNS, *[(name,) for name in (*COLUMNS, *MORE_COLUMNS)], ("prefix_ends", "block_lengths")):
+    one_distance = [name for name in (*COLUMNS, *MORE_COLUMNS) if name not in AHEAD or AHEAD[name][1] == 2]
+    for columns in (COLUMNS, *[(name,) for name in one_distance], ("prefix_ends", "block_lengths")):
         for begin in range(0, len(rows), 8):
             with counted():
                 dataset.batch(rows[begin : begin + 8], columns=columns)

@@ -13,10 +13,11 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from packprep.adapters import opened, tasks_of, weights_spans
 from packprep.dataset import order
 from packprep.dataset.attention import RULES, pad_cu_seqlens, thd
+from packprep.dataset.batches import refuse_columns
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.manifest import StoredTask
 from packprep.dataset.mixture import Mixture
-from packprep.dataset.rows import MORE_COLUMNS, SUMS
+from packprep.dataset.rows import AHEAD, MORE_COLUMNS, SUMS
 from packprep.errors import ArgumentError
 
 ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in SUMS)
@@ -25,6 +26,7 @@ TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is no
 
 _ALIGNMENT = 64  # bytes: an array that begins elsewhere is copied
 _DTYPES = {"loss_mask": np.dtype(bool), "loss_weights": np.dtype(np.float32)}  # all others are int32
+_DTYPES |= {name: _DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items() if next_slot in _DTYPES}
 _STEPS_AHEAD = 64
 
 ATTENTION: dict[str, frozenset[str]] = {
@@ -193,9 +195,8 @@ def loader(
     if columns is not None:
         if names != "packprep":
             raise ArgumentError(f"names={names!r} says which columns there are: leave columns out")
-        for name in columns:
-            if name not in ROW_COLUMNS:
-                raise ArgumentError(f"no column is called {name!r}; there are {', '.join(ROW_COLUMNS)}")
+        refuse_columns(columns, without=SUMS)
+        dataset.checked_columns(columns)
     form = _Form(_named(tasks, weighted, columns, names, attention, max_segments), max_segments, prefix_bidirectional)
     given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples}
     options = {**given, "redraw": redraw, "accelerate": accelerate}
@@ -293,7 +294,8 @@ def read(
         rows, out={name: values[: len(rows)] for name, values in batch.items()}, epochs=epochs, accelerate=accelerate
     )
     for name, values in batch.items():
-        values[len(rows) :] = dataset.pad_id if name in ("tokens", "labels") else 0
+        is_token = AHEAD.get(name, (name,))[0] in ("tokens", "labels")
+        values[len(rows) :] = dataset.pad_id if is_token else 0
     if "prefix_ends" in batch and not prefix_bidirectional:
         _read_prefixes_causally(dataset, rows, batch["prefix_ends"])
     if TRAINED_SEGMENT_IDS in columns:
