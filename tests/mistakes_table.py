@@ -185,10 +185,10 @@ COMMAND_LINE = [
     ),
     Mistake(
         "an option that only another command has",
-        "No such option: --out",
+        "No such option: --profile",
         "packprep plan",
         "`packprep plan -h` lists",
-        typed="plan recipe.toml --out out",
+        typed="plan recipe.toml --profile",
         then="plan recipe.toml",
     ),
     Mistake(
