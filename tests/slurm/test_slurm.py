@@ -95,7 +95,7 @@ def test_names_are_taken_as_they_are(cluster, small, out, name):
     cluster.wait(array, finish)
     assert made.contents(out) == small.expected
     assert sorted(path.name for path in out.with_name(f"{name}.slurm").iterdir()) == [
-        "build-0.log", "build-1.log", "build.sh", "finish.log", "finish.sh"
+        "build-0.log", "build-1.log", "build.sh", "finish.log", "finish.sh", "jobs.json"
     ]  # fmt: skip
     assert sorted(path.name for path in out.parent.iterdir()) == sorted([name, f"{name}.slurm"])
 
