@@ -21,8 +21,8 @@ RECIPES = {
     },
 }
 REFUSED = {"causal and ul2r": 5, "in place": 40, "compact": 5}
-"""Calls that are refused on the good dataset: redraw of what cannot be drawn anew, prefix_ends of block diffusion, seq_idx of tasks
-that see ahead."""
+"""Calls that are refused on the good dataset: redraw of what cannot be drawn anew, prefix_ends of block diffusion, seq_idx
+of tasks that see ahead."""
 IN_A_JSON = b'0123456789-.eE"\\{}[]:, truefalsnN\xff\x00'
 
 
