@@ -125,6 +125,17 @@ def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
     return PackedSeqParams(**fields)
 
 
+def check_for_torchtitan(dataset: Dataset | Mixture, prefix_bidirectional: bool) -> None:
+    """ArgumentError for tasks that see ahead, unless they are read causally, and for weights, which torchtitan's loss does not
+    read."""
+    _causal(dataset, prefix_bidirectional)
+    if weights_spans(dataset):
+        raise ArgumentError(
+            "documents of this dataset give weights to what is trained of them, which torchtitan's loss does not read; use "
+            "masked_loss of packprep.adapters.torch_loss, or take the weights out of the documents"
+        )
+
+
 def torchtitan(
     directory: str | os.PathLike | Dataset | Mixture,
     batch_size: int,
@@ -141,12 +152,7 @@ def torchtitan(
     refused: torchtitan's loss has none.
     """
     dataset = opened(directory)
-    _causal(dataset, prefix_bidirectional)
-    if weights_spans(dataset):
-        raise ArgumentError(
-            "documents of this dataset give weights to what is trained of them, which torchtitan's loss does not read; use "
-            "masked_loss of packprep.adapters.torch_loss, or take the weights out of the documents"
-        )
+    check_for_torchtitan(dataset, prefix_bidirectional)
     return TitanBatches(loader(dataset, batch_size, rank, world_size, columns=COLUMNS, ignore_index=-100, **options))
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from packprep.adapters import opened_alone, weights_spans
-from packprep.adapters.torch_attention import varlen_causal
+from packprep.adapters import opened_alone
+from packprep.adapters.megatron import check_for_torchtitan
 from packprep.dataset.loader import Dataset
 from packprep.errors import ArgumentError
 
@@ -61,16 +61,7 @@ def source(directory: str | os.PathLike | Dataset, *, prefix_bidirectional: bool
     torchtitan's loss does not read.
     """
     dataset = opened_alone(directory, "give torchtitan's DatasetMixConfig a source of each dataset, with its weight")
-    if not varlen_causal(dataset, prefix_bidirectional):
-        raise ArgumentError(
-            "every task of this dataset sees its segments both ways, and torchtitan's attention is causal; use "
-            "prefix_bidirectional=False for the causal reading"
-        )
-    if weights_spans(dataset):
-        raise ArgumentError(
-            "documents of this dataset give weights to what is trained of them, which torchtitan's loss does not read; take "
-            "the weights out of the documents, or train with masked_loss of packprep.adapters.torch_loss"
-        )
+    check_for_torchtitan(dataset, prefix_bidirectional)
     return RowSource(dataset)
 
 
