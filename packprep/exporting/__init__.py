@@ -40,7 +40,10 @@ EXPORTS = {
         "Parquet", "columns",
         {"nemo": "NeMo's packed sequences", "trl": "TRL's", "full": "the loader's columns"},
     ),
-    "hf": Export("a Hugging Face dataset"),
+    "hf": Export(
+        "a Hugging Face dataset", "trainer",
+        {"trl": "TRL", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl", "swift": "ms-swift"},
+    ),
 }  # fmt: skip
 
 
@@ -56,9 +59,9 @@ def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
     option, choices = EXPORTS[name].option, list(EXPORTS[name].choices)
     for other, value in given.items():
         if value is not None and other != option:
-            whose = next((whose for whose, export in EXPORTS.items() if export.option == other), "no export")
+            whose = next((f"--to {to}" for to, export in EXPORTS.items() if export.option == other), "no export")
             instead = " or ".join(f"--{option} {choice}" for choice in choices) or "no such option"
-            raise RecipeError(f"--{other} is {whose.capitalize()}'s: with --to {name} give {instead}")
+            raise RecipeError(f"--{other} goes with {whose}: with --to {name} give {instead}")
     value = given.get(option)
     if value is not None and value not in choices:
         raise RecipeError(f"--{option} {value}: expected {' or '.join(choices)}")
