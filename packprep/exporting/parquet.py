@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import Manifest, first_rows, has_weighted_spans
+from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans
 from packprep.dataset.rows import Segments
 from packprep.dataset.shard import Shard
 from packprep.errors import RecipeError
-from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, sound_shard
+from packprep.exporting.export import Exporting, ShardToExport, each_shard, sound_shard
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
