@@ -1,6 +1,6 @@
 """What the checks of trainers share: small datasets of real text, the losses that are right, and a child process to kill.
 
-    causal, conversations, prefixes     folder of a dataset, built by packprep's own commands and verified; tokenizer/ beside it
+    causal, conversations, prefixes, blocks   folder of a dataset, built by packprep's own commands and verified; tokenizer/ beside it
     exported                            an export of it
     documents, reference                each document of a row by itself, and 20 losses of a model that sees them one at a time
     main, losses_of, killed_and_resumed what a check is: its outcome is printed, and parts of it run in processes of their own
@@ -78,19 +78,28 @@ def prefixes(folder: Path) -> Path:
     return _built(folder, "prefixes", ({"text": words} for _, words in _docstrings()), "prefix_lm")
 
 
+def blocks(folder: Path) -> Path:
+    """A dataset of the docstrings for block diffusion, whose segments begin with a block of x_t where x_0 is left out."""
+    length = 16
+    records = ({"text": words} for _, words in _docstrings())
+    task = f'tasks=[{{name="bd3",objective="block_diffusion",block_length={length}}}]'
+    options = (task, f"packing.pad_seq_to_mult={2 * length}", f'specials.mask="{USER}"')
+    return _built(folder, "blocks", records, "bd3", *(word for option in options for word in ("--set", option)))
+
+
 def exported(dataset: Path, form: str, out: Path, *options: str) -> Path:
     """`packprep export dataset --to form`, its folder."""
     _packprep("export", dataset, "--to", form, "--out", out, *options)
     return out
 
 
-def _built(folder: Path, name: str, records: Iterator[dict[str, Any]], task: str) -> Path:
+def _built(folder: Path, name: str, records: Iterator[dict[str, Any]], task: str, *options: str) -> Path:
     _write_tokenizer(folder / "tokenizer")
     lines = folder / f"{name}.jsonl"
     lines.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
     out = folder / name
     common = ("--tokenizer", folder / "tokenizer", "--seq-length", SEQ_LENGTH, "--workers", 1)
-    _packprep("build", lines, "--tasks", task, *common, "--out", out)
+    _packprep("build", lines, "--tasks", task, *common, *options, "--out", out)
     _packprep("verify", out, "--replay", "all")
     return out
 

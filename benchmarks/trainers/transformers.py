@@ -81,9 +81,13 @@ def refuses_other_collators(path: Path, tokenizer: Path) -> None:
     rows = Rows(path)
     own = DataCollatorForLanguageModeling(PreTrainedTokenizerFast.from_pretrained(tokenizer), mlm=False)
     for collate in (own, None):
-        arguments = TrainingArguments(output_dir=str(path.parent / "refused"), max_steps=1, report_to="none", use_cpu=True)
+        arguments = TrainingArguments(
+            output_dir=str(path.parent / "refused"), max_steps=1, report_to="none", use_cpu=True
+        )
         try:
-            Trainer(model=made.llama(made.VOCAB_SIZE), train_dataset=rows, data_collator=collate, args=arguments).train()
+            Trainer(
+                model=made.llama(made.VOCAB_SIZE), train_dataset=rows, data_collator=collate, args=arguments
+            ).train()
         except (ArgumentError, ValueError, KeyError, TypeError, IndexError) as error:
             made.say(f"{type(collate).__name__} on Rows", f"{type(error).__name__}: {str(error)[:150]}")
         else:

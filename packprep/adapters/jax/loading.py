@@ -75,15 +75,12 @@ class _Form(NamedTuple):
     prefix_bidirectional: bool
     noised_alone: bool  # x_t without x_0, in rows half as long
 
-    def length(self, seq_length: int) -> int:
-        """Slots of a row."""
-        return seq_length // 2 if self.noised_alone else seq_length
-
 
 class Loader:
     """An iterator over global batches, dicts of jax.Arrays; made by `loader`. Its state is that of packprep's own.
 
-    dataset, sharding, batch_size: as given. rank, world_size: this process' share of every batch's rows.
+    dataset, sharding, batch_size: as given. names: of a batch's arrays. seq_length: slots of its rows. rank, world_size: this
+    process' share of every batch's rows.
     """
 
     def __init__(
@@ -102,7 +99,9 @@ class Loader:
         self._form = form
         self._ahead: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self.dataset, self.sharding, self.batch_size = dataset, sharding, batch_size
-        self.rank, self.world_size = data_rank(sharding, (batch_size, form.length(dataset.seq_length)))
+        self.names = tuple(form.names)
+        self.seq_length = dataset.seq_length // 2 if form.noised_alone else dataset.seq_length
+        self.rank, self.world_size = data_rank(sharding, (batch_size, self.seq_length))
 
     def __iter__(self) -> "Loader":
         return self
