@@ -52,9 +52,10 @@ CHAT_TEMPLATE = (
 # ── datasets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def causal(folder: Path) -> Path:
-    """A dataset of the standard library's docstrings, some to a row, for causal training."""
-    return _built(folder, "causal", ({"text": f"{name}\n\n{words}"} for name, words in _docstrings()), "causal")
+def causal(folder: Path, *options: str) -> Path:
+    """A dataset of the standard library's docstrings, some to a row, for causal training. options: of the build."""
+    records = ({"text": f"{name}\n\n{words}"} for name, words in _docstrings())
+    return _built(folder, "causal", records, "causal", *options)
 
 
 def conversations(folder: Path) -> Path:
@@ -259,10 +260,28 @@ def reference(
 # ── checks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def main(package: str, check: Callable[[Path], str], train: Callable[..., None] | None = None) -> None:
+def checkout(variable: str, source: str = ".") -> str:
+    """The commit of the checkout that an environment variable names; its folder `source` is then imported from.
+
+    Without one the check is not run, which its last line says.
+    """
+    path = os.environ.get(variable)
+    if not path:
+        print(f"{_module().rpartition('.')[2]} -: not run: {variable} names no checkout")
+        sys.exit()
+    sys.path.insert(0, str(Path(path, source).resolve()))
+    asked = subprocess.run(["git", "-C", path, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    assert asked.returncode == 0, f"{variable}={path}: {asked.stderr}"
+    return asked.stdout.strip()
+
+
+def main(
+    package: str, check: Callable[[Path], str], train: Callable[..., None] | None = None, commit: str | None = None
+) -> None:
     """Run a check in a folder of its own and print what came of it: the last line of `python -m trainers.NAME`.
 
-    package: that of whose version is printed. With arguments this is a child process, which trains.
+    package: that of whose version is printed, if not the commit of a checkout. With arguments this is a child process, which
+    trains.
     """
     name = _module().rpartition(".")[2]
     if sys.argv[1:]:
@@ -272,7 +291,7 @@ def main(package: str, check: Callable[[Path], str], train: Callable[..., None] 
         return
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as own:
         outcome = check(Path(own))
-    print(f"{name} {importlib.metadata.version(package)}: {outcome}")
+    print(f"{name} {commit or importlib.metadata.version(package)}: {outcome}")
 
 
 def _module() -> str:
