@@ -131,8 +131,8 @@ def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
     """Warn where a run that is over is iterated once more, which gives nothing."""
     if end is not None and state["rows"] >= end:
         warnings.warn(
-            f"all {end} rows of this run have been given, and no batch follows: give one run as many epochs or samples as are to be "
-            "trained, or begin another",
+            f"all {end} rows of this run have been given, and no batch follows: give one run as many epochs or samples as "
+            "are to be trained, or begin another",
             stacklevel=3,
         )
 
