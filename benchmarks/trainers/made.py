@@ -314,7 +314,7 @@ def assert_equal(what: str, losses: Sequence[float], expected: Sequence[float], 
 
 def say_loss(step: int, loss: float) -> None:
     """What a child process says after step 1, 2, …, and its parent reads."""
-    print(f"\nloss {step} {float(loss)!r}", flush=True)
+    print(f"\nloss {step} {loss!r}", flush=True)
 
 
 def losses_of(folder: Path, *words: str, kill_at: int | None = None) -> dict[int, float]:

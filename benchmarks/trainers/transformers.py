@@ -18,7 +18,7 @@ class Saying(Trainer):
     def training_step(self, *given, **named):
         loss = super().training_step(*given, **named)
         self.losses.append(loss.item())
-        made.say_loss(self.state.global_step + 1, loss)
+        made.say_loss(self.state.global_step + 1, loss.item())
         return loss
 
 
@@ -26,9 +26,7 @@ def train(folder: Path, name: str, attention: str) -> tuple[list[float], list[li
     """(losses, rows of each step) of the steps that are left of 20; a checkpoint is made every 5."""
     rows = Rows(folder.parent / name)
     model = made.llama(rows.dataset.vocab_size, attention)
-    collator = Collator(rows.dataset, attention=attention)
-    collator.check_model(model)
-    noted = made.Noted(collator, rows.dataset)
+    noted = made.Noted(Collator(rows.dataset, model), rows.dataset)
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=made.STEPS,
@@ -72,7 +70,7 @@ def flex_attention(name: str, path: Path) -> None:
     for attention in ("flex_attention", "sdpa"):
         with torch.no_grad():
             model = made.llama(made.VOCAB_SIZE, attention)
-            losses.append(model(**Collator(path, attention=attention).inputs(batch), use_cache=False).loss.item())
+            losses.append(model(**Collator(path, model).inputs(batch), use_cache=False).loss.item())
     made.assert_equal(f"{name}, flex_attention beside sdpa, forward", losses[:1], losses[1:])
 
 

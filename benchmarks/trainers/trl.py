@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on an export of conversations, with padding_free and without it, and on `Rows` by `Collator`, with prefixes too."""
+"""TRL's SFTTrainer on an export of conversations, with padding_free and without, and on `Rows` by `Collator`."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ class Saying(SFTTrainer):
     def training_step(self, *given, **named):
         loss = super().training_step(*given, **named)
         self.losses.append(loss.item())
-        made.say_loss(self.state.global_step + 1, loss)
+        made.say_loss(self.state.global_step + 1, loss.item())
         return loss
 
 
@@ -55,11 +55,12 @@ def train(folder: Path, name: str, form: str, attention: str, *options: str) -> 
         disable_tqdm=True,
         use_cpu=True,
     )
+    model = made.llama(dataset.vocab_size, attention)
     trainer = Saying(
-        made.llama(dataset.vocab_size, attention),
+        model,
         train_dataset=rows,
         processing_class=PreTrainedTokenizerFast.from_pretrained(folder.parent / "tokenizer"),
-        data_collator=Collator(dataset, attention=attention) if form == "rows" else None,
+        data_collator=Collator(dataset, model) if form == "rows" else None,
         args=arguments,
     )
     trainer.data_collator = noted = made.Noted(trainer.data_collator, dataset)

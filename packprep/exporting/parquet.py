@@ -198,7 +198,8 @@ def check(exporting: Exporting) -> None:
 
 
 def refuse_for_trl(exporting: Exporting, option: str) -> None:
-    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks or sources. option: what asked for them."""
+    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks or sources; a warning of what their readers must be told
+    where rows hold several documents. option: what asked for them."""
     in_place, prefix = _not_causal(exporting.manifest)
     sources = exporting.manifest["ledger"]["sources"].items()
     weighted = [name for name, source in sources if source["slots"].get("weighted")]
@@ -213,6 +214,11 @@ def refuse_for_trl(exporting: Exporting, option: str) -> None:
                 f"{what}. Give --to parquet --columns full, which has all that by slot, or train from the dataset by "
                 "packprep's loader"
             )
+    if any(entry["segments"] > entry["rows"] for entry in exporting.manifest["shards"]):
+        exporting.progress.say(
+            "warning: rows hold several documents, across which a trainer silently attends unless it is told to keep them "
+            "apart, as TRL by padding_free=True and LLaMA-Factory by neat_packing: true"
+        )
 
 
 def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:

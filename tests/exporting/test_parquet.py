@@ -168,6 +168,14 @@ def test_prefixes_are_said_to_be_read_causally(known, tmp_path):
     assert any("attend causally, also inside the prefixes of r, x-long" in line for line in progress.said)
 
 
+@pytest.mark.parametrize("options", [("parquet", {"columns": "trl"}), ("hf", {})], ids=["trl", "hf"])
+def test_rows_of_several_documents_are_said_to_need_a_trainer_that_is_told(known, tmp_path, options):
+    to, columns = options
+    progress = made.Silent()
+    export_dataset(known("causal").out, to, tmp_path / "out", progress, **columns)
+    assert any("TRL by padding_free=True and LLaMA-Factory by neat_packing" in line for line in progress.said)
+
+
 @pytest.mark.parametrize("form", ["nemo", "full"])
 def test_datasets_without_rows_and_with_empty_shards(without_rows, with_empty_shards, tmp_path, form):
     receipt = export_dataset(without_rows, "parquet", tmp_path / "none", made.Silent(), columns=form)
