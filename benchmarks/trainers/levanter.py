@@ -7,8 +7,6 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainers import made
-
 import jax
 import numpy as np
 from haliax import Axis
@@ -25,6 +23,7 @@ from levanter.store.cache import build_or_load_cache
 from packprep.adapters.jax import loader
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.errors import ArgumentError
+from trainers import made
 
 
 class Rows(AsyncDataset[GrugLmExample]):

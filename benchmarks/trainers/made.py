@@ -1,6 +1,7 @@
 """What the checks of trainers share: small datasets of real text, the losses that are right, and a child process to kill.
 
-    causal, conversations, prefixes, blocks   folder of a dataset, built by packprep's own commands and verified; tokenizer/ beside it
+    causal, conversations, prefixes, blocks
+                                        folder of a dataset, built by packprep's own commands and verified; tokenizer/ beside it
     exported                            an export of it
     documents, reference                each document of a row by itself, and 20 losses of a model that sees them one at a time
     main, losses_of, killed_and_resumed what a check is: its outcome is printed, and parts of it run in processes of their own
