@@ -44,7 +44,7 @@ def test_a_row_holds_its_segments_one_after_the_other(known, tmp_path, kind):
             starts.append(len(tokens))
             tokens += view.tokens[begin:end].tolist()
             while multiple > 1 and (len(tokens) - starts[-1] - 1) % multiple:
-                tokens.append(PAD)
+                tokens.append(EOS)
         assert row["input_ids"] == tokens and row["seq_start_id"] == starts
         inputs = len(tokens) - len(starts)  # a reader drops the last token of each
         assert inputs <= dataset.seq_length and inputs % multiple == 0
