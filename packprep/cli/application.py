@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from packprep import messages
 from packprep.building.progress import say_error
 from packprep.cli.arguments import PRINTING_PANEL
-from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, warm
+from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, tokenize, warm
 from packprep.cli.datasets import export, inspect, verify
 
 
@@ -139,6 +139,9 @@ packprep doctor recipe.toml --out /data/packed""",
     build: """\
 packprep build recipe.toml --out packed
 packprep build 'docs/**/*.txt' --tokenizer tokenizer/ --tasks ul2r --seq-length 2048 --out packed""",
+    tokenize: """\
+packprep tokenize recipe.toml --out store
+packprep build from_store.toml --out packed   # [[sources]] paths = ["store"], format = "store\"""",
     plan: """\
 packprep plan recipe.toml --out packed --workers 16
 packprep plan recipe.toml --seq-length 8192 --set packing.algorithm=concat""",

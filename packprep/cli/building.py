@@ -85,6 +85,31 @@ def build(
     put(with_profile, as_json, print_both)
 
 
+def tokenize(
+    inputs: Inputs,
+    out: Out,
+    tokenizer: Tokenizer = None,
+    text_key: TextKey = None,
+    workers: Workers = None,
+    set_: Set = None,
+    source: Moved = None,
+    array_index: ArrayIndex = None,
+    array_count: ArrayCount = None,
+    as_json: Json = False,
+) -> None:
+    """Tokenize once, for many datasets: make a token store, from which build reads in place of the text, or go on with one."""
+    one_thread()
+    from packprep.building.array_tasks import array_position
+    from packprep.building.run import build as build_dataset
+    from packprep.inspection.summary import describe_build, print_summary
+    from packprep.storage import folder_at
+
+    recipe = recipe_of(inputs, tokenizer, None, None, text_key, None, set_)
+    position = array_position(array_index, array_count, os.environ)
+    outcome = build_dataset(recipe, folder_at(out), Bar(), workers, moved_of(source), position, is_store=True)
+    put(describe_build(outcome), as_json, print_summary)
+
+
 def plan(
     inputs: Inputs,
     out: Annotated[

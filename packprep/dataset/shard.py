@@ -267,9 +267,9 @@ def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
     return dtype.itemsize * math.prod(shape)
 
 
-def _header(arrays: Layout) -> bytes:
+def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
     """The first bytes of a shard, up to its data."""
-    entries: dict[str, object] = {"__metadata__": METADATA}
+    entries: dict[str, object] = {"__metadata__": metadata}
     begin = 0
     for name, (dtype, shape) in arrays.items():
         end = begin + _n_bytes(dtype, shape)
@@ -305,6 +305,33 @@ def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
         if not array.flags.c_contiguous:
             raise DatasetError(f"array {name!r} is not C-contiguous; give np.ascontiguousarray of it")
     return [_header(expected), *(arrays[name].reshape(-1).view(np.uint8).data for name in expected)]
+
+
+def encoded(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """The bytes of a safetensors file of these arrays, in their order, as buffers. Of a token store: a shard's are `encode`'s."""
+    header = _header({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
+    return [header, *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values())]
+
+
+def arrays_in(data: bytes | mmap.mmap, where: str, metadata: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """name → read-only array, views of the bytes of a file as `encoded` gives them. DatasetError, named `where`, for others."""
+    length = int.from_bytes(data[:8], "little")
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        header = json.loads(data[8 : 8 + length].decode("utf-8"), object_pairs_hook=no_duplicates)
+        own, begin = header.pop("__metadata__"), 8 + length
+        for name, entry in header.items():
+            at = begin + entry["data_offsets"][0]
+            arrays[name] = np.ndarray(entry["shape"], DTYPES[entry["dtype"]], data, at)
+        layout = sorted(arrays, key=lambda name: header[name]["data_offsets"])
+        sound = {name: (arrays[name].dtype, arrays[name].shape) for name in layout}
+        good = own == metadata and bytes(data[:begin]) == _header(sound, metadata)
+        good = good and begin + sum(array.nbytes for array in arrays.values()) == len(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError) as error:
+        raise DatasetError(f"{where}: its header is not that of a token store's shard: {error}") from None
+    if not good:
+        raise DatasetError(f"{where}: its header or its size is not that of a token store's shard: it is damaged")
+    return arrays
 
 
 @dataclass(frozen=True, eq=False)

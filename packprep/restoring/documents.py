@@ -23,13 +23,13 @@ def documents_at(plan: Plan, source: PlannedSource, file: int, use: int, positio
     pieces = np.array(source.pieces.of_file(i), np.int64)
     if position_of(*source.formats[i]) == "byte":
         pieces = pieces[np.isin(np.arange(len(pieces)), wanted // PIECE_BYTES)]
-    elif (format := FORMATS[source.formats[i][0]]).indexed:
+    elif (format := FORMATS[source.formats[i][0]]).indexed and source.store is None:
         pieces = pieces[format.module.pieces_at(source.path(i), int(source.files.sizes[i]), wanted)]
     found = read_documents(
         plan.recipe,
         plan.sources,
         ((source, part) for piece in pieces for part in source.slices_of(int(piece), use)),
-        plan.engine,
+        plan.engine if plan.has_text else None,
         plan.vocabulary,
         plan.token_dtype,
         template=plan.stored["chat_template"],

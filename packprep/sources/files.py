@@ -116,6 +116,11 @@ class Files(Sequence[SourceFile]):
         self.piece_bytes[i] = held
         self.__dict__.pop("_held", None)
 
+    def forget(self, but: Mapping[int, Sequence[int]]) -> None:
+        """Forget how much pieces hold, but what is given."""
+        self.piece_bytes = dict(but)
+        self.__dict__.pop("_held", None)
+
     def held(self, file: np.ndarray, part: np.ndarray, stored: np.ndarray) -> np.ndarray:
         """int64[n]: about how much some pieces hold: file, part, stored bytes of each, int64[n]."""
         if not self.piece_bytes:
