@@ -21,7 +21,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -313,25 +313,25 @@ def encoded(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> li
     return [header, *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values())]
 
 
-def arrays_in(data: bytes | mmap.mmap, where: str, metadata: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """name → read-only array, views of the bytes of a file as `encoded` gives them. DatasetError, named `where`, for others."""
-    length = int.from_bytes(data[:8], "little")
-    arrays: dict[str, np.ndarray] = {}
+Places = dict[str, tuple[np.dtype, tuple[int, ...], int]]
+"""name → (dtype, shape, byte at which it begins)."""
+
+
+def places_in(head: bytes, size: int, where: str, metadata: Mapping[str, str], names: Sequence[str]) -> Places:
+    """The places of the arrays `names`, in this order, in a file of `size` bytes as `encoded` gives them, by its first bytes.
+    DatasetError, named `where`, for any other file."""
+    length = int.from_bytes(head[:8], "little")
     try:
-        header = json.loads(data[8 : 8 + length].decode("utf-8"), object_pairs_hook=no_duplicates)
-        own, begin = header.pop("__metadata__"), 8 + length
-        for name, entry in header.items():
-            at = begin + entry["data_offsets"][0]
-            arrays[name] = np.ndarray(entry["shape"], DTYPES[entry["dtype"]], data, at)
-        layout = sorted(arrays, key=lambda name: header[name]["data_offsets"])
-        sound = {name: (arrays[name].dtype, arrays[name].shape) for name in layout}
-        good = own == metadata and bytes(data[:begin]) == _header(sound, metadata)
-        good = good and begin + sum(array.nbytes for array in arrays.values()) == len(data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError) as error:
+        header = json.loads(head[8 : 8 + length].decode("utf-8"), object_pairs_hook=no_duplicates)
+        own = header.pop("__metadata__")
+        layout = {name: (DTYPES[header[name]["dtype"]], tuple(header[name]["shape"])) for name in names}
+        good = own == metadata and head[: 8 + length] == _header(layout, metadata)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(f"{where}: its header is not that of a token store's shard: {error}") from None
-    if not good:
+    ends = np.cumsum([8 + length, *(_n_bytes(*array) for array in layout.values())]).tolist()
+    if not good or ends[-1] != size:
         raise DatasetError(f"{where}: its header or its size is not that of a token store's shard: it is damaged")
-    return arrays
+    return {name: (*array, at) for (name, array), at in zip(layout.items(), ends, strict=False)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ import numpy as np
 import xxhash
 
 from packprep.clock import Clock
-from packprep.dataset.shard import arrays_in, encoded
+from packprep.dataset.shard import Places, encoded, places_in
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import ReadDocuments, Rejected, tokenized
 from packprep.documents.supervision import Trained
@@ -40,7 +40,7 @@ from packprep.errors import DatasetError, SourceError
 from packprep.format.json_files import shard_name
 from packprep.sources.formats import FORMATS, PIECE_BYTES, Choice, Decoders, Keep, Reject, Slice, position_of
 from packprep.sources.slices import PlannedSource
-from packprep.storage import Folder, LocalFolder
+from packprep.storage import Folder, LocalFolder, Remote
 from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.roles import Vocabulary
 
@@ -241,15 +241,21 @@ def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
 
 def open_arrays(data: Any, where: str) -> dict[str, np.ndarray]:
     """name → array, views of the bytes of a store's shard. DatasetError where they are none."""
-    arrays = arrays_in(data, where, METADATA)
-    for name, kind in _TYPES.items():
-        own = arrays.get(name)
-        good = own is not None and own.ndim == 1 + (name in _PAIRS)
-        if own is None or not good or (own.dtype != kind and (name, own.dtype) != ("tokens", np.uint16)):
-            raise DatasetError(f"{where}: array {name!r} is missing, or not what a token store has: it is damaged")
-    if arrays.keys() != _TYPES.keys():
-        raise DatasetError(f"{where}: it has arrays that no token store has: {sorted(arrays.keys() - _TYPES.keys())}")
-    return arrays
+    layout = _layout(data[:_HEAD_BYTES], len(data), where)
+    return {name: np.ndarray(shape, dtype, data, at) for name, (dtype, shape, at) in layout.items()}
+
+
+_HEAD_BYTES = 16 << 10
+"""Of a shard: more than its header takes."""
+
+
+def _layout(head: bytes, size: int, where: str) -> Places:
+    layout = places_in(head, size, where, METADATA, list(_TYPES))
+    for name, (dtype, shape, _) in layout.items():
+        good = dtype == _TYPES[name] or (name == "tokens" and dtype == np.uint16)
+        if not good or len(shape) != 1 + (name in _PAIRS):
+            raise DatasetError(f"{where}: array {name!r} has dtype {dtype} and shape {shape}: it is damaged")
+    return layout
 
 
 def estimates_as_json(estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]) -> dict[str, Any]:
@@ -266,23 +272,53 @@ def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, 
     return Estimates(**own), {int(i): held for i, held in value["piece_bytes"].items()}
 
 
+class _Ranges:
+    """The tokens of a shard at a URL, which are read when they are asked for."""
+
+    def __init__(self, folder: Remote, name: str, at: int, dtype: np.dtype):
+        self._folder, self._name, self._at, self._dtype = folder, name, at, dtype
+
+    def __getitem__(self, which: slice) -> np.ndarray:
+        size = self._dtype.itemsize
+        if which.stop <= which.start:
+            return np.zeros(0, self._dtype)
+        data = self._folder.read(self._name, self._at + size * which.start, self._at + size * which.stop)
+        return np.frombuffer(data, self._dtype)
+
+
 class _OpenShard:
-    """A shard of a store at hand: mapped, or of a URL read whole."""
+    """A shard of a store at hand: mapped; of one at a URL all but the tokens, which are most of it."""
 
     def __init__(self, folder: Folder, shard: int):
         name = shard_name(shard)
         where = folder.path_of(name)
         try:
-            if isinstance(folder, LocalFolder):
-                with open(folder.path / name, "rb") as file:
-                    data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if isinstance(folder, Remote):
+                self.arrays: dict[str, Any] = _fetched(folder, name)
             else:
-                data = folder.read(name)
-        except (OSError, ValueError) as error:
+                assert isinstance(folder, LocalFolder)
+                with open(folder.path / name, "rb") as file:
+                    self.arrays = open_arrays(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), where)
+        except (OSError, ValueError, DatasetError) as error:
             raise SourceError(f"{where}: cannot be read: {error}; put the token store back as it was") from None
-        self.arrays = open_arrays(data, where)
         keys = zip(self.arrays["part_file"].tolist(), self.arrays["part_piece"].tolist(), strict=True)
         self.parts = {key: k for k, key in enumerate(keys)}
+
+
+def _fetched(folder: Remote, name: str) -> dict[str, Any]:
+    size = folder.size(name)
+    if size is None:
+        raise FileNotFoundError("there is no such object")
+    layout = _layout(folder.read(name, 0, _HEAD_BYTES), size, folder.path_of(name))
+    first, (tokens, (count,), at) = next(iter(layout.values()))[2], layout["tokens"]
+    end = at + tokens.itemsize * count
+    before, behind = folder.read(name, first, at), folder.read(name, end, size)
+    arrays: dict[str, Any] = {"tokens": _Ranges(folder, name, at, tokens)}
+    for key, (dtype, shape, begin) in layout.items():
+        if key != "tokens":
+            data, start = (before, first) if begin < at else (behind, end)
+            arrays[key] = np.ndarray(shape, dtype, data, begin - start)
+    return arrays
 
 
 class Store:
@@ -292,7 +328,7 @@ class Store:
         """plan: the store's, a `building.plan.Plan`."""
         self.folder, self.plan = folder, plan
         self._sources = {source.name: source for source in plan.sources}
-        self._most_open = 256 if isinstance(folder, LocalFolder) else 4  # which are in memory
+        self._most_open = 256 if isinstance(folder, LocalFolder) else 32  # which are in memory
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
     def __str__(self) -> str:

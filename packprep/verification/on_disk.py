@@ -300,7 +300,7 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
     for source, repeat in zip(plan.sources, repeats(recipe, once, tokens_per_byte), strict=True):
         if source.repeat != repeat:  # before anything as long as all uses is made
             raise PlanError(f"source {source.name!r} has repeat {repeat} by them, and {source.repeat} in the plan")
-    return json_value(follows(recipe, vocabulary, tasks, plan.sources, tokens_per_byte))
+    return json_value(follows(recipe, vocabulary, tasks, plan.sources, tokens_per_byte, plan.is_store))
 
 
 def _vocabulary(plan: Plan) -> Vocabulary:

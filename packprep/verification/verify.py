@@ -18,6 +18,7 @@ from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
 from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.shard import open_shard
+from packprep.documents.store import STORE
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
 from packprep.kernel import warm_kernels
@@ -49,6 +50,7 @@ from packprep.verification.on_disk import (
     sound_ledgers,
 )
 from packprep.verification.replay import check_twin, plan_for_twin, replay_shard, replay_some, twin_of
+from packprep.verification.stores import check_store_shard
 
 PROMISES = {
     "P1": "every file that the dataset names is there with its size and digest, and no other file is",
@@ -135,9 +137,11 @@ def verify_dataset(
     with local_copy(folder_at(directory)) as local:
         folder = local.folder
         local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
-        manifest = read_manifest(folder)
+        manifest = read_manifest(folder, stores=True)
         if not (folder / manifest["plan"]["file"]).exists():
             raise PlanError(f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back")
+        if manifest["kind"] == STORE and (twin or epoch or replay not in (None, ALL)):
+            raise RecipeError(f"{local.out} is a token store, which --replay all makes again whole, and nothing else")
         integer("epoch", epoch, 0, 1 << 63)
         if epoch:
             open_dataset(folder).check_redraw()
@@ -162,6 +166,11 @@ def verify_dataset(
         if replay is not None and plan.engine.name != stored["engine"]["name"]:
             progress.say(engine_in_words(plan.engine, "auto", plan.vocabulary))
         if twin:
+            if in_stores := [source.name for source in plan.sources if source.store is not None]:
+                raise RecipeError(
+                    f"--twin reads the text, and of {listed(in_stores, MOST_PLACES)} there is the token store alone: say "
+                    "where the text lies, --source NAME=PREFIX"
+                )
             whole = plan_for_twin(plan)
             check(whole)
             for message in compare_plan(whole) if array[0] == 0 else ():
@@ -230,6 +239,7 @@ def _report(
     faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
     return {
         "directory": str(local.out),
+        "kind": manifest["kind"],
         "epoch": epoch,
         "shards": len(share),
         "rows": sum(entry["rows"] for entry in entries),
@@ -289,6 +299,11 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
             report(0, now[0] - reported[0], now[1] - reported[1], 0)
             reported[:] = now
 
+        if plan.is_store:
+            if is_there:
+                replayed, read = check_store_shard(plan, directory, item.number, receipt, item.whole, decoders, faults)
+            report_progress(1, 1)
+            return Result(faults, None if receipt is None else receipt["ledger"], replayed, None, (0, 0), read)
         arrays = _arrays_of(directory, dataset, plan, item, epoch, faults) if is_there else None
         if arrays is not None:
             rejects = None
@@ -398,7 +413,8 @@ def print_report(report: dict[str, Any]) -> None:
         put_line(f"… and {report['faults'] - len(report['listed'])} more")
     done = ", ".join(some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token"))
     done = done if report["shards"] else "no shard was looked at"
-    again = f"; {some(report['replayed'], 'segment')} built again from their sources" if report["replayed"] else ""
+    unit = "document" if report["kind"] == STORE else "segment"
+    again = f"; {some(report['replayed'], unit)} built again from their sources" if report["replayed"] else ""
     if "replay_seed" in report:
         again += f", chosen by --replay-seed {report['replay_seed']}"
     if report["twin"]:
