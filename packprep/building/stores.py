@@ -1,6 +1,6 @@
 """Token stores in a recipe: what a store is made of, and sources that lie in one.
 
-    recipe ─ of_store ─► the recipe of a store: its sources, [documents] and tokenizer, and nothing that comes after tokens
+    recipe ─ of_store ─► the recipe of a store: each document once
     a source with format = "store" ─ in_stores ─► the source that the store was made of, its files, and where the store is
 
 So a dataset of a store has the recipe, the files and the fingerprint of one that is built from the text.
@@ -15,15 +15,13 @@ from packprep.building.plan import open_store
 from packprep.documents.store import PREFIX, Store
 from packprep.errors import RecipeError
 from packprep.format.json_files import LAW_VERSION, other_law
-from packprep.objectives.tasks import complete, needs_of
-from packprep.recipe import DocumentKeys, OutputKeys, Packing, Recipe, Source, TaskEntry
+from packprep.objectives.tasks import needs_of
+from packprep.recipe import Recipe, Source
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import FORMATS
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
 FORMAT_NAME = "store"
-SEQ_LENGTH = 2048
-"""Of a store's recipe, where it means nothing."""
 _FIXED = (
     "special_text", "loss_spans", "chat_template_kwargs", "template_date", "trained_turns", "trained_roles",
     "train_on_tool_calls",
@@ -33,25 +31,9 @@ _OF_USE = ("name", "paths", "format", "repeat", "share", "sample", "tasks")
 
 
 def of_store(recipe: Recipe) -> Recipe:
-    """The recipe of a token store, of a dataset's: everything that decides only over what becomes of tokens is at its default."""
-    default, documents, specials = DocumentKeys(), recipe.documents, recipe.specials
-    later = ("long", "max_tokens", "min_tokens", "long_answers")
+    """The recipe of a token store, of a dataset's: the same, with each document once."""
     sources = tuple(replace(s, repeat=1.0, share=None, sample=(0.0, 1.0), tasks=None) for s in recipe.sources)
-    return complete(
-        replace(
-            recipe,
-            seq_length=SEQ_LENGTH,
-            total_tokens=0,
-            sources=sources,
-            documents=replace(documents, **{key: getattr(default, key) for key in later}),
-            packing=Packing(),
-            specials=replace(
-                specials, mask=None, fim_prefix=None, fim_middle=None, fim_suffix=None, sentinels=None, mode_tokens=None
-            ),
-            tasks=(TaskEntry(name="causal", objective="causal"),),
-            output=OutputKeys(shard_text_bytes=recipe.output.shard_text_bytes, token_dtype=recipe.output.token_dtype),
-        )
-    )
+    return replace(recipe, total_tokens=0, sources=sources)
 
 
 def in_stores(recipe: Recipe, moved: Mapping[str, str], is_store: bool) -> tuple[Recipe, dict[str, Store]]:
@@ -146,22 +128,30 @@ def check_tokenizer(recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str,
                 f"store's {store.plan.vocabulary.digest}): name that one, or make a store with this one",
                 ("tokenizer",),
             )
-        if made.documents.special_text != "text" and vocabulary.special_ids != store.plan.vocabulary.special_ids:
-            raise RecipeError(
-                f"documents.special_text = {made.documents.special_text!r}: this recipe has other special tokens than the "
-                f"token store {store}, and which documents are rejected depends on them: build from the text",
-                ("documents", "special_text"),
-            )
-        if vocabulary.special_ids != store.plan.vocabulary.special_ids and _has_conversations(store):
-            raise RecipeError(
-                f"the token store {store} has conversations, and this recipe has other special tokens than it, on which depends "
-                "which of them are rejected: give roles to special tokens that the tokenizer has, or build from the text",
-                ("specials",),
-            )
+        _refuse_other_specials(vocabulary, store)
 
 
-def _has_conversations(store: Store) -> bool:
-    return any(one["estimates"][0]["chat"] for one in store.plan.stored["sources"])
+def _refuse_other_specials(vocabulary: Vocabulary, store: Store) -> None:
+    """RecipeError where from the text of a special token something else may come than the store has. What documents have of
+    that is for `Store.read` to refuse."""
+    here, there = set(vocabulary.special_ids), set(store.plan.vocabulary.special_ids)
+    if here == there:
+        return
+    special_text = store.plan.recipe.documents.special_text
+    own = {entry["id"] for entry in store.plan.vocabulary.added_tokens}
+    why = ""
+    if special_text != "text":
+        why = f'documents.special_text = "{special_text}" rejects or takes documents by them'
+    elif any(one["estimates"][0]["chat"] for one in store.plan.stored["sources"]) and not here <= there:
+        why = "which of its conversations are rejected depends on them"
+    elif there - here - own:
+        why = f"ids {sorted(there - here - own)[:5]} are special in it, and not here"
+    if why:
+        raise RecipeError(
+            f"the token store {store} was made with other special tokens than this recipe has, and {why}: make a store with "
+            "these roles and tasks, or build from the text",
+            ("specials",),
+        )
 
 
 def template_of(template: str | None, stores: Mapping[str, Store]) -> str | None:

@@ -170,7 +170,7 @@ class TokenStore(Protocol):
     """Where a source's documents lie as tokens, which are read in place of its files."""
 
     def read(
-        self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary, special_text: str
+        self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
         """The documents of a slice of a source's file, as they were read from that, those that are kept."""
 
@@ -322,7 +322,6 @@ def read_documents(
     text_bytes = {source.name: 0 for source in sources}
     file_keys: dict[int, np.uint64] = {}
     fewest = recipe.documents.min_tokens
-    special_text = recipe.documents.special_text
     trained: dict[int, Trained] = {}
     taken: Iterable[tuple[PlannedSource, Slice, Keep | None]] = with_keeps(slices)
     if only is not None:
@@ -338,7 +337,7 @@ def read_documents(
                 recipe.documents, source, part, keep, engine, vocabulary, decoders, template, clock, digest
             )
         else:
-            found = _stored(source, part, keep, vocabulary, special_text, clock, digest)
+            found = _stored(source, part, keep, vocabulary, clock, digest)
         for positions, tokens, trained_here, rejects, batch_bytes in found:
             before = len(rejected)
             for reject in rejects:
@@ -449,13 +448,12 @@ def _stored(
     part: Slice,
     keep: Keep | None,
     vocabulary: Vocabulary,
-    special_text: str,
     clock: Clock,
     digest: xxhash.xxh3_128,
 ) -> Iterator[ReadDocuments]:
     """The documents of a slice, from the source's token store."""
     assert source.store is not None
-    for found in clock.steps("read", source.store.read(source, part, keep, vocabulary, special_text)):
+    for found in clock.steps("read", source.store.read(source, part, keep, vocabulary)):
         digest.update(np.ascontiguousarray(found.tokens.ids).data)
         yield found
 

@@ -41,7 +41,8 @@ from packprep.format.json_files import shard_name
 from packprep.sources.formats import FORMATS, PIECE_BYTES, Choice, Decoders, Keep, Reject, Slice, position_of
 from packprep.sources.slices import PlannedSource
 from packprep.storage import Folder, LocalFolder, Remote
-from packprep.tokenizer.encoding import Tokens
+from packprep.tokenizer.encoding import TEXT_REASONS, Tokens
+from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.roles import Vocabulary
 
 STORE = "store"
@@ -329,18 +330,18 @@ class Store:
         self.folder, self.plan = folder, plan
         self._sources = {source.name: source for source in plan.sources}
         self._most_open = 256 if isinstance(folder, LocalFolder) else 32  # which are in memory
+        self._specials: dict[str, tuple[np.ndarray, list[str]]] = {}  # by digest of a vocabulary
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
     def __str__(self) -> str:
         return str(self.folder)
 
     def read(
-        self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary, special_text: str
+        self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
         """The documents of a slice of a dataset's source of this name, as they were read, those that are kept.
 
-        vocabulary, special_text: the dataset's. SourceError for a document with a token that is special there alone: of its
-        text something else may come.
+        vocabulary: the dataset's. SourceError for a document of whose text something else may come by it.
         """
         own, i = self._sources[source.name], part.file - source.first_file
         piece = own.pieces.of_file(i)[part.piece]
@@ -364,7 +365,7 @@ class Store:
                 wanted = np.asarray(keep(part.file, positions[low:]), np.bool_)
             if wanted.any():
                 read = _documents(arrays, first + low, wanted, part.file)
-                self._refuse_special(read, vocabulary, special_text, part)
+                self._refuse_special(read, vocabulary, part)
                 yield read
 
     def _shard(self, number: int) -> _OpenShard:
@@ -375,25 +376,31 @@ class Store:
         self._open.move_to_end(number)
         return self._open[number]
 
-    def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, special_text: str, part: Slice) -> None:
-        ids = self._other_special(vocabulary)
-        if special_text != "text" or not len(ids) or not len(read.tokens.ids):
-            return
-        if int(read.tokens.ids.max()) < ids[0]:
-            return
-        places = np.flatnonzero(np.isin(read.tokens.ids, ids))
-        if len(places):
-            i = int(np.searchsorted(read.tokens.offsets, places[0], "right")) - 1
-            id = int(read.tokens.ids[places[0]])
-            raise SourceError(
-                f"{self.folder}: the document at {int(read.positions[i])} of {part.path} has token {id}, which plays a role in "
-                "this recipe and did not in the store's: from its text something else may come. Give another token the role, "
-                "or build from the text"
-            )
+    def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, part: Slice) -> None:
+        """SourceError where a document depends on a token that is special in the dataset or in the store alone."""
+        here, texts = self._special(vocabulary)
+        if len(here) and len(read.tokens.ids) and int(read.tokens.ids.max()) >= here[0]:
+            places = np.flatnonzero(np.isin(read.tokens.ids, here))
+            if len(places):
+                i = int(np.searchsorted(read.tokens.offsets, places[0], "right")) - 1
+                raise self._depends(int(read.positions[i]), f"has token {int(read.tokens.ids[places[0]])}", part)
+        for reject in read.rejects if texts else ():
+            if reject.reason == TEXT_REASONS[0] and any(text in reject.detail for text in texts):
+                raise self._depends(reject.position, f"was rejected: {reject.detail}", part)
 
-    def _other_special(self, vocabulary: Vocabulary) -> np.ndarray:
-        """int64[k], ascending: the ids that are special in a vocabulary and not in the store's."""
-        return np.setdiff1d(vocabulary.special_ids, self.plan.vocabulary.special_ids)
+    def _depends(self, position: int, what: str, part: Slice) -> SourceError:
+        return SourceError(
+            f"{self.folder}: the document at {position} of {part.path} {what}, which is special in one of store and recipe "
+            "alone: from its text something else may come. Make a store with this recipe's roles and tasks, or build from text"
+        )
+
+    def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
+        """(int64[k], ascending: the ids that are special in a vocabulary and not in the store's; the texts of the others)."""
+        if vocabulary.digest not in self._specials:
+            here, there = vocabulary.special_ids, self.plan.vocabulary.special_ids
+            texts = texts_of_ids(self.plan.vocabulary.tokenizer_json, np.setdiff1d(there, here).tolist())
+            self._specials[vocabulary.digest] = np.setdiff1d(here, there), list(texts.values())
+        return self._specials[vocabulary.digest]
 
 
 def _documents(arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray, file: int) -> ReadDocuments:

@@ -446,7 +446,7 @@ def _first_looks(
     """(positions, rejects, as `_contents`) of the documents of a slice, by batch, from its file or its token store."""
     documents = plan.recipe.documents
     if source.store is not None:
-        for read in source.store.read(source, part, keep, plan.vocabulary, documents.special_text):
+        for read in source.store.read(source, part, keep, plan.vocabulary):
             yield read.positions, read.rejects, _stored_contents(read)
         return
     for batch, conversations in read_supervised(
