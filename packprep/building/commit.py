@@ -21,7 +21,7 @@ from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
 from packprep.dataset.token_slots import LAWS
 from packprep.documents import store
 from packprep.documents.reading import Rejected, is_bad
-from packprep.documents.store import StoreShard
+from packprep.documents.store import STORE, StoreShard
 from packprep.errors import BuildError, DatasetError, PackprepError, PlanError
 from packprep.format.digests import digest_of, digest_of_buffers, own_digest
 from packprep.format.json_files import (
@@ -261,7 +261,7 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         ],
         "recipe": stored["recipe"],
         "fingerprint": stored["fingerprint"],
-        "kind": stored["kind"],
+        **({"kind": STORE} if plan.is_store else {}),
         "engine": stored["engine"],
         "made_with": stored["made_with"],
         "shards": list(entries),

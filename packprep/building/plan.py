@@ -305,7 +305,7 @@ class Plan:
         self.stored = {key: value for key, value in stored.items() if key != "files"}
         self.digest = plan_digest or digest_of(encode(as_stored(stored, LATER)))
         self.law: int = stored["law_version"]
-        self.is_store = stored["kind"] == STORE
+        self.is_store = stored.get("kind") == STORE
         self.recipe = recipe_of(stored)
         vocabulary = stored["vocabulary"]
         self.vocabulary = Vocabulary(

@@ -189,12 +189,12 @@ def make_plan(
                     round(resolved["text_bytes"] / estimate.document_bytes) if estimate.document_bytes else 0
                 ),
                 "relative_error": estimate.error_of(planned),
-                "estimates": known,
+                **({"estimates": known} if known else {}),
             }
             for planned, estimate, resolved, known in zip(sources, estimates, derived["sources"], both, strict=True)
         ],
         "files": [file for files in inputs.files for file in files.as_planned()],
-        "kind": STORE if inputs.is_store else "dataset",
+        **({"kind": STORE} if inputs.is_store else {}),
     }
     documents, text_bytes = (sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes"))
     of_one = documents / plan["shards"]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from packprep.building.plan import open_store
-from packprep.documents.store import PREFIX, Store
+from packprep.documents.store import PREFIX, Store, special_texts
 from packprep.errors import RecipeError, VocabularyError
 from packprep.format.json_files import LAW_VERSION, other_law
 from packprep.objectives.tasks import needs_of
@@ -137,7 +137,7 @@ def check_tokenizer(recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str,
 def _refuse_other_specials(vocabulary: Vocabulary, store: Store) -> None:
     """RecipeError where from the text of a special token something else may come than the store has. What documents have of
     that is for `Store.read` to refuse."""
-    here, there = set(vocabulary.special_ids), set(store.plan.vocabulary.special_ids)
+    here, there = special_texts(vocabulary), special_texts(store.plan.vocabulary)
     if here == there:
         return
     special_text = store.plan.recipe.documents.special_text
@@ -147,8 +147,8 @@ def _refuse_other_specials(vocabulary: Vocabulary, store: Store) -> None:
         why = f'documents.special_text = "{special_text}" rejects or takes documents by them'
     elif any(one["estimates"][0]["chat"] for one in store.plan.stored["sources"]) and not here <= there:
         why = "which of its conversations are rejected depends on them"
-    elif there - here - own:
-        why = f"ids {sorted(there - here - own)[:5]} are special in it, and not here"
+    elif before := sorted(id for id, _ in there - here if id not in own):
+        why = f"ids {before[:5]} are special in it, and not here"
     if why:
         raise RecipeError(
             f"the token store {store} was made with other special tokens than this recipe has, and {why}: make a store with "

@@ -141,7 +141,7 @@ packprep build recipe.toml --out packed
 packprep build 'docs/**/*.txt' --tokenizer tokenizer/ --tasks ul2r --seq-length 2048 --out packed""",
     tokenize: """\
 packprep tokenize recipe.toml --out store
-packprep build from_store.toml --out packed   # [[sources]] paths = ["store"], format = "store\"""",
+packprep tokenize 'data/**/*.jsonl' --tokenizer tokenizer/ --out s3://bucket/store""",
     plan: """\
 packprep plan recipe.toml --out packed --workers 16
 packprep plan recipe.toml --seq-length 8192 --set packing.algorithm=concat""",

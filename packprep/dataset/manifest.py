@@ -141,7 +141,7 @@ class Manifest(TypedDict):
     sources: list[dict[str, Any]]
     recipe: dict[str, Any]
     fingerprint: str
-    kind: str  # "dataset", or "store": a token store, of which datasets are built
+    kind: NotRequired[str]  # "store": a token store, of which datasets are built
     engine: Any
     made_with: Any
     shards: Sequence[ShardEntry]
@@ -207,7 +207,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "sources": ("a list with at least one source", lambda v: isinstance(v, list) and len(v) > 0),
     "recipe": ("an object, as are its documents and output", _is_recipe),
     "fingerprint": ("32 hex digits", is_digest),
-    "kind": ("dataset or store", _one_of("dataset", "store")),
+    "kind": ("store, or absent", _one_of("store")),
     "engine": ("a string or an object", _instance_of(str, dict)),
     "made_with": ("a string or an object", _instance_of(str, dict)),
     "shards": ("a list", _instance_of(list)),
@@ -239,9 +239,9 @@ _TASK_KEYS = {
     "parameters": ("an object of values of at most 64 bits", _are_parameters),
 }
 _TASK_MORE = ("resolved",)
-LATER: Later = {"": {"kind": "dataset"}, "tasks": {}, "sources": {}}
+LATER: Later = {"": {}, "tasks": {}, "sources": {}}
 """Those of the keys above that joined later."""
-_OPTIONAL = {"continues"}  # stands only where a task asks for it; what is absent is no default
+_OPTIONAL = {"continues", "kind"}  # stand only where a task asks for it, in a token store; what is absent is no default
 
 
 def _check(
@@ -428,7 +428,7 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
     except DatasetError as error:
         raise DatasetError(f"{error}; put the file back as it was, or build into another folder") from error
     manifest = check_manifest(value, str(path))
-    if manifest["kind"] == "store" and not stores:
+    if "kind" in manifest and not stores:
         raise DatasetError(
             f"{directory} is a token store, which has no rows: build a dataset of it, by a recipe whose [[sources]] has "
             f'paths = ["{directory}"] and format = "store"'

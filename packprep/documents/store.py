@@ -322,6 +322,11 @@ def _fetched(folder: Remote, name: str) -> dict[str, Any]:
     return arrays
 
 
+def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
+    """(id, text) of its special tokens."""
+    return set(texts_of_ids(vocabulary.tokenizer_json, vocabulary.special_ids).items())
+
+
 class Store:
     """The documents of a store's sources, by slices of the files that they were read from."""
 
@@ -397,9 +402,9 @@ class Store:
     def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
         """(int64[k], ascending: the ids that are special in a vocabulary and not in the store's; the texts of the others)."""
         if vocabulary.digest not in self._specials:
-            here, there = vocabulary.special_ids, self.plan.vocabulary.special_ids
-            texts = texts_of_ids(self.plan.vocabulary.tokenizer_json, np.setdiff1d(there, here).tolist())
-            self._specials[vocabulary.digest] = np.setdiff1d(here, there), list(texts.values())
+            here, there = special_texts(vocabulary), special_texts(self.plan.vocabulary)
+            ids = np.array(sorted(id for id, _ in here - there), np.int64)
+            self._specials[vocabulary.digest] = ids, [text for _, text in there - here]
         return self._specials[vocabulary.digest]
 
 

@@ -25,7 +25,7 @@ def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME)
         manifest = read_manifest(local.folder, stores=True)
-        if manifest["kind"] == "store":
+        if "kind" in manifest:
             return describe_manifest(str(local.out), manifest)
         return {**describe_manifest(str(local.out), manifest), **_lengths(local, manifest)}
 
@@ -74,7 +74,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
     content, in_last_rows = ledger["row_slots"] - padding - inside, last_rows * seq_length - ledger["last_row_padding"]
     return {
         "directory": directory,
-        "kind": manifest["kind"],
+        "kind": manifest.get("kind", "dataset"),
         "published": True,
         "shards": len(manifest["shards"]),
         "bytes": sum(entry["bytes"] for entry in manifest["shards"]),

@@ -178,7 +178,10 @@ class Source:
     name: Annotated[Name, _key("default source0, source1, … by position")] = ""
     paths: Annotated[Strings, _key("files, patterns or URLs, relative to the recipe; ** crosses folders")]
     format: Annotated[
-        str, _key("auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and tokens: token ids")
+        str,
+        _key(
+            "auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and tokens: token ids; store: a token store"
+        ),
     ] = "auto"
     text_key: Annotated[
         str,

@@ -140,7 +140,7 @@ def verify_dataset(
         manifest = read_manifest(folder, stores=True)
         if not (folder / manifest["plan"]["file"]).exists():
             raise PlanError(f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back")
-        if manifest["kind"] == STORE and (twin or epoch or replay not in (None, ALL)):
+        if "kind" in manifest and (twin or epoch or replay not in (None, ALL)):
             raise RecipeError(f"{local.out} is a token store, which --replay all makes again whole, and nothing else")
         integer("epoch", epoch, 0, 1 << 63)
         if epoch:
@@ -239,7 +239,7 @@ def _report(
     faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
     return {
         "directory": str(local.out),
-        "kind": manifest["kind"],
+        "kind": manifest.get("kind", "dataset"),
         "epoch": epoch,
         "shards": len(share),
         "rows": sum(entry["rows"] for entry in entries),

@@ -127,8 +127,9 @@ def test_conversations_and_spans_are_trained_alike(tmp_path):
         with pytest.raises(RecipeError, match=f"documents.{key} is .* here, and .* in the token store"):
             made.build(of_store({**table, "documents": {**documents, key: value}}), tmp_path, tmp_path / "x")
     with pytest.raises(RecipeError, match="which of its conversations are rejected depends on them"):
+        holes = {"missing": "add", "mask": "<hole>"}
         made.build(
-            of_store({**table, "tasks": [{"objective": "masked_diffusion"}], "specials": {"missing": "add"}}),
+            of_store({**table, "specials": holes, "tasks": [{"objective": "masked_diffusion"}]}),
             tmp_path,
             tmp_path / "x",
         )
