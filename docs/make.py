@@ -395,6 +395,7 @@ PARTS: dict[str, Callable[[], str]] = {
             "init",
             "doctor",
             "build",
+            "tokenize",
             "plan",
             "status",
             "verify",

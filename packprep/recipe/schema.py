@@ -180,7 +180,7 @@ class Source:
     format: Annotated[
         str,
         _key(
-            "auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and tokens: token ids; store: a token store"
+            "auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and tokens: ids; store: a token store"
         ),
     ] = "auto"
     text_key: Annotated[
