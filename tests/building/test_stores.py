@@ -71,9 +71,7 @@ def same(folder, table, store="store", at="out"):
     return outcome
 
 
-@pytest.mark.parametrize(
-    "name", ["roll", "short", *(pytest.param(n, marks=pytest.mark.long) for n in TASKS if n not in ("roll", "short"))]
-)
+@pytest.mark.parametrize("name", ["roll", *(pytest.param(n, marks=pytest.mark.long) for n in TASKS if n != "roll")])
 def test_a_dataset_of_a_store_has_the_bytes_of_one_of_the_text(corpus, tmp_path, name):
     folder, sources = corpus
     outcome = same(folder, recipe(sources, **{**TASKS[name], "seed": 5}), at=tmp_path)
@@ -138,6 +136,7 @@ def test_conversations_and_spans_are_trained_alike(tmp_path):
         made.build(of_store(table), tmp_path, tmp_path / "x")
 
 
+@pytest.mark.long
 def test_sources_of_tokens_are_stored_too(corpus, tmp_path):
     folder, sources = corpus
     made.build(recipe(sources[:1], tasks=[{"objective": "causal"}]), folder, tmp_path / "d")
@@ -159,6 +158,7 @@ def test_a_wide_vocabulary_is_stored_in_four_bytes_and_a_narrow_one_in_two(corpu
     assert 2 * count < size < 2.7 * count + 4096 * tokens.shards
 
 
+@pytest.mark.long
 def test_a_store_is_made_of_any_number_of_workers_and_tasks_and_gone_on_with(corpus, tmp_path):
     folder, sources = corpus
     table = recipe(sources)
@@ -185,7 +185,7 @@ def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
     table = recipe(sources)
     made.build(table, tmp_path, tmp_path / "store", is_store=True)
     made.build(of_store(table), tmp_path, tmp_path / "out")
-    assert verified(tmp_path / "out", -1, twin=True)["faults"] == 0
+    assert verified(tmp_path / "out", 5, twin=True)["faults"] == 0
     said = made.Silent()
     verify_dataset(tmp_path / "out", 5, {}, (0, 1), 0, said)
     assert f"web at {tmp_path / 'web'}" in said.said[0]
@@ -197,7 +197,7 @@ def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
     with pytest.raises(RecipeError, match="--twin reads the text, and of web there is the token store alone"):
         verified(tmp_path / "out", 5, twin=True)
     moved = {"web": str(tmp_path / "away")}
-    assert verified(tmp_path / "out", -1, moved, twin=True)["faults"] == 0
+    assert verified(tmp_path / "out", 5, moved, twin=True)["faults"] == 0
     (tmp_path / "store").rename(tmp_path / "moved")
     open_store.cache_clear()
     with pytest.raises(PlanError, match="is no token store"):
@@ -206,6 +206,7 @@ def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
     assert verified(tmp_path / "out", -1, everywhere)["faults"] == 0
 
 
+@pytest.mark.long
 def test_a_store_at_a_url_is_read_in_ranges(corpus, tmp_path):
     folder, sources = corpus
     remote = Remote("memory://stores/one")
@@ -299,6 +300,7 @@ def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
         made.build(of_store(other), folder, tmp_path / "x")
 
 
+@pytest.mark.long
 def test_a_document_of_whose_text_a_role_makes_something_else_is_refused(tmp_path):
     """A token of the model's own that plays a role in one of the two recipes alone."""
     write(tmp_path / "t", gpt2_like())
