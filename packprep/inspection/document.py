@@ -22,8 +22,7 @@ from packprep.format.json_files import decode, rejects_name
 from packprep.inspection.opened import OpenedDataset, check_source, nearest, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import SPECIAL, TextPiece, TokenTexts, counted, special
-from packprep.restoring.documents import documents_at
-from packprep.restoring.segments import sound_segments
+from packprep.restoring import documents_at, sound_segments
 from packprep.sources.formats import PIECE_BYTES, Batch, Reject, position_of
 from packprep.sources.slices import PlannedSource
 from packprep.storage import Folder

@@ -20,7 +20,7 @@ from packprep.format.digests import digest_of
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
 from packprep.format.opening import read_file
 from packprep.inspection.text import TokenTexts
-from packprep.restoring.documents import replay_segments
+from packprep.restoring import replay_segments
 from packprep.sources.files import absolute_prefix
 from packprep.sources.slices import UNREAD
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy

@@ -33,7 +33,7 @@ from packprep.inspection.text import (
     wrapped,
 )
 from packprep.objectives import find
-from packprep.restoring.segments import restore, slots_of_tokens, sound_segments
+from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder, LocalCopy
 
 MOST_SHARDS = 256  # that are searched for a row with all tasks

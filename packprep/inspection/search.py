@@ -19,7 +19,7 @@ from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import TokenTexts, counted
-from packprep.restoring.segments import restore, slots_of_tokens, sound_segments
+from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder
 
 TOKENS_AT_ONCE = 1 << 19

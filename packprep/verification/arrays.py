@@ -15,7 +15,7 @@ from packprep.dataset.rows import next_token_loss_mask, put_blocks, segment_ids
 from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.tasks import SHORTEST, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
-from packprep.restoring.segments import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
+from packprep.restoring import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
 from packprep.verification.epochs import WEIGHTS
 from packprep.verification.faults import MAX_LISTED, Faults
 from packprep.verification.slots import check_slots, trainable_slots

@@ -25,7 +25,7 @@ from packprep.format.json_files import shard_name
 from packprep.inspection.opened import OpenedDataset
 from packprep.inspection.row import row_with
 from packprep.inspection.text import BYTES, SPECIAL, clipped
-from packprep.restoring.segments import restore, slots_of_tokens, stored_segments
+from packprep.restoring import restore, slots_of_tokens, stored_segments
 from packprep.sources.formats import PIECE_BYTES, position_of
 from packprep.sources.slices import UNREAD
 
