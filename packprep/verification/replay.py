@@ -22,8 +22,8 @@ from packprep.twin.comparison import compare_segments, compare_shard
 from packprep.twin.records import Talk
 from packprep.twin.shard import Twin
 from packprep.twin.turns import Template
+from packprep.verification.arrays import BLOCKS, WEIGHTS
 from packprep.verification.coverage import Locations, check_read
-from packprep.verification.epochs import BLOCKS, WEIGHTS
 from packprep.verification.faults import MAX_LISTED, Faults
 
 

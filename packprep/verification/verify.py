@@ -29,9 +29,16 @@ from packprep.tokenizer.engines import engine_in_words
 from packprep.tokenizer.missing_roles import listed
 from packprep.twin.comparison import compare_plan
 from packprep.twin.shard import Twin, check
-from packprep.verification.arrays import check_arrays, check_layout, check_same_tokens, count_arrays
+from packprep.verification.arrays import (
+    BLOCKS,
+    WEIGHTS,
+    arrays_in_epoch,
+    check_arrays,
+    check_layout,
+    check_same_tokens,
+    count_arrays,
+)
 from packprep.verification.coverage import Runs, check_apart, check_documents, read_rejects
-from packprep.verification.epochs import BLOCKS, WEIGHTS, arrays_in_epoch
 from packprep.verification.faults import Faults, line_of
 from packprep.verification.on_disk import (
     check_foundations,
