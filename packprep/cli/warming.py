@@ -18,7 +18,7 @@ from packprep.inspection.report import write_report
 from packprep.kernel import compiling, warm_kernels
 from packprep.objectives import REGISTRY
 from packprep.recipe import Recipe, read_recipe
-from packprep.verification.verify import ALL, PROMISES, verify_dataset
+from packprep.verification import ALL, PROMISES, verify_dataset
 
 _ALL_S = 30
 _ALGORITHMS = ("best_fit", "first_fit", "next_fit", "concat")
