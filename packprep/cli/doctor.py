@@ -19,11 +19,11 @@ from packprep.building.commit import missing_shards
 from packprep.building.forecast import ROWS_MB_S, forecast, outlook
 from packprep.building.planning import Inputs, look_up, made_with, make_plan
 from packprep.building.processes import available_cpus, free_addresses, free_memory
-from packprep.building.progress import put_line, say
 from packprep.building.run import begun, workers_for
 from packprep.cache import cache_folders, is_kept
 from packprep.errors import PackprepError, StorageError
 from packprep.kernel import compiling
+from packprep.messages import put_line, say
 from packprep.recipe import Recipe
 from packprep.sources.files import below_one_folder
 from packprep.storage import Folder, LocalFolder, Remote, folder_at, is_url

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from packprep.building.progress import put_line
 from packprep.building.run import build
 from packprep.cache import cache_folder
 from packprep.errors import BuildError
 from packprep.inspection.report import write_report
 from packprep.kernel import compiling, warm_kernels
+from packprep.messages import put_line
 from packprep.objectives import REGISTRY
 from packprep.recipe import Recipe, read_recipe
 from packprep.verification import ALL, PROMISES, verify_dataset

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
-from packprep.building.progress import visible
 from packprep.documents.reading import chosen_by_size, in_sample, kept_by_plan, take_tokens, with_keeps
 from packprep.documents.supervision import Conversation, read_supervised, tokenize_supervised
 from packprep.errors import DatasetError, PackprepError, RecipeError
@@ -22,6 +21,7 @@ from packprep.format.json_files import decode, rejects_name
 from packprep.inspection.opened import OpenedDataset, check_source, nearest, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import SPECIAL, TextPiece, TokenTexts, counted, special
+from packprep.messages import visible
 from packprep.restoring import documents_at, sound_segments
 from packprep.sources.formats import PIECE_BYTES, Batch, Reject, position_of
 from packprep.sources.slices import PlannedSource

@@ -11,7 +11,6 @@ from packprep.building.array_tasks import share_of
 from packprep.building.ledger import WEIGHTED, add_ledgers
 from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
-from packprep.building.progress import put_line
 from packprep.building.run import Progress
 from packprep.dataset.batches import integer
 from packprep.dataset.loader import Dataset, open_dataset
@@ -21,6 +20,7 @@ from packprep.dataset.shard import open_shard
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
 from packprep.kernel import warm_kernels
+from packprep.messages import put_line
 from packprep.randomness import REPLAY, bits64, permute, text_key
 from packprep.recipe import Recipe
 from packprep.sources.formats import Decoders
