@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from packprep.format import open_file, read_file
 from packprep.format.digests import digest_of, digest_of_buffers
-from packprep.format.opening import open_file, read_file
 from packprep.messages import say
 
 _DIGEST_BYTES = 32

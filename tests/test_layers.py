@@ -131,7 +131,7 @@ def test_a_file_imports_only_from_rooms_below(name):
         ("dataset/x.py", "import xxhash"),
         ("dataset/x.py", "def f():\n    from pyarrow import parquet"),
         ("dataset/x.py", "from ..format.digests import digest_of"),
-        ("format/opening.py", "from packprep.format import digests"),
+        ("format/json_files.py", "from packprep.format import digests"),
         ("format/x.py", "import xxhash"),
         ("recipe/x.py", "from packprep.dataset.manifest import is_count"),
         ("dataset/x.py", "from packprep import recipe"),
