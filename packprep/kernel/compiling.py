@@ -49,6 +49,9 @@ class Kernel:
         importlib.import_module("packprep.kernel.overloads")  # what numba is told of kernel/memory.py
         decorate: Any = numba.njit(nogil=True, error_model="numpy", forceinline=self._inline)
         dispatcher = decorate(self.function)
+        # Kernels take numbers and arrays alone: numba need not import what teaches it other types, as awkward, .3 s, which
+        # gigatoken brings.
+        dispatcher._compilation_chain_init_hook = lambda: None
         if not self._inline and self.function.__closure__ is None:  # no file shows what a closure holds
             with contextlib.suppress(OSError):  # a function of no file
                 code = self.function.__code__
