@@ -171,7 +171,7 @@ def test_this_test_can_fail(name, source):
             "import numpy as np, json, mmap\nfrom packprep.randomness import permute\nfrom . import order",
         ),
         ("cache.py", "from packprep.format.digests import digest_of"),
-        ("kernel/x.py", "from packprep.cache import cache_folder"),
+        ("kernel/x.py", "from packprep.cache import cache_folders"),
         ("verification/x.py", "from packprep.twin.shard import Twin"),
     ],
 )

@@ -113,10 +113,10 @@ def _kernels() -> Finding:
         says = "; ".join([f"none is compiled yet: {first}", *heard])
         return Finding("kernels", OK, says, "packprep warm compiles them ahead")
     if is_kept("packprep.building.render.*"):
-        says = f"compiled ones are read from {', '.join(folders.read_only)}; others cannot be kept, and take their time each time"
+        says = f"compiled ones are read from {', '.join(folders.to_read)}; others cannot be kept, and take their time each time"
         return Finding("kernels", OK, says)
     why = "; ".join(heard) or (  # what is heard says what to do
-        f"none lie in {', '.join(folders.read_only)}, where none can be kept; set NUMBA_CACHE_DIR to a folder that you can write"
+        f"none lie in {', '.join(folders.to_read)}, where none can be kept; set NUMBA_CACHE_DIR to a folder that you can write"
     )
     return Finding("kernels", SLOW, f"about {compiling.seconds} s in every command: {why}")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.run import build
-from packprep.cache import cache_folder
+from packprep.cache import cache_folders
 from packprep.errors import BuildError
 from packprep.inspection.report import write_report
 from packprep.kernel import compiling, warm_kernels
@@ -41,7 +41,7 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
     Gives {folder: where they are kept, objectives, compiled: how many, seconds}. BuildError where they cannot be kept.
     """
     begun, before = time.perf_counter(), compiling.COUNTS.copy()
-    if (folder := cache_folder()) is None:
+    if (folder := cache_folders().own) is None:
         raise BuildError(
             "kernels would not be kept, since no folder can be written: set NUMBA_CACHE_DIR to one that you can write, and "
             "only you"

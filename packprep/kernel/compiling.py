@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.cache import cache_folder, code_digest, is_kept, keep, kept
+from packprep.cache import cache_folders, code_digest, is_kept, keep, kept
 from packprep.messages import say
 
 seconds = 10
@@ -70,7 +70,7 @@ class Kernel:
     @property
     def cache_path(self) -> str | None:
         """Where it is kept."""
-        return cache_folder()
+        return cache_folders().own
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """What was compiled for a signature; None where nothing is kept, and numba compiles.
@@ -91,7 +91,7 @@ class Kernel:
         return CompileResult._rebuild(target, *pickle.loads(data))
 
     def _say_compiling(self) -> None:
-        folder = cache_folder()
+        folder = cache_folders().own
         kept = f" that {folder} lacks, up to {seconds} s: they are kept there"
         say(f"compiling kernels{kept if folder else f', about {seconds} s: none is kept'}", once=True)
 
