@@ -18,9 +18,9 @@ from typing import Any
 
 from packprep.building.array_tasks import ranges, tasks_of
 from packprep.building.plan import prefix_of, refuse_others
-from packprep.building.progress import put_line
 from packprep.errors import BuildError, DatasetError, RecipeError
 from packprep.format.json_files import PLAN_NAME, decode, encode
+from packprep.messages import put_line
 from packprep.sources.files import absolute_prefix
 from packprep.storage import folder_at, is_url
 from packprep.storage.local import LocalFolder, write_error

@@ -7,10 +7,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from packprep import messages
-from packprep.building.progress import say_error
 from packprep.cli.arguments import PRINTING_PANEL
 from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, tokenize, warm
 from packprep.cli.datasets import export, inspect, verify
+from packprep.messages import say_error
 
 
 def _show(what: str) -> Any:

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from packprep.building.progress import Bar, put_line, say
 from packprep.cli.arguments import (
     PRINTING_PANEL,
     ArrayCount,
@@ -27,6 +26,7 @@ from packprep.cli.arguments import (
     recipe_of,
 )
 from packprep.cli.printing import one_thread, put
+from packprep.messages import Bar, put_line, say
 
 
 def build(

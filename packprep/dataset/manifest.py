@@ -10,6 +10,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from packprep.dataset.attention import RULES
 from packprep.errors import DatasetError, RecipeError
+from packprep.format import read_file
 from packprep.format.json_files import (
     FORMAT,
     LAW_VERSION,
@@ -24,7 +25,6 @@ from packprep.format.json_files import (
     unknown_key,
     with_defaults,
 )
-from packprep.format.opening import read_file
 
 LABEL_ALIGNMENTS = ("next_token", "same_slot")
 

@@ -31,8 +31,8 @@ import numpy as np
 
 from packprep.dataset.manifest import Manifest, is_compact
 from packprep.errors import DatasetError
+from packprep.format import open_file
 from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
-from packprep.format.opening import open_file
 
 CAN_PREAD = hasattr(os, "preadv")  # not on Windows
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
-from packprep.building.progress import visible
 from packprep.documents.reading import (
     ReadDocuments,
     chosen_by_size,
@@ -29,8 +28,8 @@ from packprep.format.json_files import decode, rejects_name
 from packprep.inspection.opened import OpenedDataset, check_source, nearest, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import SPECIAL, TextPiece, TokenTexts, counted, special
-from packprep.restoring.documents import documents_at
-from packprep.restoring.segments import sound_segments
+from packprep.messages import visible
+from packprep.restoring import documents_at, sound_segments
 from packprep.sources.formats import PIECE_BYTES, Batch, Reject, position_of
 from packprep.sources.slices import PlannedSource
 from packprep.storage import Folder

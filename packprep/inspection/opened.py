@@ -16,11 +16,11 @@ from packprep.dataset.manifest import first_rows
 from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
+from packprep.format import read_file
 from packprep.format.digests import digest_of
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
-from packprep.format.opening import read_file
 from packprep.inspection.text import TokenTexts
-from packprep.restoring.documents import replay_segments
+from packprep.restoring import replay_segments
 from packprep.sources.slices import UNREAD
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 

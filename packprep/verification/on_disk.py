@@ -20,6 +20,7 @@ from packprep.dataset.manifest import LATER
 from packprep.documents.calibration import highest_ratio
 from packprep.documents.chat_template import find_template
 from packprep.errors import DatasetError, PackprepError, PlanError
+from packprep.format import read_file
 from packprep.format.digests import digest_of, digest_of_file, own_digest
 from packprep.format.json_files import (
     FIRST_SEEN_NAME,
@@ -32,7 +33,6 @@ from packprep.format.json_files import (
     rejects_name,
     shard_name,
 )
-from packprep.format.opening import read_file
 from packprep.objectives.tasks import needs_of, resolve, whole_recipe
 from packprep.recipe import Recipe, fingerprint, normalised, without_places
 from packprep.sources.files import Files, below_one_folder, find_below

@@ -17,15 +17,14 @@ from packprep.errors import SourceError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import receipt_name, rejects_name, shard_name
 from packprep.objectives.tasks import whole_recipe, whole_task
-from packprep.restoring.documents import replay_segments
-from packprep.restoring.segments import restore, stored_segments
+from packprep.restoring import replay_segments, restore, stored_segments
 from packprep.sources.formats import Decoders
 from packprep.twin.comparison import compare_segments, compare_shard
 from packprep.twin.records import Talk
 from packprep.twin.shard import Twin
 from packprep.twin.turns import Template
+from packprep.verification.arrays import BLOCKS, WEIGHTS
 from packprep.verification.coverage import Locations, check_read
-from packprep.verification.epochs import BLOCKS, WEIGHTS
 from packprep.verification.faults import MAX_LISTED, Faults
 
 

@@ -11,9 +11,9 @@ from packprep.building.plan import Plan
 from packprep.building.work import make_store_shard
 from packprep.documents.store import open_arrays
 from packprep.errors import DatasetError, SourceError
+from packprep.format import read_file
 from packprep.format.digests import digest_of
 from packprep.format.json_files import receipt_name, rejects_name, shard_name
-from packprep.format.opening import read_file
 from packprep.sources.formats import Decoders
 from packprep.verification.faults import Faults
 

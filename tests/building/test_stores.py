@@ -15,7 +15,7 @@ from packprep.exporting.export import export_dataset
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import encode
 from packprep.storage import Remote
-from packprep.verification.verify import verify_dataset
+from packprep.verification import verify_dataset
 from tests import made
 from tests.documents.chats_made import CHATML
 from tests.tokenizer.tokenizers_made import gpt2_like, write
