@@ -4,6 +4,7 @@
                                         folder of a dataset, built by packprep's own commands and verified; tokenizer/ beside it
     exported                            an export of it
     documents, reference                each document of a row by itself, and 20 losses of a model that sees them one at a time
+    SaysLosses, trained_by_hand         a Trainer that says its losses; 20 steps in a loop of torch over batches from elsewhere
     main, losses_of, killed_and_resumed what a check is: its outcome is printed, and parts of it run in processes of their own
 
 A check is a module with a function `check(folder) -> outcome`, and, to be killed, one `train(folder, *words)` that calls
@@ -303,6 +304,56 @@ def _module() -> str:
 def say(what: str, figure: object) -> None:
     """A line of a check: what was held, and the figure that was seen."""
     print(f"{what}: {figure}", flush=True)
+
+
+class SaysLosses:
+    """A base that stands before a Trainer of Transformers or TRL, which then says and keeps the loss of each step."""
+
+    def training_step(self, *given: Any, **named: Any) -> Any:
+        loss = super().training_step(*given, **named)
+        vars(self).setdefault("losses", []).append(loss.item())
+        say_loss(self.state.global_step + 1, loss.item())
+        return loss
+
+
+def trained_by_hand(
+    folder: Path,
+    dataset: Dataset,
+    batches: Iterator[Mapping[str, Any]],
+    save: Callable[[int], Any],
+    restore: Callable[[Any], Iterator[Mapping[str, Any]]],
+) -> tuple[list[float], list[list[int]]]:
+    """(losses, rows of each step) of the steps that are left of 20 in a loop of torch over another library's batches of tensors.
+
+    Model and optimizer are saved every 5 steps, and with them what `save(step)` gives of the library's own state; `restore` of
+    that gives the batches that follow.
+    """
+    import torch
+
+    from packprep.adapters.torch_attention import sdpa_mask
+    from packprep.adapters.torch_loss import masked_loss
+
+    saved, numbers, model = folder / "saved.pt", numbers_of(dataset), llama(dataset.vocab_size)
+    adam, done, losses, steps = optimizer(model), 0, [], []
+    folder.mkdir(exist_ok=True)
+    if saved.exists():
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        adam.load_state_dict(state["adam"])
+        batches, done = restore(state["batches"]), state["done"]
+    for step, batch in zip(range(done + 1, STEPS + 1), batches, strict=False):
+        steps.append([numbers[key_of(row, dataset.pad_id)] for row in batch["tokens"]])
+        given = {"position_ids": batch["position_ids"], "attention_mask": sdpa_mask(batch), "use_cache": False}
+        loss = masked_loss(model(input_ids=batch["tokens"], **given).logits, batch)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+        if step % 5 == 0:
+            states = {"model": model.state_dict(), "adam": adam.state_dict(), "batches": save(step)}
+            torch.save({"done": step, **states}, saved)
+        say_loss(step, losses[-1])
+    return losses, steps
 
 
 def assert_equal(what: str, losses: Sequence[float], expected: Sequence[float], tolerance: float = TOLERANCE) -> None:
