@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import grain
-import torch
 from etils import epath
 from grain.python import PyGrainCheckpointHandler
 
@@ -11,8 +10,6 @@ from packprep import open_dataset
 from packprep.adapters import default_columns
 from packprep.adapters.jax.grain_source import grain_batches
 from packprep.adapters.torch import DTYPES, tensors
-from packprep.adapters.torch_attention import sdpa_mask
-from packprep.adapters.torch_loss import masked_loss
 from trainers import made
 
 
@@ -26,33 +23,19 @@ def batches_of(path: Path, form: str) -> grain.DatasetIterator:
 
 
 def train(folder: Path, name: str, form: str) -> tuple[list[float], list[list[int]]]:
-    """(losses, rows of each step) of the steps that are left of 20; model and optimizer are saved every 5, and Grain's state."""
-    path, saved, handler = folder.parent / name, folder / "saved.pt", PyGrainCheckpointHandler()
-    batches, dataset = batches_of(path, form), open_dataset(path)
-    numbers = made.numbers_of(dataset)
-    model = made.llama(dataset.vocab_size)
-    adam, done, losses, steps = made.optimizer(model), 0, [], []
-    if saved.exists():
-        state = torch.load(saved)
-        model.load_state_dict(state["model"])
-        adam.load_state_dict(state["adam"])
-        done = state["done"]
-        batches = handler.restore(epath.Path(folder / f"grain{done}"), batches)
-    for step in range(done + 1, made.STEPS + 1):
-        batch = tensors(next(batches))
-        steps.append([numbers[made.key_of(row, dataset.pad_id)] for row in batch["tokens"]])
-        given = {"position_ids": batch["position_ids"], "attention_mask": sdpa_mask(batch), "use_cache": False}
-        loss = masked_loss(model(input_ids=batch["tokens"], **given).logits, batch)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        losses.append(loss.item())
-        if step % 5 == 0:
-            (folder / f"grain{step}").mkdir(parents=True)
-            handler.save(epath.Path(folder / f"grain{step}"), batches)
-            torch.save({"done": step, "model": model.state_dict(), "adam": adam.state_dict()}, saved)
-        made.say_loss(step, losses[-1])
-    return losses, steps
+    """(losses, rows of each step) of the steps that are left of 20; Grain saves its own state, every 5."""
+    handler, batches = PyGrainCheckpointHandler(), batches_of(folder.parent / name, form)
+
+    def save(step: int) -> str:
+        at = folder / f"grain{step}"
+        at.mkdir()
+        handler.save(epath.Path(at), batches)
+        return str(at)
+
+    def restore(at: str):
+        return map(tensors, handler.restore(epath.Path(at), batches))
+
+    return made.trained_by_hand(folder, open_dataset(folder.parent / name), map(tensors, batches), save, restore)
 
 
 def check(folder: Path) -> str:

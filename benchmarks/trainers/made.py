@@ -1,8 +1,10 @@
 """What the checks of trainers share: small datasets of real text, the losses that are right, and a child process to kill.
 
-    causal, conversations, prefixes     folder of a dataset, built by packprep's own commands and verified; tokenizer/ beside it
+    causal, conversations, prefixes, blocks
+                                        folder of a dataset, built by packprep's own commands and verified; tokenizer/ beside it
     exported                            an export of it
     documents, reference                each document of a row by itself, and 20 losses of a model that sees them one at a time
+    SaysLosses, trained_by_hand         a Trainer that says its losses; 20 steps in a loop of torch over batches from elsewhere
     main, losses_of, killed_and_resumed what a check is: its outcome is printed, and parts of it run in processes of their own
 
 A check is a module with a function `check(folder) -> outcome`, and, to be killed, one `train(folder, *words)` that calls
@@ -52,9 +54,10 @@ CHAT_TEMPLATE = (
 # ── datasets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def causal(folder: Path) -> Path:
-    """A dataset of the standard library's docstrings, some to a row, for causal training."""
-    return _built(folder, "causal", ({"text": f"{name}\n\n{words}"} for name, words in _docstrings()), "causal")
+def causal(folder: Path, *options: str) -> Path:
+    """A dataset of the standard library's docstrings, some to a row, for causal training. options: of the build."""
+    records = ({"text": f"{name}\n\n{words}"} for name, words in _docstrings())
+    return _built(folder, "causal", records, "causal", *options)
 
 
 def conversations(folder: Path) -> Path:
@@ -78,19 +81,28 @@ def prefixes(folder: Path) -> Path:
     return _built(folder, "prefixes", ({"text": words} for _, words in _docstrings()), "prefix_lm")
 
 
+def blocks(folder: Path) -> Path:
+    """A dataset of the docstrings for block diffusion, whose segments begin with a block of x_t where x_0 is left out."""
+    length = 16
+    records = ({"text": words} for _, words in _docstrings())
+    task = f'tasks=[{{name="bd3",objective="block_diffusion",block_length={length}}}]'
+    options = (task, f"packing.pad_seq_to_mult={2 * length}", f'specials.mask="{USER}"')
+    return _built(folder, "blocks", records, "bd3", *(word for option in options for word in ("--set", option)))
+
+
 def exported(dataset: Path, form: str, out: Path, *options: str) -> Path:
     """`packprep export dataset --to form`, its folder."""
     _packprep("export", dataset, "--to", form, "--out", out, *options)
     return out
 
 
-def _built(folder: Path, name: str, records: Iterator[dict[str, Any]], task: str) -> Path:
+def _built(folder: Path, name: str, records: Iterator[dict[str, Any]], task: str, *options: str) -> Path:
     _write_tokenizer(folder / "tokenizer")
     lines = folder / f"{name}.jsonl"
     lines.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
     out = folder / name
     common = ("--tokenizer", folder / "tokenizer", "--seq-length", SEQ_LENGTH, "--workers", 1)
-    _packprep("build", lines, "--tasks", task, *common, "--out", out)
+    _packprep("build", lines, "--tasks", task, *common, *options, "--out", out)
     _packprep("verify", out, "--replay", "all")
     return out
 
@@ -250,10 +262,28 @@ def reference(
 # ── checks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def main(package: str, check: Callable[[Path], str], train: Callable[..., None] | None = None) -> None:
+def checkout(variable: str, source: str = ".") -> str:
+    """The commit of the checkout that an environment variable names; its folder `source` is then imported from.
+
+    Without one the check is not run, which its last line says.
+    """
+    path = os.environ.get(variable)
+    if not path:
+        print(f"{_module().rpartition('.')[2]} -: not run: {variable} names no checkout")
+        sys.exit()
+    sys.path.insert(0, str(Path(path, source).resolve()))
+    asked = subprocess.run(["git", "-C", path, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    assert asked.returncode == 0, f"{variable}={path}: {asked.stderr}"
+    return asked.stdout.strip()
+
+
+def main(
+    package: str, check: Callable[[Path], str], train: Callable[..., None] | None = None, commit: str | None = None
+) -> None:
     """Run a check in a folder of its own and print what came of it: the last line of `python -m trainers.NAME`.
 
-    package: that of whose version is printed. With arguments this is a child process, which trains.
+    package: that of whose version is printed, if not the commit of a checkout. With arguments this is a child process, which
+    trains.
     """
     name = _module().rpartition(".")[2]
     if sys.argv[1:]:
@@ -263,7 +293,7 @@ def main(package: str, check: Callable[[Path], str], train: Callable[..., None] 
         return
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as own:
         outcome = check(Path(own))
-    print(f"{name} {importlib.metadata.version(package)}: {outcome}")
+    print(f"{name} {commit or importlib.metadata.version(package)}: {outcome}")
 
 
 def _module() -> str:
@@ -274,6 +304,56 @@ def _module() -> str:
 def say(what: str, figure: object) -> None:
     """A line of a check: what was held, and the figure that was seen."""
     print(f"{what}: {figure}", flush=True)
+
+
+class SaysLosses:
+    """A base that stands before a Trainer of Transformers or TRL, which then says and keeps the loss of each step."""
+
+    def training_step(self, *given: Any, **named: Any) -> Any:
+        loss = super().training_step(*given, **named)
+        vars(self).setdefault("losses", []).append(loss.item())
+        say_loss(self.state.global_step + 1, loss.item())
+        return loss
+
+
+def trained_by_hand(
+    folder: Path,
+    dataset: Dataset,
+    batches: Iterator[Mapping[str, Any]],
+    save: Callable[[int], Any],
+    restore: Callable[[Any], Iterator[Mapping[str, Any]]],
+) -> tuple[list[float], list[list[int]]]:
+    """(losses, rows of each step) of the steps that are left of 20 in a loop of torch over another library's batches of tensors.
+
+    Model and optimizer are saved every 5 steps, and with them what `save(step)` gives of the library's own state; `restore` of
+    that gives the batches that follow.
+    """
+    import torch
+
+    from packprep.adapters.torch_attention import sdpa_mask
+    from packprep.adapters.torch_loss import masked_loss
+
+    saved, numbers, model = folder / "saved.pt", numbers_of(dataset), llama(dataset.vocab_size)
+    adam, done, losses, steps = optimizer(model), 0, [], []
+    folder.mkdir(exist_ok=True)
+    if saved.exists():
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        adam.load_state_dict(state["adam"])
+        batches, done = restore(state["batches"]), state["done"]
+    for step, batch in zip(range(done + 1, STEPS + 1), batches, strict=False):
+        steps.append([numbers[key_of(row, dataset.pad_id)] for row in batch["tokens"]])
+        given = {"position_ids": batch["position_ids"], "attention_mask": sdpa_mask(batch), "use_cache": False}
+        loss = masked_loss(model(input_ids=batch["tokens"], **given).logits, batch)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+        if step % 5 == 0:
+            states = {"model": model.state_dict(), "adam": adam.state_dict(), "batches": save(step)}
+            torch.save({"done": step, **states}, saved)
+        say_loss(step, losses[-1])
+    return losses, steps
 
 
 def assert_equal(what: str, losses: Sequence[float], expected: Sequence[float], tolerance: float = TOLERANCE) -> None:

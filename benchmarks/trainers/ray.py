@@ -83,12 +83,8 @@ def check(folder: Path) -> str:
     numbers, batches = made.numbers_of(dataset), dataset.batches(made.BATCH, seed=1)
     rows = [[numbers[made.key_of(row, dataset.pad_id)] for row in next(batches)["tokens"]] for _ in range(made.STEPS)]
     expected = made.reference(dataset, rows, made.llama(dataset.vocab_size))
-    losses = [float(loss) for _, loss in said]
-    made.assert_equal(
-        f"two workers, one killed after step {KILL_AT}, from {again} on again",
-        losses,
-        [expected[step - 1] for step in steps],
-    )
+    what = f"two workers, one killed after step {KILL_AT}, from {again} on again"
+    made.assert_equal(what, [float(loss) for _, loss in said], [expected[step - 1] for step in steps])
     by_ray_data(dataset)
     ray.shutdown()
     return made.TRAINED

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from packprep import open_dataset
 from packprep.adapters.torch import BatchSampler, Rows, iterable
-from packprep.adapters.torch_attention import sdpa_mask
-from packprep.adapters.torch_loss import masked_loss
 from trainers import made
 
 
@@ -20,33 +18,15 @@ def batches_of(path: Path, form: str) -> StatefulDataLoader:
 
 
 def train(folder: Path, name: str, form: str) -> tuple[list[float], list[list[int]]]:
-    """(losses, rows of each step) of the steps that are left of 20; model, optimizer and loader are saved every 5."""
-    path, saved = folder.parent / name, folder / "saved.pt"
-    batches, dataset = batches_of(path, form), Rows(path).dataset
-    numbers = made.numbers_of(dataset)
-    model = made.llama(dataset.vocab_size)
-    adam, done, losses, steps = made.optimizer(model), 0, [], []
-    if saved.exists():
-        state = torch.load(saved)
-        model.load_state_dict(state["model"])
-        adam.load_state_dict(state["adam"])
-        batches.load_state_dict(state["batches"])
-        done = state["done"]
-    for step, batch in enumerate(batches, done + 1):
-        steps.append([numbers[made.key_of(row, dataset.pad_id)] for row in batch["tokens"]])
-        given = {"position_ids": batch["position_ids"], "attention_mask": sdpa_mask(batch), "use_cache": False}
-        loss = masked_loss(model(input_ids=batch["tokens"], **given).logits, batch)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        losses.append(loss.item())
-        if step % 5 == 0:
-            folder.mkdir(exist_ok=True)
-            states = {"model": model, "adam": adam, "batches": batches}
-            torch.save({"done": step} | {of: stateful.state_dict() for of, stateful in states.items()}, saved)
-        made.say_loss(step, losses[-1])
-        if step == made.STEPS:
-            return losses, steps
+    """(losses, rows of each step) of the steps that are left of 20; the loader's state is saved every 5."""
+    batches = batches_of(folder.parent / name, form)
+
+    def restore(state):
+        batches.load_state_dict(state)
+        return batches
+
+    dataset = open_dataset(folder.parent / name)
+    return made.trained_by_hand(folder, dataset, batches, lambda _: batches.state_dict(), restore)
 
 
 def check(folder: Path) -> str:

@@ -12,14 +12,8 @@ from packprep.errors import ArgumentError
 from trainers import made
 
 
-class Saying(Trainer):
+class Saying(made.SaysLosses, Trainer):
     """The Trainer, which says the loss of each step."""
-
-    def training_step(self, *given, **named):
-        loss = super().training_step(*given, **named)
-        self.losses.append(loss.item())
-        made.say_loss(self.state.global_step + 1, loss.item())
-        return loss
 
 
 def train(folder: Path, name: str, attention: str) -> tuple[list[float], list[list[int]]]:
@@ -42,7 +36,6 @@ def train(folder: Path, name: str, attention: str) -> tuple[list[float], list[li
         use_cpu=True,
     )
     trainer = Saying(model=model, train_dataset=rows, data_collator=noted, args=arguments)
-    trainer.losses = []
     folder.mkdir(exist_ok=True)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     return trainer.losses, noted.steps[: made.STEPS]

@@ -13,14 +13,8 @@ from packprep.adapters.torch import Rows
 from trainers import made
 
 
-class Saying(SFTTrainer):
+class Saying(made.SaysLosses, SFTTrainer):
     """The SFTTrainer, which says the loss of each step."""
-
-    def training_step(self, *given, **named):
-        loss = super().training_step(*given, **named)
-        self.losses.append(loss.item())
-        made.say_loss(self.state.global_step + 1, loss.item())
-        return loss
 
 
 def numbered(rows: Rows) -> Dataset:
@@ -64,7 +58,6 @@ def train(folder: Path, name: str, form: str, attention: str, *options: str) -> 
         args=arguments,
     )
     trainer.data_collator = noted = made.Noted(trainer.data_collator, dataset)
-    trainer.losses = []
     folder.mkdir(exist_ok=True)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     return trainer.losses, noted.steps[: made.STEPS]

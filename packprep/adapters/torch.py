@@ -127,6 +127,16 @@ def _warn_of_ranks(world_size: int) -> None:
             )
 
 
+def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
+    """Warn where a run that is over is iterated once more, which gives nothing."""
+    if end is not None and state["rows"] >= end:
+        warnings.warn(
+            f"all {end} rows of this run have been given, and no batch follows: give one run as many epochs or samples as "
+            "are to be trained, or begin another",
+            stacklevel=3,
+        )
+
+
 class _Steps:
     """The steps of one rank that one worker makes, as an iterator with a state; StatefulDataLoader finds the latter."""
 
@@ -259,6 +269,7 @@ class Loader:
         return len(self.batches)
 
     def __iter__(self) -> "Loader":
+        _warn_of_end(self.state_dict(), self.batches.end)
         return self
 
     def __next__(self) -> dict[str, Any]:
@@ -402,6 +413,7 @@ class BatchSampler:
     def __iter__(self) -> Iterator[list[int]]:
         end = self._position.end
         _warn_of_ranks(self._world_size)
+        _warn_of_end(self._state, end)
         while True:
             state = self._state
             if end is not None and state["rows"] >= end:

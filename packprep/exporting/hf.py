@@ -20,7 +20,7 @@ from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import Manifest, first_rows
 from packprep.exporting.export import Exporting, ShardToExport, each_shard, sound_shard
-from packprep.exporting.parquet import IGNORE_INDEX, KEY, TRL_COLUMNS, refuse_for_trl, row_groups, trl_lists
+from packprep.exporting.parquet import IGNORE_INDEX, KEY, TOLD_TRL, TRL_COLUMNS, refuse_for_trl, row_groups, trl_lists
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
@@ -45,7 +45,7 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    "trl": Form(TRL_COLUMNS, False, "TRL: padding_free=True; without it, it silently attends across documents"),
+    "trl": Form(TRL_COLUMNS, False, TOLD_TRL),
     "llamafactory": Form(
         ("input_ids", "labels", "position_ids", "attention_mask"),
         True,
@@ -93,7 +93,7 @@ rows = load_from_disk("FOLDER")  # a copy of this folder
 
 def check(exporting: Exporting) -> None:
     """RecipeError for what labels that a model shifts, and causal attention, cannot say."""
-    refuse_for_trl(exporting, "--to hf")
+    refuse_for_trl(exporting, "--to hf", FORMS[exporting.form].told)
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
 
 
 def said(result: Mapping[str, Any]) -> list[str]:
-    """What was made, and how its trainer is told of it."""
-    return [f"{result['rows']:,} rows, for datasets.load_from_disk", FORMS[result["trainer"]].told]
+    """What was made."""
+    return [f"{result['rows']:,} rows, for datasets.load_from_disk"]
 
 
 def _ranges_of_files(manifest: Manifest) -> list[list[range]]:

@@ -514,6 +514,17 @@ def test_a_run_with_an_end_has_a_length_that_going_on_does_not_change(directory)
         len(loader(directory, 4))
 
 
+def test_a_run_that_is_over_says_so_when_it_is_iterated_again(directory):
+    """A loop over epochs would train the first alone."""
+    rows = Rows(directory)
+    for batches in (loader(directory, 4, epochs=1), DataLoader(rows, batch_sampler=BatchSampler(rows, 4))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len([*batches]) == 6
+        with pytest.warns(UserWarning, match="all 23 rows of this run have been given, and no batch follows"):
+            assert [*batches] == []
+
+
 def test_processes_that_all_read_the_same_rows_are_warned(directory, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
