@@ -115,9 +115,7 @@ def trainers(session: nox.Session, pins: Path, not_run: str | None) -> None:
     if not_run:
         print(f"{pins.stem}: not run: {not_run}")
         return
-    session.install(
-        "--no-deps", "-r", str(pins)
-    )  # all of it: what a trainer says that it needs may exist for a GPU alone
+    session.install("--no-deps", "-r", str(pins))  # what else a trainer says that it needs may exist for a GPU alone
     session.install("--no-deps", ".")
     session.chdir("benchmarks")
     session.run("python", "-m", f"trainers.{pins.stem}")

@@ -92,7 +92,7 @@ def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
     for name, export in EXPORTS.items():
         if export.option:
             first, *others = export.choices.values()
-            help = f"With --to {name}: {', or '.join([f'{first} (default)', *others])}."
+            help = f"--to {name}: {', or '.join([f'{first} (default)', *others])}."
             option = Annotated[Literal[*export.choices] | None, typer.Option(help=help, show_default=False)]  # type: ignore
             chosen.append(Parameter(export.option, Parameter.KEYWORD_ONLY, default=None, annotation=option))
     ordered = [own.pop(name) for name in ("directory", "to", "out")]
