@@ -37,6 +37,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from packprep.dataset.loader import Dataset
+from packprep.errors import ArgumentError
 
 SEQ_LENGTH, VOCAB_SIZE = 256, 2048
 STEPS, BATCH, LEARNING_RATE = 20, 2, 1e-3
@@ -354,6 +355,16 @@ def trained_by_hand(
             torch.save({"done": step, **states}, saved)
         say_loss(step, losses[-1])
     return losses, steps
+
+
+def assert_refused(what: str, make: Callable[[], Any]) -> None:
+    """Hold that packprep refuses to make something; print why."""
+    try:
+        make()
+    except ArgumentError as error:
+        say(what, f"refused: {error}")
+    else:
+        raise AssertionError(f"{what}: not refused")
 
 
 def assert_equal(what: str, losses: Sequence[float], expected: Sequence[float], tolerance: float = TOLERANCE) -> None:

@@ -17,7 +17,6 @@ from torchtitan.models.llama3 import llama3_configs
 
 from packprep.adapters import torchtitan as adapter
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.errors import ArgumentError
 
 
 def loader(dataset: Dataset, rank: int = 0, world: int = 1) -> GrainDataLoader:
@@ -107,12 +106,7 @@ def check(folder: Path) -> str:
     made.say("without positions", f"{float(np.abs(np.subtract(across, alone)).max()):.1e} apart")
     assert apart <= made.TOLERANCE
 
-    try:
-        adapter.source(made.prefixes(folder))
-    except ArgumentError as error:
-        made.say("prefixes", f"refused: {error}")
-    else:
-        raise AssertionError("a dataset of prefixes was not refused")
+    made.assert_refused("prefixes", lambda: adapter.source(made.prefixes(folder)))
     return made.READ
 
 

@@ -531,8 +531,8 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
             )
         elif os.path.isfile(os.path.join(pattern, "plan.json")):
             raise SourceError(
-                f'source {source.name!r}: {given} is what packprep wrote: of a token store say format = "store" beside the path, in '
-                "[[sources]] of a recipe; a dataset is no source"
+                f'source {source.name!r}: {given} is what packprep wrote: of a token store say format = "store" beside '
+                "the path, in [[sources]] of a recipe; a dataset is no source"
             )
         elif os.path.isdir(pattern):
             raise SourceError(
