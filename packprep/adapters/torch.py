@@ -148,6 +148,7 @@ class _Steps:
             redraw=of.redraw,
             samples=of.samples,
             accelerate=of.accelerate,
+            **of.balance,
         )
         self._batches.load_state_dict({**of.start, "rows": rows + steps * stride})
 
@@ -188,6 +189,7 @@ class RankBatches(IterableDataset):
         self.rank, self.world_size = options["rank"], options["world_size"]
         self.epochs, self.samples = options["epochs"], options["samples"]
         self.redraw, self.accelerate = options["redraw"], options["accelerate"]
+        self.balance = {"balance": options["balance"], "window": options["window"]}
         # Arguments are checked here, in the main process, by the loader itself.
         self._position = dataset.batches(
             batch_size,
@@ -200,6 +202,7 @@ class RankBatches(IterableDataset):
             redraw=self.redraw,
             samples=self.samples,
             accelerate=self.accelerate,
+            **self.balance,
         )
         self.end = self._position.end
         self.start = self._position.state_dict()
@@ -276,6 +279,8 @@ def iterable(
     columns: Sequence[str] | None = None,
     redraw: bool = False,
     accelerate: str = "numpy",
+    balance: tuple[str | tuple[float, float], int] | None = None,
+    window: int | None = None,
     ignore_index: int | None = None,
     tail: str = "segment",
 ) -> RankBatches:
@@ -287,7 +292,7 @@ def iterable(
     dataset = opened(directory)
     form = Form(dataset, layout, columns, ignore_index, tail)
     given: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": epochs}
-    given |= {"samples": samples, "redraw": redraw, "accelerate": accelerate}
+    given |= {"samples": samples, "redraw": redraw, "accelerate": accelerate, "balance": balance, "window": window}
     return RankBatches(dataset, form, batch_size, given)
 
 
@@ -317,9 +322,9 @@ def loader(
 
     Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
 
-    options: seed, shuffle, epochs, samples, columns, redraw, accelerate as of `Dataset.batches`; tail; ignore_index: goes into
-    labels where loss_mask is False, and into labels_k where loss_mask_k is. pin_memory: batches lie in page-locked memory, from
-    torch's own cache of it. num_workers: processes; 0, the fast default, makes batches here.
+    options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance, window as of `Dataset.batches`; tail;
+    ignore_index: goes into labels where loss_mask is False, and into labels_k where loss_mask_k is. pin_memory: batches lie in
+    page-locked memory, from torch's own cache of it. num_workers: processes; 0, the fast default, makes batches here.
     """
     integer("num_workers", num_workers, 0, 1 << 31)
     if pin_memory and not torch.accelerator.is_available():
@@ -370,11 +375,14 @@ class BatchSampler:
         shuffle: bool = True,
         epochs: int | None = 1,
         samples: int | None = None,
+        balance: tuple[str | tuple[float, float], int] | None = None,
+        window: int | None = None,
     ):
         self._dataset = rows.dataset if isinstance(rows, Rows) else opened(rows)
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         epochs = None if samples is not None and epochs == 1 else epochs
-        self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs, samples=samples)
+        given: dict[str, Any] = {"samples": samples, "balance": balance, "window": window}
+        self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs, **given)
         self._state = self._position.state_dict()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -387,7 +395,7 @@ class BatchSampler:
             samples = samples if end is None else samples[samples < end]
             rows = state["rows"] + self._batch_size * self._world_size
             self._state = {**state, "rows": rows if end is None else min(rows, end)}
-            yield self._dataset.rows_of_samples(samples, state["seed"], state["shuffle"])[0].tolist()
+            yield self._position.rows_of_samples(samples)[0].tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._state)

@@ -12,7 +12,7 @@ from packprep.dataset import order
 from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import StoredTask
 from packprep.dataset.redraw import check_accelerate
-from packprep.dataset.rows import AHEAD, COLUMNS, DISTANCES, KNOWN, MADE_FROM, MORE_COLUMNS, SLOTS, SUMS, own_dtype
+from packprep.dataset.rows import AHEAD, BY_ROW, COLUMNS, DISTANCES, KNOWN, MADE_FROM, MORE_COLUMNS, SLOTS, own_dtype
 from packprep.errors import ArgumentError, StateError
 
 _AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
@@ -20,6 +20,8 @@ _LIMITED = frozenset(("seq_idx", *AHEAD))  # columns that not every task can ser
 _CAUSALLY = "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of each row"
 _MOST_ROWS = 1 << 62  # what a state may count
 _COUNTS = ("rows", "steps")  # of a state, which differ
+_GROUPS = 64  # of a window, where none is given
+_WINDOWS = 4  # whose order is kept
 _JOINED = {  # keys that joined later, and what nobody knows without them
     "digest": "whether the dataset is the one that it was taken with, or was built again since",
     "redraw": "whether later epochs were drawn anew",
@@ -28,7 +30,10 @@ _INSTEAD = {
     "digest": "a dataset that was built again may hold other rows; open the one whose dataset.json has that digest. If you know "
     "that the rows are the same, take digest out of the state: it is not checked then",
     "redraw": "later epochs would hold other rows; give the redraw that it was taken with",
+    "balance": "going on would repeat and skip rows; give the balance and window that it was taken with",
 }
+_WHERE_GIVEN = frozenset(("balance",))  # keys of a state that only some iterations have
+_MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 
 
 class Reader:
@@ -36,6 +41,7 @@ class Reader:
 
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
     rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(), tasks_with_loss()
+    costs(rows, attention, linear), epoch_rows                what balanced steps need
     """
 
     seq_length: int
@@ -66,6 +72,13 @@ class Reader:
         raise NotImplementedError
 
     def samples_of_epochs(self, epochs: int) -> int:
+        raise NotImplementedError
+
+    def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
+        raise NotImplementedError
+
+    @property
+    def epoch_rows(self) -> int | None:
         raise NotImplementedError
 
     def check_redraw(self) -> None:
@@ -133,7 +146,8 @@ class Reader:
         epochs: Sequence[int] | np.ndarray | None = None,
         accelerate: str = "numpy",
     ) -> dict[str, np.ndarray]:
-        """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss) and loss_weight_sum are [B].
+        """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss), loss_weight_sum and row_cost
+        (Σn² over the row's segments of n slots) are [B].
 
         columns: names of COLUMNS (all, the default) and of MORE_COLUMNS; labels_k, loss_mask_k and loss_weights_k
         (k = 2 … 8) say of the token k slots ahead what labels, loss_mask and loss_weights say of the next one. dtype: of tokens,
@@ -154,7 +168,7 @@ class Reader:
         dtypes = self._dtypes(self._dtype if dtype is None else dtype, names)
         found, batch = self._find(rows), {}  # first: a manifest may claim more than there is
         for name in names:
-            shape = (len(rows),) if name in SUMS else (len(rows), self.seq_length)
+            shape = (len(rows),) if name in BY_ROW else (len(rows), self.seq_length)
             if out is None:
                 batch[name] = np.empty(shape, dtypes[name])
             elif name not in out:
@@ -187,7 +201,12 @@ class Reader:
     def _check_holds(self, name: str, dtype: np.dtype) -> None:
         """ArgumentError unless a dtype holds every value that a column may have: numpy would wrap ids and cut weights."""
         of = AHEAD[name][0] if name in AHEAD else name
-        most = {"tokens": self.vocab_size - 1, "labels": self.vocab_size - 1, "loss_mask": 1}.get(of, self.seq_length)
+        most = {
+            "tokens": self.vocab_size - 1,
+            "labels": self.vocab_size - 1,
+            "loss_mask": 1,
+            "row_cost": self.seq_length**2,
+        }.get(of, self.seq_length)
         if of in ("loss_weights", "loss_weight_sum"):
             holds = dtype.kind not in "biu"
         elif dtype.kind in "iu":
@@ -221,6 +240,8 @@ class Reader:
         redraw: bool = False,
         samples: int | None = None,
         accelerate: str = "numpy",
+        balance: tuple[str | tuple[float, float], int] | None = None,
+        window: int | None = None,
     ) -> "Batches":
         """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
 
@@ -228,6 +249,12 @@ class Reader:
         datasets do not end together. redraw: epoch 0 is the stored rows, in later ones spans, pivots, cuts and noise are
         drawn anew, by the same law. accelerate: what draws: "numpy"; "numba", by the kernels of a build, which is refused
         where numba is not installed; "auto": numba where it is. The rows are the same.
+
+        balance: ("attention", group): steps whose ranks cost nearly the same, Σn² over a row's segments of n slots; or ((a, b),
+        group), a · Σn² + b · Σn. group: the rows of a step over all ranks, batch_size · world_size; with others rows and state
+        are the same, and steps less even. Each `window` rows of the shuffled order (a multiple of group; default: 64 groups) are
+        sorted by cost and cut into groups, which come in a drawn order: a step's rows have documents of like length. Every rank
+        reads the boundaries of all rows.
         """
         batches = Batches()
         batches._batch_size = integer("batch_size", batch_size, 1, 1 << 31)
@@ -247,6 +274,8 @@ class Reader:
         batches.dataset, batches._columns = self, None if columns is None else self.checked_columns(columns)
         batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), _true_or_false("shuffle", shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
+        batches._windows = {}
+        batches._balance = _balance(balance, window, batches._shuffle)
         batches._redraw, batches._accelerate = _true_or_false("redraw", redraw), accelerate
         check_accelerate(accelerate)
         if redraw:
@@ -272,6 +301,8 @@ class Batches:
     _dtype: Any
     _redraw: bool
     _accelerate: str
+    _balance: order.Balance | None
+    _windows: dict[int, np.ndarray]  # a window's first sample → the samples of the plain order, as they come
 
     def _restart(self, rows: int) -> None:
         self._rows = rows  # delivered over all ranks before `_step` 0
@@ -299,22 +330,57 @@ class Batches:
         size, world = self._batch_size, self._world_size
         steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // size)
         self._draws += 1
+        if self._balance is not None:  # else a rank of many would sort many windows at once
+            steps = min(steps, max(1, self._balance.window // (size * world)))
         if self.end is not None:
             steps = min(steps, order.n_steps(self._rows, self.end, size, world) - self._step)
         if steps <= 0:
             return
         at = [order.samples_of_step(self._rows, self._step + k, size, self._rank, world) for k in range(steps)]
         samples = np.array(at, np.int64)
-        rows, epochs = self.dataset.rows_of_samples(samples, self._seed, self._shuffle)
+        rows, epochs = self.rows_of_samples(samples)
         kept = samples < (np.iinfo(np.int64).max if self.end is None else self.end)
         self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
 
+    def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0 of this order, balanced or not."""
+        return self.dataset.rows_of_samples(self.plain_samples(samples), self._seed, self._shuffle)
+
+    def plain_samples(self, samples: np.ndarray) -> np.ndarray:
+        """int64, shaped as `samples`: which samples of the order without balance come as these."""
+        samples = np.asarray(samples, np.int64)
+        if self._balance is None:
+            return samples
+        flat, plain = samples.ravel(), np.empty(samples.size, np.int64)
+        left = np.ones(flat.size, bool)
+        while left.any():
+            begin, end = order.window_of(int(flat[np.argmax(left)]), self._balance.window, self.dataset.epoch_rows)
+            here = (begin <= flat) & (flat < end)
+            plain[here] = self._window(begin, end)[flat[here] - begin]
+            left &= ~here
+        return plain.reshape(samples.shape)
+
+    def _window(self, begin: int, end: int) -> np.ndarray:
+        known = self._windows.get(begin)
+        if known is None:
+            assert self._balance is not None
+            rows, _ = self.dataset.rows_of_samples(np.arange(begin, end), self._seed, self._shuffle)
+            costs = self.dataset.costs(rows, self._balance.attention, self._balance.linear)
+            known = begin + order.balanced(costs, begin, self._balance, self._seed)
+            while len(self._windows) >= _WINDOWS:
+                self._windows.pop(next(iter(self._windows)), None)
+            self._windows[begin] = known
+        return known
+
     def state_dict(self) -> dict[str, Any]:
-        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after the steps made so far."""
+        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after the steps made so far; with
+        `balance`, that too."""
         rows = self._rows + self._step * self._batch_size * self._world_size
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
-        of = {"fingerprint": self.dataset.fingerprint, "digest": self.dataset.digest}
+        of: dict[str, Any] = {"fingerprint": self.dataset.fingerprint, "digest": self.dataset.digest}
+        if self._balance is not None:
+            of["balance"] = {**self._balance._asdict()}
         return {**of, "seed": self._seed, "shuffle": self._shuffle, "redraw": self._redraw, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -332,14 +398,16 @@ class Batches:
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     """StateError unless `state` has the keys of `mine`, and their values where they are no counts; a warning for keys that
     joined later and are absent."""
-    if not isinstance(state, Mapping) or not mine.keys() - _JOINED.keys() <= state.keys() <= mine.keys():
+    if not isinstance(state, Mapping) or not mine.keys() - _MAY_LACK <= state.keys() <= mine.keys() | _WHERE_GIVEN:
         keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave")
-    for key in mine:
-        if key not in _COUNTS and key in state and (type(state[key]), state[key]) != (type(mine[key]), mine[key]):
+    for key in dict.fromkeys((*mine, *state)):
+        ours, theirs = mine.get(key), state.get(key)
+        checked = key not in _COUNTS and (key in state or key in _WHERE_GIVEN)
+        if checked and (type(theirs), theirs) != (type(ours), ours):
             instead = "going on would repeat and skip rows; open that dataset, with that seed and shuffle"
             raise StateError(
-                f"the state's {key} is {state[key]!r}, this loader's is {mine[key]!r}: {_INSTEAD.get(key, instead)}"
+                f"the state's {key} is {theirs!r}, this loader's is {ours!r}: {_INSTEAD.get(key, instead)}"
             )
     absent = [key for key in _JOINED if key in mine and key not in state]
     if absent:
@@ -393,6 +461,41 @@ def _true_or_false(name: str, value: Any) -> bool:
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ArgumentError(f"{name} is {value!r} and should be True or False")
+
+
+def _balance(balance: Any, window: Any, shuffle: bool) -> order.Balance | None:
+    if balance is None:
+        if window is not None:
+            raise ArgumentError(f'window = {window!r} is of balanced steps: give balance=("attention", group) too')
+        return None
+    if not isinstance(balance, tuple | list) or len(balance) != 2:
+        raise ArgumentError(
+            f'balance is {balance!r} and should be ("attention", group): group is the rows of a step over all ranks'
+        )
+    cost, group = balance
+    weights = (1, 0) if isinstance(cost, str) and cost == "attention" else cost
+    two = isinstance(weights, tuple | list) and len(weights) == 2
+    if not two or not all(map(_is_weight, weights)) or not any(weights):
+        raise ArgumentError(
+            f'the cost of balance is {cost!r} and should be "attention", or (a, b) for a · Σn² + b · Σn over a row\'s segments '
+            "of n slots: numbers of at least 0, and one of them above"
+        )
+    rows = integer("the group of balance", group, 1, 1 << 31)
+    size = _GROUPS * rows if window is None else integer("window", window, 1, 1 << 40)
+    if size % rows:
+        raise ArgumentError(
+            f"window is {size} and should be a multiple of the group, {rows}: whole groups are cut of it"
+        )
+    if not shuffle:
+        raise ArgumentError(
+            "balance draws the order of rows anew, and shuffle=False asks for the stored one: leave one out"
+        )
+    return order.Balance(float(weights[0]), float(weights[1]), rows, size)
+
+
+def _is_weight(value: Any) -> bool:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and 0 <= value < float("inf")
 
 
 def integer(name: str, value: Any, least: int, below: int) -> int:

@@ -36,6 +36,7 @@ except ImportError:  # not on Windows
 
 __all__ = ["COLUMNS", "Dataset", "Mixture", "Row", "open_dataset"]
 Held: TypeAlias = Callable[[ShardEntry], AbstractContextManager[Path]]
+_ROWS_AT_ONCE = 64
 TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")  # the columns of task_params
 
 
@@ -195,6 +196,19 @@ class Dataset(Reader):
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0."""
         return order.rows_of_samples(samples, len(self), seed, shuffle), np.asarray(samples) // len(self)
+
+    @property
+    def epoch_rows(self) -> int:
+        """The rows of an epoch."""
+        return len(self)
+
+    def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
+        """float64, one for each of `rows`: attention · Σn² + linear · Σn over its segments of n slots; by boundaries alone."""
+        costs, by_place = np.empty(len(rows)), np.argsort(rows, kind="stable")
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):  # few shards at a time
+            some = by_place[begin : begin + _ROWS_AT_ONCE]
+            costs[some] = Segments(self.facts, self._find(rows[some])).costs(attention, linear)
+        return costs
 
     def samples_of_epochs(self, epochs: int) -> int:
         """The samples of so many epochs."""

@@ -108,6 +108,18 @@ class Mixture(Reader):
                 epochs[here] = numbers[here] // len(dataset)
         return rows, epochs
 
+    @property
+    def epoch_rows(self) -> None:
+        """None: a mixture has no epochs."""
+        return None
+
+    def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
+        """float64, one for each of `rows`: attention · Σn² + linear · Σn over its segments of n slots."""
+        costs = np.empty(len(rows))
+        for dataset, where, own in self._split(rows):
+            costs[where] = dataset.costs(own, attention, linear)
+        return costs
+
     def samples_of_epochs(self, epochs: int) -> int:
         """Refused."""
         raise ArgumentError(
@@ -125,8 +137,17 @@ class Mixture(Reader):
         return [task for dataset in self.datasets for task in dataset.tasks_with_loss()]
 
     def delivered(self, state: Mapping[str, Any]) -> list[int]:
-        """How many rows of each dataset the batches with this state have delivered, over all ranks: a closed form."""
-        return order.among_first(state["rows"], self.counts, state["seed"], state["shuffle"]).tolist()
+        """How many rows of each dataset the batches with this state have delivered, over all ranks: a closed form, but
+        for the window of balanced steps that was begun."""
+        rows, seed, shuffle, balance = state["rows"], state["seed"], state["shuffle"], state.get("balance")
+        if balance is None:
+            return order.among_first(rows, self.counts, seed, shuffle).tolist()
+        begin, _ = order.window_of(rows, balance["window"], None)
+        weights = balance["attention"], balance["linear"]
+        batches = self.batches(1, seed, balance=(weights, balance["group"]), window=balance["window"])
+        begun, _ = order.of_samples(batches.plain_samples(np.arange(begin, rows)), self.counts, seed, shuffle)
+        whole = order.among_first(begin, self.counts, seed, shuffle)
+        return (whole + np.bincount(begun, minlength=len(whole))).tolist()
 
     def with_loss_on(
         self,

@@ -7,6 +7,12 @@
 `rows` are the rows delivered over all ranks before the state was loaded: nothing else is remembered, so a state goes on
 at any world size and batch size, and no row is dropped or repeated within an epoch.
 
+Balanced, sample g of this order is another of its window, [k·Q, (k + 1)·Q) and of one epoch, whose rows are sorted by cost:
+
+    cost     ▁▁▁▂▂▂▂▂▃▃▄▄▅▅▆▆▆▇▇▇████     a window, sorted, in groups of like cost, the rows of a step
+    groups   └─ 0 ─┘└─ 1 ─┘└─ 2 ─┘…       in an order by key(seed, k)
+    dealt    ▁▂▁▂▁▂ …                     inside of a group even for every number of ranks that divides it
+
 Which dataset each sample of a mixture is of: a keyed pattern for each cycle, so that counts have a closed form.
 
     counts        c_d of each dataset in a cycle of C = Σ c_d samples
@@ -20,6 +26,7 @@ Among the first g samples, k · c_d and what the places before p hold are of dat
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,6 +64,74 @@ def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size
 def n_steps(rows: int, end: int, batch_size: int, world_size: int) -> int:
     """ceil((end − rows) / (B·W)): the steps that every rank makes until sample `end`, E·n; the last may be short."""
     return max(0, -(-(end - rows) // (batch_size * world_size)))
+
+
+# Balanced steps
+
+
+class Balance(NamedTuple):
+    """How steps are made even: rows cost attention · Σn² + linear · Σn over their segments of n slots.
+
+    group: rows of a step over all ranks. window: rows that are sorted together, a multiple of group.
+    """
+
+    attention: float
+    linear: float
+    group: int
+    window: int
+
+
+def window_of(sample: int, window: int, epoch_rows: int | None) -> tuple[int, int]:
+    """The samples [begin, end) among which sample `sample` of the balanced order lies: of one epoch, if there are such."""
+    begin = sample // window * window
+    end = begin + window
+    if epoch_rows is not None:
+        epoch_begin = sample // epoch_rows * epoch_rows
+        begin, end = max(begin, epoch_begin), min(end, epoch_begin + epoch_rows)
+    return begin, end
+
+
+def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.ndarray:
+    """int64: the places of a window's rows, in the order in which they come. costs: float64, of the rows from sample `begin` on.
+
+    A group stands at a multiple of `group`, so where an epoch cuts the first or the last one, these get rows of middling cost.
+    """
+    n, group = len(costs), balance.group
+    places = np.argsort(costs, kind="stable")
+    head = min(n, -begin % group)
+    tail = (n - head) % group
+    cut = (n - head - tail) // 2
+    parts = places[cut : cut + head + tail]
+    whole = np.concatenate((places[:cut], places[cut + head + tail :])).reshape(-1, group)
+    if len(whole):
+        number = begin // balance.window
+        key = randomness.bits64(np.uint64(seed), randomness.BALANCED_GROUPS, number & 0xFFFFFFFF, number >> 32)
+        whole = np.take_along_axis(whole, dealt(costs[whole]), axis=1)
+        whole = whole[randomness.permute(np.arange(len(whole)), len(whole), key)]
+    return np.concatenate((parts[:head], whole.ravel(), parts[head:]))
+
+
+def dealt(costs: np.ndarray) -> np.ndarray:
+    """int64[groups, rows]: the order of each group's rows, float64[groups, rows], in which neighbours make up for each other.
+
+    The dearest half is paired with the cheapest, dear with cheap; then pairs are paired by their sums, and so on. So every
+    stretch of 2, 4, 8, … rows that begins at a multiple of its length costs nearly the same, which a rank of that batch size
+    reads. What remains odd is dealt in threes, fives, …
+    """
+    places, sums = np.broadcast_to(np.arange(costs.shape[1]), costs.shape)[..., None], costs
+    while (n := sums.shape[1]) > 1:
+        several = next(factor for factor in range(2, n + 1) if n % factor == 0)
+        shape = (len(costs), n // several)
+        merged, together = np.zeros(shape), np.empty((*shape, 0), np.int64)
+        by_cost = np.argsort(-sums, axis=1, kind="stable")
+        for some in np.split(by_cost, several, axis=1):  # the dearest first, each to what is cheapest so far
+            to = np.argsort(merged, axis=1, kind="stable")
+            added = np.empty_like(some)
+            np.put_along_axis(added, to, some, axis=1)
+            merged = merged + np.take_along_axis(sums, added, axis=1)
+            together = np.concatenate((together, np.take_along_axis(places, added[..., None], axis=1)), axis=2)
+        places, sums = together, merged
+    return places[:, 0]
 
 
 # Several datasets

@@ -10,8 +10,7 @@ from packprep.building.plan import Plan
 from packprep.building.render import draw_noise, expected_prefix, target_of
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import fill_slots
-from packprep.dataset.rows import next_token_loss_mask, put_blocks, segment_ids
+from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, segment_ids
 from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.tasks import SHORTEST, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key

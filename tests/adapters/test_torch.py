@@ -199,6 +199,21 @@ def test_the_order_is_the_loader_s_with_any_number_of_workers(directory, rows_of
             assert next(batches, None) is None and batches.state_dict()["rows"] == 2 * N_ROWS
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_balanced_steps_are_the_loader_s_and_a_sampler_s(directory, rows_of, workers):
+    options = {"rank": 1, "world_size": 2, "seed": 3, "balance": ("attention", 4), "window": 8}
+    expected = expected_rows(directory, 2, steps=30, **options)
+    run = loader(directory, 2, num_workers=workers, **options)
+    assert [rows_of(next(run)) for _ in range(14)] == expected[:14]
+    again = loader(directory, 4, num_workers=workers, **{**options, "rank": 0, "world_size": 1})
+    again.load_state_dict(run.state_dict())
+    assert [rows_of(next(again))[2:] for _ in range(16)] == expected[14:]
+    sampler = iter(BatchSampler(open_dataset(directory), 2, epochs=None, **options))
+    assert [next(sampler) for _ in range(30)] == expected
+    with pytest.raises(StateError, match="balance"):
+        loader(directory, 2, seed=3).load_state_dict(run.state_dict())
+
+
 def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(60))
     made.build(made.table("a.jsonl", tasks=[{"preset": "llada"}], seq_length=256), tmp_path, tmp_path / "d")
