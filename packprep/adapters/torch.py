@@ -146,7 +146,7 @@ class _Steps:
             of.form.columns,
             DTYPES,
             redraw=of.redraw,
-            samples=of.samples,
+            samples=of.position.exhausted_at if of.end is None else of.samples,
             accelerate=of.accelerate,
             **of.balance,
         )
@@ -160,6 +160,8 @@ class _Steps:
         step = self._steps * self._n_workers + self._worker
         if of.end is not None and step >= order.n_steps(self._rows, of.end, of.batch_size, of.world_size):
             raise StopIteration
+        if of.end is None:
+            of.position.refuse_exhausted(self._rows + (step + 1) * of.batch_size * of.world_size)
         batch = next(self._batches)
         self._steps += 1
         return tensors(of.form.arrays(batch))
@@ -191,7 +193,7 @@ class RankBatches(IterableDataset):
         self.redraw, self.accelerate = options["redraw"], options["accelerate"]
         self.balance = {"balance": options["balance"], "window": options["window"]}
         # Arguments are checked here, in the main process, by the loader itself.
-        self._position = dataset.batches(
+        self.position = dataset.batches(
             batch_size,
             options["seed"],
             self.rank,
@@ -204,8 +206,8 @@ class RankBatches(IterableDataset):
             accelerate=self.accelerate,
             **self.balance,
         )
-        self.end = self._position.end
-        self.start = self._position.state_dict()
+        self.end = self.position.end
+        self.start = self.position.state_dict()
 
     def __iter__(self) -> _Steps:
         worker = get_worker_info()
@@ -220,8 +222,8 @@ class RankBatches(IterableDataset):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next iteration where `state` ends; StateError as packprep's own loader."""
-        self._position.load_state_dict(state)
-        self.start = self._position.state_dict()
+        self.position.load_state_dict(state)
+        self.start = self.position.state_dict()
 
 
 class Loader:
@@ -394,6 +396,7 @@ class BatchSampler:
             samples = np.array(order.samples_of_step(state["rows"], 0, self._batch_size, self._rank, self._world_size))
             samples = samples if end is None else samples[samples < end]
             rows = state["rows"] + self._batch_size * self._world_size
+            self._position.refuse_exhausted(rows if end is None else min(rows, end))
             self._state = {**state, "rows": rows if end is None else min(rows, end)}
             yield self._position.rows_of_samples(samples)[0].tolist()
 

@@ -13,7 +13,7 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import StoredTask
 from packprep.dataset.redraw import check_accelerate
 from packprep.dataset.rows import AHEAD, BY_ROW, COLUMNS, DISTANCES, KNOWN, MADE_FROM, MORE_COLUMNS, SLOTS, own_dtype
-from packprep.errors import ArgumentError, StateError
+from packprep.errors import ArgumentError, Exhausted, StateError
 
 _AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
 _LIMITED = frozenset(("seq_idx", *AHEAD))  # columns that not every task can serve
@@ -48,6 +48,7 @@ class Reader:
     vocab_size: int
     token_dtype: np.dtype
     what = "dataset"
+    samples_at_once: int | None = None  # how far to look ahead where that takes time; None: as far as one likes
     _columns: tuple[str, ...] = COLUMNS
     _dtype: Any = None
 
@@ -80,6 +81,10 @@ class Reader:
     @property
     def epoch_rows(self) -> int | None:
         raise NotImplementedError
+
+    def _exhaustion(self, seed: int, shuffle: bool) -> tuple[int, str] | None:
+        """The first sample that cannot be given, and why; None: there is none."""
+        return None
 
     def check_redraw(self) -> None:
         raise NotImplementedError
@@ -246,9 +251,10 @@ class Reader:
         """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
 
         samples: an end in place of `epochs`, after so many rows over all ranks; a mixture has no `epochs`, since its
-        datasets do not end together. redraw: epoch 0 is the stored rows, in later ones spans, pivots, cuts and noise are
-        drawn anew, by the same law. accelerate: what draws: "numpy"; "numba", by the kernels of a build, which is refused
-        where numba is not installed; "auto": numba where it is. The rows are the same.
+        datasets do not end together, and raises Exhausted if one of them reaches its max_epochs before. redraw: epoch 0 is the
+        stored rows, in later ones spans, pivots, cuts and noise are drawn anew, by the same law. accelerate: what draws:
+        "numpy"; "numba", by the kernels of a build, which is refused where numba is not installed; "auto": numba where it is. The
+        rows are the same.
 
         balance: ("attention", group): steps whose ranks cost nearly the same, Σn² over a row's segments of n slots; or ((a, b),
         group), a · Σn² + b · Σn. group: the rows of a step over all ranks, batch_size · world_size; with others rows and state
@@ -275,6 +281,9 @@ class Reader:
         batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), _true_or_false("shuffle", shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
         batches._windows = {}
+        batches._exhaustion = self._exhaustion(batches._seed, batches._shuffle)
+        if batches.end is not None:
+            batches.refuse_exhausted(batches.end)
         batches._balance = _balance(balance, window, batches._shuffle)
         batches._redraw, batches._accelerate = _true_or_false("redraw", redraw), accelerate
         check_accelerate(accelerate)
@@ -302,6 +311,7 @@ class Batches:
     _redraw: bool
     _accelerate: str
     _balance: order.Balance | None
+    _exhaustion: tuple[int, str] | None
     _windows: dict[int, np.ndarray]  # a window's first sample → the samples of the plain order, as they come
 
     def _restart(self, rows: int) -> None:
@@ -330,10 +340,14 @@ class Batches:
         size, world = self._batch_size, self._world_size
         steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // size)
         self._draws += 1
-        if self._balance is not None:  # else a rank of many would sort many windows at once
-            steps = min(steps, max(1, self._balance.window // (size * world)))
+        window = self.dataset.samples_at_once if self._balance is None else self._balance.window
+        if window is not None:  # else a rank of many would look at very many samples of the others
+            steps = min(steps, max(1, window // (size * world)))
         if self.end is not None:
             steps = min(steps, order.n_steps(self._rows, self.end, size, world) - self._step)
+        elif self._exhaustion is not None:  # a step is whole or none, so all ranks end at the same one
+            self.refuse_exhausted(self._rows + (self._step + 1) * size * world)
+            steps = min(steps, (self._exhaustion[0] - self._rows) // (size * world) - self._step)
         if steps <= 0:
             return
         at = [order.samples_of_step(self._rows, self._step + k, size, self._rank, world) for k in range(steps)]
@@ -341,6 +355,16 @@ class Batches:
         rows, epochs = self.rows_of_samples(samples)
         kept = samples < (np.iinfo(np.int64).max if self.end is None else self.end)
         self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
+
+    @property
+    def exhausted_at(self) -> int | None:
+        """The first global sample that a mixture's max_epochs do not allow; None: there is none."""
+        return None if self._exhaustion is None else self._exhaustion[0]
+
+    def refuse_exhausted(self, end: int) -> None:
+        """Exhausted if a dataset reaches its max_epochs before sample `end`."""
+        if self._exhaustion is not None and end > self._exhaustion[0]:
+            raise Exhausted(self._exhaustion[1])
 
     def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0 of this order, balanced or not."""
@@ -355,6 +379,8 @@ class Batches:
         left = np.ones(flat.size, bool)
         while left.any():
             begin, end = order.window_of(int(flat[np.argmax(left)]), self._balance.window, self.dataset.epoch_rows)
+            if self._exhaustion is not None:
+                end = min(end, self._exhaustion[0])
             here = (begin <= flat) & (flat < end)
             plain[here] = self._window(begin, end)[flat[here] - begin]
             left &= ~here

@@ -35,6 +35,7 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 __all__ = ["COLUMNS", "Dataset", "Mixture", "Row", "open_dataset"]
+Shares: TypeAlias = Sequence[float] | Sequence[tuple[int, Sequence[float]]]
 Held: TypeAlias = Callable[[ShardEntry], AbstractContextManager[Path]]
 _ROWS_AT_ONCE = 64
 TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")  # the columns of task_params
@@ -250,12 +251,21 @@ def open_dataset(
 ) -> Dataset: ...
 @overload
 def open_dataset(
-    directory: Sequence[str | os.PathLike], *, shares: Sequence[float], io: IO = "mmap", max_open: int | None = None
+    directory: Sequence[str | os.PathLike],
+    *,
+    shares: Shares,
+    interpolate: str | None = None,
+    max_epochs: Sequence[int | None] | None = None,
+    io: IO = "mmap",
+    max_open: int | None = None,
 ) -> Mixture: ...
-def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
+def open_dataset(directory, *, shares=None, interpolate=None, max_epochs=None, io="mmap", max_open=None):
     """The dataset in `directory`, by its manifest alone; shards are checked and opened at first use.
 
-    directory: one, or a list of several, which are read as a Mixture, by `shares`: a number above 0 for each.
+    directory: one, or a list of several, which are read as a Mixture, by `shares`: a number above 0 for each, or points
+    [(sample, [number, …]), …] from sample 0 on, between which shares stay (interpolate "step", the default) or change evenly
+    ("linear"), and behind the last stay. max_epochs: how often each dataset may be read, a whole number or None; what goes
+    beyond raises Exhausted: `batches` at once where an end is given, else the step that would hold such a sample.
     io: "mmap", where rows are views of mapped files; or "pread", where they are read, so that a file server that is lost
     is a DatasetError with file and row, not the end of the process by SIGBUS. max_open: how many shards stay open at most
     (default: 1024, or half of the files that may be open), over all directories; a shard that a Row still uses stays
@@ -268,19 +278,15 @@ def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
         raise ArgumentError("io = 'pread' needs preadv, which this system does not have; use 'mmap'")
     limit = default_max_open() if max_open is None else integer("max_open", max_open, 1, 1 << 31)
     if isinstance(directory, str | os.PathLike):
-        if shares is not None:
-            raise ArgumentError(f"shares = {shares!r} is for a list of directories, and {str(directory)!r} is one")
+        for name, given in (("shares", shares), ("interpolate", interpolate), ("max_epochs", max_epochs)):
+            if given is not None:
+                raise ArgumentError(f"{name} = {given!r} is for a list of directories, and {str(directory)!r} is one")
         return Dataset(Path(directory), read_manifest(directory), limit, io)
     if directory is None:
         raise ArgumentError("directory is None and should be the folder of a dataset, or a list of several")
     directories = list(directory)
-    if shares is None or len(shares) != len(directories) or not directories:
-        raise ArgumentError(
-            f"a list of {len(directories)} directories needs shares = […], one for each and at least one; "
-            f"there are {0 if shares is None else len(shares)}"
-        )
-    counts = order.counts_of(shares)
+    counts = order.dealing_of(shares, directories, interpolate)
     manifests = [read_manifest(one) for one in directories]
     return mixed_opened(
-        counts, manifests, limit, lambda i, bound: Dataset(Path(directories[i]), manifests[i], bound, io)
+        counts, max_epochs, manifests, limit, lambda i, bound: Dataset(Path(directories[i]), manifests[i], bound, io)
     )

@@ -2,6 +2,7 @@
 
 open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…) ── order.py: sample → (dataset, its number)
                                                                     its number → (row, epoch)
+    shares=[(0, [0.9, 0.1]), (10**6, [0.5, 0.5])], interpolate="linear": shares that change
 """
 
 import hashlib
@@ -24,30 +25,57 @@ class Mixture(Reader):
     """Rows of several datasets, in the order in which they were given; made by open_dataset.
 
     datasets: each as a Dataset of its own, with its tasks, sources and manifest. counts: int64[D], samples of each in a
-    cycle. shares: float64[D], what they come to. seq_length, vocab_size, pad_id: as all of them have. token_dtype: the
-    widest. It may be pickled, forked, and read by several threads, as a Dataset.
+    cycle, or the Schedule of shares that change. shares: float64[D], what they come to; of a schedule float64[points, D].
+    seq_length, vocab_size, pad_id: as all of them have. token_dtype: the widest. max_epochs: of each dataset, or None. It may be
+    pickled, forked, and read by several threads, as a Dataset.
     """
 
     what = "mixture"
 
-    def __init__(self, datasets: Sequence[Any], counts: np.ndarray):
+    def __init__(self, datasets: Sequence[Any], counts: np.ndarray | order.Schedule, max_epochs: Any = None):
         _check_alike(datasets)
         self.datasets = tuple(datasets)
-        self.counts = np.asarray(counts, np.int64)
-        self.shares = self.counts / self.counts.sum()
+        self.counts = counts
+        if isinstance(counts, order.Schedule):
+            self.shares = np.array([counts.shares(point) for point in counts.points])
+            self.samples_at_once = order.SCHEDULED_AT_ONCE
+        else:
+            self.shares = counts / counts.sum()
         first = datasets[0]
         self.seq_length, self.vocab_size, self.pad_id = first.seq_length, first.vocab_size, first.pad_id
         self.token_dtype = np.result_type(*(dataset.token_dtype for dataset in datasets))
         self._first_row = [0, *accumulate(map(len, datasets))]  # of each dataset, and the end
+        self.max_epochs = _checked_epochs(max_epochs, len(self.datasets))
 
     def __repr__(self) -> str:
         return f"Mixture({', '.join(map(repr, self.datasets))}: shares {self.shares.tolist()})"
 
     def __str__(self) -> str:
-        trees = (
-            f"{share:.2%} of samples: {dataset}" for share, dataset in zip(self.shares, self.datasets, strict=True)
+        shares = (" → ".join(f"{share:.2%}" for share in np.atleast_1d(own)) for own in self.shares.T)
+        trees = (f"{share} of samples: {dataset}" for share, dataset in zip(shares, self.datasets, strict=True))
+        lines = [f"mixture of {len(self.datasets)} datasets", *trees]
+        if isinstance(self.counts, order.Schedule):
+            lines[0] += f", shares at samples {', '.join(f'{point:,}' for point in self.counts.points)}"
+        return "\n".join(lines)
+
+    def exhausted_at(self, seed: int = 0, shuffle: bool = True) -> int | None:
+        """The first sample that a dataset's max_epochs do not allow; None: there is none."""
+        found = self._exhaustion(seed, shuffle)
+        return None if found is None else found[0]
+
+    def _exhaustion(self, seed: int, shuffle: bool) -> tuple[int, str] | None:
+        ends = []
+        for d, epochs in enumerate(self.max_epochs):
+            if epochs is not None:
+                end = order.first_beyond(d, epochs * len(self.datasets[d]), self.counts, seed, shuffle)
+                ends += [(end, d)] if end is not None else []
+        if not ends:
+            return None
+        end, d = min(ends)
+        return end, (
+            f"dataset {d} of the mixture, {self.datasets[d].directory}, has given its max_epochs = {self.max_epochs[d]}, of "
+            f"{len(self.datasets[d])} rows, before sample {end}: end by samples = {end}, or give it less share or more max_epochs"
         )
-        return "\n".join([f"mixture of {len(self.datasets)} datasets", *trees])
 
     def __len__(self) -> int:
         """The rows of all datasets together; their shares do not enter."""
@@ -55,8 +83,12 @@ class Mixture(Reader):
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits, of the datasets' fingerprints and their samples in a cycle."""
-        parts = [[ds.fingerprint, count] for ds, count in zip(self.datasets, self.counts.tolist(), strict=True)]
+        """32 hex digits, of the datasets' fingerprints and their samples in a cycle, or their schedule."""
+        parts: list[Any] = [dataset.fingerprint for dataset in self.datasets]
+        if isinstance(self.counts, order.Schedule):
+            parts += self.counts.parts()
+        else:
+            parts = [[fingerprint, count] for fingerprint, count in zip(parts, self.counts.tolist(), strict=True)]
         encoded = json.dumps(parts, separators=(",", ":")).encode()
         return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
@@ -182,11 +214,25 @@ class Mixture(Reader):
 
 
 def mixed_opened(
-    counts: np.ndarray, manifests: Sequence[Any], limit: int, opened: Callable[[int, int], Any]
+    counts: np.ndarray | order.Schedule,
+    max_epochs: Any,
+    manifests: Sequence[Any],
+    limit: int,
+    opened: Callable[[int, int], Any],
 ) -> Mixture:
     """The mixture of the datasets that `opened` gives by place and bound on open shards, together at most `limit`."""
     bounds = split_bound(limit, [len(manifest["shards"]) for manifest in manifests])
-    return Mixture([opened(i, bound) for i, bound in enumerate(bounds)], counts)
+    return Mixture([opened(i, bound) for i, bound in enumerate(bounds)], counts, max_epochs)
+
+
+def _checked_epochs(max_epochs: Any, n_datasets: int) -> list[int | None]:
+    if max_epochs is None:
+        return [None] * n_datasets
+    if not isinstance(max_epochs, tuple | list) or len(max_epochs) != n_datasets:
+        raise ArgumentError(
+            f"max_epochs is {max_epochs!r} and should be a list of {n_datasets}, one for each dataset: a whole number, or None"
+        )
+    return [None if e is None else integer(f"max_epochs[{d}]", e, 1, 1 << 31) for d, e in enumerate(max_epochs)]
 
 
 def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:

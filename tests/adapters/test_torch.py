@@ -12,7 +12,7 @@ from packprep import open_dataset
 from packprep.adapters.torch import BatchSampler, Rows, iterable, loader
 from packprep.adapters.torch_attention import flash_varlen, sdpa_mask, varlen_causal
 from packprep.dataset import attention
-from packprep.errors import ArgumentError, StateError
+from packprep.errors import ArgumentError, Exhausted, StateError
 from tests import made
 from tests.dataset import synthetic
 from tests.weights_made import TASKS, build, records
@@ -359,6 +359,22 @@ def test_a_mixture_goes_on_at_other_ranks_and_workers(mixture, workers):
     assert [rank.state_dict()["rows"] for rank in ranks] == [61, 61]
     [*made_ahead] = DataLoader(iterable(mixture, 4, seed=6, samples=61), batch_size=None, num_workers=workers)
     assert np.array_equal(torch.cat([batch["tokens"] for batch in made_ahead]).numpy(), order)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exhausted_mixture_says_so_at_the_same_step_whoever_makes_it(directory, in_place, workers):
+    mixed = open_dataset([directory, in_place], shares=[(0, [1, 1]), (60, [1, 3])], max_epochs=[None, 3])
+    steps = mixed.exhausted_at(seed=2) // 6
+    for rank in range(2):
+        run = loader(mixed, 3, rank, 2, seed=2, num_workers=workers)
+        for _ in range(steps):
+            next(run)
+        with pytest.raises(Exhausted, match="dataset 1 of the mixture"):
+            next(run)
+    sampler = iter(BatchSampler(mixed, 3, 0, 2, seed=2, epochs=None))
+    assert len([next(sampler) for _ in range(steps)]) == steps
+    with pytest.raises(Exhausted):
+        next(sampler)
 
 
 def test_a_batch_sampler_draws_a_mixture_by_its_shares(mixture):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import packprep
 from packprep.dataset import loader, mixture, noise, order
 from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
-from packprep.errors import ArgumentError, DatasetError, StateError
+from packprep.errors import ArgumentError, DatasetError, Exhausted, StateError
 from packprep.format import json_files
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
 from tests.dataset.synthetic import task as task_of
@@ -98,7 +98,7 @@ def test_datasets_of_one_size_have_orders_of_their_own():
         assert sorted(one.tolist()) == list(range(1000)) and (one == other).mean() < 0.02
 
 
-def numbered(sizes, given, fingerprint="f"):
+def numbered(sizes, given, fingerprint="f", interpolate=None, max_epochs=None):
     """A mixture of datasets without files, whose row i, of all rows, has tokens i."""
     datasets = []
     for d, n in enumerate(sizes):
@@ -111,7 +111,7 @@ def numbered(sizes, given, fingerprint="f"):
         def batch(self, indices, out=None, columns=None, dtype=None, epochs=None):
             return {"tokens": np.asarray(indices, np.int64)}
 
-    return NumberedMixture(datasets, order.counts_of(given))
+    return NumberedMixture(datasets, order.dealing_of(given, datasets, interpolate), max_epochs)
 
 
 @settings(max_examples=60, deadline=None)
@@ -155,6 +155,83 @@ def by_dataset(delivered, sizes, shuffle):
         counts.append(len(own))
         first += n
     return counts
+
+
+SCHEDULE = [(0, [1, 0, 1]), (100, [1, 3, 0])]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_shares_that_change_hold_over_ranks_restarts_and_changed_sizes(data):
+    mixed, delivered, state = numbered([13, 7, 5], SCHEDULE, interpolate="linear"), [], None
+    for _ in range(data.draw(st.integers(1, 4), "restarts")):
+        size, world = data.draw(st.integers(1, 9), "B"), data.draw(st.integers(1, 5), "W")
+        ranks = [mixed.batches(size, 3, r, world, samples=300) for r in range(world)]
+        for it in ranks:
+            if state is not None:
+                it.load_state_dict(json.loads(json.dumps(state)))
+        for _ in range(data.draw(st.integers(0, 9), "steps")):
+            for it in ranks:
+                delivered += next(it, {"tokens": np.array([])})["tokens"].tolist()
+        state = ranks[0].state_dict()
+        assert state == ranks[-1].state_dict() and state["rows"] == len(delivered)
+        assert mixed.delivered(state) == by_dataset(delivered, [13, 7, 5], True)
+    assert delivered == mixed.rows_of_samples(np.arange(len(delivered)), 3, True)[0].tolist()
+
+
+def test_other_points_shares_or_interpolation_are_another_order(three):
+    mixed = packprep.open_dataset(three, shares=SCHEDULE, interpolate="linear")
+    assert mixed.shares.shape == (2, 3) and "shares at samples 0, 100\n50.00% → 25.00% of samples" in str(mixed)
+    state = mixed.batches(4).state_dict()
+    for shares, interpolate in ((SCHEDULE, "step"), ([SCHEDULE[0], (101, [1, 3, 0])], "linear"), (SHARES, None)):
+        other = packprep.open_dataset(three, shares=shares, interpolate=interpolate)
+        with pytest.raises(StateError, match="fingerprint"):
+            other.batches(4).load_state_dict(state)
+    again = packprep.open_dataset(
+        three, shares=[(0, [2, 0, 2]), (100, [0.25, 0.75, 0])], interpolate="linear", max_epochs=[9, 9, 9]
+    )
+    pickle.loads(pickle.dumps(again)).batches(4).load_state_dict(state)  # the same order, which may end before
+
+
+@pytest.mark.parametrize(
+    "shares, interpolate", [([1, 2], None), ([(0, [1, 2])], None), ([(0, [1, 0]), (60, [0, 1])], "linear")]
+)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_max_epochs_end_a_mixture_where_the_first_dataset_is_exhausted(shares, interpolate, shuffle):
+    mixed = numbered([50, 40], shares, interpolate=interpolate, max_epochs=[None, 2])
+    end, (rows, _) = mixed.exhausted_at(5, shuffle), mixed.rows_of_samples(np.arange(400), 5, shuffle)
+    assert end == np.flatnonzero(rows >= 50)[80]
+    told = rf"dataset 1 of the mixture, numbered, .* max_epochs = 2, of 40 rows, before sample {end}: end by samples = {end}"
+    with pytest.raises(Exhausted, match=told):
+        mixed.batches(4, 5, shuffle=shuffle, samples=end + 1)
+    exact = [next(mixed.batches(end, 5, shuffle=shuffle, samples=end))["tokens"]]
+    assert np.array_equal(exact[0], rows[:end])
+    for rank in range(2):
+        it, steps = mixed.batches(4, 5, rank, 2, shuffle), 0
+        with pytest.raises(Exhausted, match=told):
+            while steps < 99:
+                next(it)
+                steps += 1
+        assert steps == end // 8 and it.state_dict()["rows"] == steps * 8
+        with pytest.raises(Exhausted):
+            next(it)
+    assert numbered([50, 40], shares, interpolate=interpolate, max_epochs=[None, None]).exhausted_at() is None
+
+
+def test_balanced_a_mixture_gives_all_before_it_is_exhausted():
+    mixed = numbered([50, 40], [1, 2], max_epochs=[None, 2])
+    mixed.costs = lambda rows, attention, linear: (rows * 7 % 31).astype(float)
+    end = mixed.exhausted_at()
+    it = mixed.batches(1, samples=end, balance=("attention", 8), window=64)
+    assert sorted(batch["tokens"][0] for batch in it) == sorted(mixed.rows_of_samples(np.arange(end), 0, True)[0])
+
+
+@pytest.mark.parametrize(
+    "bad, words", [([1], "should be a list of 2"), (3, "should be a list of 2"), ([1, 0], r"max_epochs\[1\] is 0")]
+)
+def test_max_epochs_that_cannot_be_are_refused(bad, words):
+    with pytest.raises(ArgumentError, match=words):
+        numbered([5, 4], [1, 2], max_epochs=bad)
 
 
 def test_rows_are_noised_anew_by_the_epochs_of_their_own_dataset(three):
@@ -277,8 +354,9 @@ def test_arguments_that_make_no_mixture_are_clear_errors(three, tmp_path):
             packprep.open_dataset(three, shares=some)
     with pytest.raises(ArgumentError, match="0 directories"):
         packprep.open_dataset([], shares=[])
-    with pytest.raises(ArgumentError, match="for a list of directories"):
-        packprep.open_dataset(three[0], shares=[1])
+    for name in ("shares", "max_epochs"):
+        with pytest.raises(ArgumentError, match=rf"{name} = \[1\] is for a list of directories"):
+            packprep.open_dataset(three[0], **{name: [1]})
     with pytest.raises(DatasetError, match="does not exist"):
         packprep.open_dataset([three[0], tmp_path / "none"], shares=[1, 1])
     mixed = packprep.open_dataset(three, shares=SHARES)

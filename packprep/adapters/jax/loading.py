@@ -99,6 +99,7 @@ class Loader:
             end = min(end, self._position.end)
         if end <= state["rows"]:
             raise StopIteration
+        self._position.refuse_exhausted(end)
         if state["rows"] not in self._ahead:
             self._ahead = self._drawn(state["rows"])
         samples, rows, epochs = self._ahead[state["rows"]]
