@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
-from packprep.dataset.batches import integer
 from packprep.dataset.loader import Dataset, Shares, default_max_open
 from packprep.dataset.manifest import Manifest, ShardEntry, read_manifest
 from packprep.dataset.mixture import Mixture, split_bound
-from packprep.dataset.order import dealing_of
+from packprep.dataset.order import dealing_of, integer
 from packprep.dataset.shard import IO
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.digests import digest_of, digest_of_buffers

@@ -22,9 +22,10 @@ from torch.utils.data import Dataset as TorchDataset
 from packprep.adapters import opened, tasks_of, weights_spans
 from packprep.dataset import attention, order
 from packprep.dataset.attention import RULES
-from packprep.dataset.batches import check_state, integer
+from packprep.dataset.batches import Batches, check_state
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.mixture import Mixture
+from packprep.dataset.order import integer
 from packprep.dataset.rows import AHEAD
 from packprep.errors import ArgumentError, StateError
 
@@ -133,38 +134,18 @@ class _Steps:
     def _goto(self, rows: int, steps: int) -> None:
         """Stand after `steps` own steps of a run that began after `rows` rows."""
         of = self._of
-        stride = of.batch_size * of.world_size * self._n_workers
         self._rows, self._steps = rows, steps
-        # Worker w of W with its rank r of R is rank w·R + r of W·R: the same samples, by the same index arithmetic.
-        self._batches = of.dataset.batches(
-            of.batch_size,
-            of.start["seed"],
-            self._worker * of.world_size + of.rank,
-            self._n_workers * of.world_size,
-            of.start["shuffle"],
-            of.epochs,
-            of.form.columns,
-            DTYPES,
-            redraw=of.redraw,
-            samples=of.position.exhausted_at if of.end is None else of.samples,
-            accelerate=of.accelerate,
-            **of.balance,
-        )
-        self._batches.load_state_dict({**of.start, "rows": rows + steps * stride})
+        self._batches = of.batches(DTYPES)
+        self._batches.load_state_dict({**of.start, "rows": rows})
+        self._batches.part(self._worker, self._n_workers, steps)
 
     def __iter__(self) -> "_Steps":
         return self
 
     def __next__(self) -> dict[str, Any]:
-        of = self._of
-        step = self._steps * self._n_workers + self._worker
-        if of.end is not None and step >= order.n_steps(self._rows, of.end, of.batch_size, of.world_size):
-            raise StopIteration
-        if of.end is None:
-            of.position.refuse_exhausted(self._rows + (step + 1) * of.batch_size * of.world_size)
         batch = next(self._batches)
         self._steps += 1
-        return tensors(of.form.arrays(batch))
+        return tensors(self._of.form.arrays(batch))
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._of.start, "rows": self._rows, "steps": self._steps, "workers": self._n_workers}
@@ -185,29 +166,15 @@ class RankBatches(IterableDataset):
     start: the loader state from which every iteration begins; `load_state_dict` sets it.
     """
 
-    def __init__(self, dataset: Dataset | Mixture, form: Form, batch_size: int, options: Mapping[str, Any]):
+    def __init__(self, dataset: Dataset | Mixture, form: Form, batch_size: Any, options: Mapping[str, Any]):
         super().__init__()
-        self.dataset, self.form, self.batch_size = dataset, form, batch_size
-        self.rank, self.world_size = options["rank"], options["world_size"]
-        self.epochs, self.samples = options["epochs"], options["samples"]
-        self.redraw, self.accelerate = options["redraw"], options["accelerate"]
-        self.balance = {"balance": options["balance"], "window": options["window"]}
-        # Arguments are checked here, in the main process, by the loader itself.
-        self.position = dataset.batches(
-            batch_size,
-            options["seed"],
-            self.rank,
-            self.world_size,
-            options["shuffle"],
-            self.epochs,
-            form.columns,
-            redraw=self.redraw,
-            samples=self.samples,
-            accelerate=self.accelerate,
-            **self.balance,
-        )
-        self.end = self.position.end
+        self.dataset, self.form, self.batch_size, self._options = dataset, form, batch_size, options
+        self.position = self.batches()  # arguments are checked here, in the main process
         self.start = self.position.state_dict()
+
+    def batches(self, dtype: Any = None) -> Batches:
+        """packprep's own iterator over them, at its begin."""
+        return self.dataset.batches(self.batch_size, columns=self.form.columns, dtype=dtype, **self._options)
 
     def __iter__(self) -> _Steps:
         worker = get_worker_info()
@@ -215,10 +182,7 @@ class RankBatches(IterableDataset):
 
     def state_after(self, steps: int) -> dict[str, Any]:
         """The loader state after `steps` batches have been taken from an iteration that began at `start`."""
-        rows = self.start["rows"] + steps * self.batch_size * self.world_size
-        if self.end is not None:
-            rows = max(self.start["rows"], min(rows, self.end))
-        return {**self.start, "rows": rows}
+        return self.position.state_after(steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next iteration where `state` ends; StateError as packprep's own loader."""
@@ -269,7 +233,7 @@ class Loader:
 
 def iterable(
     directory: str | os.PathLike | Dataset | Mixture,
-    batch_size: int,
+    batch_size: int | Mapping[int, int],
     rank: int = 0,
     world_size: int = 1,
     layout: str = "bshd",
@@ -300,7 +264,7 @@ def iterable(
 
 def loader(
     directory: str | os.PathLike | Dataset | Mixture,
-    batch_size: int,
+    batch_size: int | Mapping[int, int],
     rank: int = 0,
     world_size: int = 1,
     layout: str = "bshd",
@@ -311,7 +275,8 @@ def loader(
 ) -> Loader:
     """An iterator over one rank's batches, dicts of tensors, with state_dict and load_state_dict.
 
-    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of its datasets need.
+    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of its datasets need; one of
+    several seq_lengths takes batch_size = {seq_length: rows}, and each batch is of one.
 
     layout "bshd": [batch_size, T] each
 
@@ -381,6 +346,10 @@ class BatchSampler:
         window: int | None = None,
     ):
         self._dataset = rows.dataset if isinstance(rows, Rows) else opened(rows)
+        if self._dataset.seq_lengths is not None:
+            raise ArgumentError(
+                f"{self._dataset!r} has rows of several seq_lengths, which a sampler does not keep apart: use loader"
+            )
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         epochs = None if samples is not None and epochs == 1 else epochs
         given: dict[str, Any] = {"samples": samples, "balance": balance, "window": window}

@@ -2,6 +2,7 @@
 
 import operator
 import warnings
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from packprep.dataset import order
 from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import StoredTask
+from packprep.dataset.order import integer
 from packprep.dataset.redraw import check_accelerate
 from packprep.dataset.rows import AHEAD, BY_ROW, COLUMNS, DISTANCES, KNOWN, MADE_FROM, MORE_COLUMNS, SLOTS, own_dtype
 from packprep.errors import ArgumentError, Exhausted, StateError
@@ -20,7 +22,6 @@ _LIMITED = frozenset(("seq_idx", *AHEAD))  # columns that not every task can ser
 _CAUSALLY = "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of each row"
 _MOST_ROWS = 1 << 62  # what a state may count
 _COUNTS = ("rows", "steps")  # of a state, which differ
-_GROUPS = 64  # of a window, where none is given
 _WINDOWS = 4  # whose order is kept
 _JOINED = {  # keys that joined later, and what nobody knows without them
     "digest": "whether the dataset is the one that it was taken with, or was built again since",
@@ -31,8 +32,9 @@ _INSTEAD = {
     "that the rows are the same, take digest out of the state: it is not checked then",
     "redraw": "later epochs would hold other rows; give the redraw that it was taken with",
     "balance": "going on would repeat and skip rows; give the balance and window that it was taken with",
+    "step_rows": "going on would repeat and skip rows; give batch_size · world_size that come to as many rows of a step",
 }
-_WHERE_GIVEN = frozenset(("balance",))  # keys of a state that only some iterations have
+_WHERE_GIVEN = frozenset(("balance", "step_rows"))  # keys of a state that only some iterations have
 _MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 
 
@@ -42,12 +44,14 @@ class Reader:
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
     rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(), tasks_with_loss()
     costs(rows, attention, linear), epoch_rows                what balanced steps need
+    rows_of_steps(…), rows_before(…)                          what steps of several row lengths need
     """
 
     seq_length: int
     vocab_size: int
     token_dtype: np.dtype
     what = "dataset"
+    seq_lengths: tuple[int, ...] | None = None  # of each dataset, where they differ: then each step is of one
     samples_at_once: int | None = None  # how far to look ahead where that takes time; None: as far as one likes
     _columns: tuple[str, ...] = COLUMNS
     _dtype: Any = None
@@ -82,9 +86,21 @@ class Reader:
     def epoch_rows(self) -> int | None:
         raise NotImplementedError
 
-    def _exhaustion(self, seed: int, shuffle: bool) -> tuple[int, str] | None:
+    def _exhaustion(self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None) -> tuple[int, str] | None:
         """The first sample that cannot be given, and why; None: there is none."""
         return None
+
+    def rows_of_steps(
+        self, steps: np.ndarray, seed: int, shuffle: bool, step_rows: Mapping[int, int], rank: int, world_size: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        raise NotImplementedError
+
+    def rows_before(self, steps: int, seed: int, shuffle: bool, step_rows: Mapping[int, int]) -> int:
+        raise NotImplementedError
+
+    def row_length(self, rows: np.ndarray) -> int:
+        """Slots of each of these rows; ArgumentError if they differ."""
+        return self.seq_length
 
     def check_redraw(self) -> None:
         raise NotImplementedError
@@ -173,7 +189,7 @@ class Reader:
         dtypes = self._dtypes(self._dtype if dtype is None else dtype, names)
         found, batch = self._find(rows), {}  # first: a manifest may claim more than there is
         for name in names:
-            shape = (len(rows),) if name in BY_ROW else (len(rows), self.seq_length)
+            shape = (len(rows),) if name in BY_ROW else (len(rows), self.row_length(rows))
             if out is None:
                 batch[name] = np.empty(shape, dtypes[name])
             elif name not in out:
@@ -234,7 +250,7 @@ class Reader:
 
     def batches(
         self,
-        batch_size: int,
+        batch_size: int | Mapping[int, int],
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -250,6 +266,9 @@ class Reader:
     ) -> "Batches":
         """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
 
+        batch_size: rows of a rank's step. A mixture of several seq_lengths takes {seq_length: rows}: each step is of one dataset,
+        and is what its shares, `samples` and max_epochs call a sample.
+
         samples: an end in place of `epochs`, after so many rows over all ranks; a mixture has no `epochs`, since its
         datasets do not end together, and raises Exhausted if one of them reaches its max_epochs before. redraw: epoch 0 is the
         stored rows, in later ones spans, pivots, cuts and noise are drawn anew, by the same law. accelerate: what draws:
@@ -263,9 +282,15 @@ class Reader:
         reads the boundaries of all rows.
         """
         batches = Batches()
-        batches._batch_size = integer("batch_size", batch_size, 1, 1 << 31)
-        batches._world_size = integer("world_size", world_size, 1, 1 << 31)
-        batches._rank = integer("rank", rank, 0, world_size)
+        world_size = batches._world_size = integer("world_size", world_size, 1, 1 << 31)
+        rank = batches._rank = integer("rank", rank, 0, world_size)
+        sizes = _sizes(batch_size, self.seq_lengths, lambda: self.seq_length)
+        batches._step_rows, batches._share = None, (rank, world_size)
+        if self.seq_lengths is None:
+            (batches._batch_size,) = sizes.values()
+        else:
+            batches._batch_size, batches._world_size, batches._rank = 1, 1, 0  # a sample is a step
+            batches._step_rows = {length: rows * world_size for length, rows in sizes.items()}
         if epochs is not None and samples is not None:
             raise ArgumentError(
                 f"epochs = {epochs!r} and samples = {samples!r} both say where to end: give one of them"
@@ -281,10 +306,12 @@ class Reader:
         batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), _true_or_false("shuffle", shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
         batches._windows = {}
-        batches._exhaustion = self._exhaustion(batches._seed, batches._shuffle)
+        batches._exhaustion = self._exhaustion(batches._seed, batches._shuffle, batches._step_rows)
         if batches.end is not None:
             batches.refuse_exhausted(batches.end)
-        batches._balance = _balance(balance, window, batches._shuffle)
+        batches._balance = order.balance_of(balance, window, batches._shuffle)
+        if batches._balance is not None and batches._step_rows is not None:
+            raise ArgumentError("balance is for rows of one seq_length, and this mixture has several: leave it out")
         batches._redraw, batches._accelerate = _true_or_false("redraw", redraw), accelerate
         check_accelerate(accelerate)
         if redraw:
@@ -304,6 +331,10 @@ class Batches:
     _batch_size: int
     _world_size: int
     _rank: int
+    _share: tuple[int, int]  # rank and world size; the above are those of a mixture's steps where a sample is one
+    _step_rows: dict[int, int] | None  # seq_length → rows of a step over all ranks, where a sample is a step
+    _first: int = 0  # of the steps, only every `_every`-th from this one on is made
+    _every: int = 1
     _seed: int
     _shuffle: bool
     _columns: tuple[str, ...] | None
@@ -338,20 +369,26 @@ class Batches:
     def _draw(self) -> None:
         """Rows and epochs of the next steps; of none at the end."""
         size, world = self._batch_size, self._world_size
-        steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // size)
+        most_rows = size if self._step_rows is None else max(self._step_rows.values()) // self._share[1]
+        steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // most_rows)
         self._draws += 1
         window = self.dataset.samples_at_once if self._balance is None else self._balance.window
         if window is not None:  # else a rank of many would look at very many samples of the others
-            steps = min(steps, max(1, window // (size * world)))
+            steps = min(steps, max(1, window // (size * world * self._every)))
+        next_step = self._first + self._step * self._every
         if self.end is not None:
-            steps = min(steps, order.n_steps(self._rows, self.end, size, world) - self._step)
+            steps = min(steps, -(-(order.n_steps(self._rows, self.end, size, world) - next_step) // self._every))
         elif self._exhaustion is not None:  # a step is whole or none, so all ranks end at the same one
-            self.refuse_exhausted(self._rows + (self._step + 1) * size * world)
-            steps = min(steps, (self._exhaustion[0] - self._rows) // (size * world) - self._step)
+            self.refuse_exhausted(self._rows + (next_step + 1) * size * world)
+            steps = min(steps, -(-((self._exhaustion[0] - self._rows) // (size * world) - next_step) // self._every))
         if steps <= 0:
             return
-        at = [order.samples_of_step(self._rows, self._step + k, size, self._rank, world) for k in range(steps)]
-        samples = np.array(at, np.int64)
+        numbers = range(next_step, next_step + steps * self._every, self._every)
+        samples = np.array([order.samples_of_step(self._rows, n, size, self._rank, world) for n in numbers], np.int64)
+        if self._step_rows is not None:
+            of = (self._seed, self._shuffle, self._step_rows, *self._share)
+            self._ahead.extend(self.dataset.rows_of_steps(samples[:, 0], *of))
+            return
         rows, epochs = self.rows_of_samples(samples)
         kept = samples < (np.iinfo(np.int64).max if self.end is None else self.end)
         self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
@@ -398,15 +435,27 @@ class Batches:
             self._windows[begin] = known
         return known
 
+    def part(self, first: int, every: int, made: int) -> None:
+        """From here on make of all steps only `first`, `first` + `every`, …, and of these go on after `made`."""
+        self._restart(self._rows)
+        self._first, self._every, self._step = first, every, made
+
     def state_dict(self) -> dict[str, Any]:
         """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after the steps made so far; with
-        `balance`, that too."""
-        rows = self._rows + self._step * self._batch_size * self._world_size
+        `balance` and rows of several seq_lengths what belongs to them, too."""
+        return self.state_after(0)
+
+    def state_after(self, steps: int) -> dict[str, Any]:
+        """The state after `steps` more steps."""
+        rows = self._rows + (self._step + steps) * self._batch_size * self._world_size
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
         of: dict[str, Any] = {"fingerprint": self.dataset.fingerprint, "digest": self.dataset.digest}
         if self._balance is not None:
             of["balance"] = {**self._balance._asdict()}
+        if self._step_rows is not None:
+            of["step_rows"] = {str(length): rows for length, rows in sorted(self._step_rows.items())}
+            rows = self._rows_before(rows)
         return {**of, "seed": self._seed, "shuffle": self._shuffle, "redraw": self._redraw, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -418,7 +467,16 @@ class Batches:
         rows = state["rows"]
         if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
+        if self._step_rows is not None:
+            steps = bisect_left(range(rows + 1), rows, key=self._rows_before)
+            if self._rows_before(steps) != rows:
+                raise StateError(f"the state's rows is {rows}, and no step ends there: give what state_dict() gave")
+            rows = steps
         self._restart(rows)
+
+    def _rows_before(self, steps: int) -> int:
+        assert self._step_rows is not None
+        return self.dataset.rows_before(steps, self._seed, self._shuffle, self._step_rows)
 
 
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
@@ -489,47 +547,16 @@ def _true_or_false(name: str, value: Any) -> bool:
     raise ArgumentError(f"{name} is {value!r} and should be True or False")
 
 
-def _balance(balance: Any, window: Any, shuffle: bool) -> order.Balance | None:
-    if balance is None:
-        if window is not None:
-            raise ArgumentError(f'window = {window!r} is of balanced steps: give balance=("attention", group) too')
-        return None
-    if not isinstance(balance, tuple | list) or len(balance) != 2:
+def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dict[Any, int]:
+    """seq_length → rows of a rank's step; {None: rows} where one number is given for one length."""
+    if not isinstance(batch_size, Mapping):
+        if lengths is not None:
+            example = ", ".join(f"{own}: …" for own in sorted(set(lengths)))
+            raise ArgumentError(f"batch_size is {batch_size!r}, and rows differ in seq_length: give {{{example}}}")
+        return {None: integer("batch_size", batch_size, 1, 1 << 31)}
+    own = {length()} if lengths is None else {*lengths}
+    if batch_size.keys() != own:
         raise ArgumentError(
-            f'balance is {balance!r} and should be ("attention", group): group is the rows of a step over all ranks'
+            f"batch_size has rows for seq_length {sorted(batch_size)}, and it is {sorted(own)}: name these"
         )
-    cost, group = balance
-    weights = (1, 0) if isinstance(cost, str) and cost == "attention" else cost
-    two = isinstance(weights, tuple | list) and len(weights) == 2
-    if not two or not all(map(_is_weight, weights)) or not any(weights):
-        raise ArgumentError(
-            f'the cost of balance is {cost!r} and should be "attention", or (a, b) for a · Σn² + b · Σn over a row\'s segments '
-            "of n slots: numbers of at least 0, and one of them above"
-        )
-    rows = integer("the group of balance", group, 1, 1 << 31)
-    size = _GROUPS * rows if window is None else integer("window", window, 1, 1 << 40)
-    if size % rows:
-        raise ArgumentError(
-            f"window is {size} and should be a multiple of the group, {rows}: whole groups are cut of it"
-        )
-    if not shuffle:
-        raise ArgumentError(
-            "balance draws the order of rows anew, and shuffle=False asks for the stored one: leave one out"
-        )
-    return order.Balance(float(weights[0]), float(weights[1]), rows, size)
-
-
-def _is_weight(value: Any) -> bool:
-    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return number and 0 <= value < float("inf")
-
-
-def integer(name: str, value: Any, least: int, below: int) -> int:
-    """`value` as an int in least … below − 1."""
-    try:
-        number = int(value.__index__())
-    except AttributeError:
-        number = None
-    if number is None or isinstance(value, bool | np.bool_) or not least <= number < below:
-        raise ArgumentError(f"{name} is {value!r} and should be an integer in {least} … {below - 1}")
-    return number
+    return {key: integer(f"batch_size[{key}]", rows, 1, 1 << 31) for key, rows in batch_size.items()}

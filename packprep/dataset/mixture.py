@@ -7,18 +7,23 @@ open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…) ─�
 
 import hashlib
 import json
-from bisect import bisect_right
+import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from packprep.dataset import order
-from packprep.dataset.batches import Reader, integer
+from packprep.dataset.batches import Reader
 from packprep.dataset.manifest import StoredTask
+from packprep.dataset.order import integer
 from packprep.dataset.rows import Row
-from packprep.errors import ArgumentError
+from packprep.errors import ArgumentError, DatasetError
+from packprep.format.json_files import FORMAT, VERSION, decode, encode
+from packprep.format.opening import read_file
 
 
 class Mixture(Reader):
@@ -26,8 +31,9 @@ class Mixture(Reader):
 
     datasets: each as a Dataset of its own, with its tasks, sources and manifest. counts: int64[D], samples of each in a
     cycle, or the Schedule of shares that change. shares: float64[D], what they come to; of a schedule float64[points, D].
-    seq_length, vocab_size, pad_id: as all of them have. token_dtype: the widest. max_epochs: of each dataset, or None. It may be
-    pickled, forked, and read by several threads, as a Dataset.
+    vocab_size, pad_id: as all of them have. seq_length: the longest; where they differ, seq_lengths has that of each dataset, and
+    each step is of one. token_dtype: the widest. max_epochs: of each dataset, or None. It may be pickled, forked, and read by
+    several threads, as a Dataset.
     """
 
     what = "mixture"
@@ -35,6 +41,8 @@ class Mixture(Reader):
     def __init__(self, datasets: Sequence[Any], counts: np.ndarray | order.Schedule, max_epochs: Any = None):
         _check_alike(datasets)
         self.datasets = tuple(datasets)
+        lengths = tuple(dataset.seq_length for dataset in datasets)
+        self.seq_length, self.seq_lengths = max(lengths), lengths if len(set(lengths)) > 1 else None
         self.counts = counts
         if isinstance(counts, order.Schedule):
             self.shares = np.array([counts.shares(point) for point in counts.points])
@@ -42,7 +50,7 @@ class Mixture(Reader):
         else:
             self.shares = counts / counts.sum()
         first = datasets[0]
-        self.seq_length, self.vocab_size, self.pad_id = first.seq_length, first.vocab_size, first.pad_id
+        self.vocab_size, self.pad_id = first.vocab_size, first.pad_id
         self.token_dtype = np.result_type(*(dataset.token_dtype for dataset in datasets))
         self._first_row = [0, *accumulate(map(len, datasets))]  # of each dataset, and the end
         self.max_epochs = _checked_epochs(max_epochs, len(self.datasets))
@@ -52,22 +60,34 @@ class Mixture(Reader):
 
     def __str__(self) -> str:
         shares = (" → ".join(f"{share:.2%}" for share in np.atleast_1d(own)) for own in self.shares.T)
-        trees = (f"{share} of samples: {dataset}" for share, dataset in zip(shares, self.datasets, strict=True))
+
+        what = "samples" if self.seq_lengths is None else "steps"
+        trees = (f"{share} of {what}: {dataset}" for share, dataset in zip(shares, self.datasets, strict=True))
         lines = [f"mixture of {len(self.datasets)} datasets", *trees]
         if isinstance(self.counts, order.Schedule):
-            lines[0] += f", shares at samples {', '.join(f'{point:,}' for point in self.counts.points)}"
+            lines[0] += f", shares at {what} {', '.join(f'{point:,}' for point in self.counts.points)}"
         return "\n".join(lines)
 
-    def exhausted_at(self, seed: int = 0, shuffle: bool = True) -> int | None:
-        """The first sample that a dataset's max_epochs do not allow; None: there is none."""
-        found = self._exhaustion(seed, shuffle)
+    def exhausted_at(
+        self, seed: int = 0, shuffle: bool = True, step_rows: Mapping[int, int] | None = None
+    ) -> int | None:
+        """The first sample that a dataset's max_epochs do not allow; None: there is none.
+
+        step_rows: where seq_lengths differ, and a sample is a step: {seq_length: rows of a step over all ranks}.
+        """
+        if self.seq_lengths is not None and step_rows is None:
+            raise ArgumentError(
+                "rows differ in seq_length: give step_rows = {seq_length: rows of a step over all ranks}"
+            )
+        found = self._exhaustion(seed, shuffle, step_rows)
         return None if found is None else found[0]
 
-    def _exhaustion(self, seed: int, shuffle: bool) -> tuple[int, str] | None:
+    def _exhaustion(self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None) -> tuple[int, str] | None:
         ends = []
         for d, epochs in enumerate(self.max_epochs):
             if epochs is not None:
-                end = order.first_beyond(d, epochs * len(self.datasets[d]), self.counts, seed, shuffle)
+                rows = 1 if self.seq_lengths is None or step_rows is None else step_rows[self.seq_lengths[d]]
+                end = order.first_beyond(d, epochs * len(self.datasets[d]) // rows, self.counts, seed, shuffle)
                 ends += [(end, d)] if end is not None else []
         if not ends:
             return None
@@ -140,6 +160,41 @@ class Mixture(Reader):
                 epochs[here] = numbers[here] // len(dataset)
         return rows, epochs
 
+    def rows_of_steps(
+        self, steps: np.ndarray, seed: int, shuffle: bool, step_rows: Mapping[int, int], rank: int, world_size: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(rows, epochs), int64[B], of one rank in each of the steps, which are of one dataset each: its k-th has its rows from
+        k · step_rows on."""
+        assert self.seq_lengths is not None
+        which, numbers = order.of_samples(steps, self.counts, seed, shuffle)
+        found = []
+        for d, k in zip(which.tolist(), numbers.tolist(), strict=True):
+            n_rows, of_step = len(self.datasets[d]), step_rows[self.seq_lengths[d]]
+            samples = np.array(order.samples_of_step(k * of_step, 0, of_step // world_size, rank, world_size))
+            rows = order.rows_of_samples(samples, n_rows, order.seed_of(seed, d), shuffle)
+            found.append((self._first_row[d] + rows, samples // n_rows))
+        return found
+
+    def rows_before(self, steps: int, seed: int, shuffle: bool, step_rows: Mapping[int, int]) -> int:
+        """The rows of the first steps, over all ranks."""
+        return sum(self._rows_before(steps, seed, shuffle, step_rows))
+
+    def _rows_before(self, steps: int, seed: int, shuffle: bool, step_rows: Mapping[int, int]) -> list[int]:
+        assert self.seq_lengths is not None
+        counts = order.among_first(steps, self.counts, seed, shuffle).tolist()
+        return [count * step_rows[length] for count, length in zip(counts, self.seq_lengths, strict=True)]
+
+    def row_length(self, rows: np.ndarray) -> int:
+        """Slots of each of these rows; ArgumentError if they differ."""
+        if self.seq_lengths is None:
+            return self.seq_length
+        lengths = {dataset.seq_length for dataset, _, _ in self._split(rows)}
+        if len(lengths) > 1:
+            raise ArgumentError(
+                f"rows of {' and '.join(map(str, sorted(lengths)))} slots make no one batch: ask for them apart"
+            )
+        return lengths.pop() if lengths else self.seq_length
+
     @property
     def epoch_rows(self) -> None:
         """None: a mixture has no epochs."""
@@ -172,6 +227,10 @@ class Mixture(Reader):
         """How many rows of each dataset the batches with this state have delivered, over all ranks: a closed form, but
         for the window of balanced steps that was begun."""
         rows, seed, shuffle, balance = state["rows"], state["seed"], state["shuffle"], state.get("balance")
+        if self.seq_lengths is not None:
+            step_rows = {int(length): n for length, n in state["step_rows"].items()}
+            steps = bisect_left(range(rows + 1), rows, key=lambda n: self.rows_before(n, seed, shuffle, step_rows))
+            return self._rows_before(steps, seed, shuffle, step_rows)
         if balance is None:
             return order.among_first(rows, self.counts, seed, shuffle).tolist()
         begin, _ = order.window_of(rows, balance["window"], None)
@@ -211,6 +270,40 @@ class Mixture(Reader):
             own = {w: g if g is None else [name for name in g if name in names[w][d]] for w, g in wanted.items()}
             kept.append(each.with_loss_on(**own) if d in places else each.with_loss_on(source=[]))
         return self._with(datasets=tuple(kept))
+
+
+def read_mixture(path: Path) -> dict[str, Any]:
+    """What a mixture.json says, as open_dataset takes it: the datasets' folders, which are named from where it lies, shares,
+    interpolate, max_epochs. DatasetError where it cannot be read."""
+    try:
+        value = decode(read_file(path), str(path), canonical=False)  # people may write it
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(value, dict) or value.get("format") != _FORMAT or value.get("version") != VERSION:
+        raise DatasetError(f'{path} is no mixture: its format should be "{_FORMAT}", and its version {VERSION}')
+    for key in ("datasets", "shares"):
+        if key not in value:
+            raise DatasetError(f"{path}: key {key!r} is missing")
+    for key in value:
+        if key not in ("format", "version", "datasets", "shares", "interpolate", "max_epochs"):
+            raise DatasetError(f"{path}: key {key!r} is not known; it is misspelt, or a newer packprep wrote it")
+    names = value["datasets"]
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise DatasetError(
+            f"{path}: datasets is {names!r} and should be a list of folders, named from where this file lies"
+        )
+    options = {key: value.get(key) for key in ("shares", "interpolate", "max_epochs")}
+    return {"directory": [path.parent / name for name in names], **options}
+
+
+def mixture_file(path: Path, directories: Sequence[str | os.PathLike], **options: Any) -> bytes:
+    """The bytes of a mixture.json at `path`. options: shares, and interpolate and max_epochs where they are given."""
+    names = [Path(os.path.relpath(directory, path.parent)).as_posix() for directory in directories]
+    given = {key: value for key, value in options.items() if value is not None}
+    return encode({"format": _FORMAT, "version": VERSION, "datasets": names, **given})
+
+
+_FORMAT = f"{FORMAT} mixture"
 
 
 def mixed_opened(
@@ -262,7 +355,6 @@ def _check_alike(datasets: Sequence[Any]) -> None:
 
 
 _ALIKE: dict[str, Callable[[Any], Any]] = {
-    "seq_length": lambda dataset: dataset.seq_length,
     "the tokenizer's digest": lambda dataset: dataset.manifest["tokenizer"]["digest"],
     "vocab_size": lambda dataset: dataset.vocab_size,
     "pad_id": lambda dataset: dataset.pad_id,

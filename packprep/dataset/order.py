@@ -42,9 +42,21 @@ from packprep.errors import ArgumentError
 
 LONGEST_CYCLE = 1000
 _PLACES_AT_ONCE = 1 << 16
+_GROUPS = 64  # of a window, where none is given
 SCHEDULED_AT_ONCE = 1 << 13
 _BLOCK = 256  # samples of a schedule that are looked up together
 _END = 1 << 62  # of all samples
+
+
+def integer(name: str, value: Any, least: int, below: int) -> int:
+    """`value` as an int in least … below − 1."""
+    try:
+        number = int(value.__index__())
+    except AttributeError:
+        number = None
+    if number is None or isinstance(value, bool | np.bool_) or not least <= number < below:
+        raise ArgumentError(f"{name} is {value!r} and should be an integer in {least} … {below - 1}")
+    return number
 
 
 def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarray) -> np.ndarray:
@@ -142,6 +154,42 @@ def dealt(costs: np.ndarray) -> np.ndarray:
             together = np.concatenate((together, np.take_along_axis(places, added[..., None], axis=1)), axis=2)
         places, sums = together, merged
     return places[:, 0]
+
+
+def balance_of(balance: Any, window: Any, shuffle: bool) -> Balance | None:
+    """A Balance of what `batches` takes; ArgumentError where it cannot be used."""
+    if balance is None:
+        if window is not None:
+            raise ArgumentError(f'window = {window!r} is of balanced steps: give balance=("attention", group) too')
+        return None
+    if not isinstance(balance, tuple | list) or len(balance) != 2:
+        raise ArgumentError(
+            f'balance is {balance!r} and should be ("attention", group): group is the rows of a step over all ranks'
+        )
+    cost, group = balance
+    weights = (1, 0) if isinstance(cost, str) and cost == "attention" else cost
+    two = isinstance(weights, tuple | list) and len(weights) == 2
+    if not two or not all(map(_is_number, weights)) or not any(weights):
+        raise ArgumentError(
+            f'the cost of balance is {cost!r} and should be "attention", or (a, b) for a · Σn² + b · Σn over a row\'s segments '
+            "of n slots: numbers of at least 0, and one of them above"
+        )
+    rows = integer("the group of balance", group, 1, 1 << 31)
+    size = _GROUPS * rows if window is None else integer("window", window, 1, 1 << 40)
+    if size % rows:
+        raise ArgumentError(
+            f"window is {size} and should be a multiple of the group, {rows}: whole groups are cut of it"
+        )
+    if not shuffle:
+        raise ArgumentError(
+            "balance draws the order of rows anew, and shuffle=False asks for the stored one: leave one out"
+        )
+    return Balance(float(weights[0]), float(weights[1]), rows, size)
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and 0 <= value < float("inf")
 
 
 # Several datasets
@@ -374,8 +422,7 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
             )
         exact = []
         for d, share in enumerate(given):
-            number = isinstance(share, int | float | np.integer | np.floating) and not isinstance(share, bool)
-            if not number or not math.isfinite(share) or share < 0:
+            if not _is_number(share):
                 raise ArgumentError(f"shares[{m}][1][{d}] is {share!r} and should be a number of at least 0")
             exact.append(Fraction(int(share)) if isinstance(share, int | np.integer) else Fraction(repr(float(share))))
         if not any(exact):

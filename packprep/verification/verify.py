@@ -13,9 +13,9 @@ from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, s
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.progress import put_line
 from packprep.building.run import Progress
-from packprep.dataset.batches import integer
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
+from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.shard import open_shard
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError

@@ -125,6 +125,12 @@ def test_balanced_steps_are_those_of_packpreps_loader(plain):
     assert batches.state_dict() == expected.state_dict()
 
 
+def test_a_mixture_of_lengths_is_refused_with_what_to_do(plain, tmp_path):
+    synthetic.make_dataset(tmp_path, seq_length=128)
+    with pytest.raises(ArgumentError, match="several seq_lengths.*a loader for each"):
+        loader(packprep.open_dataset([plain, tmp_path], shares=[1, 1]), batch_size=4)
+
+
 def test_redraw_noises_later_epochs_anew(built_in_place):
     dataset = packprep.open_dataset(built_in_place)
     size = len(dataset)

@@ -377,6 +377,23 @@ def test_an_exhausted_mixture_says_so_at_the_same_step_whoever_makes_it(director
         next(sampler)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mixture_of_lengths_gives_the_loader_s_steps_and_goes_on_with_other_ranks(directory, tmp_path, workers):
+    synthetic.make_dataset(tmp_path, (9,), seq_length=128)
+    mixed = open_dataset([directory, tmp_path], shares=[2, 1])
+    expected = mixed.batches({64: 4, 128: 2}, 5)
+    run = loader(mixed, {64: 2, 128: 1}, 1, 2, seed=5, num_workers=workers)
+    for _ in range(10):
+        whole = next(expected)["tokens"]
+        assert np.array_equal(next(run)["tokens"], whole[len(whole) // 2 :])
+    again = loader(mixed, {64: 4, 128: 2}, seed=5, layout="thd", num_workers=workers)
+    again.load_state_dict(json.loads(json.dumps(run.state_dict())))
+    for _ in range(5):
+        assert np.array_equal(next(again)["tokens"], next(expected)["tokens"].reshape(1, -1))
+    with pytest.raises(ArgumentError, match="several seq_lengths"):
+        BatchSampler(mixed, 4, epochs=None)
+
+
 def test_a_batch_sampler_draws_a_mixture_by_its_shares(mixture):
     rows = Rows(mixture, columns=["tokens"])
     sampler = BatchSampler(rows, 4, seed=6, samples=30)

@@ -178,6 +178,10 @@ def loader(
     Raises ArgumentError and DatasetError.
     """
     dataset = opened(directory)
+    if dataset.seq_lengths is not None:
+        raise ArgumentError(
+            f"{dataset!r} has rows of several seq_lengths, and arrays have one shape here: make a loader for each of its datasets"
+        )
     tasks = tasks_of(dataset)
     if sharding is None:
         if jax.process_count() > 1:
