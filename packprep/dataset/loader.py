@@ -288,7 +288,10 @@ def open_dataset(directory, *, shares=None, interpolate=None, max_epochs=None, i
                 raise ArgumentError(
                     f"{mixture} says shares, interpolate and max_epochs itself: change them there, or leave them out"
                 )
-            return open_dataset(**read_mixture(mixture), io=io, max_open=max_open)
+            try:
+                return open_dataset(**read_mixture(mixture), io=io, max_open=max_open)
+            except ArgumentError as error:
+                raise DatasetError(f"{mixture}: {error}") from error
         for name, given in (("shares", shares), ("interpolate", interpolate), ("max_epochs", max_epochs)):
             if given is not None:
                 raise ArgumentError(f"{name} = {given!r} is for a list of directories, and {str(directory)!r} is one")

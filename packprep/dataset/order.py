@@ -226,6 +226,10 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
 
 def dealing_of(shares: Any, datasets: Sequence[Any], interpolate: Any) -> "np.ndarray | Schedule":
     """What of_samples takes, of shares as open_dataset takes them; ArgumentError where they cannot be used."""
+    if shares is not None and not isinstance(shares, tuple | list | np.ndarray):
+        raise ArgumentError(
+            f"shares is {shares!r} and should be a list: a number for each dataset, or points (sample, [number, …])"
+        )
     given = [] if shares is None else list(shares)
     if any(isinstance(share, tuple | list) for share in given) and datasets:
         return schedule_of(given, len(datasets), "step" if interpolate is None else interpolate)
@@ -365,6 +369,8 @@ class Schedule:
     def half(self, begin: int, end: int, q: int, near: int) -> tuple[int, int]:
         """(how many of the first q samples of datasets begin … end − 1 are of their first half, ⌊τ⌋). near: a guess at τ."""
         middle, common = (begin + end) // 2, self._curves[0]
+        if end - begin == len(self.weights[0]):  # all samples: τ is q
+            return (2 * self.integral(begin, middle, q) + common) // (2 * common), q
         wanted = q * common
         low, high, far = near, near, 1
         while low > 0 and self.integral(begin, end, low) > wanted:

@@ -462,6 +462,10 @@ def test_a_mixture_file_opens_the_mixture_wherever_it_lies(three, tmp_path):
         ({"shares": None}, "key 'shares' is missing"),
         ({"share": [1]}, "key 'share' is not known"),
         ({"datasets": "0"}, "datasets is '0' and should be a list of folders"),
+        ({"datasets": []}, "a list of 0 directories"),
+        ({"shares": 5}, "shares is 5 and should be a list"),
+        ({"shares": [[0, [1, 2]]]}, r"shares\[0\] has 2 numbers, and there are 3 datasets"),
+        ({"max_epochs": [1, "2", 3]}, r"max_epochs\[1\] is '2'"),
     ],
 )
 def test_a_mixture_file_that_cannot_be_used_says_what_and_where(three, tmp_path, changes, words):
