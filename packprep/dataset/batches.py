@@ -86,8 +86,8 @@ class Reader:
     def epoch_rows(self) -> int | None:
         raise NotImplementedError
 
-    def _exhaustion(self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None) -> tuple[int, str] | None:
-        """The first sample that cannot be given, and why; None: there is none."""
+    def exhaustion(self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None) -> tuple[int, str] | None:
+        """(the first sample that cannot be given, which dataset is exhausted); None: all can be given."""
         return None
 
     def rows_of_steps(
@@ -306,12 +306,15 @@ class Reader:
         batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), _true_or_false("shuffle", shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
         batches._windows = {}
-        batches._exhaustion = self._exhaustion(batches._seed, batches._shuffle, batches._step_rows)
-        if batches.end is not None:
-            batches.refuse_exhausted(batches.end)
         batches._balance = order.balance_of(balance, window, batches._shuffle)
         if batches._balance is not None and batches._step_rows is not None:
             raise ArgumentError("balance is for rows of one seq_length, and this mixture has several: leave it out")
+        batches._exhaustion = self.exhaustion(batches._seed, batches._shuffle, batches._step_rows)
+        if batches._exhaustion is not None and batches._balance is not None:  # of its window any row may come first
+            sample, which = batches._exhaustion
+            batches._exhaustion = order.window_of(sample, batches._balance.window, None)[0], which
+        if batches.end is not None:
+            batches.refuse_exhausted(batches.end)
         batches._redraw, batches._accelerate = _true_or_false("redraw", redraw), accelerate
         check_accelerate(accelerate)
         if redraw:
@@ -393,15 +396,13 @@ class Batches:
         kept = samples < (np.iinfo(np.int64).max if self.end is None else self.end)
         self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
 
-    @property
-    def exhausted_at(self) -> int | None:
-        """The first global sample that a mixture's max_epochs do not allow; None: there is none."""
-        return None if self._exhaustion is None else self._exhaustion[0]
-
     def refuse_exhausted(self, end: int) -> None:
         """Exhausted if a dataset reaches its max_epochs before sample `end`."""
         if self._exhaustion is not None and end > self._exhaustion[0]:
-            raise Exhausted(self._exhaustion[1])
+            sample, which = self._exhaustion
+            raise Exhausted(
+                f"{which} before sample {sample}: end by samples = {sample}, or give it less of the shares, or more max_epochs"
+            )
 
     def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0 of this order, balanced or not."""
@@ -416,8 +417,6 @@ class Batches:
         left = np.ones(flat.size, bool)
         while left.any():
             begin, end = order.window_of(int(flat[np.argmax(left)]), self._balance.window, self.dataset.epoch_rows)
-            if self._exhaustion is not None:
-                end = min(end, self._exhaustion[0])
             here = (begin <= flat) & (flat < end)
             plain[here] = self._window(begin, end)[flat[here] - begin]
             left &= ~here

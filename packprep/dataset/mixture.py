@@ -60,7 +60,6 @@ class Mixture(Reader):
 
     def __str__(self) -> str:
         shares = (" → ".join(f"{share:.2%}" for share in np.atleast_1d(own)) for own in self.shares.T)
-
         what = "samples" if self.seq_lengths is None else "steps"
         trees = (f"{share} of {what}: {dataset}" for share, dataset in zip(shares, self.datasets, strict=True))
         lines = [f"mixture of {len(self.datasets)} datasets", *trees]
@@ -79,10 +78,11 @@ class Mixture(Reader):
             raise ArgumentError(
                 "rows differ in seq_length: give step_rows = {seq_length: rows of a step over all ranks}"
             )
-        found = self._exhaustion(seed, shuffle, step_rows)
+        found = self.exhaustion(seed, shuffle, step_rows)
         return None if found is None else found[0]
 
-    def _exhaustion(self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None) -> tuple[int, str] | None:
+    def exhaustion(self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None) -> tuple[int, str] | None:
+        """(the first sample that cannot be given, which dataset is exhausted); None: all can be given."""
         ends = []
         for d, epochs in enumerate(self.max_epochs):
             if epochs is not None:
@@ -92,9 +92,10 @@ class Mixture(Reader):
         if not ends:
             return None
         end, d = min(ends)
-        return end, (
-            f"dataset {d} of the mixture, {self.datasets[d].directory}, has given its max_epochs = {self.max_epochs[d]}, of "
-            f"{len(self.datasets[d])} rows, before sample {end}: end by samples = {end}, or give it less share or more max_epochs"
+        of, epochs = self.datasets[d], self.max_epochs[d]
+        return (
+            end,
+            f"dataset {d} of the mixture, {of.directory}, has given its max_epochs = {epochs}, of {len(of)} rows,",
         )
 
     def __len__(self) -> int:
