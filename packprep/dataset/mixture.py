@@ -168,12 +168,14 @@ class Mixture(Reader):
         k · step_rows on."""
         assert self.seq_lengths is not None
         which, numbers = order.of_samples(steps, self.counts, seed, shuffle)
-        found = []
-        for d, k in zip(which.tolist(), numbers.tolist(), strict=True):
-            n_rows, of_step = len(self.datasets[d]), step_rows[self.seq_lengths[d]]
-            samples = np.array(order.samples_of_step(k * of_step, 0, of_step // world_size, rank, world_size))
-            rows = order.rows_of_samples(samples, n_rows, order.seed_of(seed, d), shuffle)
-            found.append((self._first_row[d] + rows, samples // n_rows))
+        found: list[Any] = [None] * len(which)
+        for d, dataset in enumerate(self.datasets):
+            here, of_step = np.flatnonzero(which == d), step_rows[self.seq_lengths[d]]
+            own = order.samples_of_step(0, 0, of_step // world_size, rank, world_size)
+            samples = numbers[here][:, None] * of_step + np.array(own)
+            rows = order.rows_of_samples(samples, len(dataset), order.seed_of(seed, d), shuffle)
+            for i, step, epochs in zip(here.tolist(), self._first_row[d] + rows, samples // len(dataset), strict=True):
+                found[i] = step, epochs
         return found
 
     def rows_before(self, steps: int, seed: int, shuffle: bool, step_rows: Mapping[int, int]) -> int:

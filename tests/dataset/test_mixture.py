@@ -386,7 +386,7 @@ def test_a_mixture_of_lengths_goes_on_at_other_world_sizes_with_the_same_rows_of
     one, expected = mixed.batches({64: 8, 128: 4}, 3), []
     for _ in range(40):
         expected.append(next(one)["tokens"])
-    for stop in (0, 1, 13, 27):
+    for stop in (1, 23):
         first = mixed.batches({64: 2, 128: 1}, 3, 1, 4)
         for k in range(stop):
             batch = next(first)["tokens"]
