@@ -232,15 +232,15 @@ def lengths(objective: str, sizes: Sequence[int], settings: Sequence[Mapping[str
 
 
 def promise(number: str) -> str:
-    """One promise in the words of verification/verify.py."""
-    from packprep.verification.verify import PROMISES
+    """One promise in the words of verification/__init__.py."""
+    from packprep.verification import PROMISES
 
     return f"> **{number.upper()}** {PROMISES[number.upper()]}.\n"
 
 
 def promises() -> str:
     """The table of all promises, with a link to what format.md says of each."""
-    from packprep.verification.verify import PROMISES
+    from packprep.verification import PROMISES
 
     return _table(
         ("promise", "in one sentence"),
@@ -395,6 +395,7 @@ PARTS: dict[str, Callable[[], str]] = {
             "init",
             "doctor",
             "build",
+            "tokenize",
             "plan",
             "status",
             "verify",

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from packprep.format import open_file, read_file
 from packprep.format.digests import digest_of, digest_of_buffers
-from packprep.format.opening import open_file, read_file
 from packprep.messages import say
 
 _DIGEST_BYTES = 32
@@ -34,7 +34,7 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
 
     what: a word for its name. depends_on: all that it depends on, but for the code that made it; code: that code's digest.
     """
-    folder = cache_folder()
+    folder = cache_folders().own
     if folder is None:
         return False
     path = os.path.join(folder, f"{what}-{digest_of(depends_on)}")
@@ -58,7 +58,7 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
 
 def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
     """What was kept; None where there is nothing, not what was written, what others can write, or what other code made."""
-    for folder in _to_read():
+    for folder in cache_folders().to_read:
         try:
             with open_file(os.path.join(folder, f"{what}-{digest_of(depends_on)}")) as file:
                 status = os.fstat(file.fileno())
@@ -75,24 +75,14 @@ def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
 
 def is_kept(what: str) -> bool:
     """Whether there is anything under this word, or a pattern of such, for whatever it may depend on."""
-    return any(glob.glob(os.path.join(glob.escape(folder), f"{what}-*")) for folder in _to_read())
-
-
-def _to_read() -> tuple[str, ...]:
-    own = cache_folder()
-    return (*cache_folders().read_only, *([own] if own else []))
+    return any(glob.glob(os.path.join(glob.escape(folder), f"{what}-*")) for folder in cache_folders().to_read)
 
 
 class CacheFolders(NamedTuple):
-    """Where what is kept lies: folders to read, which this process cannot write; the one behind them, to read and write."""
+    """Where what is kept lies: in all folders that are read, of which this process can write the last or none."""
 
-    read_only: tuple[str, ...]
-    own: str | None
-
-
-def cache_folder() -> str | None:
-    """The folder for what is kept; None if none can be written."""
-    return cache_folders().own
+    to_read: tuple[str, ...]
+    own: str | None  # which it can write
 
 
 @functools.cache
@@ -127,7 +117,7 @@ def cache_folders() -> CacheFolders:
         except OSError:
             read_only.append(folder)
             continue
-        return CacheFolders(tuple(read_only), folder)
+        return CacheFolders((*read_only, folder), folder)
     if not read_only:
         say(
             f"kernels are compiled anew by every command, for none of {', '.join(tried)} can be written; set NUMBA_CACHE_DIR to "

@@ -1,15 +1,18 @@
-"""Messages to the user on stderr, from any room and any process: a line before what takes long, while work goes on.
+"""What a user sees, from any room and any process: results on stdout; messages on stderr while work goes on, and a bar there.
 
 cache, kernel, storage, … ─► say ─┬─ in the command: stderr, where a bar makes room for the line
                                   └─ in a worker: `say` of its parent
 
-How much of it is shown is one setting of the command's process: `show`.
+How much of it is shown is one setting of the command's process: `show`. Names of files, sources and tasks are whatever somebody
+made them: what is shown shows every character, and no secret.
 """
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 Listener = Callable[[str, bool], None]
 """(message, whether it is said once in a command)."""
@@ -28,6 +31,29 @@ def _visible(character: str) -> str:
     if character.isprintable() or character == "\u3000":
         return character
     return PICTURES.get(character, f"\\u{{{ord(character):x}}}")
+
+
+def put_line(line: str = "") -> None:
+    """A line on stdout."""
+    print(visible(line))
+
+
+PASSWORD = re.compile(r"(?!arn:)[^/:\[\]]*:(?!\d+(?:/|$)).*@", re.DOTALL)
+_SIGNATURE = re.compile(
+    r"([?&][\w.-]*(?:signature|sig|token|credential|secret|password|access[-_]?key(?:[-_]?id)?|api[-_]?key)=)[^&]+",
+    re.IGNORECASE,
+)
+
+
+def without_secrets(text: str) -> str:
+    """A text with … for the passwords and signatures of the URLs in it."""
+    return "".join(map(without_secret, re.split(r"([\s'\"]+)", text)))
+
+
+def without_secret(url: str) -> str:
+    """A URL with … for its password and its signature."""
+    scheme, there, rest = url.partition("://")
+    return scheme + there + _SIGNATURE.sub(r"\1…", PASSWORD.sub("…@", rest, 1) if PASSWORD.match(rest) else rest)
 
 
 def say(message: str, once: bool = False) -> None:
@@ -51,16 +77,23 @@ def say_stage(message: str) -> None:
 
 
 def write(message: str, error: bool = False) -> None:
-    """The message on stderr; its lines after the first are indented, so that none passes for another message.
+    """The message on stderr, without the secrets of URLs. Its lines after the first are indented, so that none passes for another
+    message.
 
     error: it is shown to who asked for errors alone, too.
     """
     if _shown == ERRORS and not error:
         return
-    first, *others = map(visible, message.split("\n"))
+    shown = without_secrets(message) if "://" in message else message
+    first, *others = map(visible, shown.split("\n"))
     when = f"{time.monotonic() - _begun:.2f} s: " if _shown == STAGES and not error else ""
     text = "\n".join([f"packprep: {when}{first}", *(f"  {line}".rstrip() for line in others)])
     print(text, file=sys.stderr, flush=True)
+
+
+def say_error(message: str) -> None:
+    """An error, which is always shown."""
+    write(message, error=True)
 
 
 ERRORS, USUAL, STAGES = "errors", "usual", "stages"
@@ -92,3 +125,61 @@ def heard_by(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
+
+
+class Bar:
+    """Progress on stderr: tokens, MB/s, documents, rejects, time left; off a terminal one line at the begin.
+
+    How much text there is to do is an estimate where files are compressed or documents rejected. So the whole grows with what is
+    done beyond it, and is what was done once the last item is.
+    """
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._listening = contextlib.ExitStack()
+        self._documents = self._tokens = self._rejects = self._left = 0
+
+    def begin(self, text_bytes: int, shards: int, missing: int) -> None:
+        if not missing:
+            return
+        if not sys.stderr.isatty():
+            say(f"shards to do: {missing:,} of {shards:,}, {text_bytes / 1e6:,.1f} MB")
+            return
+        if not are_shown():
+            return
+        self._left = missing
+        from tqdm import tqdm
+
+        tqdm.monitor_interval = 0  # its thread would keep workers from being forked
+        self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
+        self._listening.enter_context(heard_by(self._make_room))
+
+    def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
+        self._documents, self._tokens = self._documents + documents, self._tokens + tokens
+        self._rejects += rejects
+        if self._bar is not None:
+            counts = {"tokens": self._tokens, "documents": self._documents, "rejects": self._rejects}
+            known = [f"{n:,} {what}" for what, n in counts.items() if n]  # who counts no documents reports none
+            self._bar.set_postfix_str(", ".join(known), refresh=False)
+            self._bar.total = max(self._bar.total, self._bar.n + text_bytes)
+            self._bar.update(text_bytes)
+
+    def done(self, item: object) -> None:
+        say_stage(f"{item}: done")
+        self._left -= 1
+        if self._bar is not None and not self._left:
+            self._bar.total = self._bar.n = self._bar.n or self._bar.total  # of rejects alone no text is counted
+            self._bar.refresh()
+
+    def say(self, message: str) -> None:
+        say(message)
+
+    def _make_room(self, message: str, once: bool) -> None:
+        self._bar.clear()
+        write(message)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._listening.close()
+            self._bar.close()
+            self._bar = None

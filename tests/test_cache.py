@@ -26,9 +26,18 @@ OTHER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="what belongs to another user needs root")
 
 
+NOWHERE = cache.CacheFolders((), None)
+_find = cache.cache_folders.__wrapped__  # where tests put another in its place
+
+
+def alone(folder):
+    """One folder, to read and write."""
+    return cache.CacheFolders((str(folder),), str(folder))
+
+
 def find():
     """The folder to write to, found anew."""
-    return cache.cache_folders.__wrapped__().own
+    return _find().own
 
 
 CODE = """
@@ -176,7 +185,7 @@ def test_a_place_below_a_folder_of_all_is_passed_over_and_below_a_sticky_one_tak
 
 
 def test_without_a_folder_nothing_is_kept(monkeypatch):
-    monkeypatch.setattr(cache, "cache_folder", lambda: None)
+    monkeypatch.setattr(cache, "cache_folders", lambda: NOWHERE)
     cache.keep("thing", b"", "code", b"data")
     assert cache.kept("thing", b"", "code") is None
 
@@ -211,7 +220,7 @@ def folder(tmp_path, monkeypatch):
     """An empty folder for what is kept."""
     folder = tmp_path / "folder"
     folder.mkdir(0o700)
-    monkeypatch.setattr(cache, "cache_folder", lambda: str(folder))
+    monkeypatch.setattr(cache, "cache_folders", lambda: alone(folder))
     return folder
 
 
@@ -304,14 +313,14 @@ def test_it_is_said_that_kernels_are_compiled_and_where_they_are_kept_before_it_
         return compiles(*given)
 
     monkeypatch.setattr(dispatcher._FunctionCompiler, "compile", begins)
-    monkeypatch.setattr(compiling, "cache_folder", lambda: str(folder))
+    monkeypatch.setattr(compiling, "cache_folders", lambda: alone(folder))
     assert [triple(2)[1], triple(2)[1], triple(2.0)[1]] == [False, True, False]
     first = f"packprep: compiling kernels that {folder} lacks, up to 10 s: they are kept there\n"
     of = "packprep: compiling tests.test_cache.tripled of {}\n".format
     assert said == [first + of("int64"), of("float64")]
     monkeypatch.setattr(messages, "_said", set())
-    monkeypatch.setattr(cache, "cache_folder", lambda: None)
-    monkeypatch.setattr(compiling, "cache_folder", lambda: None)
+    monkeypatch.setattr(cache, "cache_folders", lambda: NOWHERE)
+    monkeypatch.setattr(compiling, "cache_folders", lambda: NOWHERE)
     triple(2)
     assert said[2].startswith("packprep: compiling kernels, about 10 s: none is kept\n")
 
@@ -322,7 +331,7 @@ def test_a_full_disk_and_one_that_cannot_be_written_end_nothing(tmp_path, places
     run_checked("mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", places[0])
     with unmounted(places[0]):
         folder = Path(find())
-        monkeypatch.setattr(cache, "cache_folder", lambda: str(folder))
+        monkeypatch.setattr(cache, "cache_folders", lambda: alone(folder))
         assert triple(2) == (6, False) and triple(2) == (6, True)
         cache.keep("thing", b"", "code", b"data")
         cache.keep("thing", b"", "code", bytes(100_000))
@@ -453,12 +462,13 @@ def test_processes_that_compile_at_once_give_the_same(tmp_path):
 
 def test_kernels_are_read_where_they_cannot_be_written_and_others_kept_behind(places, capfd, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(places[0]))
+    folders = [place / "packprep" for place in places[:2]]
     cache.cache_folders.cache_clear()
     try:
         assert cache.keep("thing", b"", "code", b"data")
         monkeypatch.setattr(cache.tempfile, "TemporaryFile", not_below(places[0]))
         cache.cache_folders.cache_clear()
-        assert cache.cache_folders() == ((str(places[0] / "packprep"),), str(places[1] / "packprep"))
+        assert cache.cache_folders() == ((*map(str, folders),), str(folders[1]))
         assert cache.kept("thing", b"", "code") == b"data" and cache.is_kept("thing")
         assert cache.kept("thing", b"", "new code") is None and not cache.is_kept("other")
         assert cache.keep("thing", b"", "new code", b"new") and cache.kept("thing", b"", "new code") == b"new"
@@ -487,7 +497,7 @@ def test_what_root_made_is_read_by_others(folder, monkeypatch):
 
 @pytest.fixture
 def facts(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "cache_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(cache, "cache_folders", lambda: alone(tmp_path))
     return tmp_path
 
 
@@ -556,6 +566,6 @@ def test_an_error_is_not_remembered(facts):
 
 @pytest.mark.parametrize("place", [None, "/dev/null/nowhere"])
 def test_without_a_folder_it_is_found_out_each_time(monkeypatch, place):
-    monkeypatch.setattr(cache, "cache_folder", lambda: place)
+    monkeypatch.setattr(cache, "cache_folders", lambda: alone(place) if place else NOWHERE)
     find, calls = counted(7)
     assert [remember((), int, find) for _ in range(2)] == [7, 7] and len(calls) == 2

@@ -72,8 +72,8 @@ def test_without_a_place_for_kernels_it_says_what_that_costs(tmp_path, monkeypat
 
 
 def test_kernels_that_are_not_compiled_yet_or_lie_where_nothing_can_be_kept(monkeypatch):
-    def kernels(read_only, own, kept):
-        monkeypatch.setattr(doctor, "cache_folders", lambda: cache.CacheFolders(read_only, own))
+    def kernels(to_read, own, kept):
+        monkeypatch.setattr(doctor, "cache_folders", lambda: cache.CacheFolders(to_read, own))
         monkeypatch.setattr(doctor, "is_kept", lambda what: kept)
         return doctor._kernels()
 

@@ -14,9 +14,9 @@ import sys
 import pytest
 
 from packprep.building.plan import MOST_SHARDS
-from packprep.building.progress import say, visible
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import encode
+from packprep.messages import say, visible
 from packprep.sources.slices import MOST_PIECES
 from tests import made
 from tests.command_line import inside, packprep, refused

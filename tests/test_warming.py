@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from packprep.cache import CacheFolders
 from packprep.cli import warming
 from packprep.errors import BuildError
 from packprep.kernel import compiling
@@ -67,7 +68,7 @@ def test_without_a_recipe_all_kernels_are(tmp_path):
 
 def test_what_cannot_be_kept_is_an_error(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(warming, "cache_folder", lambda: None)
+        patch.setattr(warming, "cache_folders", lambda: CacheFolders((), None))
         with pytest.raises(BuildError, match="kernels would not be kept.*set NUMBA_CACHE_DIR"):
             warming.compile_ahead()
     monkeypatch.setattr(warming, "build", lambda *given: compiling.COUNTS.update(compiled=3, kept=1))

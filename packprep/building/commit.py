@@ -19,7 +19,9 @@ from packprep.building.work import Made
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
 from packprep.dataset.token_slots import LAWS
-from packprep.documents.reading import is_bad
+from packprep.documents import store
+from packprep.documents.reading import Rejected, is_bad
+from packprep.documents.store import STORE, StoreShard
 from packprep.errors import BuildError, DatasetError, PackprepError, PlanError
 from packprep.format.digests import digest_of, digest_of_buffers, own_digest
 from packprep.format.json_files import (
@@ -104,32 +106,38 @@ def done_receipt(out: Folder, shard: int, plan_digest: str) -> tuple[dict[str, A
     return found
 
 
-def encode_rejects(made: Made) -> bytes:
+def encode_rejects(rejected: Rejected) -> bytes:
     """The rejects file of a shard: one JSON record a line; empty if all documents were used."""
-    return b"".join(map(encode, made.documents.rejected.records()))
+    return b"".join(map(encode, rejected.records()))
 
 
-def commit_shard(out: Folder, plan: Plan, shard: int, made: Made) -> dict[str, Any]:
+def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -> dict[str, Any]:
     """Write a shard, its rejects, then its receipt; gives the receipt.
 
     If the shard is done already, nothing is written: BuildError with both digests where they differ.
     """
     try:
-        buffers = shard_format.encode(made.arrays)
-        rejects = encode_rejects(made)
+        rows = segments = 0
+        if isinstance(made, StoreShard):
+            buffers, rejected, text_digests = store.encode(made.arrays), made.rejected, made.text_digests
+        else:
+            buffers, rejected = shard_format.encode(made.arrays), made.documents.rejected
+            rows, segments = len(made.arrays["row_offsets"]) - 1, len(made.arrays["segment_key"])
+            text_digests = made.documents.text_digests
+        rejects = encode_rejects(rejected)
         receipt = {
             "format": FORMAT,
             "version": VERSION,
             "plan_digest": plan.digest,
             "shard": shard,
             "file": shard_name(shard),
-            "rows": len(made.arrays["row_offsets"]) - 1,
-            "segments": len(made.arrays["segment_key"]),
+            "rows": rows,
+            "segments": segments,
             "tokens": sum(source["tokens"]["used"] for source in made.ledger["sources"].values()),
             "bytes": sum(memoryview(buffer).nbytes for buffer in buffers),
             "digest": digest_of_buffers(buffers),
             "rejects": None,
-            "text_digests": made.documents.text_digests,
+            "text_digests": text_digests,
             "ledger": made.ledger,
         }
         if rejects:
@@ -137,7 +145,7 @@ def commit_shard(out: Folder, plan: Plan, shard: int, made: Made) -> dict[str, A
                 "file": rejects_name(shard),
                 "bytes": len(rejects),
                 "digest": digest_of(rejects),
-                "documents": len(made.documents.rejected),
+                "documents": len(rejected),
             }
         if _stands(out, plan, receipt):
             return receipt
@@ -253,6 +261,7 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         ],
         "recipe": stored["recipe"],
         "fingerprint": stored["fingerprint"],
+        **({"kind": STORE} if plan.is_store else {}),
         "engine": stored["engine"],
         "made_with": stored["made_with"],
         "shards": list(entries),
@@ -272,7 +281,7 @@ def _continues(plan: Plan) -> dict[str, str]:
 
 
 def _refuse_without_rows(out: Folder, total: Mapping[str, Any]) -> None:
-    if total["rows"]:
+    if total["row_slots"]:
         return
     read = sum(source["documents"]["read"] for source in total["sources"].values())
     why = (

@@ -15,12 +15,12 @@ from packprep.building.commit import done_receipt, missing_shards, publish
 from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, stored_plan_and_digest
 from packprep.building.planning import look_up
 from packprep.building.processes import Do
-from packprep.building.progress import say as say_on_stderr
 from packprep.building.run import ShardToMake, compare_sources, planned, shard_maker
 from packprep.building.slurm import build_jobs, first_command, redo_command
 from packprep.errors import ArgumentError, BuildError, PlanError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
+from packprep.messages import say as say_on_stderr
 from packprep.recipe import Recipe
 from packprep.sources.files import absolute_prefix
 from packprep.storage import Folder, folder_at

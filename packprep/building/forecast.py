@@ -35,6 +35,8 @@ FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
 """Segments and shards that are cut and packed for a forecast: a small corpus several times over, some shards of a large one."""
 ROWS_MB_S = 150
 """MB/s of the output that a core packs, renders and writes (docs/scale.md), where the disk keeps up."""
+STORE_MB_S = 1000
+"""MB/s of text whose tokens a core reads from a token store."""
 START_S = 1
 """The command's and its workers' start."""
 

@@ -5,7 +5,7 @@ What the keys must be is checked before anything is computed, opened or allocate
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,12 +13,14 @@ import numpy as np
 
 from packprep.building.segments import CutLimits, cut_limits
 from packprep.dataset.noise import LAWS
+from packprep.documents.store import PREFIX, STORE, Store
 from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import (
     FORMAT,
     LAW_VERSION,
     LAWS_MADE,
+    MANIFEST_NAME,
     PLAN_NAME,
     VERSION,
     Later,
@@ -36,7 +38,7 @@ from packprep.recipe import Recipe, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import check_format
 from packprep.sources.slices import MOST_PIECES, PlannedSource, format_name, pieces_of_all_uses
-from packprep.storage import Folder, LocalFolder, folder_at
+from packprep.storage import Folder, LocalFolder, folder_at, is_url
 from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.file import continuing_tokens
@@ -108,6 +110,7 @@ class SourceForm(_Part):
     documents: Count
     relative_error: float | None
     tokens_per_byte: Annotated[float, msgspec.Meta(gt=0, lt=1 << 31)] | None = None
+    estimates: list[dict[str, Any]] | None = None
     patterns: Annotated[list[RelativeName], msgspec.Meta(min_length=1)] | None = None
 
 
@@ -142,6 +145,7 @@ class PlanForm(_Part):
     files: list[FileForm]
     digest: Digest
     beside_tokenizer: list[BesideForm] | None = None
+    kind: Literal["dataset", "store"] = "dataset"
 
 
 _PARTS: dict[str, type[_Part]] = {
@@ -301,6 +305,7 @@ class Plan:
         self.stored = {key: value for key, value in stored.items() if key != "files"}
         self.digest = plan_digest or digest_of(encode(as_stored(stored, LATER)))
         self.law: int = stored["law_version"]
+        self.is_store = stored.get("kind") == STORE
         self.recipe = recipe_of(stored)
         vocabulary = stored["vocabulary"]
         self.vocabulary = Vocabulary(
@@ -336,7 +341,10 @@ class Plan:
             known = {k: held for k, file in enumerate(own) if (held := file.get("piece_bytes")) is not None}
             names, seed = [file["name"] for file in own], self.recipe.seed
             listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, known)
-            self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, seed, law=self.law))
+            planned = PlannedSource(source, i, prefix, listed, first, resolved, seed, self.law, self.is_store)
+            self.sources.append(planned)
+            if prefix.startswith(PREFIX):
+                planned.store = open_store(prefix.removeprefix(PREFIX))
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:
                     raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")
@@ -345,6 +353,11 @@ class Plan:
                 f"plan.json: its sources come to {count:,} pieces, once for each use, and no plan has more than "
                 f"{MOST_PIECES:,}; put the right file back"
             )
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a source is read from files: else no engine is needed."""
+        return any(source.store is None for source in self.sources)
 
     @cached_property
     def engine(self) -> Engine:
@@ -357,6 +370,19 @@ class Plan:
     def cut_limits(self) -> CutLimits:
         """By which `cut` cuts."""
         return cut_limits(self.recipe, self.tasks)
+
+
+@lru_cache(maxsize=16)
+def open_store(location: str) -> Store:
+    """The token store at a path or URL. PlanError where there is none, or none that can be built from."""
+    folder = folder_at(location)
+    found = stored_plan_and_digest(folder)
+    if found is None or found[0]["kind"] != STORE:
+        raise PlanError(f"{location} is no token store: `packprep tokenize RECIPE --out {location}` makes one")
+    if not folder.exists(MANIFEST_NAME):
+        raise PlanError(f"{location}: the token store is not finished: run the command that makes it again")
+    plan = open_plan(folder, found=found)
+    return Store(folder, plan)
 
 
 def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
@@ -428,10 +454,36 @@ def open_plan(
     return Plan(stored, tokenizer_json, prefixes, digest)
 
 
+_LOOKED_AT = 1000
+
+
 def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
     """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
     names = [source["name"] for source in stored["sources"]]
     for name in moved:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    return [absolute_prefix(moved.get(source["name"], source["prefix"])) for source in stored["sources"]]
+    return [
+        prefix_of(moved[source["name"]]) if source["name"] in moved else text_or_store(source)
+        for source in stored["sources"]
+    ]
+
+
+def text_or_store(source: Mapping[str, Any]) -> str:
+    """The prefix of a source of a plan; of one that lies in a token store that of the text of which the store was made, where
+    the text's files are at hand."""
+    prefix = prefix_of(source["prefix"])
+    if prefix.startswith(PREFIX):
+        own = next(one for one in open_store(prefix.removeprefix(PREFIX)).plan.sources if one.name == source["name"])
+        if not is_url(own.prefix) and all(
+            os.path.exists(os.path.join(own.prefix, name)) for name in own.files.names[:_LOOKED_AT]
+        ):
+            return own.prefix
+    return prefix
+
+
+def prefix_of(prefix: str) -> str:
+    """The prefix of a source as a plan names it: where its files lie, or "store:" and where its token store does."""
+    if prefix.startswith(PREFIX):
+        return PREFIX + absolute_prefix(prefix.removeprefix(PREFIX))
+    return absolute_prefix(prefix)

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import LATER, MOST_SHARDS, ids_of
+from packprep.building.stores import check_tokenizer, files_in, in_stores, of_store, planned_in, template_of
 from packprep.documents.calibration import Estimates, calibrate, first_texts
 from packprep.documents.chat_template import ChatTemplate, compile_template, find_template
 from packprep.documents.reading import MOST_DOCUMENTS
+from packprep.documents.store import STEP_BYTES, STORE, Store, estimates_as_json, estimates_from_json
 from packprep.documents.supervision import supervise
 from packprep.errors import RecipeError
 from packprep.format.digests import own_digest
@@ -32,7 +34,7 @@ from packprep.objectives.tasks import (
     task_table,
     whole_recipe,
 )
-from packprep.recipe import Recipe, fingerprint, normalised, without_places
+from packprep.recipe import Recipe, Source, fingerprint, normalised, without_places
 from packprep.sources.files import Files, below_one_folder, find_files
 from packprep.sources.first_look import first_look
 from packprep.sources.slices import MOST_PIECES, PlannedSource, pieces_of_all_uses, step_bytes
@@ -52,6 +54,14 @@ class Inputs:
     prefixes: tuple[str, ...]
     files: tuple[Files, ...]
     chat_template: str | None
+    stores: Mapping[str, Store]
+    """Source → the token store in which it lies, of those that do not lie in files."""
+    is_store: bool = False  # whether a token store is to be made
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a source is read from files: else no engine is needed."""
+        return len(self.stores) < len(self.recipe.sources)
 
     @cached_property
     def tasks(self) -> list[Task]:
@@ -69,14 +79,22 @@ class Inputs:
         return fingerprint(self.recipe, files, self.vocabulary.digest, self.chat_template, law)
 
 
-def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
-    """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix where its files lie now."""
-    recipe = complete(recipe)
+def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) -> Inputs:
+    """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix where its files lie now.
+    is_store: of the recipe, what a token store of it needs."""
+    recipe = complete(of_store(recipe) if is_store else recipe)
+    recipe, stores = in_stores(recipe, moved, is_store)
     names = [source.name for source in recipe.sources]
     for name in moved:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the recipe has no source of that name; it has {', '.join(names)}")
-    found = [find_files(source, i, recipe.base, moved.get(source.name)) for i, source in enumerate(recipe.sources)]
+    found = []
+    for i, source in enumerate(recipe.sources):
+        if source.name in stores:
+            files = files_in(stores[source.name], source.name, i)
+            found.append((files.root, files))
+        else:
+            found.append(find_files(source, i, recipe.base, moved.get(source.name)))
     if not any(files.sizes.any() for _, files in found):
         first = next((os.path.join(files.root, files.names[0]) for _, files in found if len(files)), "there is none")
         raise RecipeError(
@@ -87,7 +105,10 @@ def look_up(recipe: Recipe, moved: Mapping[str, str]) -> Inputs:
     template, documents = None, recipe.documents
     if documents.loss_spans == "use":
         template = find_template(documents.chat_template, recipe.base, recipe.tokenizer, documents.template_date)
-    return Inputs(recipe, vocabulary, tuple(p for p, _ in found), tuple(files for _, files in found), template)
+    check_tokenizer(recipe, vocabulary, stores)
+    template = template_of(template, stores)
+    prefixes, of_sources = tuple(p for p, _ in found), tuple(files for _, files in found)
+    return Inputs(recipe, vocabulary, prefixes, of_sources, template, stores, is_store)
 
 
 def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
@@ -128,10 +149,11 @@ def make_plan(
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     tasks = inputs.tasks
     for source, files in zip(recipe.sources, inputs.files, strict=True):
-        first_look(source, files, recipe.documents.loss_spans == "use", inputs.chat_template or "")
+        if source.name not in inputs.stores:
+            first_look(source, files, recipe.documents.loss_spans == "use", inputs.chat_template or "")
     count, size = sum(map(len, inputs.files)), sum(int(files.sizes.sum()) for files in inputs.files)
     say(f"sampling {size / 1e6:,.1f} MB in {count:,} file{'s' * (count != 1)}")
-    engine, sources, estimates = _proven_and_calibrated(inputs, say)
+    engine, sources, estimates, both = _proven_and_calibrated(inputs, say)
     if samples is not None:
         samples += estimates
     if inputs.chat_template is not None and any(estimate.chat for estimate in estimates):
@@ -142,7 +164,8 @@ def make_plan(
             say(TWO_ENDS.format(eos))
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
-    derived = follows(recipe, vocabulary, tasks, sources, [estimate.tokens_per_byte for estimate in estimates])
+    rates = [estimate.tokens_per_byte for estimate in estimates]
+    derived = follows(recipe, vocabulary, tasks, sources, rates, inputs.is_store)
     plan = {
         "format": FORMAT,
         "version": VERSION,
@@ -159,17 +182,19 @@ def make_plan(
             {
                 **resolved,
                 "prefix": planned.prefix,
-                "patterns": below_one_folder(planned.source, recipe.base)[1],
+                "patterns": _patterns(planned.source, inputs),
                 "ratios": estimate.ratios,
                 "tokens_per_byte": estimate.tokens_per_byte,
                 "documents": (
                     round(resolved["text_bytes"] / estimate.document_bytes) if estimate.document_bytes else 0
                 ),
                 "relative_error": estimate.error_of(planned),
+                **({"estimates": known} if known else {}),
             }
-            for planned, estimate, resolved in zip(sources, estimates, derived["sources"], strict=True)
+            for planned, estimate, resolved, known in zip(sources, estimates, derived["sources"], both, strict=True)
         ],
         "files": [file for files in inputs.files for file in files.as_planned()],
+        **({"kind": STORE} if inputs.is_store else {}),
     }
     documents, text_bytes = (sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes"))
     of_one = documents / plan["shards"]
@@ -201,10 +226,11 @@ def follows(
     tasks: Sequence[Task],
     sources: Sequence[PlannedSource],
     tokens_per_byte: Sequence[float],
+    is_store: bool = False,
 ) -> dict[str, Any]:
     """What of a plan follows from its recipe, vocabulary and files, and from what samples told; verification asks it, too.
 
-    sources: with their ratios; their repeats are set here. tokens_per_byte: of each.
+    sources: with their ratios; their repeats are set here. tokens_per_byte: of each. is_store: the plan is a token store's.
     """
     once = [int(source.weights().sum()) for source in sources]  # text bytes of one use of all documents
     for source, repeat in zip(sources, repeats(recipe, once, tokens_per_byte), strict=True):
@@ -238,7 +264,7 @@ def follows(
             {
                 "name": source.name,
                 "repeat": source.repeat,
-                "step_bytes": step_bytes(size * source.uses, shards),
+                "step_bytes": STEP_BYTES if is_store else step_bytes(size * source.uses, shards),
                 "text_bytes": weight,
                 "tokens": round(weight * tokens),
             }
@@ -249,8 +275,9 @@ def follows(
 
 def _proven_and_calibrated(
     inputs: Inputs, say: Callable[[str], None]
-) -> tuple[str, list[PlannedSource], list[Estimates]]:
-    """(the name of the engine, the sources, what a sample of each tells), the engine proven on nasty text and that sample.
+) -> tuple[str, list[PlannedSource], list[Estimates], list[Any]]:
+    """(the name of the engine, the sources, what a sample of each tells, what a token store keeps of that), the engine proven on
+    nasty text and that sample.
 
     RecipeError if an engine that is asked for by name fails its proof.
     """
@@ -259,32 +286,73 @@ def _proven_and_calibrated(
     first = np.cumsum([0, *map(len, inputs.files)]).tolist()
     unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}  # what a sample tells
     sources = [
-        PlannedSource(source, i, inputs.prefixes[i], inputs.files[i], first[i], dict(unresolved), recipe.seed)
+        PlannedSource(
+            source, i, inputs.prefixes[i], inputs.files[i], first[i], dict(unresolved), recipe.seed,
+            in_order=inputs.is_store,
+        )
         for i, source in enumerate(recipe.sources)
-    ]
+    ]  # fmt: skip
+    in_files = [source for source in sources if source.name not in inputs.stores]
+    if not in_files:  # no text is read but by who replays, with the engine that the first store was made with
+        before = inputs.stores[sources[0].name].plan.stored["engine"]["name"]
+        names = [before] if before in names else names[-1:]
     supervised = partial(supervise, template=inputs.chat_template, settings=recipe.documents) if looks else None
     texts: list[str] = []
-    for source in sources if any(ENGINES[name].proven for name in names) else ():
+    for source in in_files if any(ENGINES[name].proven for name in names) else ():
         with _named(source):
             texts += first_texts(source, supervised)
     for name in names:
         try:
-            engine = loaded(name, vocabulary, special_text)
-            prove_on_nasty_text(engine, special_text, vocabulary)
-            estimates = []
+            engine = loaded(name, vocabulary, special_text) if in_files else None
+            if engine is not None:
+                prove_on_nasty_text(engine, special_text, vocabulary)
+            estimates: list[Estimates] = []
+            both: list[Any] = []
             for source in sources:
-                with _named(source):
-                    precise = source.source.share is not None
-                    estimates.append(calibrate(source, engine, vocabulary, recipe.documents, supervised, precise))
-                if estimates[-1].supervised:
+                if engine is None or source.name in inputs.stores:
+                    estimates.append(_estimated(source, inputs.stores))
+                    both.append(None)
+                else:
+                    sample = partial(calibrate, source, engine, vocabulary, recipe.documents, supervised)
+                    with _named(source):
+                        estimates.append(sample(source.source.share is not None))
+                        both.append(_both(source, estimates[-1], sample) if inputs.is_store else None)
+                if estimates[-1].supervised and not inputs.is_store:
                     check_supervised(recipe, source.index)
-            prove(engine, texts, special_text, vocabulary)
-            return name, sources, estimates
+            if engine is not None:
+                prove(engine, texts, special_text, vocabulary)
+            return name, sources, estimates, both
         except (EngineRefusal, EngineFault) as error:
             if recipe.engine != "auto":
                 raise refused(name, str(error)) from error
             say(f"engine {name} is not used: {error}")
     raise AssertionError("the reference engine takes every tokenizer and needs no proof")
+
+
+def _patterns(source: Source, inputs: Inputs) -> list[str]:
+    """The patterns of a source's files; of one that lies in a token store those of which it was made."""
+    if source.name in inputs.stores:
+        patterns: list[str] = planned_in(inputs.stores[source.name], source.name)["patterns"]
+        return patterns
+    return below_one_folder(source, inputs.recipe.base)[1]
+
+
+def _both(source: PlannedSource, plain: Estimates, sample: Callable[[bool], Estimates]) -> list[dict[str, Any]]:
+    """What a token store keeps for datasets: what its samples told, and what more precise ones tell, for shares."""
+    noted = dict(source.files.piece_bytes)
+    precise = sample(True)
+    found = [estimates_as_json(plain, noted), estimates_as_json(precise, source.files.piece_bytes)]
+    source.files.forget(noted)
+    return found
+
+
+def _estimated(source: PlannedSource, stores: Mapping[str, Store]) -> Estimates:
+    """What the samples told that were looked at when a source's token store was planned."""
+    kept = planned_in(stores[source.name], source.name)["estimates"]
+    estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])
+    for i, held in piece_bytes.items():
+        source.files.note(i, held)
+    return estimates
 
 
 @contextlib.contextmanager

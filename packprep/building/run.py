@@ -38,10 +38,11 @@ from packprep.building.plan import (
 )
 from packprep.building.planning import Inputs, differences, look_up, make_plan
 from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
-from packprep.building.work import make_shard
+from packprep.building.work import make_shard, make_store_shard
 from packprep.clock import Clock, Profile
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import text_digest
+from packprep.documents.store import STORE
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import (
@@ -100,21 +101,24 @@ def build(
     moved: Mapping[str, str] | None = None,
     array: tuple[int, int] = (0, 1),
     on_start: Callable[[Plan], None] = lambda plan: None,
+    is_store: bool = False,
 ) -> Outcome:
     """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
 
     workers: processes; 0: this one, which handles no signal; None: one for each CPU that this process may use, and fewer for
     little text. moved: source name → prefix where its files lie now. array: (index, count) of this array task.
     on_start: called once with the plan: while the workers make the first shards, or before this process does.
+    is_store: make a token store of the recipe's sources.
     Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while processes
     make shards.
     """
     clock, out = Clock(), folder_at(out)
     clean = out.remove_temporaries
     with clock.stage("plan"):
-        inputs = look_up(recipe, moved or {})
+        inputs = look_up(recipe, moved or {}, is_store)
         if not out.exists(MANIFEST_NAME):
-            begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
+            if inputs.has_text:
+                begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
             warm_kernels()  # meanwhile; the forecast and the workers, which are forked from here, have kernels
         plan = planned(inputs, out, progress.say)
         compare_sources(out, plan, inputs, progress.say, available_cpus() if workers is None else workers)
@@ -124,7 +128,7 @@ def build(
     asked, workers = workers, min(workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
         with clock.stage("start-up"):  # loaded once, and shared by the workers that are forked from here
-            engine = plan.engine
+            engine = plan.engine if plan.has_text else None
         progress.say(pace(plan.stored, engine, inputs, asked, array[1]))
     if len(missing) < plan.shards:
         progress.say(_to_do(len(share), len(missing), plan.shards))
@@ -158,12 +162,16 @@ def build(
     return Outcome(out.location, plan, manifest, len(missing), others, profile)
 
 
-def pace(plan: Mapping[str, Any], engine: Engine, inputs: Inputs, workers: int | None, array_count: int = 1) -> str:
+def pace(
+    plan: Mapping[str, Any], engine: Engine | None, inputs: Inputs, workers: int | None, array_count: int = 1
+) -> str:
     """How fast a build goes, in one line: its engine, and shards that give each worker work where there are too few.
 
-    plan: as stored. workers: as for `build`.
+    plan: as stored. engine: None where all sources lie in token stores. workers: as for `build`.
     """
-    said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary)
+    said = "tokens from stores: no tokenizer is run"
+    if engine is not None:
+        said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary)
     text_bytes, shards = sum(source["text_bytes"] for source in plan["sources"]), plan["shards"]
     all_workers = workers_for(text_bytes // array_count) if workers is None else workers
     at_work = min(array_count * all_workers, text_bytes // WORKER_TEXT_BYTES)
@@ -199,7 +207,7 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
     if found is None:
         samples: list[Estimates] = []
         fresh = make_plan(inputs, say, samples)
-        for warning in forecast(fresh, inputs, samples)["warnings"]:
+        for warning in () if inputs.is_store else forecast(fresh, inputs, samples)["warnings"]:
             say(f"warning: {warning}")
         first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
         if not first and stored_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:
@@ -236,6 +244,11 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
         return None
     plan, _ = found
     check_law(plan, out.path_of(PLAN_NAME))
+    if (plan["kind"] == STORE) != inputs.is_store:
+        raise PlanError(
+            f"{out} is a {'dataset' if inputs.is_store else 'token store'}: give --out another folder, or go on with what stands "
+            f"there by `packprep {'build' if inputs.is_store else 'tokenize'}`"
+        )
     changed = differences(inputs, plan)
     if changed:
         recipe_of(plan)  # which says so where a newer version wrote it
@@ -250,6 +263,8 @@ def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
     """RecipeError where a source would find what the build writes."""
     written = [PLAN_NAME, TOKENIZER_NAME, MANIFEST_NAME, rejects_name(0), receipt_name(0), shard_name(0)]
     for source, files in zip(inputs.recipe.sources, inputs.files, strict=True):
+        if source.name in inputs.stores:
+            continue
         name = match_below(source, inputs.recipe.base, files, str(out), written)
         if name is not None:
             raise RecipeError(
@@ -317,16 +332,18 @@ def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray 
         plan = _plans.get(str(out)) or open_plan(out, prefixes)
         plan.seen = seen
         decoders = Decoders()
-        plan.engine, plan.cut_limits  # noqa: B018  (loaded)
+        plan.engine if plan.has_text else None, plan.cut_limits  # noqa: B018  (loaded)
 
-    def make(items: Iterable[ShardToMake], report: Report) -> Iterator[dict[str, float]]:
+    make = make_store_shard if plan.is_store else make_shard
+
+    def make_all(items: Iterable[ShardToMake], report: Report) -> Iterator[dict[str, float]]:
         # A shard is written beside the making of the next one, for which the disk, or a store, need not be waited for.
         with ThreadPoolExecutor(1) as writer:
             written: Future[Any] | None = None
             for item in chain(items, (None,)):  # after the last one
                 if item is not None:
                     with clock.stage("other"):
-                        made = make_shard(plan, item.number, decoders, report, clock)
+                        made = make(plan, item.number, decoders, report, clock)
                 if written is not None:
                     with clock.stage("write"):
                         written.result()
@@ -334,7 +351,7 @@ def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray 
                 if item is not None:
                     written = writer.submit(commit_shard, out, plan, item.number, made)
 
-    return make
+    return make_all
 
 
 class ShardToMake(NamedTuple):

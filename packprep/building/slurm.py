@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.array_tasks import ranges, tasks_of
-from packprep.building.plan import refuse_others
-from packprep.building.progress import put_line
+from packprep.building.plan import prefix_of, refuse_others
 from packprep.errors import BuildError, DatasetError, RecipeError
 from packprep.format.json_files import PLAN_NAME, decode, encode
+from packprep.messages import put_line
 from packprep.sources.files import absolute_prefix
 from packprep.storage import folder_at, is_url
 from packprep.storage.local import LocalFolder, write_error
@@ -33,11 +33,15 @@ FINISH = "finish.sh"
 JOBS = "jobs.json"
 
 
+MAKE = ("build", "tokenize")
+"""The commands that write an output folder."""
+
+
 @dataclass(frozen=True)
 class ArrayJob:
     """An array that shares one command's work.
 
-    command: `build` or `verify`. arguments: what follows it (`arguments_of`). out: the output folder, a path or a URL.
+    command: `build`, `tokenize` or `verify`. arguments: what follows it (`arguments_of`). out: the output folder, or its URL.
     count: array tasks. at_once: how many of them may run at a time; None: `default_at_once`.
     workers: processes of each; None: the CPUs that Slurm gives it. options: of sbatch, word by word.
     """
@@ -67,7 +71,7 @@ def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) 
     inputs: a recipe, or files and patterns, which stay as they are: the script goes to this folder first.
     flags: flag → value, list of values, or None. RecipeError for a flag that the command does not take.
     """
-    arguments = [absolute_prefix(name) if name.endswith(".toml") else name for name in inputs if command == "build"]
+    arguments = [absolute_prefix(name) if name.endswith(".toml") else name for name in inputs if command in MAKE]
     for flag, value in flags.items():
         if value is None or value == []:
             continue
@@ -79,12 +83,13 @@ def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) 
                 text = os.path.abspath(text)
             elif flag == "--source":
                 name, _, prefix = text.partition("=")
-                text = f"{name}={absolute_prefix(prefix)}"
+                text = f"{name}={prefix_of(prefix)}"
             arguments += [flag, text]
     return tuple(arguments)
 
 
 _FLAGS = {
+    "tokenize": ("--tokenizer", "--text-key", "--set", "--source"),
     "build": ("--tokenizer", "--seq-length", "--tasks", "--text-key", "--seed", "--set", "--source"),
     "verify": ("--replay", "--source"),
 }
@@ -121,7 +126,7 @@ def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[
     _check_size(job, say)
     folder, names = slurm_folder(job.out), list(scripts(job, slurm_folder(job.out)))
     out = folder_at(job.out)
-    if job.command == "build" and not out.exists(PLAN_NAME):
+    if job.command in MAKE and not out.exists(PLAN_NAME):
         refuse_others(out)  # here, and not in every task
     for name in write_scripts(job):
         say(f"{folder / name} stood there with other text, which is in {name}.old")
@@ -185,7 +190,7 @@ def max_array_size() -> int | None:
 def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
     """File name → text: the array's script and, where it builds, that of the job that finishes."""
     made = {job.script: _script(job, folder, job.command, _array_part(job))}
-    if job.command == "build":
+    if job.command in MAKE:
         made[FINISH] = _script(job, folder, "finish", _finish_part(job))
     return made
 
@@ -213,7 +218,7 @@ def submit(job: ArrayJob) -> list[tuple[str, str]]:
     array = _sbatch([str(folder / job.script)])
     jobs = [(job.script, array)]
     _keep_jobs(folder, jobs)
-    if job.command != "build":
+    if job.command not in MAKE:
         return jobs
     after = [f"--dependency=afterok:{array.partition(';')[0]}", str(folder / FINISH)]
     try:
@@ -236,16 +241,21 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
         found = [{"script": str(job["script"]), "job": str(job["job"])} for job in jobs]
     except (OSError, RecipeError, DatasetError, TypeError, KeyError):  # RecipeError: beside / there is nothing
         return []
-    return found if any(job["script"] == "build.sh" for job in found) else []
+    return found if any(job["script"].removesuffix(".sh") in MAKE for job in found) else []
 
 
 def first_command(out: str | os.PathLike) -> str | None:
     """The shell command that submits the whole build, by the scripts in `DIR.slurm/`; None without them."""
     with contextlib.suppress(RecipeError):  # beside / there is nothing
-        array, finish = slurm_folder(out) / "build.sh", slurm_folder(out) / FINISH
+        array, finish = _array_script(slurm_folder(out)), slurm_folder(out) / FINISH
         if array.exists() and finish.exists():
             return _submission([str(array)], finish, True)
     return None
+
+
+def _array_script(folder: Path) -> Path:
+    """The script of the array that makes an output: of a dataset, or of a token store."""
+    return next((folder / f"{name}.sh" for name in MAKE if (folder / f"{name}.sh").exists()), folder / "build.sh")
 
 
 def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:
@@ -254,7 +264,7 @@ def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) ->
     The redo list's tasks have the numbers of the whole array, by whose size, which stands in the script, they go.
     """
     folder = slurm_folder(out)
-    array, finish = folder / "build.sh", folder / FINISH
+    array, finish = _array_script(folder), folder / FINISH
     try:
         text = os.fsdecode(array.read_bytes())
     except OSError:
@@ -331,7 +341,7 @@ def _finish_part(job: ArrayJob) -> str:
 
 
 def _command(job: ArrayJob) -> str:
-    where = ["--out", os.fspath(job.out)] if job.command == "build" else [os.fspath(job.out)]
+    where = ["--out", os.fspath(job.out)] if job.command in MAKE else [os.fspath(job.out)]
     return shlex.join([job.command, *job.arguments, *where, *_workers(job)])
 
 

@@ -13,6 +13,7 @@ from packprep.building.segments import SegmentTable, cut
 from packprep.clock import Clock
 from packprep.dataset.shard import compacted
 from packprep.documents.reading import UNTRAINED, Documents, read_documents
+from packprep.documents.store import StoreShard, stored
 from packprep.errors import SourceError
 from packprep.sources.files import seen as seen_file
 from packprep.sources.formats import FORMATS, Decoders, Slice
@@ -41,17 +42,21 @@ def read_shard(
     clock: Clock | None = None,
 ) -> Documents:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
-    seen = plan.seen or [None] * len(plan.sources)
-    slices = (
-        (source, part)
-        for source, own in zip(plan.sources, seen, strict=True)
-        for part in unchanged_slices(source, shard, plan.shards, own)
-    )
+    slices = slices_of(plan, shard)
     most_bytes = max(LEAST_BOUND, BEYOND_PLAN * plan.stored["shard_text_bytes"])
+    engine = plan.engine if plan.has_text else None
     return read_documents(
-        plan.recipe, plan.sources, slices, plan.engine, plan.vocabulary, plan.token_dtype, decoders, progress,
+        plan.recipe, plan.sources, slices, engine, plan.vocabulary, plan.token_dtype, decoders, progress,
         template=plan.stored["chat_template"], clock=clock, most_bytes=most_bytes,
     )  # fmt: skip
+
+
+def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
+    """What a shard takes from each source, in order."""
+    seen = plan.seen or [None] * len(plan.sources)
+    for source, own in zip(plan.sources, seen, strict=True):
+        for part in unchanged_slices(source, shard, plan.shards, own):
+            yield source, part
 
 
 def unchanged_slices(source: PlannedSource, shard: int, shards: int, seen: np.ndarray | None) -> Iterator[Slice]:
@@ -69,6 +74,19 @@ def unchanged_slices(source: PlannedSource, shard: int, shards: int, seen: np.nd
                 )
             if to_read:
                 yield part
+
+
+def make_store_shard(
+    plan: Plan,
+    shard: int,
+    decoders: Decoders | None = None,
+    progress: Callable[[int, int, int, int], None] | None = None,
+    clock: Clock | None = None,
+) -> StoreShard:
+    """Shard number `shard` of a token store; arguments as in `make_shard`."""
+    made = stored(plan, slices_of(plan, shard), decoders or Decoders(), progress, clock or Clock())
+    check(made.ledger, f"shard {shard}")
+    return made
 
 
 def make_shard(

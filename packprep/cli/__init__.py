@@ -32,10 +32,9 @@ def main() -> None:
 
     from typer.main import get_command
 
-    from packprep.building.progress import say_error
     from packprep.cli.application import UsageError, app, say_usage
     from packprep.errors import NO_MEMORY, PackprepError
-    from packprep.messages import USUAL, show
+    from packprep.messages import USUAL, say_error, show
 
     show(USUAL)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not

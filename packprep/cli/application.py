@@ -7,10 +7,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from packprep import messages
-from packprep.building.progress import say_error
 from packprep.cli.arguments import PRINTING_PANEL
-from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, warm
+from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, tokenize, warm
 from packprep.cli.datasets import export, inspect, verify
+from packprep.messages import say_error
 
 
 def _show(what: str) -> Any:
@@ -139,6 +139,9 @@ packprep doctor recipe.toml --out /data/packed""",
     build: """\
 packprep build recipe.toml --out packed
 packprep build 'docs/**/*.txt' --tokenizer tokenizer/ --tasks ul2r --seq-length 2048 --out packed""",
+    tokenize: """\
+packprep tokenize recipe.toml --out store
+packprep tokenize 'data/**/*.jsonl' --tokenizer tokenizer/ --out s3://bucket/store""",
     plan: """\
 packprep plan recipe.toml --out packed --workers 16
 packprep plan recipe.toml --seq-length 8192 --set packing.algorithm=concat""",

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from packprep.building.progress import say
+from packprep.messages import say
 
 RECIPE_PANEL, WORK_PANEL, PRINTING_PANEL = "Recipe", "Work", "Printing"
 """Under which headings the help lists options, behind those that have none."""

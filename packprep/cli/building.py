@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from packprep.building.progress import Bar, put_line, say
 from packprep.cli.arguments import (
     PRINTING_PANEL,
     ArrayCount,
@@ -27,6 +26,7 @@ from packprep.cli.arguments import (
     recipe_of,
 )
 from packprep.cli.printing import one_thread, put
+from packprep.messages import Bar, put_line, say
 
 
 def build(
@@ -85,6 +85,31 @@ def build(
     put(with_profile, as_json, print_both)
 
 
+def tokenize(
+    inputs: Inputs,
+    out: Out,
+    tokenizer: Tokenizer = None,
+    text_key: TextKey = None,
+    workers: Workers = None,
+    set_: Set = None,
+    source: Moved = None,
+    array_index: ArrayIndex = None,
+    array_count: ArrayCount = None,
+    as_json: Json = False,
+) -> None:
+    """Tokenize once, for many datasets: make a token store, from which build reads in place of the text, or go on with one."""
+    one_thread()
+    from packprep.building.array_tasks import array_position
+    from packprep.building.run import build as build_dataset
+    from packprep.inspection.summary import describe_build, print_summary
+    from packprep.storage import folder_at
+
+    recipe = recipe_of(inputs, tokenizer, None, None, text_key, None, set_)
+    position = array_position(array_index, array_count, os.environ)
+    outcome = build_dataset(recipe, folder_at(out), Bar(), workers, moved_of(source), position, is_store=True)
+    put(describe_build(outcome), as_json, print_summary)
+
+
 def plan(
     inputs: Inputs,
     out: Annotated[
@@ -106,7 +131,7 @@ def plan(
     """Say what a build would make: shards, tokens, bytes, time, memory, shares, spans. Reads almost nothing, writes nothing."""
     one_thread()
     from packprep.building.commit import missing_shards
-    from packprep.building.forecast import forecast, outlook
+    from packprep.building.forecast import STORE_MB_S, forecast, outlook
     from packprep.building.planning import look_up, make_plan
     from packprep.building.run import begun, pace, workers_for
     from packprep.cli.printing import print_forecast
@@ -123,14 +148,14 @@ def plan(
     planned = make_plan(found, say, samples)
     if standing is not None:
         planned = standing[0]
-    engine = load_engine(planned["engine"], found.vocabulary, recipe.documents.special_text)
+    engine = load_engine(planned["engine"], found.vocabulary, recipe.documents.special_text) if found.has_text else None
     say(pace(planned, engine, found, workers))
     result = forecast(planned, found, samples)
     shards = missing = planned["shards"]
     if output is not None and standing is not None:
         missing = len(missing_shards(output, standing[1], range(shards)))
     count = workers or workers_for(result["text_bytes"] * missing // shards)
-    to_come = result["to_come"] = outlook(result, engine.rate, missing, count)
+    to_come = result["to_come"] = outlook(result, engine.rate if engine else STORE_MB_S, missing, count)
     if output is not None:
         free = output.free_bytes()
         result["out"] = {"folder": str(output), "begun": standing is not None, "free_bytes": free}
@@ -162,7 +187,7 @@ def slurm(
             metavar="RECIPE.toml | INPUT... [-- SBATCH OPTIONS]", help="As for build, and options of sbatch."
         ),
     ] = None,
-    command: Annotated[Literal["build", "verify"], typer.Option(help="What the array does.")] = "build",
+    command: Annotated[Literal["build", "tokenize", "verify"], typer.Option(help="What the array does.")] = "build",
     at_once: Annotated[
         int | None,
         typer.Option(
@@ -185,7 +210,7 @@ def slurm(
 
     first = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
     given, words = (inputs or [])[:first], [] if first is None else (inputs or [])[first:]
-    if command == "build":
+    if command != "verify":
         recipe_of(given, tokenizer, seq_length, tasks, text_key, seed, set_)  # refused here, and not in every task
         moved_of(source)
     flags = {

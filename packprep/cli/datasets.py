@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from packprep.building.progress import Bar, put_line
 from packprep.cli.arguments import (
     ArrayCount,
     ArrayIndex,
@@ -24,6 +23,7 @@ from packprep.cli.arguments import (
 )
 from packprep.cli.printing import one_thread, put
 from packprep.exporting import EXPORTS
+from packprep.messages import Bar, put_line
 
 
 def verify(

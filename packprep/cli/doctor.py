@@ -19,11 +19,11 @@ from packprep.building.commit import missing_shards
 from packprep.building.forecast import ROWS_MB_S, forecast, outlook
 from packprep.building.planning import Inputs, look_up, made_with, make_plan
 from packprep.building.processes import available_cpus, free_addresses, free_memory
-from packprep.building.progress import put_line, say
 from packprep.building.run import begun, workers_for
 from packprep.cache import cache_folders, is_kept
 from packprep.errors import PackprepError, StorageError
 from packprep.kernel import compiling
+from packprep.messages import put_line, say
 from packprep.recipe import Recipe
 from packprep.sources.files import below_one_folder
 from packprep.storage import Folder, LocalFolder, Remote, folder_at, is_url
@@ -113,10 +113,10 @@ def _kernels() -> Finding:
         says = "; ".join([f"none is compiled yet: {first}", *heard])
         return Finding("kernels", OK, says, "packprep warm compiles them ahead")
     if is_kept("packprep.building.render.*"):
-        says = f"compiled ones are read from {', '.join(folders.read_only)}; others cannot be kept, and take their time each time"
+        says = f"compiled ones are read from {', '.join(folders.to_read)}; others cannot be kept, and take their time each time"
         return Finding("kernels", OK, says)
     why = "; ".join(heard) or (  # what is heard says what to do
-        f"none lie in {', '.join(folders.read_only)}, where none can be kept; set NUMBA_CACHE_DIR to a folder that you can write"
+        f"none lie in {', '.join(folders.to_read)}, where none can be kept; set NUMBA_CACHE_DIR to a folder that you can write"
     )
     return Finding("kernels", SLOW, f"about {compiling.seconds} s in every command: {why}")
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from packprep.building.forecast import forecast
 from packprep.building.planning import look_up, make_plan
-from packprep.building.progress import put_line
 from packprep.documents.calibration import Estimates
 from packprep.errors import RecipeError, SourceError, VocabularyError
+from packprep.messages import put_line
 from packprep.objectives.tasks import complete, recipe_schema
 from packprep.recipe import as_toml, presets, read_recipe
 from packprep.sources.formats import FORMATS, detect_format, formats_asked

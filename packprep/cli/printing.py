@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from packprep.building.array_tasks import ranges
-from packprep.building.progress import put_line
 from packprep.clock import WAITING
+from packprep.messages import put_line
 
 
 def one_thread() -> None:

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from packprep.building.progress import put_line
 from packprep.building.run import build
-from packprep.cache import cache_folder
+from packprep.cache import cache_folders
 from packprep.errors import BuildError
 from packprep.inspection.report import write_report
 from packprep.kernel import compiling, warm_kernels
+from packprep.messages import put_line
 from packprep.objectives import REGISTRY
 from packprep.recipe import Recipe, read_recipe
-from packprep.verification.verify import ALL, PROMISES, verify_dataset
+from packprep.verification import ALL, PROMISES, verify_dataset
 
 _ALL_S = 30
 _ALGORITHMS = ("best_fit", "first_fit", "next_fit", "concat")
@@ -41,7 +41,7 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
     Gives {folder: where they are kept, objectives, compiled: how many, seconds}. BuildError where they cannot be kept.
     """
     begun, before = time.perf_counter(), compiling.COUNTS.copy()
-    if (folder := cache_folder()) is None:
+    if (folder := cache_folders().own) is None:
         raise BuildError(
             "kernels would not be kept, since no folder can be written: set NUMBA_CACHE_DIR to one that you can write, and "
             "only you"

@@ -50,7 +50,8 @@ class Rule(NamedTuple):
 
     ahead        the keys behind a query that it sees: "never" any, and segment_prefix is 0; "prefix": the slots of the prefix
                  (bos, mode and the objective's) see each other, and segment_prefix counts them; "segment": all do, and
-                 segment_prefix is all slots; "blocks": its own rule, and segment_prefix is −1.
+                 segment_prefix is all slots; "blocks": those of block diffusion, and segment_prefix is −1; "own": what no
+                 prefix says, be it less than all so far, and segment_prefix is −1 too.
     copies       how often bos, mode, body and eos are written: 2 for [x_t ; x_0].
     columns      what `keys` reads of a batch.
     keys         (query, begin, end, columns, where) → Keys, exact and in slots of the row. query: slots; begin, end: of the

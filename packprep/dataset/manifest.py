@@ -10,6 +10,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from packprep.dataset.attention import RULES
 from packprep.errors import DatasetError, RecipeError
+from packprep.format import read_file
 from packprep.format.json_files import (
     FORMAT,
     LAW_VERSION,
@@ -24,7 +25,6 @@ from packprep.format.json_files import (
     unknown_key,
     with_defaults,
 )
-from packprep.format.opening import read_file
 
 LABEL_ALIGNMENTS = ("next_token", "same_slot")
 
@@ -141,6 +141,7 @@ class Manifest(TypedDict):
     sources: list[dict[str, Any]]
     recipe: dict[str, Any]
     fingerprint: str
+    kind: NotRequired[str]  # "store": a token store, of which datasets are built
     engine: Any
     made_with: Any
     shards: Sequence[ShardEntry]
@@ -206,6 +207,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "sources": ("a list with at least one source", lambda v: isinstance(v, list) and len(v) > 0),
     "recipe": ("an object, as are its documents and output", _is_recipe),
     "fingerprint": ("32 hex digits", is_digest),
+    "kind": ("store, or absent", _one_of("store")),
     "engine": ("a string or an object", _instance_of(str, dict)),
     "made_with": ("a string or an object", _instance_of(str, dict)),
     "shards": ("a list", _instance_of(list)),
@@ -239,7 +241,7 @@ _TASK_KEYS = {
 _TASK_MORE = ("resolved",)
 LATER: Later = {"": {}, "tasks": {}, "sources": {}}
 """Those of the keys above that joined later."""
-_OPTIONAL = {"continues"}  # stands only where a task asks for it; what is absent is no default
+_OPTIONAL = {"continues", "kind"}  # stand only where a task asks for it, in a token store; what is absent is no default
 
 
 def _check(
@@ -394,8 +396,9 @@ def first_rows(manifest: Manifest) -> list[int]:
     return [0, *accumulate(entry["rows"] for entry in manifest["shards"])]
 
 
-def read_manifest(directory: str | os.PathLike) -> Manifest:
-    """The manifest of the dataset in `directory`, checked; its digests are `packprep verify`'s to recompute."""
+def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifest:
+    """The manifest of the dataset in `directory`, checked; its digests are `packprep verify`'s to recompute. stores: take a token
+    store's, too."""
     path = Path(directory) / MANIFEST_NAME
     try:
         data = read_file(path)
@@ -424,4 +427,10 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
         value = decode(data, str(path))
     except DatasetError as error:
         raise DatasetError(f"{error}; put the file back as it was, or build into another folder") from error
-    return check_manifest(value, str(path))
+    manifest = check_manifest(value, str(path))
+    if "kind" in manifest and not stores:
+        raise DatasetError(
+            f"{directory} is a token store, which has no rows: build a dataset of it, by a recipe whose [[sources]] has "
+            f'paths = ["{directory}"] and format = "store"'
+        )
+    return manifest

@@ -22,8 +22,8 @@ from packprep.dataset.manifest import StoredTask
 from packprep.dataset.order import integer
 from packprep.dataset.rows import Row
 from packprep.errors import ArgumentError, DatasetError
+from packprep.format import read_file
 from packprep.format.json_files import FORMAT, VERSION, decode, encode
-from packprep.format.opening import read_file
 
 
 class Mixture(Reader):

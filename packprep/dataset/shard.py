@@ -21,7 +21,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +31,8 @@ import numpy as np
 
 from packprep.dataset.manifest import Manifest, is_compact
 from packprep.errors import DatasetError
+from packprep.format import open_file
 from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
-from packprep.format.opening import open_file
 
 CAN_PREAD = hasattr(os, "preadv")  # not on Windows
 
@@ -267,9 +267,9 @@ def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
     return dtype.itemsize * math.prod(shape)
 
 
-def _header(arrays: Layout) -> bytes:
+def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
     """The first bytes of a shard, up to its data."""
-    entries: dict[str, object] = {"__metadata__": METADATA}
+    entries: dict[str, object] = {"__metadata__": metadata}
     begin = 0
     for name, (dtype, shape) in arrays.items():
         end = begin + _n_bytes(dtype, shape)
@@ -305,6 +305,33 @@ def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
         if not array.flags.c_contiguous:
             raise DatasetError(f"array {name!r} is not C-contiguous; give np.ascontiguousarray of it")
     return [_header(expected), *(arrays[name].reshape(-1).view(np.uint8).data for name in expected)]
+
+
+def encoded(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """The bytes of a safetensors file of these arrays, in their order, as buffers. Of a token store: a shard's are `encode`'s."""
+    header = _header({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
+    return [header, *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values())]
+
+
+Places = dict[str, tuple[np.dtype, tuple[int, ...], int]]
+"""name → (dtype, shape, byte at which it begins)."""
+
+
+def places_in(head: bytes, size: int, where: str, metadata: Mapping[str, str], names: Sequence[str]) -> Places:
+    """The places of the arrays `names`, in this order, in a file of `size` bytes as `encoded` gives them, by its first bytes.
+    DatasetError, named `where`, for any other file."""
+    length = int.from_bytes(head[:8], "little")
+    try:
+        header = json.loads(head[8 : 8 + length].decode("utf-8"), object_pairs_hook=no_duplicates)
+        own = header.pop("__metadata__")
+        layout = {name: (DTYPES[header[name]["dtype"]], tuple(header[name]["shape"])) for name in names}
+        good = own == metadata and head[: 8 + length] == _header(layout, metadata)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DatasetError(f"{where}: its header is not that of a token store's shard: {error}") from None
+    ends = np.cumsum([8 + length, *(_n_bytes(*array) for array in layout.values())]).tolist()
+    if not good or ends[-1] != size:
+        raise DatasetError(f"{where}: its header or its size is not that of a token store's shard: it is damaged")
+    return {name: (*array, at) for (name, array), at in zip(layout.items(), ends, strict=False)}
 
 
 @dataclass(frozen=True, eq=False)

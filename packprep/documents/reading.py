@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -29,6 +29,7 @@ from packprep.sources.formats import (
     Decoders,
     IdLists,
     Keep,
+    Reject,
     Slice,
     position_of,
 )
@@ -155,12 +156,32 @@ class Rejected:
         return {reason: int(count) for reason, count in zip(self._known, found, strict=True) if count}
 
 
+class ReadDocuments(NamedTuple):
+    """Neighbouring documents of a slice, tokenized. rejects: those that have no place in the other columns."""
+
+    positions: np.ndarray  # int64[n]
+    tokens: Tokens
+    trained: Mapping[int, Trained]  # document's number → what is trained of it
+    rejects: Sequence[Reject]
+    text_bytes: np.ndarray  # int64[n], or more where rejects had text
+
+
+class TokenStore(Protocol):
+    """Where a source's documents lie as tokens, which are read in place of its files."""
+
+    def read(
+        self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
+    ) -> Iterator[ReadDocuments]:
+        """The documents of a slice of a source's file, as they were read from that, those that are kept."""
+
+
 @dataclass
 class Documents:
     """Token documents, one array a column; what could not be used; and each source's counts.
 
-    text_digests: xxh3-128 of the text bytes that were read; of tokens, of the content's ids as int32. text_bytes: a token of
-    a source of tokens counts as TOKEN_TEXT_BYTES. dropped_tokens: of documents left out after tokenization.
+    text_digests: xxh3-128 of the text bytes that were read; of tokens, of the content's ids as int32; behind OF_TOKENS, of what
+    a token store has. text_bytes: a token of a source of tokens counts as TOKEN_TEXT_BYTES. dropped_tokens: of documents left
+    out after tokenization.
     """
 
     ids: np.ndarray  # uint16 or int32[tokens]: all documents, one after the other
@@ -270,7 +291,7 @@ def read_documents(
     recipe: Recipe,
     sources: Sequence[PlannedSource],
     slices: Iterable[tuple[PlannedSource, Slice]],
-    engine: Engine,
+    engine: Engine | None,
     vocabulary: Vocabulary,
     token_dtype: np.dtype,
     decoders: Decoders | None = None,
@@ -282,7 +303,8 @@ def read_documents(
 ) -> Documents:
     """Read and tokenize the documents of `slices`, in order.
 
-    template: of `find_template`, which makes a text of messages; None if there is none.
+    engine: None where all sources lie in token stores. template: of `find_template`, which makes a text of messages; None if
+    there is none.
     only: file → positions of the documents to read, of those files alone; None: what `sample` and `repeat` keep.
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
     clock: gets the seconds of the stages read and tokenize.
@@ -300,7 +322,6 @@ def read_documents(
     text_bytes = {source.name: 0 for source in sources}
     file_keys: dict[int, np.uint64] = {}
     fewest = recipe.documents.min_tokens
-    special_text = recipe.documents.special_text
     trained: dict[int, Trained] = {}
     taken: Iterable[tuple[PlannedSource, Slice, Keep | None]] = with_keeps(slices)
     if only is not None:
@@ -309,25 +330,20 @@ def read_documents(
     for source, part, keep in taken:
         if part.file not in file_keys:
             file_keys[part.file] = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
-        batches = read_supervised(
-            part, source.source, recipe.documents, template, keep, decoders=decoders, law=source.law
-        )
-        for batch, conversations in clock.steps("read", batches):
+        digest = digests[source.name]
+        if source.store is None:
+            assert engine is not None
+            found = tokenized(
+                recipe.documents, source, part, keep, engine, vocabulary, decoders, template, clock, digest
+            )
+        else:
+            found = _stored(source, part, keep, vocabulary, clock, digest)
+        for positions, tokens, trained_here, rejects, batch_bytes in found:
             before = len(rejected)
-            for reject in batch.rejects:
+            for reject in rejects:
                 rejected.add(source, part.use, reject.file, reject.position, reject.reason, reject.detail)
-            trained_here: dict[int, Trained] = {}
-            if batch.tokens is not None:
-                with clock.stage("tokenize"):
-                    tokens = take_tokens(batch.tokens, recipe.documents, vocabulary)
-                batch_bytes = _add_content(digests[source.name], batch, tokens.ids)
-            else:
-                place = source, part.file, part.use, file_keys[part.file]
-                tokens, trained_here = _tokenized(batch, conversations, place, engine, special_text, vocabulary, clock)
-                # After the engine, which leaves the UTF-8 of a text with the text.
-                batch_bytes = _add_content(digests[source.name], batch)
             for i, reason, detail in tokens.rejected:
-                rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
+                rejected.add(source, part.use, part.file, positions[i], reason, detail)
             if recipe.documents.bad_documents == "fail":
                 _fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
             lengths = np.diff(tokens.offsets)
@@ -344,7 +360,7 @@ def read_documents(
                     detail = f"{n} tokens; documents.min_tokens = {fewest}" if n else "no text, or no token of it"
                     if i in untrained:
                         reason, detail = UNTRAINED, "none of its tokens begins inside of what is trained"
-                    rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
+                    rejected.add(source, part.use, part.file, positions[i], reason, detail)
                     if n:
                         dropped[source.name][reason] = dropped[source.name].get(reason, 0) + n
             used_ids = tokens.ids if used.all() else tokens.ids[np.repeat(used, lengths)]
@@ -355,14 +371,14 @@ def read_documents(
                 trained.update({int(numbers[i]): trained_here[i] for i in trained_here if used[i]})
             n_documents += count
             same = (part.file, source.index, part.use, file_keys[part.file])
-            documents.append((lengths[used], batch.positions[used], *(np.repeat(value, count) for value in same)))
-            counts[source.name] += len(batch.positions) + len(batch.rejects)
+            documents.append((lengths[used], positions[used], *(np.repeat(value, count) for value in same)))
+            counts[source.name] += len(positions) + len(rejects)
             if most_bytes is not None and sum(counts.values()) > MOST_DOCUMENTS:
                 raise SourceError(
                     f"{part.path}: one shard's part of it and of other files has more than {MOST_DOCUMENTS} documents. Set "
                     "output.shard_text_bytes to less, or leave empty documents out, and build into another folder"
                 )
-            text_bytes[source.name] += batch_bytes
+            text_bytes[source.name] += int(batch_bytes.sum())
             if most_bytes is not None and sum(text_bytes.values()) > most_bytes:
                 raise SourceError(
                     f"{part.path}: one shard's part of it and of other files holds more than {most_bytes} bytes of text, "
@@ -370,8 +386,8 @@ def read_documents(
                     "the recipe, or build with a larger output.shard_text_bytes into another folder"
                 )
             if progress:
-                read_now = len(batch.positions) + len(batch.rejects)
-                progress(read_now, batch_bytes, int(lengths.sum()), len(rejected) - before)
+                read_now = len(positions) + len(rejects)
+                progress(read_now, int(batch_bytes.sum()), int(lengths.sum()), len(rejected) - before)
     none = (np.empty(0, np.int64),) * 5 + (np.empty(0, np.uint64),)
     of_documents, position, file_of, source_of, repeat, file_key = map(
         np.concatenate, zip(none, *documents, strict=True)
@@ -392,23 +408,76 @@ def read_documents(
         rejected,
         counts,
         dropped,
-        {name: digest.hexdigest() for name, digest in digests.items()},
+        {source.name: _said(digests[source.name], source) for source in sources},
         text_bytes,
     )
 
 
-def _add_content(digest: xxhash.xxh3_128, batch: Batch, ids: np.ndarray | None = None) -> int:
-    """Add a batch's texts to the digest of a source, or its content's ids where it has tokens; their text bytes."""
+def tokenized(
+    settings: DocumentKeys,
+    source: PlannedSource,
+    part: Slice,
+    keep: Keep | None,
+    engine: Engine,
+    vocabulary: Vocabulary,
+    decoders: Decoders | None,
+    template: str | None,
+    clock: Clock,
+    digest: xxhash.xxh3_128,
+) -> Iterator[ReadDocuments]:
+    """The documents of a slice of a file, by batch. digest: gets their text, or their content where they are tokens; the other
+    arguments as in `read_documents`."""
+    file_key = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
+    place = source, part.file, part.use, file_key
+    batches = read_supervised(part, source.source, settings, template, keep, decoders=decoders, law=source.law)
+    for batch, conversations in clock.steps("read", batches):
+        trained: dict[int, Trained] = {}
+        if batch.tokens is not None:
+            with clock.stage("tokenize"):
+                tokens = take_tokens(batch.tokens, settings, vocabulary)
+            sizes = _add_content(digest, batch, tokens.ids)
+        else:
+            tokens, trained = _tokenized(batch, conversations, place, engine, settings.special_text, vocabulary, clock)
+            # After the engine, which leaves the UTF-8 of a text with the text.
+            sizes = _add_content(digest, batch)
+        yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes)
+
+
+def _stored(
+    source: PlannedSource,
+    part: Slice,
+    keep: Keep | None,
+    vocabulary: Vocabulary,
+    clock: Clock,
+    digest: xxhash.xxh3_128,
+) -> Iterator[ReadDocuments]:
+    """The documents of a slice, from the source's token store."""
+    assert source.store is not None
+    for found in clock.steps("read", source.store.read(source, part, keep, vocabulary)):
+        digest.update(np.ascontiguousarray(found.tokens.ids).data)
+        yield found
+
+
+def _said(digest: xxhash.xxh3_128, source: PlannedSource) -> str:
+    return digest.hexdigest() if source.store is None else f"{OF_TOKENS}{digest.hexdigest()}"
+
+
+OF_TOKENS = "tokens-"
+"""What a digest begins with that is not of a source's text, but of the tokens that a store has of it."""
+
+
+def _add_content(digest: xxhash.xxh3_128, batch: Batch, ids: np.ndarray | None = None) -> np.ndarray:
+    """Add a batch's texts to the digest of a source, or its content's ids where it has tokens; int64[n]: their text bytes."""
     if batch.tokens is not None:
         assert ids is not None
         digest.update(ids.astype("<i4", copy=False).data)
-        return TOKEN_TEXT_BYTES * len(batch.tokens.ids)
-    size = 0
-    for text in batch.texts:
+        return TOKEN_TEXT_BYTES * np.diff(batch.tokens.offsets)
+    sizes = np.empty(len(batch.texts), np.int64)
+    for i, text in enumerate(batch.texts):
         encoded = text.encode()
         digest.update(encoded)
-        size += len(encoded)
-    return size
+        sizes[i] = len(encoded)
+    return sizes
 
 
 def text_digest(

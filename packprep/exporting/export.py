@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from packprep.building.ledger import is_ledger
 from packprep.building.processes import Do, in_processes
-from packprep.building.progress import put_line
 from packprep.building.run import Progress
 from packprep.dataset.manifest import LATER, Manifest, read_manifest
 from packprep.dataset.shard import Shard, shard_of
@@ -21,6 +20,7 @@ from packprep.errors import DatasetError, RecipeError
 from packprep.exporting import chosen_form, export_module
 from packprep.format.digests import digest_of_file, own_digest
 from packprep.format.json_files import MANIFEST_NAME, as_stored, decode, encode, shard_name
+from packprep.messages import put_line
 from packprep.storage import Folder, LocalCopy, LocalFolder, Remote, folder_at, local_copy
 
 RECEIPT = "export.json"

@@ -30,7 +30,7 @@ from packprep.dataset.manifest import Manifest
 from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, sound_shard
 from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
-from packprep.restoring.documents import restored_documents
+from packprep.restoring import restored_documents
 from packprep.storage import Folder, LocalCopy, LocalFolder
 from packprep.storage.local import Growing
 

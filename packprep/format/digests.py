@@ -6,8 +6,8 @@ from typing import Any
 
 import xxhash
 
+from packprep.format import open_file
 from packprep.format.json_files import encode
-from packprep.format.opening import open_file
 
 
 def digest_of(data: bytes | bytearray) -> str:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.plan import stored_plan
-from packprep.building.progress import put_line, visible
 from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
 from packprep.inspection.summary import describe_manifest, percent
 from packprep.inspection.text import counted, size_of
+from packprep.messages import put_line, visible
 from packprep.recipe import from_normalised, normalised_toml
 from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
 

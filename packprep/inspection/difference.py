@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import stored_plan
-from packprep.building.progress import visible
 from packprep.dataset.manifest import Manifest
 from packprep.dataset.shard import Shard
 from packprep.errors import ArgumentError
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import counted
+from packprep.messages import visible
 from packprep.objectives.tasks import whole_recipe
 from packprep.storage import Folder, folder_at
 

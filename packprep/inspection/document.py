@@ -14,16 +14,22 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
-from packprep.building.progress import visible
-from packprep.documents.reading import chosen_by_size, in_sample, kept_by_plan, take_tokens, with_keeps
+from packprep.documents.reading import (
+    ReadDocuments,
+    chosen_by_size,
+    in_sample,
+    kept_by_plan,
+    take_tokens,
+    with_keeps,
+)
 from packprep.documents.supervision import Conversation, read_supervised, tokenize_supervised
 from packprep.errors import DatasetError, PackprepError, RecipeError
 from packprep.format.json_files import decode, rejects_name
 from packprep.inspection.opened import OpenedDataset, check_source, nearest, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import SPECIAL, TextPiece, TokenTexts, counted, special
-from packprep.restoring.documents import documents_at
-from packprep.restoring.segments import sound_segments
+from packprep.messages import visible
+from packprep.restoring import documents_at, sound_segments
 from packprep.sources.formats import PIECE_BYTES, Batch, Reject, position_of
 from packprep.sources.slices import PlannedSource
 from packprep.storage import Folder
@@ -414,15 +420,13 @@ def first_document(plan: Plan) -> str:
     documents, vocabulary = plan.recipe.documents, plan.vocabulary
     slices = ((source, part) for source in plan.sources for part in source.slices(0, plan.shards))
     for source, part, keep in with_keeps(slices):
-        for batch, conversations in read_supervised(
-            part, source.source, documents, plan.stored["chat_template"], keep, 1 << 16, law=plan.law
-        ):
-            if batch.rejects and first_reject is None:
-                first_reject = source, batch.rejects[0]
-            for i, (ids, n_trained) in enumerate(_contents(plan, batch, conversations)):
+        for positions, rejects, contents in _first_looks(plan, source, part, keep):
+            if rejects and first_reject is None:
+                first_reject = source, rejects[0]
+            for position, (ids, n_trained) in zip(positions.tolist(), contents, strict=False):
                 if ids:
                     of = "" if n_trained is None else f", {n_trained:,} of them trained"
-                    where = f"{source.name} {_name_of(source, part.file)} at {batch.positions[i]}"
+                    where = f"{source.name} {_name_of(source, part.file)} at {position}"
                     head = [vocabulary.roles["bos"]] if documents.prepend_bos else []
                     tail = [vocabulary.roles["eos"]] if documents.append_eos else []
                     return f"document 1: {where}: {len(ids):,} tokens{of}: {_ends(plan, [*head, *ids, *tail])}"
@@ -433,6 +437,27 @@ def first_document(plan: Plan) -> str:
     return (
         f"document 1: shard 0 has no document that can be used; the first is {where}: {reject.reason}: {reject.detail}"
     )
+
+
+def _first_looks(
+    plan: Plan, source: PlannedSource, part: Any, keep: Any
+) -> Iterator[tuple[np.ndarray, Sequence[Reject], Iterator[tuple[list[int], int | None]]]]:
+    """(positions, rejects, as `_contents`) of the documents of a slice, by batch, from its file or its token store."""
+    documents = plan.recipe.documents
+    if source.store is not None:
+        for read in source.store.read(source, part, keep, plan.vocabulary):
+            yield read.positions, read.rejects, _stored_contents(read)
+        return
+    for batch, conversations in read_supervised(
+        part, source.source, documents, plan.stored["chat_template"], keep, 1 << 16, law=plan.law
+    ):
+        yield batch.positions, batch.rejects, _contents(plan, batch, conversations)
+
+
+def _stored_contents(read: ReadDocuments) -> Iterator[tuple[list[int], int | None]]:
+    for i, (a, b) in enumerate(pairwise(read.tokens.offsets.tolist())):
+        trained = read.trained.get(i)
+        yield read.tokens.ids[a:b].tolist(), None if trained is None else int(np.diff(trained.spans).sum())
 
 
 def _contents(
@@ -456,7 +481,7 @@ def _name_of(source: PlannedSource, file: int) -> str:
 def _ends(plan: Plan, ids: Sequence[int]) -> str:
     """The ids' texts, a bar between two tokens; only the first and last SHOWN_TOKENS of many."""
     ends = [ids] if len(ids) <= 2 * SHOWN_TOKENS else [ids[:SHOWN_TOKENS], ids[-SHOWN_TOKENS:]]
-    tokens = plan.engine.tokens_of([id for end in ends for id in end])
+    tokens = plan.engine.tokens_of([id for end in ends for id in end]) if plan.has_text else None
     texts = TokenTexts(plan.vocabulary.tokenizer_json, plan.vocabulary.special_ids, tokens)
     return " … ".join("│".join(map(_shown, texts.one_by_one(end))) for end in ends)
 

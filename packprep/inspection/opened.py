@@ -10,18 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from packprep.building.plan import Plan, open_plan, stored_plan
+from packprep.building.plan import Plan, moved_prefixes, open_plan, stored_plan
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import first_rows
 from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
+from packprep.format import read_file
 from packprep.format.digests import digest_of
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
-from packprep.format.opening import read_file
 from packprep.inspection.text import TokenTexts
-from packprep.restoring.documents import replay_segments
-from packprep.sources.files import absolute_prefix
+from packprep.restoring import replay_segments
 from packprep.sources.slices import UNREAD
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 
@@ -147,7 +146,8 @@ def opened(
         if plan:
             planned = {source["name"]: source["prefix"] for source in plan["sources"]}
             named = {**(planned if from_plan else {}), **moved}
-            prefixes = [absolute_prefix(named[name]) if name in named else UNREAD for name in planned]
+            places = moved_prefixes(plan, moved)
+            prefixes = [place if name in named else UNREAD for name, place in zip(planned, places, strict=True)]
         yield OpenedDataset(local, dataset, _token_texts(local.folder, dataset), files, prefixes)
 
 

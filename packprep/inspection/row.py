@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from packprep.building.progress import visible
 from packprep.dataset.loader import Dataset, Row
 from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.rows import segments_of
@@ -32,8 +31,9 @@ from packprep.inspection.text import (
     units_of,
     wrapped,
 )
+from packprep.messages import visible
 from packprep.objectives import find
-from packprep.restoring.segments import restore, slots_of_tokens, sound_segments
+from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder, LocalCopy
 
 MOST_SHARDS = 256  # that are searched for a row with all tasks

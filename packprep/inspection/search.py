@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
-from packprep.building.progress import visible
 from packprep.building.segments import SegmentTable
 from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import TokenTexts, counted
-from packprep.restoring.segments import restore, slots_of_tokens, sound_segments
+from packprep.messages import visible
+from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder
 
 TOKENS_AT_ONCE = 1 << 19

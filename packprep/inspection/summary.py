@@ -25,7 +25,9 @@ def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
     """A published dataset as plain values: the manifest's and ledger's figures, and what `_lengths` reads from shards."""
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME)
-        manifest = read_manifest(local.folder)
+        manifest = read_manifest(local.folder, stores=True)
+        if "kind" in manifest:
+            return describe_manifest(str(local.out), manifest)
         return {**describe_manifest(str(local.out), manifest), **_lengths(local, manifest)}
 
 
@@ -73,6 +75,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
     content, in_last_rows = ledger["row_slots"] - padding - inside, last_rows * seq_length - ledger["last_row_padding"]
     return {
         "directory": directory,
+        "kind": manifest.get("kind", "dataset"),
         "published": True,
         "shards": len(manifest["shards"]),
         "bytes": sum(entry["bytes"] for entry in manifest["shards"]),
@@ -224,11 +227,24 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         _draw(drawn, summary)
 
 
+def _draw_store(page: Page, s: Mapping[str, Any]) -> None:
+    documents = counted(s["documents"]["used"], "document")
+    where = f"{s['directory']}: a token store of {documents} in {counted(s['shards'], 'shard')}"
+    page.wrap(f"{where}, {size_of(s['bytes'])}", HEAD)
+    page.put(f"{s['tokens']['used']:,} tokens of {', '.join(source['name'] for source in s['sources'])}")
+    for reason, count in s["documents"]["rejected"].items():
+        page.put(f"{count:,} rejected: {reason}")
+    page.wrap(f'to build of it: [[sources]] paths = ["{s["directory"]}"], format = "store"')
+
+
 def _draw(page: Page, s: Mapping[str, Any]) -> None:
     if not s["published"]:
         done = f"{s['done']:,} of {counted(s['shards'], 'shard')} done, {s['missing']:,} missing"
         page.put(f"{s['directory']}: not published yet; {done}")
         page.put(s["next"])
+        return
+    if s["kind"] == "store":
+        _draw_store(page, s)
         return
     rows = counted(s["rows"], "row")
     where = f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}"

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from packprep.building.progress import visible
+from packprep.messages import visible
 
 WIDTH = 100
 NARROWEST, WIDEST = 40, 160

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len, chop_cells
 
-from packprep.building.progress import visible
+from packprep.messages import visible
 from packprep.tokenizer.file import bytes_tokenizer_json, outline_of, steps_of, tokens_in_file
 
 MOST_CHARACTERS = 1 << 16

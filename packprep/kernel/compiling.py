@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.cache import cache_folder, code_digest, is_kept, keep, kept
+from packprep.cache import cache_folders, code_digest, is_kept, keep, kept
 from packprep.messages import say
 
 seconds = 10
@@ -49,6 +49,9 @@ class Kernel:
         importlib.import_module("packprep.kernel.overloads")  # what numba is told of kernel/memory.py
         decorate: Any = numba.njit(nogil=True, error_model="numpy", forceinline=self._inline)
         dispatcher = decorate(self.function)
+        # Kernels take numbers and arrays alone: numba need not import what teaches it other types, as awkward, .3 s, which
+        # gigatoken brings.
+        dispatcher._compilation_chain_init_hook = lambda: None
         if not self._inline and self.function.__closure__ is None:  # no file shows what a closure holds
             with contextlib.suppress(OSError):  # a function of no file
                 code = self.function.__code__
@@ -67,7 +70,7 @@ class Kernel:
     @property
     def cache_path(self) -> str | None:
         """Where it is kept."""
-        return cache_folder()
+        return cache_folders().own
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """What was compiled for a signature; None where nothing is kept, and numba compiles.
@@ -88,7 +91,7 @@ class Kernel:
         return CompileResult._rebuild(target, *pickle.loads(data))
 
     def _say_compiling(self) -> None:
-        folder = cache_folder()
+        folder = cache_folders().own
         kept = f" that {folder} lacks, up to {seconds} s: they are kept there"
         say(f"compiling kernels{kept if folder else f', about {seconds} s: none is kept'}", once=True)
 

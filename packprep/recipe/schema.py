@@ -44,14 +44,6 @@ def parse_size(value: int | str) -> int:
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def _read_size(value: int | str) -> int | str:
-    return "auto" if value == "auto" else parse_size(value)
-
-
-def _read_strings(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else value
-
-
 def _read_interval(value: tuple[float, ...]) -> tuple[float, ...]:
     if not value[0] < value[1]:
         raise ValueError
@@ -69,10 +61,6 @@ def _read_sentinels(value: Any) -> Any:
     if isinstance(value, str) and value != "auto" and "{}" not in value:
         raise ValueError
     return msgspec.structs.asdict(value) if isinstance(value, SentinelRange) else value
-
-
-def _read_date(value: str) -> str:
-    return value and datetime.date.fromisoformat(value).isoformat()
 
 
 OF_PACKPREP = ("messages", "tools", "add_generation_prompt", "packprep_generation")
@@ -107,14 +95,20 @@ Strings = Annotated[
     tuple[str, ...],
     Meta(
         title="a text or a list of texts",
-        extra={"given": Text | Annotated[tuple[Text, ...], Meta(min_length=1)], "read": _read_strings},
+        extra={
+            "given": Text | Annotated[tuple[Text, ...], Meta(min_length=1)],
+            "read": lambda given: (given,) if isinstance(given, str) else given,
+        },
     ),
 ]
 Date = Annotated[
     str,
     Meta(
         title='a date such as "2026-01-01"',
-        extra={"given": Annotated[str, Meta(pattern=r"^$|^\d{4}-\d{2}-\d{2}$")], "read": _read_date},
+        extra={
+            "given": Annotated[str, Meta(pattern=r"^$|^\d{4}-\d{2}-\d{2}$")],
+            "read": lambda given: given and datetime.date.fromisoformat(given).isoformat(),
+        },
     ),
 ]
 Variables = Annotated[
@@ -144,7 +138,7 @@ Size = Annotated[
             | Annotated[
                 str, Meta(extra_json_schema={"pattern": r"^auto$|^\s*\d+(\.\d+)?\s*([KkMmGg][Ii]?[Bb]|[Bb])?\s*$"})
             ],
-            "read": _read_size,
+            "read": lambda given: given if given == "auto" else parse_size(given),
         },
     ),
 ]
@@ -178,7 +172,10 @@ class Source:
     name: Annotated[Name, _key("default source0, source1, … by position")] = ""
     paths: Annotated[Strings, _key("files, patterns or URLs, relative to the recipe; ** crosses folders")]
     format: Annotated[
-        str, _key("auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and tokens: token ids")
+        str,
+        _key(
+            "auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and tokens: ids; store: a token store"
+        ),
     ] = "auto"
     text_key: Annotated[
         str,

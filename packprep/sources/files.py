@@ -116,6 +116,11 @@ class Files(Sequence[SourceFile]):
         self.piece_bytes[i] = held
         self.__dict__.pop("_held", None)
 
+    def forget(self, but: Mapping[int, Sequence[int]]) -> None:
+        """Forget how much pieces hold, but what is given."""
+        self.piece_bytes = dict(but)
+        self.__dict__.pop("_held", None)
+
     def held(self, file: np.ndarray, part: np.ndarray, stored: np.ndarray) -> np.ndarray:
         """int64[n]: about how much some pieces hold: file, part, stored bytes of each, int64[n]."""
         if not self.piece_bytes:
@@ -523,6 +528,11 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
             raise SourceError(
                 f"source {source.name!r}: {given} is a folder of several splits; name one of them, as in "
                 f"{given.rstrip('/')}/train"
+            )
+        elif os.path.isfile(os.path.join(pattern, "plan.json")):
+            raise SourceError(
+                f'source {source.name!r}: {given} is what packprep wrote: of a token store say format = "store" beside '
+                "the path, in [[sources]] of a recipe; a dataset is no source"
             )
         elif os.path.isdir(pattern):
             raise SourceError(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from packprep.errors import SourceError
-from packprep.format.opening import LFS_POINTER
+from packprep.format import LFS_POINTER
 from packprep.messages import say
 from packprep.recipe import Source, as_toml
 from packprep.sources.files import Files

@@ -54,9 +54,13 @@ class PlannedSource:
         resolved: Mapping[str, Any],
         seed: int,
         law: int = LAW_VERSION,
+        in_order: bool = False,
     ):
-        """resolved: the plan's ratios, repeat and step_bytes. law: the plan's law_version."""
-        self.law = law
+        """resolved: the plan's ratios, repeat and step_bytes. law: the plan's law_version. in_order: the pieces stay in the
+        files' order, as in a token store."""
+        self.in_order = in_order
+        self.store: Any = None
+        """The token store (`documents/store.py`) that is read in place of its files; None: they are read."""
         self.source, self.index, self.prefix, self.files, self.first_file = source, index, prefix, files, first_file
         self.name, self.seed, self.law = source.name, seed, law
         self.ratios: Mapping[str, int] = resolved["ratios"]
@@ -101,9 +105,12 @@ class PlannedSource:
         return weights
 
     def order(self, uses: range) -> np.ndarray:
-        """int32 or int64[uses, P]: the pieces in the keyed order of each of these uses."""
+        """int32 or int64[uses, P]: the pieces in the keyed order of each of these uses, or in the files'."""
         size = len(self.pieces)
         order = np.empty((len(uses), size), np.int32 if size < 1 << 31 else np.int64)
+        if self.in_order:
+            order[:] = np.arange(size)
+            return order
         keys = bits64(np.array([text_key(self.seed, self.name, use) for use in uses]), PIECE_ORDER)[:, None]
         for some in _chunks(size):
             pieces = np.tile(np.arange(some.start, some.stop), (len(uses), 1))
@@ -200,7 +207,7 @@ class PlannedSource:
         listed, ends = self._list
         found: set[int] = set()
         if self.weight:
-            at = np.flatnonzero(np.isin(listed, pieces))
+            at = pieces if self.in_order else np.flatnonzero(np.isin(listed, pieces))
             firsts = np.where(at > 0, ends[at - 1], 0).tolist()
             for first, end in zip(firsts, ends[at].tolist(), strict=True):
                 # Shard b takes [b · weight // shards, (b + 1) · weight // shards).

@@ -20,11 +20,10 @@ from typing import Protocol, TypeVar
 
 from packprep.errors import BuildError, PackprepError
 from packprep.storage.local import LocalFolder
-from packprep.storage.remote import Remote, expanded, is_url, locate, without_secrets
+from packprep.storage.remote import Remote, expanded, is_url, locate
 
 __all__ = [
     "Folder", "LocalCopy", "LocalFolder", "Remote", "expanded", "folder_at", "is_url", "local_copy", "locate",
-    "without_secrets",
 ]  # fmt: skip
 
 T = TypeVar("T")

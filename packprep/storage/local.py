@@ -19,9 +19,9 @@ from typing import Any, Self, TypeVar
 import xxhash
 
 from packprep.errors import BuildError
+from packprep.format import read_file
 from packprep.format.digests import digest_of_buffers, digest_of_file
 from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
-from packprep.format.opening import read_file
 
 T = TypeVar("T")
 

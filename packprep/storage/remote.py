@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from packprep.errors import StorageError
 from packprep.format.json_files import MANIFEST_NAME
-from packprep.messages import say
+from packprep.messages import PASSWORD, say, without_secret
 from packprep.storage.stores import Buffer, OpenFile, Store, connect
 
 T = TypeVar("T")
@@ -32,11 +32,6 @@ _CHUNK = 256
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 # Of what follows "://". Of host:port/a@b and of ARNs nothing is a password; a password may hold slashes, as keys of S3 do.
-_PASSWORD = re.compile(r"(?!arn:)[^/:\[\]]*:(?!\d+(?:/|$)).*@", re.DOTALL)
-_SIGNATURE = re.compile(
-    r"([?&][\w.-]*(?:signature|sig|token|credential|secret|password|access[-_]?key(?:[-_]?id)?|api[-_]?key)=)[^&]+",
-    re.IGNORECASE,
-)
 _REFUSED = re.compile(
     "ACCESS_?DENIED|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT_?MATCH|INCOMPLETE_?SIGNATURE|EXPIRED_?TOKEN|INVALID_?TOKEN|"
     "TOKEN_?ID|UNRECOGNIZED_?CLIENT|AUTHENTICAT|AUTHORIZ|PERMISSION_?DENIED|CREDENTIAL|TOO_?SKEWED|FORBIDDEN",
@@ -88,23 +83,13 @@ def expanded(path: str) -> str:
     return f"file://{os.path.expanduser(path[7:])}" if path.startswith("file://~") else os.path.expanduser(path)
 
 
-def without_secrets(text: str) -> str:
-    """A text with … for the passwords and signatures of the URLs in it."""
-    return "".join(map(_without_secret, re.split(r"([\s'\"]+)", text)))
-
-
-def _without_secret(url: str) -> str:
-    scheme, there, rest = url.partition("://")
-    return scheme + there + _SIGNATURE.sub(r"\1…", _PASSWORD.sub("…@", rest, 1) if _PASSWORD.match(rest) else rest)
-
-
 def _refuse_secrets(path: str) -> None:
     """StorageError, without the secret, for a URL with a password or a signature."""
     scheme, _, rest = path.partition("://")
-    shown = _without_secret(path)
+    shown = without_secret(path)
     if shown == path:
         return
-    what = "a password" if _PASSWORD.match(rest) else "a signature or token"
+    what = "a password" if PASSWORD.match(rest) else "a signature or token"
     known = _VARIABLES.get(scheme, "the variables or the profile that its store's library reads")
     raise StorageError(
         f"{shown} holds {what}, which plan.json and logs would carry to whoever gets the dataset: name the place without it, "

@@ -16,8 +16,8 @@ import msgspec
 
 from packprep.cache import remembered
 from packprep.errors import VocabularyError
+from packprep.format import LFS_POINTER
 from packprep.format.digests import digest_of
-from packprep.format.opening import LFS_POINTER
 from packprep.format.tokenizer_json import byte_characters, continuing
 from packprep.messages import say
 from packprep.storage import expanded

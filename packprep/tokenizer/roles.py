@@ -246,7 +246,12 @@ def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, n
             f"tokenizer = {tokenizer!r} has {len(tokens.texts)} tokens, and {said}: at most {MOST_HOLES} ids may be without a "
             "token. Give the tokenizer that the model was trained with, and the rows of its embedding"
         )
-    _refuse_names_of_roles(specials, needs)
+    for text in (*needs.mode_tokens, *(specials.mode_tokens or ())):
+        if text in ROLES or text == "sentinels":
+            raise VocabularyError(
+                f"the mode token {text!r} has the name of a role, so [specials] could not tell them apart; "
+                'write it as a token is written, for example "[NLU]"'
+            )
     parts = _parts(tokens, specials, needs, hints)
     own = {role for role in ROLES if getattr(specials, role) is None}
     refuse_two_roles(parts.players, own, tokens)
@@ -314,15 +319,6 @@ def _texts_to_add(name: str, tokens: TokenTable, specials: Specials, parts: _Par
             '(missing = "error" lists unused ones)'
         )
     return texts
-
-
-def _refuse_names_of_roles(specials: Specials, needs: Needs) -> None:
-    for text in (*needs.mode_tokens, *(specials.mode_tokens or ())):
-        if text in ROLES or text == "sentinels":
-            raise VocabularyError(
-                f"the mode token {text!r} has the name of a role, so [specials] could not tell them apart; "
-                'write it as a token is written, for example "[NLU]"'
-            )
 
 
 def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[str, str]) -> _Parts:

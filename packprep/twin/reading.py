@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
 from packprep.twin import chance, records
-from packprep.twin.records import MAX_TEXT, Keys, Passage, Talk, at
-from packprep.twin.spans import ranges_of
+from packprep.twin.records import MAX_TEXT, Keys, Passage, Talk, at, ranges_of
 
 PIECE_BYTES = 4 * 2**20
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}

@@ -1,5 +1,435 @@
-"""Recompute every promise of a dataset; say what fails and where."""
+"""Recompute every promise of a dataset; say what fails and where: shard by shard, in as many processes as asked for."""
 
-from packprep.verification.verify import PROMISES, print_report, verify_dataset
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-__all__ = ["PROMISES", "print_report", "verify_dataset"]
+import numpy as np
+
+from packprep.building.array_tasks import share_of
+from packprep.building.ledger import WEIGHTED, add_ledgers
+from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, stored_plan
+from packprep.building.processes import Do, Report, in_processes, one_by_one
+from packprep.building.run import Progress
+from packprep.dataset.loader import Dataset, open_dataset
+from packprep.dataset.manifest import read_manifest
+from packprep.dataset.order import integer
+from packprep.dataset.redraw import EPOCHS
+from packprep.dataset.shard import open_shard
+from packprep.documents.store import STORE
+from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
+from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
+from packprep.kernel import warm_kernels
+from packprep.messages import put_line
+from packprep.randomness import REPLAY, bits64, permute, text_key
+from packprep.recipe import Recipe
+from packprep.sources.formats import Decoders
+from packprep.storage import Folder, LocalCopy, Remote, folder_at, local_copy
+from packprep.tokenizer.engines import engine_in_words
+from packprep.tokenizer.missing_roles import listed
+from packprep.twin.comparison import compare_plan
+from packprep.twin.shard import Twin, check
+from packprep.verification.arrays import (
+    BLOCKS,
+    WEIGHTS,
+    arrays_in_epoch,
+    check_arrays,
+    check_layout,
+    check_same_tokens,
+    count_arrays,
+)
+from packprep.verification.coverage import Runs, check_apart, check_documents, read_rejects
+from packprep.verification.faults import Faults, line_of
+from packprep.verification.on_disk import (
+    check_foundations,
+    check_inputs,
+    check_listing,
+    check_manifest,
+    check_manifest_digest,
+    check_objects,
+    check_plan_follows,
+    check_recipe,
+    check_reject_limit,
+    check_shard_files,
+    check_sum,
+    check_text_bytes,
+    sound_ledgers,
+)
+from packprep.verification.replay import check_twin, plan_for_twin, replay_shard, replay_some, twin_of
+from packprep.verification.stores import check_store_shard
+
+PROMISES = {
+    "P1": "every file that the dataset names is there with its size and digest, and no other file is",
+    "P2": "plan, manifest and receipts agree with each other",
+    "P3": "a shard is a standard safetensors file with exactly the arrays, dtypes and shapes of its layout",
+    "P4": "row_offsets starts at 0, never falls, and ends at the number of segments",
+    "P5": "in every row cu_seqlens starts at 0, strictly increases, and ends within the row",
+    "P6": "segment_ids are 1, 2, … in row order over exactly the slots of cu_seqlens, and 0 on padding",
+    "P7": "padding has pad_id as token and label and no loss",
+    "P8": "every token and label is an id below vocab_size",
+    "P9": "a next-token segment is trained where the target follows its prefix and may be trained, never on its last slot",
+    "P10": "labels are the next slot's token of the same segment or pad_id; in-place, the token itself where it is not noised",
+    "P11": "a segment's header names a known source and file, its key is the key of its place and draws its task",
+    "P12": "a segment takes exactly the slots of its task's length law, with its bos, mode token and eos in place",
+    "P13": "a segment's prefix is its task's, and its noise and loss weight are finite and in range",
+    "P14": "sentinels stand where the spans were and before their tokens, each once, in order",
+    "P15": "the segments of a document follow one another without gap or overlap, from its first token",
+    "P16": "the ledger balances, and the arrays count what it says",
+    "P17": "building a segment again from its source gives the stored bytes, and inverting it the document",
+    "P18": "the noise of an in-place segment is what its key gives: corrupted slots, loss, level and weight",
+    "P19": "trained ranges lie inside their segment, ascend, weigh above 0; no slot outside them, nor one repeated, is trained",
+    "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
+    "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
+    "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
+}
+"""Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
+
+ALL = -1
+MOST_PLACES = 20  # of sources that are said before they are read
+
+
+class ShardToVerify(NamedTuple):
+    """One shard to verify: what the manifest says of it, and which of its segments to build again."""
+
+    number: int
+    entry: dict[str, Any]
+    replay: np.ndarray | None  # indices of segments; None: none; empty with `whole`
+    whole: bool  # make the shard again and compare all of it
+    twin: bool  # recompute the same by the plain twin
+
+    def __str__(self) -> str:
+        return f"verification of shard {self.number}"
+
+
+class Result(NamedTuple):
+    """What one shard came to."""
+
+    faults: Faults
+    ledger: dict[str, Any] | None
+    replayed: int
+    runs: Runs | None  # parts of files that it read; None: its arrays do not tell
+    twin: tuple[
+        int, int
+    ]  # segments that the twin recomputed; places in conversations of which it took the build's word
+    read: dict[str, int] | None  # source → bytes of the text that was read again; None: not all of it was
+
+
+def verify_dataset(
+    directory: str | os.PathLike | Folder,
+    replay: int | None,
+    moved: Mapping[str, str],
+    array: tuple[int, int],
+    workers: int,
+    progress: Progress,
+    twin: bool = False,
+    only: Sequence[int] | None = None,
+    replay_seed: int = 0,
+    recipe: Recipe | None = None,
+    epoch: int = 0,
+) -> dict[str, Any]:
+    """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
+
+    replay: how many segments to build again from their sources; −1: all shards, whole; None: none.
+    twin: recompute what is replayed by the plain twin, too, which is slow; PlanError where it lacks an objective.
+    replay_seed: chooses the segments of `replay`. recipe: from elsewhere, completed, that the dataset should be of.
+    only: these shards of the array task's, ascending; None: all. Of the others the receipts are read, for the ledger's sum.
+    epoch: above 0, the rows are looked at as redraw gives them there; ArgumentError or DatasetError where it cannot.
+    Gives {directory, epoch, shards, rows, segments, tokens, replayed, twin: segments that the twin recomputed, twin_taken:
+    places in their conversations of which it took the build's word, faults: count, listed: [fault]}; raises where the
+    directory is no dataset. Where plan or tokenizer are damaged no shard is looked at.
+    """
+    if twin and replay is None:
+        raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
+    with local_copy(folder_at(directory)) as local:
+        folder = local.folder
+        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
+        manifest = read_manifest(folder, stores=True)
+        if not (folder / manifest["plan"]["file"]).exists():
+            raise PlanError(f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back")
+        if "kind" in manifest and (twin or epoch or replay not in (None, ALL)):
+            raise RecipeError(f"{local.out} is a token store, which --replay all makes again whole, and nothing else")
+        integer("epoch", epoch, 0, 1 << 63)
+        if epoch:
+            open_dataset(folder).check_redraw()
+        faults = Faults()
+        if array[0] == 0:
+            check_manifest_digest(manifest, faults)
+            if isinstance(local.out, Remote):
+                check_objects(local.out, manifest, faults)
+            else:
+                check_listing(folder, manifest, faults)
+        if not check_foundations(folder, manifest, faults):  # nothing can be recomputed from a damaged plan
+            return _report(local, manifest, epoch, range(0), 0, (0, 0), faults)
+        stored = stored_plan(folder)
+        assert stored is not None
+        prefixes = moved_prefixes(stored, moved)
+        if replay is not None:
+            locations = [
+                f"{source['name']} at {prefix}" for source, prefix in zip(stored["sources"], prefixes, strict=True)
+            ]
+            progress.say(f"reads the sources {listed(locations, MOST_PLACES)}")
+        plan = open_plan(folder, prefixes)
+        if replay is not None and plan.engine.name != stored["engine"]["name"]:
+            progress.say(engine_in_words(plan.engine, "auto", plan.vocabulary))
+        if twin:
+            if in_stores := [source.name for source in plan.sources if source.store is not None]:
+                raise RecipeError(
+                    f"--twin reads the text, and of {listed(in_stores, MOST_PLACES)} there is the token store alone: say "
+                    "where the text lies, --source NAME=PREFIX"
+                )
+            whole = plan_for_twin(plan)
+            check(whole)
+            for message in compare_plan(whole) if array[0] == 0 else ():
+                faults.add("P17", "plan.json", f"twin: {message}")
+        shards = min(len(manifest["shards"]), stored["shards"])
+        share: Sequence[int] = share_of(*array, shards)
+        if only is not None:
+            share = [b for b in only if b in share]
+        ledgers: list[Mapping[str, Any]] = []
+        if array[0] == 0:
+            check_manifest(plan, manifest, faults)
+            check_plan_follows(plan, faults)
+            if recipe is not None:
+                check_recipe(plan, recipe, faults)
+            if replay == ALL:
+                check_law(stored, PLAN_NAME)
+                check_inputs(plan, faults)
+            ledgers += sound_ledgers(local.out, manifest, plan, sorted(set(range(shards)).difference(share)))
+        items = _items(manifest, share, replay, twin, replay_seed)
+        runs = []
+        read: list[Mapping[str, int]] = []
+        replayed, by_twin = 0, (0, 0)
+        progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
+        try:
+            arguments = (local, prefixes, manifest["plan"]["digest"], epoch % EPOCHS)
+            if min(workers, len(items)) > 1:
+                warm_kernels()  # once, before workers are forked
+            for item, result in in_processes(_setup, arguments, items, workers, progress.add):
+                progress.done(item)
+                faults.join(result.faults)
+                replayed += result.replayed
+                if result.runs is not None:
+                    runs.append((item.number, result.runs))
+                by_twin = by_twin[0] + result.twin[0], by_twin[1] + result.twin[1]
+                if result.read is not None:
+                    read.append(result.read)
+                if result.ledger is not None:
+                    ledgers.append(result.ledger)
+        finally:
+            progress.end()
+        if array[0] == 0 and len(ledgers) == len(manifest["shards"]):
+            total = add_ledgers(ledgers)
+            check_sum(manifest, total, faults)
+            check_reject_limit(plan, total, faults)
+            if len(read) == plan.shards:
+                sums = {source.name: sum(of_shard[source.name] for of_shard in read) for source in plan.sources}
+                check_text_bytes(plan, total, sums, faults)
+        check_apart(plan, sorted(runs, key=lambda own: own[0]), len(runs) == plan.shards, faults)
+        report = _report(local, manifest, epoch, share, replayed, by_twin, faults)
+        return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}
+
+
+def _report(
+    local: LocalCopy,
+    manifest: Mapping[str, Any],
+    epoch: int,
+    share: Sequence[int],
+    replayed: int,
+    by_twin: tuple[int, int],
+    faults: Faults,
+) -> dict[str, Any]:
+    assert {fault["promise"] for fault in faults.listed} <= PROMISES.keys()
+    entries = [manifest["shards"][b] for b in share]
+    for fault in faults.listed if local.is_copy else ():
+        fault["message"] = local.named(fault["message"])
+    faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
+    return {
+        "directory": str(local.out),
+        "kind": manifest.get("kind", "dataset"),
+        "epoch": epoch,
+        "shards": len(share),
+        "rows": sum(entry["rows"] for entry in entries),
+        "segments": sum(entry["segments"] for entry in entries),
+        "tokens": sum(entry["tokens"] for entry in entries),
+        "replayed": replayed,
+        "twin": by_twin[0],
+        "twin_taken": by_twin[1],
+        "faults": faults.total,
+        "listed": faults.listed,
+    }
+
+
+def _items(
+    manifest: Mapping[str, Any], share: Sequence[int], replay: int | None, twin: bool, seed: int
+) -> list[ShardToVerify]:
+    entries = manifest["shards"]
+    chosen: dict[int, np.ndarray] = {}
+    if replay is not None and replay != ALL:
+        counts = np.array([entries[b]["segments"] for b in share], np.int64)
+        total = int(counts.sum())
+        if total:
+            key = bits64(text_key(manifest["fingerprint"], seed), REPLAY)
+            picked = np.sort(permute(np.arange(min(replay, total)), total, key))
+            ends = np.cumsum(counts)
+            shard_of = np.searchsorted(ends, picked, "right")
+            for i in np.unique(shard_of):
+                chosen[share[i]] = picked[shard_of == i] - (ends[i] - counts[i])
+    return [ShardToVerify(b, entries[b], chosen.get(b), replay == ALL, twin) for b in share]
+
+
+def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) -> Do:
+    directory = local.folder
+    plan, decoders = open_plan(directory, prefixes), Decoders()
+    dataset = open_dataset(directory) if epoch else None
+    loaded: list[Twin] = []
+
+    def twin() -> Twin:
+        if not loaded:
+            loaded.append(twin_of(plan))
+        return loaded[0]
+
+    def check_item(item: ShardToVerify, report: Report) -> Result:
+        files = shard_name(item.number), receipt_name(item.number), rejects_name(item.number)
+        with local.fetched(*files):
+            return check_files(item, report)
+
+    def check_files(item: ShardToVerify, report: Report) -> Result:
+        faults = Faults()
+        is_there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, plan, faults)
+        replayed, recomputed = 0, (0, 0)
+        runs = read = None
+        reported = [0, 0]  # bytes and tokens
+
+        def report_progress(done: int, of: int) -> None:
+            now = [item.entry[name] * done // max(of, 1) for name in ("bytes", "tokens")]
+            report(0, now[0] - reported[0], now[1] - reported[1], 0)
+            reported[:] = now
+
+        if plan.is_store:
+            if is_there:
+                replayed, read = check_store_shard(plan, directory, item.number, receipt, item.whole, decoders, faults)
+            report_progress(1, 1)
+            return Result(faults, None if receipt is None else receipt["ledger"], replayed, None, (0, 0), read)
+        arrays = _arrays_of(directory, dataset, plan, item, epoch, faults) if is_there else None
+        if arrays is not None:
+            rejects = None
+            if receipt is not None:
+                _check_counts(plan, arrays, receipt, item.number, faults)
+                rejects = read_rejects(directory, item.number, plan, receipt, faults)
+            if receipt is not None and rejects is not None:
+                runs = check_documents(plan, item.number, arrays, rejects, receipt, faults)
+            try:
+                if item.whole:
+                    replayed, read = replay_shard(plan, item.number, arrays, receipt, rejects, decoders, faults, epoch)
+                elif item.replay is not None:
+                    replayed = replay_some(plan, item.number, arrays, item.replay, receipt, decoders, faults, epoch)
+                # Where the sources changed nothing was replayed, and the twin would find that at every segment.
+                if item.twin and (replayed or (item.whole and not item.entry["segments"])):
+                    chosen = None if item.whole or item.replay is None else item.replay.tolist()
+                    file = shard_name(item.number)
+                    recomputed = check_twin(twin(), item.number, arrays, chosen, file, faults, report_progress, epoch)
+            except SourceError as error:
+                faults.add("P17", shard_name(item.number), f"cannot be built again: {error}")
+        report_progress(1, 1)
+        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed, read)
+
+    return one_by_one(check_item)
+
+
+def _arrays_of(
+    directory: Path, dataset: Dataset | None, plan: Plan, item: ShardToVerify, epoch: int, faults: Faults
+) -> Mapping[str, np.ndarray] | None:
+    """P3 … P15 and P18 … P20 of one shard: its arrays, as the epoch has them; None where they cannot be walked.
+
+    dataset: what is drawn anew; None in epoch 0.
+    """
+    file = shard_name(item.number)
+    try:
+        shard = open_shard(
+            directory / file,
+            plan.recipe.seq_length,
+            plan.token_dtype,
+            rows=item.entry["rows"],
+            segments=item.entry["segments"],
+            compact=plan.recipe.output.columns == "compact",
+        )
+        arrays: Mapping[str, np.ndarray] = shard.arrays
+    except DatasetError as error:
+        faults.add("P3", file, str(error))
+        return None
+    if not check_layout(plan, arrays, file, faults):
+        return None
+    if dataset is None:
+        return arrays if check_arrays(plan, arrays, file, faults) else None
+    try:
+        anew = arrays_in_epoch(dataset, shard, epoch)
+    except DatasetError as error:
+        of_stored = Faults()
+        check_arrays(plan, arrays, file, of_stored)  # says what of the stored rows is wrong
+        if not of_stored.total:
+            of_stored.add("P12", file, f"cannot be drawn anew: {error}")
+        faults.join(of_stored)
+        return None
+    if not check_arrays(plan, anew, file, faults, epoch):
+        return None
+    check_same_tokens(plan, arrays, anew, file, faults, epoch)
+    return {name: anew[name] for name in (*shard.layout, WEIGHTS) if name not in BLOCKS}
+
+
+def _check_counts(
+    plan: Plan, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any], shard: int, faults: Faults
+) -> None:
+    """P16: the ledger's segments, tokens and slots are what the arrays hold."""
+    counts = count_arrays(plan, arrays)
+    name, ledger = receipt_name(shard), receipt["ledger"]
+    tokens = sum(counted["tokens"] for counted in counts["tasks"].values())
+    if receipt["tokens"] != tokens:
+        faults.add("P16", name, f"the arrays hold {tokens} tokens", value=receipt["tokens"])
+    for task, counted in counts["tasks"].items():
+        if ledger["tasks"].get(task) != counted:
+            faults.add(
+                "P16", name, f"task {task}: the ledger says {ledger['tasks'].get(task)}, the arrays hold {counted}"
+            )
+    for source, counted in counts["sources"].items():
+        said = ledger["sources"].get(source)
+        if said is None:
+            faults.add("P16", name, f"source {source} is not in the ledger")
+            continue
+        slots = said["slots"]["total"] - said["slots"]["padding"]
+        if (said["segments"], said["slots"]["used"], slots, said["slots"].get(WEIGHTED, 0)) != (
+            counted["segments"],
+            counted["tokens"],
+            counted["slots"],
+            counted[WEIGHTED],
+        ):
+            faults.add("P16", name, f"source {source}: the ledger's counts are not those of the arrays, {counted}")
+    if ledger["rows"] != len(arrays["row_offsets"]) - 1:
+        faults.add("P16", name, "the ledger's rows are not the shard's", value=ledger["rows"])
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The faults, a line each, and the verdict."""
+
+    def some(count: int, what: str) -> str:
+        return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+    for fault in report["listed"]:
+        put_line(line_of(fault))
+    if report["faults"] > len(report["listed"]):
+        put_line(f"… and {report['faults'] - len(report['listed'])} more")
+    done = ", ".join(some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token"))
+    done = done if report["shards"] else "no shard was looked at"
+    unit = "document" if report["kind"] == STORE else "segment"
+    again = f"; {some(report['replayed'], unit)} built again from their sources" if report["replayed"] else ""
+    if "replay_seed" in report:
+        again += f", chosen by --replay-seed {report['replay_seed']}"
+    if report["twin"]:
+        again += f", {report['twin']:,} by the plain twin too"
+    if report["twin_taken"]:
+        again += f" ({some(report['twin_taken'], 'place')} in conversations as the build found them)"
+    faults = some(report["faults"], "fault")
+    verdict = faults if report["faults"] else "every promise holds"
+    if report["epoch"]:
+        verdict += f" in epoch {report['epoch']:,}"
+    put_line(f"{report['directory']}: {verdict} ({done}{again})")

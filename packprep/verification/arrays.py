@@ -1,4 +1,7 @@
-"""P3 to P5, P11 to P15 and P18 to P20 of a shard's arrays, recomputed from its header; `slots` walks the slots."""
+"""P3 to P5, P11 to P15 and P18 to P20 of a shard's arrays, recomputed from its header; `slots` walks the slots.
+
+The arrays are those that are stored, or as an epoch has them: from the loader's own redraw, for the same checks.
+"""
 
 import itertools
 from collections.abc import Mapping
@@ -11,11 +14,13 @@ from packprep.building.render import draw_noise, expected_prefix, target_of
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, segment_ids
+from packprep.dataset.loader import Dataset
+from packprep.dataset.rows import Segments, fill, own_dtype, read_only
+from packprep.dataset.shard import Shard
 from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.tasks import SHORTEST, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
-from packprep.restoring.segments import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
-from packprep.verification.epochs import WEIGHTS
+from packprep.restoring import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
 from packprep.verification.faults import MAX_LISTED, Faults
 from packprep.verification.slots import check_slots, trainable_slots
 
@@ -497,3 +502,40 @@ def check_same_tokens(
         for g in begin + np.unique(np.searchsorted(offsets, differs, "right") - 1)[:MAX_LISTED]:
             message = f"segment {g}: inverting it does not give the tokens of its stored slots"
             faults.add("P17", file, message, int(table.row[g]), int(table.first_slot[g]))
+
+
+# The arrays of an epoch
+
+SLOTS_AT_ONCE = 1 << 20
+"""Slots of rows that are drawn anew at a time: redraw takes some hundred bytes for each."""
+HEADER = ("prefix", "noise", "loss_weight")
+"""The columns of the header that follow the epoch."""
+WEIGHTS = "loss_weights"
+"""What an epoch gives beside the arrays of a shard, [rows, seq_length], and in the place of BLOCKS."""
+BLOCKS = ("block_noise", "block_loss_weight")
+
+
+def arrays_in_epoch(dataset: Dataset, shard: Shard, epoch: int) -> Mapping[str, np.ndarray]:
+    """The arrays of a shard of `dataset` as redraw gives its rows in `epoch`, but for those of BLOCKS, which are as stored; also
+    loss_mask where it is not stored, and loss_weights.
+
+    DatasetError where what is stored cannot be drawn anew.
+    """
+    names = ["tokens", *(["labels"] if "labels" in shard.layout else []), "loss_mask", WEIGHTS]
+    shape = (shard.rows, shard.seq_length)
+    columns = {name: np.empty(shape, own_dtype(name, dataset.token_dtype)) for name in names}
+    header: dict[str, list[np.ndarray]] = {name: [shard.arrays[f"segment_{name}"][:0]] for name in HEADER}
+    at_once = max(1, SLOTS_AT_ONCE // shard.seq_length)
+    for first in range(0, shard.rows, at_once):
+        places = [(shard, row) for row in range(first, min(first + at_once, shard.rows))]
+        segments = Segments(dataset.facts, places)
+        rows = {name: values[first : first + len(places)] for name, values in columns.items()}
+        for name, values in rows.items():
+            fill(segments, name, values)
+        dataset.redraw(segments, rows, [epoch] * len(places))
+        for name, parts in header.items():
+            parts.append(segments.column(name))
+    for name, parts in header.items():
+        stored = shard.arrays[f"segment_{name}"]
+        columns[f"segment_{name}"] = np.concatenate(parts, dtype=stored.dtype, casting="same_kind")
+    return {**shard.arrays, **{name: read_only(values) for name, values in columns.items()}}

@@ -16,8 +16,8 @@ from packprep.building.plan import MOST_USES, Plan
 from packprep.building.work import TOO_LONG, Made
 from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan
 from packprep.errors import DatasetError
+from packprep.format import read_file
 from packprep.format.json_files import decode, receipt_name, rejects_name, shard_name
-from packprep.format.opening import read_file
 from packprep.sources.formats import BAD_REASONS, PIECE_BYTES, Slice, position_of
 from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.encoding import TEXT_REASONS

@@ -20,6 +20,7 @@ from packprep.dataset.manifest import LATER
 from packprep.documents.calibration import highest_ratio
 from packprep.documents.chat_template import find_template
 from packprep.errors import DatasetError, PackprepError, PlanError
+from packprep.format import read_file
 from packprep.format.digests import digest_of, digest_of_file, own_digest
 from packprep.format.json_files import (
     FIRST_SEEN_NAME,
@@ -32,7 +33,6 @@ from packprep.format.json_files import (
     rejects_name,
     shard_name,
 )
-from packprep.format.opening import read_file
 from packprep.objectives.tasks import needs_of, resolve, whole_recipe
 from packprep.recipe import Recipe, fingerprint, normalised, without_places
 from packprep.sources.files import Files, below_one_folder, find_below
@@ -300,7 +300,7 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
     for source, repeat in zip(plan.sources, repeats(recipe, once, tokens_per_byte), strict=True):
         if source.repeat != repeat:  # before anything as long as all uses is made
             raise PlanError(f"source {source.name!r} has repeat {repeat} by them, and {source.repeat} in the plan")
-    return json_value(follows(recipe, vocabulary, tasks, plan.sources, tokens_per_byte))
+    return json_value(follows(recipe, vocabulary, tasks, plan.sources, tokens_per_byte, plan.is_store))
 
 
 def _vocabulary(plan: Plan) -> Vocabulary:
@@ -358,6 +358,8 @@ def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> 
 def check_inputs(plan: Plan, faults: Faults) -> None:
     """P22 of plan.json, from the sources: its files are those that its patterns find, with the pieces that they have."""
     for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
+        if source.store is not None:
+            continue
         try:
             _, found = find_below(source.source, source.index, source.prefix, planned["patterns"])
             here, there = (dict(zip(files.names, files.sizes.tolist(), strict=True)) for files in (found, source.files))

@@ -10,7 +10,7 @@ from packprep.cli.application import app
 from packprep.dataset.shard import NAMES
 from packprep.objectives import REGISTRY
 from packprep.recipe import presets
-from packprep.verification.verify import PROMISES
+from packprep.verification import PROMISES
 from tests.docs.modules import DOCS, module
 
 make, drawings = module("make"), module("drawings")

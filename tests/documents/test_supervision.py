@@ -12,7 +12,7 @@ from packprep.errors import RecipeError
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.batch import Supervision
 from packprep.sources.formats.fields import OLD_MESSAGES
-from packprep.twin.spans import ranges_of
+from packprep.twin.records import ranges_of
 from tests.documents import chats_made as chats
 from tests.test_imports import imported_by
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from packprep.format.opening import open_file, read_file
+from packprep.format import open_file, read_file
 
 
 @pytest.fixture(autouse=True)

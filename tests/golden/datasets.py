@@ -12,7 +12,7 @@ from packprep.errors import PackprepError
 from packprep.exporting.export import export_dataset
 from packprep.inspection.row import describe_row
 from packprep.recipe import load_recipe, read_recipe
-from packprep.verification.verify import ALL, verify_dataset
+from packprep.verification import ALL, verify_dataset
 from tests import made
 
 LAW1, LAW2, LAW3 = (Path(__file__).parent / f"law{law}" for law in (1, 2, 3))

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from packprep.building.progress import Bar
 from packprep.building.run import build
 from packprep.format.json_files import LAW_VERSION, MANIFEST_NAME, receipt_name, shard_name
+from packprep.messages import Bar
 from packprep.recipe import load_recipe, read_recipe
 
 HERE = Path(__file__).parent

@@ -13,11 +13,11 @@ from packprep.errors import ArgumentError, PackprepError, PlanError
 from packprep.format.digests import own_digest
 from packprep.format.json_files import encode
 from packprep.inspection.document import describe_document
-from packprep.inspection.report.writing import shards_shown, write_report
+from packprep.inspection.report import shards_shown, write_report
 from packprep.inspection.row import describe_segment
 from packprep.inspection.summary import describe_dataset
 from packprep.recipe import load_recipe, read_recipe
-from packprep.verification.verify import PROMISES
+from packprep.verification import PROMISES
 from tests.golden import datasets
 from tests.golden.datasets import LAW1, LAW2, LAW3, build_again, moved, refusal, verified
 

@@ -5,7 +5,6 @@ import pytest
 from rich.cells import cell_len
 from tokenizers import Tokenizer, decoders, models
 
-from packprep.building.progress import visible
 from packprep.errors import VocabularyError
 from packprep.inspection.text import (
     BYTES,
@@ -21,6 +20,7 @@ from packprep.inspection.text import (
     units_of,
     wrapped,
 )
+from packprep.messages import visible
 from packprep.tokenizer.file import bytes_tokenizer_json, tokens_in_file
 from tests.tokenizer import tokenizers_made
 

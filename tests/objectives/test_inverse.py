@@ -12,7 +12,7 @@ from packprep.building.render import render
 from packprep.building.segments import cut
 from packprep.errors import RecipeError
 from packprep.objectives import REGISTRY
-from packprep.restoring.segments import restore, stored_segments
+from packprep.restoring import restore, stored_segments
 from tests import made
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from packprep.building.plan import open_plan
-from packprep.errors import PlanError
+from packprep.dataset import manifest
+from packprep.dataset.attention import RULES, Rule
+from packprep.errors import ArgumentError, DatasetError, PlanError
 from packprep.objectives import REGISTRY, register
 from packprep.objectives.objective import Objective, Parameter
 from packprep.verification import verify_dataset
@@ -190,3 +192,22 @@ def test_an_objective_of_an_installed_package_is_found_by_every_process(tmp_path
     assert verified.returncode == 0 and "every promise holds" in verified.stdout, verified.stdout + verified.stderr
     without = packprep("verify", "out", python_path=str(made.ROOT))
     assert without.returncode == 2 and "unknown objective 'reversed'" in without.stderr
+
+
+def test_whoever_does_not_know_a_rule_of_its_own_refuses_its_tasks(tmp_path, registry, monkeypatch):
+    rule = Rule(
+        "own", (), lambda query, begin, end, columns, where: [(where(query > begin, query - 1, begin), query + 1)]
+    )
+    monkeypatch.setitem(RULES, "two_keys", rule)
+    monkeypatch.setitem(manifest._TASK_KEYS, "attention", ("a rule", RULES.__contains__))
+    register(replace(toy(), attention="two_keys"))
+    made.write_lines(tmp_path / "a.jsonl", made.texts(60))
+    made.build(recipe({"objective": "reversed"}), tmp_path, tmp_path / "out")
+    good(tmp_path / "out")
+    dataset, number = task_of(tmp_path / "out", "reversed")
+    headers = [row.segments for row in map(dataset.row, range(len(dataset)))]
+    assert {prefix for of_row in headers for prefix in of_row["prefix"][of_row["task"] == number].tolist()} == {-1}
+    with pytest.raises(DatasetError, match="another attention rule holds there"):
+        dataset.batch(range(len(dataset)), columns=["prefix_ends"])
+    with pytest.raises(ArgumentError, match="task reversed"):
+        dataset.with_loss_on(task=["reversed"]).checked_columns(["seq_idx"])

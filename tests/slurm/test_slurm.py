@@ -88,6 +88,15 @@ def test_an_array_over_four_nodes_gives_the_bytes_of_one_process_and_is_publishe
 
 
 @pytest.mark.long
+def test_a_token_store_is_made_by_an_array_and_of_it_a_dataset(cluster, small, out):
+    prepared = submitted(cluster, small, out, 3, "--command", "tokenize")
+    cluster.wait(*prepared.jobs)
+    assert "every promise holds" in log(out, "finish.log"), log(out, "tokenize-0.log")
+    packprep(cluster, "tokenize", small.recipe, "--out", out.with_name("alone"), "--workers", 1)
+    assert made.contents(out) == made.contents(out.with_name("alone"))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", ['o\'u "t" %a%% #1 $(touch x) `y`', "ou\nt\\ \t'"], ids=["quotes", "lines"])
 def test_names_are_taken_as_they_are(cluster, small, out, name):
     out = out.with_name(name)

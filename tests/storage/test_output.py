@@ -81,6 +81,17 @@ def test_a_build_into_a_url_has_the_bytes_of_a_local_one(plain, url, workers):
     assert said.json["made"] == 0 and said.json["directory"] == url and objects(url) == plain.expected
 
 
+@pytest.mark.long
+def test_a_token_store_at_a_url_is_the_local_one_and_is_built_from(plain, url, tmp_path):
+    words = plain.command(url)
+    local = [str(tmp_path / "store") if word == url else word for word in words]
+    for command in (words, local):
+        said = command_line.inside(*["tokenize" if word == "build" else word for word in command])
+        assert said.status == 0, said.err
+    assert objects(url) == made.contents(tmp_path / "store")
+    assert command_line.inside("verify", url, "--replay", "all").status == 0
+
+
 def test_a_build_into_the_memory_of_this_process(plain):
     pytest.importorskip("fsspec")
     url = "memory://bucket/out"

@@ -25,7 +25,7 @@ def test_an_engine_that_is_right_passes_and_one_that_is_believed_is_not_asked(gp
 
 
 def test_that_an_engine_is_compared_is_said_before_it_begins_and_where_it_is(gpt2, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cache, "cache_folders", lambda: cache.CacheFolders((), str(tmp_path)))
+    monkeypatch.setattr(cache, "cache_folders", lambda: cache.CacheFolders((str(tmp_path),), str(tmp_path)))
     engine, said = FastEngine(gpt2, "text"), []
     monkeypatch.setattr(proof, "prove", lambda *given: said.append(capsys.readouterr().err))
     prove_on_nasty_text(engine, "text", gpt2)

@@ -119,7 +119,7 @@ def other_weights(self, segments, columns, epochs, redraw=Dataset.redraw):
 @pytest.mark.parametrize("wrong, array", [(another_epoch, "tokens"), (other_weights, "loss_weights")])
 @pytest.mark.parametrize("replay", [ALL, 40])
 def test_what_differs_is_named(every_kind, monkeypatch, wrong, array, replay):
-    monkeypatch.setattr("packprep.verification.verify.check_arrays", lambda *arguments: True)
+    monkeypatch.setattr("packprep.verification.check_arrays", lambda *arguments: True)
     monkeypatch.setattr("packprep.verification.faults.MAX_LISTED", 10**6)  # the other replay's faults beside the twin's
     monkeypatch.setattr(Dataset, "redraw", wrong)
     found = [fault for fault in report(every_kind, 4, replay)["listed"] if fault["message"].startswith("twin: ")]

@@ -14,7 +14,8 @@ from packprep.dataset.rows import Segments
 from packprep.dataset.shard import open_shard
 from packprep.errors import ArgumentError
 from packprep.format.json_files import shard_name
-from packprep.verification import epochs, print_report, verify_dataset
+from packprep.verification import arrays as of_arrays
+from packprep.verification import print_report, verify_dataset
 from tests import made
 from tests.command_line import inside, refused
 from tests.verification.damage import copied, edit_manifest, resigned
@@ -96,13 +97,13 @@ def test_every_promise_holds_in_every_epoch(datasets, kind):
 def test_what_is_verified_is_what_a_trainer_gets(datasets):
     ds = open_dataset(datasets("in_place"))
     shard = open_shard(ds.directory / shard_name(0), ds.seq_length, ds.token_dtype)
-    arrays = epochs.arrays_in_epoch(ds, shard, 5)
+    arrays = of_arrays.arrays_in_epoch(ds, shard, 5)
     names = ["tokens", "labels", "loss_mask", "loss_weights"]
     batch = ds.batch(np.arange(shard.rows), columns=names, epochs=[5] * shard.rows)
     assert all(np.array_equal(arrays[name], batch[name]) for name in names)
     assert not np.array_equal(arrays["tokens"], shard.arrays["tokens"])
     header = [ds.row(i, epoch=5).segments for i in range(shard.rows)]
-    for name in epochs.HEADER:
+    for name in of_arrays.HEADER:
         assert np.array_equal(arrays[f"segment_{name}"], np.concatenate([row[name] for row in header]))
 
 
@@ -115,7 +116,7 @@ def test_rows_are_drawn_a_few_at_a_time(datasets, monkeypatch):
         return whole(self, segments, columns, epochs)
 
     monkeypatch.setattr(Dataset, "redraw", counted)
-    monkeypatch.setattr(epochs, "SLOTS_AT_ONCE", 3 * 512)
+    monkeypatch.setattr(of_arrays, "SLOTS_AT_ONCE", 3 * 512)
     found = report(datasets("in_place"), 2, ALL)
     assert found["faults"] == 0 and max(drawn) == 3 and sum(drawn) == found["rows"]
 

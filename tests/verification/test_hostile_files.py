@@ -14,7 +14,7 @@ import pytest
 from packprep.errors import PackprepError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode, receipt_name, rejects_name, shard_name
-from packprep.verification.verify import PROMISES
+from packprep.verification import PROMISES
 from tests.fuzz.mutations import value_changed
 from tests.verification import test_coverage, test_plan, test_promises
 from tests.verification.damage import copied, edit_manifest, edit_receipt, made, manifest_of, read_json, report_of, sign

@@ -325,7 +325,7 @@ def test_an_empty_folder_is_found(dataset, tmp_path, name):
 
 
 def test_which_segments_are_replayed_depends_on_the_seed(dataset):
-    from packprep.verification.verify import _items
+    from packprep.verification import _items
 
     manifest = manifest_of(dataset)
 

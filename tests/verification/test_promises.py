@@ -10,10 +10,10 @@ from packprep.building.plan import open_plan
 from packprep.format.digests import digest_of
 from packprep.format.json_files import rejects_name, shard_name
 from packprep.randomness import segment_key, text_key
-from packprep.restoring.segments import stored_segments
+from packprep.restoring import stored_segments
+from packprep.verification import PROMISES
 from packprep.verification.arrays import check_arrays, check_layout
 from packprep.verification.faults import Faults
-from packprep.verification.verify import PROMISES
 from tests import made as builds
 from tests.golden.datasets import LAW3
 from tests.verification.damage import (

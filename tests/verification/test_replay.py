@@ -16,7 +16,7 @@ from packprep.building.plan import open_plan
 from packprep.errors import RecipeError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode, rejects_name
-from packprep.restoring.documents import replay_segments
+from packprep.restoring import replay_segments
 from packprep.tokenizer.engines import ENGINES
 from packprep.verification import verify_dataset
 from tests.made import Silent

@@ -1,4 +1,4 @@
-"""One self-contained HTML file of a dataset, for eyes and for showing around.
+"""One self-contained HTML file of a dataset, for eyes and for showing around: which rows it shows, what it says, and its file.
 
 ```
 manifest ─► totals, ledger, mix ───────────────┐
@@ -8,6 +8,391 @@ faults, from the verification that the caller made
 ```
 """
 
-from packprep.inspection.report.writing import check_file, shards_shown, write_report
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
-__all__ = ["check_file", "shards_shown", "write_report"]
+import numpy as np
+
+from packprep.building.plan import Plan, stored_plan
+from packprep.dataset.manifest import Manifest, first_rows, read_manifest
+from packprep.dataset.rows import segments_of
+from packprep.dataset.shard import shard_in
+from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
+from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, shard_name
+from packprep.inspection.card import files_by_source, origin
+from packprep.inspection.opened import OpenedDataset, opened
+from packprep.inspection.report.figures import Figures
+from packprep.inspection.report.page import MOST_LINES, page
+from packprep.inspection.report.sample import row_anew, sample_rows
+from packprep.inspection.summary import describe_manifest, evenly
+from packprep.inspection.text import counted
+from packprep.sources.slices import UNREAD
+from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, is_url, local_copy
+
+MOST_SHARDS = 32
+"""Shards that a report verifies and looks at."""
+SHARDS_WITH_ROWS = 8
+"""Shards of these whose rows are shown."""
+MOST_SLOTS = 1 << 25
+"""Slots that are read for spans, noise and trained shares, but for a row of each shard."""
+
+MOST_FILES = 100_000
+"""Files of a source that are asked for their day."""
+EPOCH = 1
+"""In which a row is shown beside the stored one."""
+
+
+def check_file(html: str | os.PathLike) -> None:
+    """ArgumentError unless a file can be written there; before work that would be in vain."""
+    path = Path(html)
+    if path.is_dir():
+        raise ArgumentError(f"--html {html}: is a folder; give the name of a file in it, as in {path / 'report.html'}")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"--html {html}: there is no folder {path.parent}; make it, or choose another place")
+    if path.exists() and not path.is_file():
+        raise ArgumentError(f"--html {html}: is no regular file; choose another place")
+    if path.exists() and not _is_html(path):
+        raise ArgumentError(
+            f"--html {html}: a file is there that is no HTML, and is not overwritten; choose another place"
+        )
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ArgumentError(f"--html {html}: the folder {path.parent} cannot be written; choose another place")
+
+
+def _is_html(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(256).lstrip().lower().startswith((b"<!doctype html", b"<html"))
+
+
+def shards_shown(directory: str | os.PathLike | Folder) -> Sequence[int]:
+    """The shards that a report of this dataset looks at, ascending: those to verify. DatasetError where there is no manifest."""
+    with local_copy(folder_at(directory)) as local:
+        local.fetch(MANIFEST_NAME)
+        return evenly(len(read_manifest(local.folder)["shards"]), MOST_SHARDS)
+
+
+def write_report(
+    directory: str | os.PathLike | Folder,
+    html: str | os.PathLike,
+    moved: Mapping[str, str],
+    verification: Mapping[str, Any] | PackprepError,
+    promises: Mapping[str, str],
+    from_plan: bool = False,
+) -> dict[str, Any]:
+    """Write the report of a published dataset. The same dataset and verification give the same bytes.
+
+    verification: what `verify_dataset` gave for `shards_shown`, without replay, or the error that kept it from looking;
+    promises: promise → what it says. moved, from_plan: as in `describe_row`.
+    Gives {html, bytes, directory, rows, shown_rows, shards, looked_at: shards, faults: count, None where it was not verified}.
+    Raises DatasetError without a manifest, ArgumentError and BuildError where the file cannot be written.
+    """
+    check_file(html)
+    with local_copy(folder_at(directory)) as local:
+        local.fetch(MANIFEST_NAME, PLAN_NAME)
+        manifest = read_manifest(local.folder)
+        data, says = _page(local, manifest, moved, from_plan, verification, promises)
+    path = Path(html)
+    LocalFolder(path.parent).write(path.name, [data])
+    return {"html": str(html), "bytes": len(data), "directory": str(local.out), **says}
+
+
+def _page(
+    local: LocalCopy,
+    manifest: Manifest,
+    moved: Mapping[str, str],
+    from_plan: bool,
+    verification: Mapping[str, Any] | PackprepError,
+    promises: Mapping[str, str],
+) -> tuple[bytes, dict[str, Any]]:
+    shards = len(manifest["shards"])
+    notes: list[str] = []
+    totals = None
+    try:
+        totals = describe_manifest(str(local.out), manifest)
+    except DatasetError as error:
+        notes.append(f"The ledger cannot be shown: {error}")
+    looked = list(evenly(shards, MOST_SHARDS))
+    sound = _sound(verification, looked)
+    with _opened(local, moved, from_plan) as data:
+        figures, rows = _figures(local, manifest, data.plan if isinstance(data, OpenedDataset) else data, sound, notes)
+        if len(sound) < len(looked):
+            why = "is left out of the figures: it has faults, or was not verified."
+            notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
+        described, first = _rows(manifest, data, looked, sound, rows, notes)
+        anew = _anew(data, described, first, sound, notes)
+        made, newest = _made(local, manifest, data, notes)
+    total = first_rows(manifest)[-1]
+    shown = {
+        "rows": described,
+        "first": first,
+        "anew": anew,
+        "length": manifest["seq_length"],
+        "total": total,
+        "tasks": [task["name"] for task in manifest["tasks"]],
+    }
+    says = {"rows": total, "shown_rows": len(described), "shards": shards, "looked_at": len(sound)}
+    faults = None if isinstance(verification, PackprepError) else verification["faults"]
+    written = page(
+        str(local.out),
+        totals,
+        manifest["recipe"],
+        figures,
+        _verdict(verification, promises, looked, shards),
+        notes,
+        shown,
+        _looked_at(figures, shards, total),
+        _sample_says(described, total),
+        ""
+        if anew is None
+        else f"Row {first:,} as it is stored, and as a loader with redraw gives it in epoch {EPOCH}.",
+        made,
+        newest,
+    )
+    return written, {**says, "faults": faults}
+
+
+@contextmanager
+def _opened(local: LocalCopy, moved: Mapping[str, str], from_plan: bool) -> Iterator[OpenedDataset | PackprepError]:
+    """The dataset, or why its rows cannot be shown."""
+    with ExitStack() as stack:
+        data: OpenedDataset | PackprepError
+        try:
+            data = stack.enter_context(opened(local.out, moved, from_plan))
+        except (DatasetError, PlanError, VocabularyError) as error:
+            data = error
+        yield data
+
+
+def _made(
+    local: LocalCopy, manifest: Manifest, data: OpenedDataset | PackprepError, notes: list[str]
+) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """(what the dataset was made from, or None; source → the day of its newest file, or why it is not known)."""
+    plan: Mapping[str, Any] | None = None
+    try:
+        plan = stored_plan(local.folder)
+    except PlanError as error:
+        notes.append(f"The files that it was made from cannot be shown: {error}")
+    prefixes = data.prefixes if isinstance(data, OpenedDataset) else None
+    newest = {source["name"]: "unknown: not read" for source in manifest["sources"]}
+    if plan and prefixes:
+        for prefix, (source, files) in zip(prefixes, files_by_source(plan), strict=True):
+            if prefix != UNREAD:
+                newest[source["name"]] = _newest(prefix, [file["name"] for file in files])
+    try:
+        return origin(manifest, plan), newest
+    except DatasetError as error:
+        notes.append(f"What it was made from cannot be shown: {error}")
+        return None, newest
+
+
+def _newest(prefix: str, names: Sequence[str]) -> str:
+    if is_url(prefix) or len(names) > MOST_FILES:
+        return f"unknown: {'at a URL' if is_url(prefix) else 'too many'}"
+    try:
+        newest = max(os.stat(os.path.join(prefix, name)).st_mtime for name in names)
+    except OSError as error:
+        return f"unknown: {error.strerror}"
+    return datetime.fromtimestamp(newest, UTC).date().isoformat()
+
+
+def _sound(verification: Mapping[str, Any] | PackprepError, looked: Sequence[int]) -> list[int]:
+    """The shards that were verified and have no fault."""
+    if isinstance(verification, PackprepError) or verification["shards"] != len(looked):
+        return []
+    faulty = {fault["file"] for fault in verification["listed"]}
+    return [b for b in looked if shard_name(b) not in faulty]
+
+
+Rows = tuple[list[Mapping[int, Sequence[int]]], int]
+"""(task → rows that have it, of each shard; the row with the most tasks, −1 for none)."""
+
+
+def _figures(
+    local: LocalCopy, manifest: Manifest, plan: Plan | PackprepError, sound: Sequence[int], notes: list[str]
+) -> tuple[Figures | None, Rows]:
+    """(figures, None where nothing can be inverted; which rows have which tasks)."""
+    by_task: list[Mapping[int, Sequence[int]]] = []
+    figures = None if isinstance(plan, PackprepError) else Figures(manifest, plan)
+    best, most, begins = -1, 0, first_rows(manifest)
+    for b in sound:
+        with local.fetched(shard_name(b)):
+            try:
+                shard = shard_in(local.folder, manifest, b)
+                if figures is not None:
+                    figures.add(shard, MOST_SLOTS // len(sound))
+                if shard.segments and b in _with_rows(sound):
+                    found = segments_of(shard, manifest)
+                    tasks, row, count = rows_with_tasks(found.row, found.task, begins[b])
+                    by_task.append(tasks)
+                    best, most = (row, count) if count > most else (best, most)
+            except DatasetError as error:
+                notes.append(f"A shard changed since it was verified: {local.named(str(error))}")
+    return figures, (by_task, best)
+
+
+def _with_rows(looked: Sequence[int]) -> list[int]:
+    return [looked[i] for i in evenly(len(looked), SHARDS_WITH_ROWS)]
+
+
+def _rows(
+    manifest: Manifest,
+    data: OpenedDataset | PackprepError,
+    looked: Sequence[int],
+    sound: Sequence[int],
+    found: Rows,
+    notes: list[str],
+) -> tuple[list[dict[str, Any]], int]:
+    """(the rows to show, which of them first)."""
+    by_task, best = found
+    begins = first_rows(manifest)
+    shown = sorted({*_with_rows(sound), *_with_rows([b for b in looked if b not in sound])})
+    chosen = chosen_rows([range(begins[b], begins[b + 1]) for b in shown], by_task, best, manifest["seq_length"])
+    if not chosen:
+        return [], 0
+    try:
+        if isinstance(data, PackprepError):
+            raise data
+        return sample_rows(data, chosen, frozenset(sound)), best if best >= 0 else chosen[0]
+    except (DatasetError, PlanError, VocabularyError) as error:
+        notes.append(f"No row can be shown: {error}")
+        return [], 0
+
+
+def _anew(
+    data: OpenedDataset | PackprepError,
+    rows: Sequence[dict[str, Any]],
+    first: int,
+    sound: Sequence[int],
+    notes: list[str],
+) -> dict[str, Any] | None:
+    """The row that is shown first in epoch EPOCH, if its shard has no fault and chance gives another row there."""
+    for shown in rows:
+        if shown["row"] == first and isinstance(data, OpenedDataset) and data.location(first)[0] in sound:
+            try:
+                return None if "unreadable" in shown else row_anew(data, shown, EPOCH)
+            except DatasetError as error:
+                notes.append(f"No row can be drawn anew: {data.local.named(str(error))}")
+    return None
+
+
+def _verdict(
+    verification: Mapping[str, Any] | PackprepError, promises: Mapping[str, str], looked: Sequence[int], shards: int
+) -> dict[str, Any]:
+    verdict: dict[str, Any] = {"kind": "bad", "sign": "✗", "faults": [], "more": "", "promises": []}
+    if isinstance(verification, PackprepError):
+        return {
+            **verdict,
+            "title": "Not verified",
+            "text": f"Nothing of this dataset could be verified: {verification}",
+        }
+    part = "All" if len(looked) == shards else f"{len(looked)} of {shards:,}"
+    which = f"{part} shards" if shards > 1 else "Its one shard"
+    counts = ", ".join(counted(verification[f"{what}s"], what) for what in ("row", "segment", "token"))
+    did = (
+        f"{which} recomputed ({counts}), and all files of the dataset's own. Of the sources at most the segments shown below "
+        "were read again: packprep verify --replay does that for all."
+    )
+    if len(looked) < shards:
+        did += " The other shards were not looked at: packprep verify looks at all."
+    if not verification["faults"]:
+        return {**verdict, "kind": "good", "sign": "✓", "title": "Every promise holds", "text": did}
+    if not verification["shards"] and shards:
+        did = "No shard was looked at: without a sound plan and tokenizer nothing can be recomputed."
+    faults = [
+        {
+            "promise": fault["promise"],
+            "says": promises[fault["promise"]],
+            "file": fault["file"],
+            "row": "" if fault["row"] is None else f"{fault['row']:,}",
+            "slot": "" if fault["slot"] is None else f"{fault['slot']:,}",
+            "message": fault["message"] + ("" if fault["value"] is None else f" (value {fault['value']})"),
+        }
+        for fault in verification["listed"][:MOST_LINES]
+    ]
+    left = verification["faults"] - len(faults)
+    named = dict.fromkeys(fault["promise"] for fault in verification["listed"])
+    return {
+        **verdict,
+        "title": counted(verification["faults"], "fault"),
+        "text": did,
+        "faults": faults,
+        "more": f"… and {counted(left, 'more fault')}; packprep verify lists them." if left else "",
+        "promises": [(promise, promises[promise]) for promise in sorted(named, key=lambda name: int(name[1:]))],
+    }
+
+
+def _looked_at(figures: Figures | None, shards: int, total: int) -> str:
+    looked, rows, slot_rows = (0, 0, 0) if figures is None else (figures.shards, figures.rows, figures.slot_rows)
+    text = "Of all rows."
+    if looked < shards:
+        text = f"Of {rows:,} of {counted(total, 'row')}, in {looked} of {shards:,} shards."
+    if slot_rows < rows:
+        text += f" Spans and noise are of the first rows of each, {slot_rows:,} together."
+    return text
+
+
+def _sample_says(rows: Sequence[Mapping[str, Any]], total: int) -> str:
+    if not rows:
+        return "There is no row to show."
+    if len(rows) == total:
+        part = "All rows, as a model reads them."
+    else:
+        part = (
+            f"{len(rows)} of {counted(total, 'row')}, as a model reads them: at even places, and some with each task."
+        )
+    return f"{part} Each segment, what is trained in it, and what it was before. The arrow keys page."
+
+
+MOST_ROWS, FEWEST_ROWS = 48, 8
+MOST_SHOWN_SLOTS = 1 << 18
+"""Slots that the rows of a report have together, but for FEWEST_ROWS."""
+ROWS_OF_A_TASK = 4
+
+
+def rows_with_tasks(row: np.ndarray, task: np.ndarray, first: int) -> tuple[dict[int, list[int]], int, int]:
+    """(task → some rows that have it, at even places; the first row with the most tasks, its number of them).
+
+    row, task: int64[segments] of a shard that has some; first: the number of its first row in the dataset.
+    """
+    by_task, pairs = {}, np.unique(np.stack((task, row), axis=1), axis=0)
+    for t in np.unique(task).tolist():
+        rows = pairs[pairs[:, 0] == t, 1]
+        by_task[t] = (rows[evenly(len(rows), ROWS_OF_A_TASK)] + first).tolist()
+    counts = np.bincount(pairs[:, 1])
+    return by_task, int(counts.argmax()) + first, int(counts.max())
+
+
+def chosen_rows(
+    rows: Sequence[range], by_task: Sequence[Mapping[int, Sequence[int]]], best: int, length: int
+) -> list[int]:
+    """The rows to show, ascending. rows: of each shard that is looked at; by_task: as `rows_with_tasks` gives, of each shard.
+
+    best: a row that is shown in any case; −1: none. length: slots of a row. Each task gets a row first, however many there
+    are; what is left is shared by even places and by tasks with few rows.
+    """
+    most = max(min(MOST_ROWS, MOST_SHOWN_SLOTS // length), FEWEST_ROWS)
+    every = np.concatenate([np.array(of_shard, np.int64) for of_shard in rows]) if rows else np.zeros(0, np.int64)
+    chosen = {best} if best >= 0 else set()
+    found: dict[int, list[int]] = {}
+    for of_shard in by_task:
+        for t, with_task in of_shard.items():
+            found.setdefault(t, []).extend(with_task)
+    candidates = {
+        t: [with_task[i] for i in evenly(len(with_task), ROWS_OF_A_TASK)] for t, with_task in sorted(found.items())
+    }
+    for with_task in candidates.values():
+        if not chosen.intersection(with_task):
+            chosen.add(with_task[0])
+    chosen.update(every[evenly(len(every), max(most // 2, 1))].tolist()[: max(most - len(chosen), 0)])
+    for turn in range(ROWS_OF_A_TASK):
+        for with_task in candidates.values():
+            if turn < len(with_task) and len(chosen) < most:
+                chosen.add(with_task[turn])
+    for row in every[evenly(len(every), most)].tolist():
+        if len(chosen) < most:
+            chosen.add(row)
+    return sorted(chosen)

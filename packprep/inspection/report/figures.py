@@ -26,7 +26,7 @@ from packprep.dataset.noise import LAWS
 from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard
 from packprep.objectives.objective import Task
-from packprep.restoring.segments import restore, slots_of_tokens, stored_segments
+from packprep.restoring import restore, slots_of_tokens, stored_segments
 
 CHUNK_SLOTS = 1 << 22
 """Slots that are looked at in one go."""

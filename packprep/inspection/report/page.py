@@ -14,10 +14,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from packprep.building.progress import visible
 from packprep.inspection.card import versions
 from packprep.inspection.report.figures import Figures, charts_of, meter, stack
 from packprep.inspection.text import clipped, counted, size_of
+from packprep.messages import visible
 
 MOST_LINES = 200
 """Lines of a table: faults, tasks, sources."""

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
-from packprep.building.progress import visible
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Row
@@ -25,7 +24,8 @@ from packprep.format.json_files import shard_name
 from packprep.inspection.opened import OpenedDataset
 from packprep.inspection.row import row_with
 from packprep.inspection.text import BYTES, SPECIAL, clipped
-from packprep.restoring.segments import restore, slots_of_tokens, stored_segments
+from packprep.messages import visible
+from packprep.restoring import restore, slots_of_tokens, stored_segments
 from packprep.sources.formats import PIECE_BYTES, position_of
 from packprep.sources.slices import UNREAD
 

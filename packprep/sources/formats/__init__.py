@@ -85,6 +85,9 @@ class FormatModule(Protocol):
     def bytes_per_token(self, part: Slice, text_key: str) -> float | None:
         """The bytes that pieces hold for a token; None where that cannot be told. Of formats of tokens alone."""
 
+    def numbers(self, part: Slice, decoders: Decoders) -> range:
+        """The numbers in their file of the documents of a slice's piece. Of formats of numbered documents alone."""
+
     def pieces_at(self, path: str, size: int, positions: np.ndarray) -> np.ndarray:
         """int64[k], ascending: which pieces hold the documents at `positions: int64[n]`. Of indexed formats alone."""
 
@@ -147,8 +150,8 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 def formats_asked() -> list[str]:
-    """What a recipe's `format` may be."""
-    return list(dict.fromkeys(("auto", *(format.asked or format.name for format in FORMATS.values()))))
+    """What a recipe's `format` may be: of files, or "store" for a token store, which is no file's."""
+    return list(dict.fromkeys(("auto", *(format.asked or format.name for format in FORMATS.values()), "store")))
 
 
 def check_format(format: str, source: int) -> None:

@@ -81,6 +81,14 @@ def read(
             yield from batch.take()
 
 
+def numbers(part: Slice, decoders: Decoders) -> range:
+    """The rows of a slice's record batch."""
+    with _opened(part.path, part.size) as file:
+        index = decoders.fact(part.path, lambda: _index(file, part.size))
+        first = sum(index.rows[: part.piece])
+        return range(first, first + index.rows[part.piece])
+
+
 def bytes_per_token(part: Slice, text_key: str) -> float | None:
     """The bytes that a part's record batch takes for each id of its column of tokens; None if it has no id."""
     with _opened(part.path, part.size) as file:

@@ -5,6 +5,7 @@ they are fed belongs to step s. So which step a decompressed byte belongs to dep
 not on where a reader began: decoding always begins at the file's start.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -98,8 +99,11 @@ class Zstd:
 _DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {"gzip": Gzip, "zstd": Zstd}
 
 
-def decompressed(path: str, size: int, compression: str, step_bytes: int) -> Iterator[Block]:
-    """The decompressed blocks of a file, labelled with their steps; each step begins with an empty block.
+def decompressed(
+    path: str, size: int, compression: str, step_bytes: int, begins: array | None = None
+) -> Iterator[Block]:
+    """The decompressed blocks of a file, labelled with their steps; each step begins with an empty block. begins: gets the
+    position in the stream at which each step begins.
 
     Raises SourceError for a file that is missing, changed, corrupt or truncated.
     """
@@ -108,6 +112,8 @@ def decompressed(path: str, size: int, compression: str, step_bytes: int) -> Ite
     with open_source(path, size) as file:
         for offset in range(0, size, step_bytes):
             step = offset // step_bytes
+            if begins is not None:
+                begins.append(position)
             yield Block(step, position, b"")
             step_end = min(offset + step_bytes, size)
             while offset < step_end:
@@ -162,6 +168,7 @@ class Cursor:
     at_line_start: bool = True  # whether the next byte begins a line; if not, that line is nobody's any more
     next_label: int = 0  # lines of earlier labels are gone
     seen: np.ndarray | None = None  # what a Choice saw of them, which alone takes this cursor
+    begins: array = field(default_factory=lambda: array("q"))  # of the steps so far
 
     def next(self, begin: int, end: int) -> Block | None:
         """The next block; one with begin ≤ label < end together with those after it, to about AT_ONCE_BYTES. None at the end."""
@@ -186,6 +193,8 @@ class Decoders:
     """
 
     capacity: int = 8
+    step_begins: array = field(default_factory=lambda: array("q"))
+    """Of the stream that was taken last: the position at which each of its steps begins, as far as it was read."""
     _cursors: OrderedDict[Hashable, Cursor] = field(default_factory=OrderedDict)
     _facts: OrderedDict[Hashable, object] = field(default_factory=OrderedDict)
 
@@ -197,7 +206,9 @@ class Decoders:
         key = (*_identity(path), compression, step_bytes, choice)
         cursor = self._cursors.pop(key, None)
         if cursor is None or cursor.next_label > step:
-            return Cursor(decompressed(path, size, compression, step_bytes), key)
+            begins = array("q")
+            cursor = Cursor(decompressed(path, size, compression, step_bytes, begins), key, begins=begins)
+        self.step_begins = cursor.begins
         return cursor
 
     def give_back(self, cursor: Cursor) -> None:

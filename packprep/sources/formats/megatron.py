@@ -99,6 +99,15 @@ def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
     return found[found < runs]
 
 
+def numbers(part: Slice, decoders: Decoders) -> range:
+    """The documents of a slice's run."""
+    with _opened(part.path, part.size) as (index_file, ids_file):
+        path = index_path(part.path)
+        index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
+        runs = _runs(index, part.size, part.piece_bytes)
+        return range(part.piece * index.documents // runs, (part.piece + 1) * index.documents // runs)
+
+
 def _runs(index: Index, size: int, piece_bytes: int) -> int:
     return min(index.documents, -(-size // piece_bytes))
 

@@ -98,6 +98,14 @@ def read(
         yield from batch.take()
 
 
+def numbers(part: Slice, decoders: Decoders) -> range:
+    """The rows of a slice's row group."""
+    with _opened(part.path, part.size) as (_, file):
+        groups = _groups(file, part.piece + 1)
+        first = sum(group.num_rows for group in groups[:-1])
+        return range(first, first + groups[-1].num_rows)
+
+
 def _groups(file: pq.ParquetFile, count: int) -> list[pq.RowGroupMetaData]:
     """The first `count` row groups of a footer whose numbers of rows can be."""
     groups = [file.metadata.row_group(i) for i in range(count)]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packprep.errors import SourceError
-from packprep.format.opening import LFS_POINTER, open_file
+from packprep.format import LFS_POINTER, open_file
 from packprep.recipe import as_toml
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import (

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.building.progress import visible
 from packprep.inspection.opened import opened
 from packprep.inspection.report import sample
 from packprep.inspection.report.sample import CORRUPTED, IS_SPECIAL, TRAINED, row_anew, sample_rows
+from packprep.messages import visible
 from tests import made
 
 

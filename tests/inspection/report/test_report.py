@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from packprep.dataset.manifest import read_manifest
 from packprep.errors import ArgumentError, DatasetError, PlanError
 from packprep.format.json_files import encode
-from packprep.inspection.report import check_file, shards_shown, write_report
-from packprep.inspection.report import writing as module
+from packprep.inspection import report as module
+from packprep.inspection.report import (
+    FEWEST_ROWS,
+    MOST_ROWS,
+    check_file,
+    chosen_rows,
+    rows_with_tasks,
+    shards_shown,
+    write_report,
+)
 from packprep.inspection.report.page import as_data
-from packprep.inspection.report.writing import FEWEST_ROWS, MOST_ROWS, chosen_rows, rows_with_tasks
 from packprep.inspection.summary import evenly
 from packprep.storage import Remote
 from packprep.verification import PROMISES

@@ -1,0 +1,447 @@
+"""A token store: the documents of a recipe's sources as tokens, on disk, in the files' order; datasets are built from it.
+
+It has the files that a dataset has, and `kind = "store"` in plan.json and dataset.json. Its plan is that of its sources, each
+document once. A slice of a file finds here what it would find in the file:
+
+    slice of a piece ─► the shards that hold the piece ─► documents whose unit lies in the slice, each as it was read
+
+A unit is a byte of a line file, a step of a compressed one, a row. Shards are safetensors files of these arrays, D documents
+of which S are supervised and R rejected, in K parts of pieces:
+
+    tokens              u16 or u32 [tokens]
+    document_offsets    i64 [D + 1]    where each document begins in `tokens`
+    position            i64 [D]        as in a dataset's segment_doc
+    part_offsets        i64 [K + 1]    which documents a part holds
+    part_units          i64 [K]        units of the whole piece
+    reject_offsets      i64 [R + 1]    where each reject's "reason detail" begins in `reject_text`
+    span_offsets, cut_offsets          i64 [S + 1], and system i64 [S], spans i64 [k, 2], turns i64 [k, 2], cuts i64 [c],
+                                       weights f32 [k], eos_weight f32 [S]: as `supervision.Trained`
+    unit, size, text_bytes             u32 [D]; size: what a fraction of a source goes by
+    part_file, part_piece              u32 [K]: the plan's file, and which of its pieces
+    supervised, rejected               u32 [S], u32 [R]: numbers of documents
+    reject_text, ranks                 u8
+"""
+
+import mmap
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from packprep.clock import Clock
+from packprep.dataset.shard import Places, encoded, places_in
+from packprep.documents.calibration import Estimates
+from packprep.documents.reading import ReadDocuments, Rejected, tokenized
+from packprep.documents.supervision import Trained
+from packprep.errors import DatasetError, SourceError
+from packprep.format.json_files import shard_name
+from packprep.sources.formats import FORMATS, PIECE_BYTES, Choice, Decoders, Keep, Reject, Slice, position_of
+from packprep.sources.slices import PlannedSource
+from packprep.storage import Folder, LocalFolder, Remote
+from packprep.tokenizer.encoding import TEXT_REASONS, Tokens
+from packprep.tokenizer.file import texts_of_ids
+from packprep.tokenizer.roles import Vocabulary
+
+STORE = "store"
+PREFIX = "store:"
+"""What the prefix of a source begins with that lies in a token store; the store's path or URL follows."""
+STEP_BYTES = 1 << 14
+"""Of compressed files: the steps of all datasets are whole numbers of these."""
+METADATA = {"format": "packprep", "kind": STORE, "version": "1"}
+
+_TYPES = {
+    **dict.fromkeys(("document_offsets", "position", "part_offsets", "part_units", "reject_offsets"), "<i8"),
+    **dict.fromkeys(("span_offsets", "cut_offsets", "spans", "turns", "cuts", "system"), "<i8"),
+    **dict.fromkeys(("weights", "eos_weight"), "<f4"),
+    **dict.fromkeys(
+        ("unit", "size", "text_bytes", "part_file", "part_piece", "supervised", "rejected", "tokens"), "<u4"
+    ),
+    **dict.fromkeys(("reject_text", "ranks"), "u1"),
+}
+_PAIRS = ("spans", "turns")
+_OF_TRAINED = ("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight")
+
+
+class _Noted(Choice):
+    """Takes every document, and notes the size by which a fraction would be taken."""
+
+    def __init__(self) -> None:
+        super().__init__(np.uint64(0), 0)
+        self.positions: list[np.ndarray] = []
+        self.sizes: list[np.ndarray] = []
+
+    def __call__(self, file: int, positions: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        self.positions.append(np.array(positions, np.int64))
+        self.sizes.append(np.array(sizes, np.int64))
+        return np.ones(len(positions), np.bool_)
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """The sizes of documents, int64[n]."""
+        known, sizes = (np.concatenate([np.zeros(0, np.int64), *of]) for of in (self.positions, self.sizes))
+        order = np.argsort(known, kind="stable")
+        return sizes[order[np.searchsorted(known[order], positions)]]
+
+
+class StoreShard(NamedTuple):
+    """A shard of a store before it is written."""
+
+    arrays: dict[str, np.ndarray]
+    rejected: Rejected
+    text_digests: dict[str, str]  # source → xxh3-128 of the text bytes that were read
+    ledger: dict[str, Any]
+
+
+@dataclass
+class _Columns:
+    """What one shard's documents come to, part by part."""
+
+    of: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    documents: int = 0
+
+    def add(self, **columns: Any) -> None:
+        for name, values in columns.items():
+            self.of.setdefault(name, []).append(np.asarray(values))
+
+    def array(self, name: str) -> np.ndarray:
+        kind = np.dtype(_TYPES[name])
+        empty = np.zeros((0, 2) if name in _PAIRS else 0, kind)
+        values = np.concatenate([empty, *(part.astype(kind, copy=False) for part in self.of.get(name, ()))])
+        return np.concatenate((np.zeros(1, kind), np.cumsum(values))) if name.endswith("_offsets") else values
+
+
+def stored(
+    plan: Any,
+    slices: Iterator[tuple[PlannedSource, Slice]],
+    decoders: Decoders,
+    progress: Callable[[int, int, int, int], None] | None,
+    clock: Clock,
+) -> StoreShard:
+    """A shard of a store: what lies in its slices. plan: a `building.plan.Plan` of a store."""
+    columns, rejected, names = _Columns(), Rejected(), [source.name for source in plan.sources]
+    digests = {name: xxhash.xxh3_128() for name in names}
+    counts = {name: dict.fromkeys(("read", "tokens"), 0) for name in names}
+    for source, part in slices:
+        noted, first = _Noted(), columns.documents
+        reads: list[ReadDocuments] = []
+        for read in tokenized(
+            plan.recipe.documents, source, part, noted, plan.engine, plan.vocabulary, decoders,
+            plan.stored["chat_template"], clock, digests[source.name],
+        ):  # fmt: skip
+            reads.append(read)
+            if progress:
+                turned_away, many = (
+                    len(read.rejects) + len(read.tokens.rejected),
+                    len(read.positions) + len(read.rejects),
+                )
+                progress(many, int(read.text_bytes.sum()), len(read.tokens.ids), turned_away)
+        _add_part(columns, part, reads, noted, decoders)
+        for i, reason, detail in _rejects_of(reads):
+            rejected.add(source, 0, part.file, i, reason, detail)
+        own = counts[source.name]
+        own["read"] += columns.documents - first
+        own["tokens"] += sum(len(read.tokens.ids) for read in reads)
+    arrays = {name: columns.array(name) for name in _TYPES}
+    if plan.token_dtype == np.uint16:
+        arrays["tokens"] = arrays["tokens"].astype("<u2")
+    return StoreShard(
+        arrays,
+        rejected,
+        {name: digest.hexdigest() for name, digest in digests.items()},
+        _ledger(plan, counts, rejected),
+    )
+
+
+def _add_part(
+    columns: _Columns, part: Slice, reads: Sequence[ReadDocuments], noted: _Noted, decoders: Decoders
+) -> None:
+    """Add what was read of a slice: rejected documents stand among the others, at their places, with no tokens."""
+    rejects = _rejects_of(reads)
+    turned_away = [position for read in reads for position in read.positions[[i for i, *_ in read.tokens.rejected]]]
+    without = np.array(sorted({position for position, *_ in rejects}.difference(turned_away)), np.int64)
+    position = np.concatenate([*(read.positions for read in reads), without])
+    lengths = np.concatenate([*(np.diff(read.tokens.offsets) for read in reads), np.zeros(len(without), np.int64)])
+    text_bytes = np.concatenate([*(read.text_bytes for read in reads), np.zeros(len(without), np.int64)])
+    order = np.argsort(position, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order)) + columns.documents
+    unit, units = _units(part, position[order], decoders)
+    at = 0
+    for read in reads:
+        for i in sorted(read.trained):
+            own = read.trained[i]
+            columns.add(supervised=[place[at + i]], span_offsets=[len(own.spans)], cut_offsets=[len(own.cuts)])
+            columns.add(**{name: np.atleast_1d(getattr(own, name)) for name in _OF_TRAINED})
+        at += len(read.positions)
+    texts = [f"{reason} {detail}".encode() for _, reason, detail in rejects]
+    numbers = place[order][np.searchsorted(position[order], [position for position, *_ in rejects])]
+    columns.add(rejected=numbers, reject_offsets=[len(text) for text in texts])
+    columns.add(reject_text=np.frombuffer(b"".join(texts), np.uint8))
+    columns.add(document_offsets=lengths[order], position=position[order], unit=unit)
+    columns.add(size=noted.at(position[order]), text_bytes=text_bytes[order])
+    columns.add(part_file=[part.file], part_piece=[part.piece], part_offsets=[len(order)], part_units=[units])
+    columns.of.setdefault("tokens", []).extend(read.tokens.ids.view(np.uint32) for read in reads)
+    columns.documents += len(order)
+
+
+def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
+    """(position, reason, detail) of what is rejected of a slice, by position."""
+    found = [(reject.position, reject.reason, reject.detail) for read in reads for reject in read.rejects]
+    found += [(int(read.positions[i]), reason, detail) for read in reads for i, reason, detail in read.tokens.rejected]
+    return sorted(found)
+
+
+def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
+    """(int64[n]: the unit of a slice's piece in which each document begins, how many the piece has)."""
+    how = position_of(part.format, part.compression)
+    if how == "whole":
+        return np.zeros(len(positions), np.int64), 1
+    if how == "byte":
+        first = part.piece * PIECE_BYTES
+        return positions - first, min(PIECE_BYTES, part.size - first)
+    if how == "stream":
+        begins = np.array(decoders.step_begins, np.int64)
+        return np.searchsorted(begins, positions, "right") - 1, -(-part.size // STEP_BYTES)
+    numbers = FORMATS[part.format].module.numbers(part, decoders)
+    return positions - numbers.start, len(numbers)
+
+
+def _ledger(plan: Any, counts: Mapping[str, Mapping[str, int]], rejected: Rejected) -> dict[str, Any]:
+    """The ledger of one shard of a store, in the form of a dataset's: its slots are its tokens, in no row."""
+    sources = {}
+    for name, own in counts.items():
+        reasons, tokens = rejected.counts(name), own["tokens"]
+        sources[name] = {
+            "documents": {"read": own["read"], "used": own["read"] - sum(reasons.values()), "rejected": reasons},
+            "tokens": {"read": tokens, "used": tokens, "truncated": 0, "dropped": {}},
+            "slots": {
+                "total": tokens,
+                "used": tokens,
+                "added": dict.fromkeys(("bos", "mode", "sentinel", "fim", "eos", "copy"), 0),
+                "padding": 0,
+            },
+            "segments": 0,
+        }
+    return {
+        "sources": sources,
+        "tasks": {task.name: {"segments": 0, "tokens": 0, "slots": 0} for task in plan.tasks},
+        "rows": 0,
+        "row_slots": sum(own["tokens"] for own in counts.values()),
+        "row_padding": 0,
+        "last_rows": 0,
+        "last_row_padding": 0,
+    }
+
+
+def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
+    """The bytes of a store's shard as buffers, `_TYPES`' arrays in its order."""
+    return encoded({name: arrays[name] for name in _TYPES}, METADATA)
+
+
+def open_arrays(data: Any, where: str) -> dict[str, np.ndarray]:
+    """name → array, views of the bytes of a store's shard. DatasetError where they are none."""
+    layout = _layout(data[:_HEAD_BYTES], len(data), where)
+    return {name: np.ndarray(shape, dtype, data, at) for name, (dtype, shape, at) in layout.items()}
+
+
+_HEAD_BYTES = 16 << 10
+"""Of a shard: more than its header takes."""
+
+
+def _layout(head: bytes, size: int, where: str) -> Places:
+    layout = places_in(head, size, where, METADATA, list(_TYPES))
+    for name, (dtype, shape, _) in layout.items():
+        good = dtype == _TYPES[name] or (name == "tokens" and dtype == np.uint16)
+        if not good or len(shape) != 1 + (name in _PAIRS):
+            raise DatasetError(f"{where}: array {name!r} has dtype {dtype} and shape {shape}: it is damaged")
+    return layout
+
+
+def estimates_as_json(estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+    """What a sample of a source told, as a store's plan keeps it; piece_bytes: of `Files`, as it noted them."""
+    columns = {name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")}
+    return {**asdict(estimates), **columns, "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()}}
+
+
+def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, Sequence[int]]]:
+    """`estimates_as_json` undone."""
+    own = {key: part for key, part in value.items() if key != "piece_bytes"}
+    for name, kind in (("lengths", np.int64), ("length_weights", np.float64), ("sizes", np.int64)):
+        own[name] = np.array(own[name], kind)
+    return Estimates(**own), {int(i): held for i, held in value["piece_bytes"].items()}
+
+
+class _Ranges:
+    """The tokens of a shard at a URL, which are read when they are asked for."""
+
+    def __init__(self, folder: Remote, name: str, at: int, dtype: np.dtype):
+        self._folder, self._name, self._at, self._dtype = folder, name, at, dtype
+
+    def __getitem__(self, which: slice) -> np.ndarray:
+        size = self._dtype.itemsize
+        if which.stop <= which.start:
+            return np.zeros(0, self._dtype)
+        data = self._folder.read(self._name, self._at + size * which.start, self._at + size * which.stop)
+        return np.frombuffer(data, self._dtype)
+
+
+class _OpenShard:
+    """A shard of a store at hand: mapped; of one at a URL all but the tokens, which are most of it."""
+
+    def __init__(self, folder: Folder, shard: int):
+        name = shard_name(shard)
+        where = folder.path_of(name)
+        try:
+            if isinstance(folder, Remote):
+                self.arrays: dict[str, Any] = _fetched(folder, name)
+            else:
+                assert isinstance(folder, LocalFolder)
+                with open(folder.path / name, "rb") as file:
+                    self.arrays = open_arrays(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), where)
+        except (OSError, ValueError, DatasetError) as error:
+            raise SourceError(f"{where}: cannot be read: {error}; put the token store back as it was") from None
+        keys = zip(self.arrays["part_file"].tolist(), self.arrays["part_piece"].tolist(), strict=True)
+        self.parts = {key: k for k, key in enumerate(keys)}
+
+
+def _fetched(folder: Remote, name: str) -> dict[str, Any]:
+    size = folder.size(name)
+    if size is None:
+        raise FileNotFoundError("there is no such object")
+    layout = _layout(folder.read(name, 0, _HEAD_BYTES), size, folder.path_of(name))
+    first, (tokens, (count,), at) = next(iter(layout.values()))[2], layout["tokens"]
+    end = at + tokens.itemsize * count
+    before, behind = folder.read(name, first, at), folder.read(name, end, size)
+    arrays: dict[str, Any] = {"tokens": _Ranges(folder, name, at, tokens)}
+    for key, (dtype, shape, begin) in layout.items():
+        if key != "tokens":
+            data, start = (before, first) if begin < at else (behind, end)
+            arrays[key] = np.ndarray(shape, dtype, data, begin - start)
+    return arrays
+
+
+def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
+    """(id, text) of its special tokens."""
+    return set(texts_of_ids(vocabulary.tokenizer_json, vocabulary.special_ids).items())
+
+
+class Store:
+    """The documents of a store's sources, by slices of the files that they were read from."""
+
+    def __init__(self, folder: Folder, plan: Any):
+        """plan: the store's, a `building.plan.Plan`."""
+        self.folder, self.plan = folder, plan
+        self._sources = {source.name: source for source in plan.sources}
+        self._most_open = 256 if isinstance(folder, LocalFolder) else 32  # which are in memory
+        self._specials: dict[str, tuple[np.ndarray, list[str]]] = {}  # by digest of a vocabulary
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def read(
+        self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
+    ) -> Iterator[ReadDocuments]:
+        """The documents of a slice of a dataset's source of this name, as they were read, those that are kept.
+
+        vocabulary: the dataset's. SourceError for a document of whose text something else may come by it.
+        """
+        own, i = self._sources[source.name], part.file - source.first_file
+        piece = own.pieces.of_file(i)[part.piece]
+        for shard in own.shards_of(np.array([piece]), self.plan.shards).tolist():
+            found = self._shard(shard)
+            k = found.parts.get((own.first_file + i, part.piece))
+            if k is None:
+                continue
+            arrays = found.arrays
+            first, end = arrays["part_offsets"][k : k + 2].tolist()
+            units, unit = int(arrays["part_units"][k]), arrays["unit"][first:end]
+            if position_of(part.format, part.compression) == "stream":
+                units, unit = -(-part.size // part.step_bytes), unit // (part.step_bytes // STEP_BYTES)
+            low, high = np.searchsorted(unit, part.range(units)).tolist()
+            positions, sizes = arrays["position"][first : first + high], arrays["size"][first : first + high]
+            if isinstance(keep, Choice):
+                wanted = keep(part.file, positions, sizes.astype(np.int64))[low:]
+            elif keep is None:
+                wanted = np.ones(high - low, np.bool_)
+            else:
+                wanted = np.asarray(keep(part.file, positions[low:]), np.bool_)
+            if wanted.any():
+                read = _documents(arrays, first + low, wanted, part.file)
+                self._refuse_special(read, vocabulary, part)
+                yield read
+
+    def _shard(self, number: int) -> _OpenShard:
+        if number not in self._open:
+            self._open[number] = _OpenShard(self.folder, number)
+            if len(self._open) > self._most_open:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return self._open[number]
+
+    def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, part: Slice) -> None:
+        """SourceError where a document depends on a token that is special in the dataset or in the store alone."""
+        here, texts = self._special(vocabulary)
+        if len(here) and len(read.tokens.ids) and int(read.tokens.ids.max()) >= here[0]:
+            places = np.flatnonzero(np.isin(read.tokens.ids, here))
+            if len(places):
+                i = int(np.searchsorted(read.tokens.offsets, places[0], "right")) - 1
+                raise self._depends(int(read.positions[i]), f"has token {int(read.tokens.ids[places[0]])}", part)
+        for reject in read.rejects if texts else ():
+            if reject.reason == TEXT_REASONS[0] and any(text in reject.detail for text in texts):
+                raise self._depends(reject.position, f"was rejected: {reject.detail}", part)
+
+    def _depends(self, position: int, what: str, part: Slice) -> SourceError:
+        return SourceError(
+            f"{self.folder}: the document at {position} of {part.path} {what}, which is special in one of store and recipe "
+            "alone: from its text something else may come. Make a store with this recipe's roles and tasks, or build from text"
+        )
+
+    def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
+        """(int64[k], ascending: the ids that are special in a vocabulary and not in the store's; the texts of the others)."""
+        if vocabulary.digest not in self._specials:
+            here, there = special_texts(vocabulary), special_texts(self.plan.vocabulary)
+            ids = np.array(sorted(id for id, _ in here - there), np.int64)
+            self._specials[vocabulary.digest] = ids, [text for _, text in there - here]
+        return self._specials[vocabulary.digest]
+
+
+def _documents(arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray, file: int) -> ReadDocuments:
+    """Documents of a shard from number `first` on, those that are wanted."""
+    end = first + len(wanted)
+    offsets = arrays["document_offsets"][first : end + 1]
+    begin, stop = np.searchsorted(arrays["rejected"], [first, end]).tolist()
+    rejected = arrays["rejected"][begin:stop].astype(np.int64) - first
+    positions, ids = arrays["position"][first:end], arrays["tokens"][int(offsets[0]) : int(offsets[-1])]
+    lengths, text_bytes = np.diff(offsets), arrays["text_bytes"][first:end].astype(np.int64)
+    rejects = []
+    for i, r in zip(rejected.tolist(), range(begin, stop), strict=True):
+        if wanted[i]:
+            at, to = arrays["reject_offsets"][r : r + 2].tolist()
+            reason, _, detail = arrays["reject_text"][at:to].tobytes().decode().partition(" ")
+            rejects.append(Reject(file, int(positions[i]), reason, detail))
+    if not wanted.all():
+        ids, text_bytes = ids[np.repeat(wanted, lengths)], text_bytes[wanted]
+    used = wanted.copy()
+    used[rejected] = False
+    number = np.cumsum(used) - 1
+    low, high = np.searchsorted(arrays["supervised"], [first, end]).tolist()
+    trained = {
+        int(number[d]): _trained(arrays, s)
+        for s, d in zip(
+            range(low, high), (arrays["supervised"][low:high].astype(np.int64) - first).tolist(), strict=True
+        )
+        if used[d]
+    }
+    kept = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[used])))
+    return ReadDocuments(positions[used], Tokens(ids, kept, []), trained, rejects, text_bytes)
+
+
+def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
+    spans, cuts = (slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets"))
+    return Trained(
+        arrays["spans"][spans], arrays["weights"][spans], arrays["turns"][spans], arrays["cuts"][cuts],
+        arrays["ranks"][cuts], int(arrays["system"][s]), float(arrays["eos_weight"][s]),
+    )  # fmt: skip

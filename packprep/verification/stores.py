@@ -1,0 +1,119 @@
+"""The promises of a token store's shard: its arrays are those of a store, hold what its ledger says, and are made so again."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packprep.building.commit import encode_rejects
+from packprep.building.plan import Plan
+from packprep.building.work import make_store_shard
+from packprep.documents.store import open_arrays
+from packprep.errors import DatasetError, SourceError
+from packprep.format import read_file
+from packprep.format.digests import digest_of
+from packprep.format.json_files import receipt_name, rejects_name, shard_name
+from packprep.sources.formats import Decoders
+from packprep.verification.faults import Faults
+
+
+def check_store_shard(
+    plan: Plan,
+    directory: Path,
+    number: int,
+    receipt: Mapping[str, Any] | None,
+    whole: bool,
+    decoders: Decoders,
+    faults: Faults,
+) -> tuple[int, dict[str, int] | None]:
+    """P3, P4, P8, P16, P21 of a shard of a store; with `whole` P17: made again from its sources, it is the same.
+
+    Gives (how many documents were made again, source → bytes of the text that was read for that).
+    """
+    file = shard_name(number)
+    try:
+        arrays = open_arrays(read_file(directory / file), file)
+    except (DatasetError, OSError) as error:
+        faults.add("P3", file, str(error))
+        return 0, None
+    if not _is_sound(plan, arrays, file, faults):
+        return 0, None
+    if receipt is not None:
+        _check_counts(plan, arrays, receipt, number, faults)
+    if not whole:
+        return 0, None
+    try:
+        made = make_store_shard(plan, number, decoders)
+    except SourceError as error:
+        faults.add("P17", file, f"cannot be made again: {error}")
+        return 0, None
+    before = {} if receipt is None else receipt["text_digests"]
+    changed = [name for name, digest in made.text_digests.items() if before.get(name, digest) != digest]
+    for name in changed:
+        faults.add("P17", file, f"source {name!r} changed since the store was made: its text has another digest")
+    if changed:
+        return 0, None
+    for name, again in made.arrays.items():
+        if not np.array_equal(arrays[name].view("u1"), again.view("u1")):
+            faults.add("P17", file, f"array {name!r} made again is another")
+    if receipt is not None:
+        if receipt["ledger"] != made.ledger:
+            faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
+        rejected = encode_rejects(made.rejected)
+        if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
+            faults.add("P17", rejects_name(number), "the rejects are not those of the shard made again")
+    return len(made.arrays["position"]), _text_bytes(plan, made.arrays)
+
+
+def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+    """P4, P8 and P21: whether offsets, numbers and ids are such that documents can be read by them."""
+    before, documents = faults.total, len(arrays["position"])
+    ends = {
+        "document_offsets": (documents, len(arrays["tokens"])),
+        "part_offsets": (len(arrays["part_file"]), documents),
+        "span_offsets": (len(arrays["supervised"]), len(arrays["spans"])),
+        "cut_offsets": (len(arrays["supervised"]), len(arrays["cuts"])),
+        "reject_offsets": (len(arrays["rejected"]), len(arrays["reject_text"])),
+    }
+    for name, (count, end) in ends.items():
+        offsets = arrays[name]
+        if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+            faults.add("P4", file, f"{name} does not rise from 0 to {end} in {count} steps")
+    for name in ("supervised", "rejected"):
+        if len(arrays[name]) and (
+            int(arrays[name].max()) >= documents or (np.diff(arrays[name].astype(np.int64)) <= 0).any()
+        ):
+            faults.add("P4", file, f"{name} are not numbers of documents, ascending")
+    if len(arrays["tokens"]) and int(arrays["tokens"].max()) >= plan.vocabulary.vocab_size:
+        faults.add("P8", file, f"a token is not below vocab_size {plan.vocabulary.vocab_size}")
+    if faults.total == before:
+        part = np.repeat(np.arange(len(arrays["part_file"])), np.diff(arrays["part_offsets"]))
+        same = part[1:] == part[:-1]
+        if (np.diff(arrays["position"])[same] <= 0).any():
+            faults.add("P21", file, "the documents of a part do not stand in the order of their file, each once")
+    return faults.total == before
+
+
+def _check_counts(
+    plan: Plan, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any], number: int, faults: Faults
+) -> None:
+    """P16: the ledger counts what the arrays hold."""
+    first = np.array([source.first_file for source in plan.sources], np.int64)
+    of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
+    source = np.repeat(of_part, np.diff(arrays["part_offsets"]))
+    tokens = np.bincount(source, np.diff(arrays["document_offsets"]), len(first)).astype(np.int64)
+    read = np.bincount(source, minlength=len(first))
+    for planned, has, documents in zip(plan.sources, tokens.tolist(), read.tolist(), strict=True):
+        said = receipt["ledger"]["sources"][planned.name]
+        if (said["tokens"]["used"], said["documents"]["read"]) != (has, documents):
+            message = f"source {planned.name}: the arrays hold {has} tokens of {documents} documents, and the ledger says others"
+            faults.add("P16", receipt_name(number), message)
+
+
+def _text_bytes(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    first = np.array([source.first_file for source in plan.sources], np.int64)
+    of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
+    source = np.repeat(of_part, np.diff(arrays["part_offsets"]))
+    sums = np.bincount(source, arrays["text_bytes"], len(first)).astype(np.int64).tolist()
+    return {planned.name: n for planned, n in zip(plan.sources, sums, strict=True)}

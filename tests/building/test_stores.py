@@ -1,0 +1,320 @@
+"""Token stores: a dataset of a store is the one that is built from the text, byte for byte, and nothing else is taken for one."""
+
+import json
+import shutil
+
+import pytest
+
+from packprep.building.plan import open_plan, open_store
+from packprep.building.stores import KEYS_OF_FILES
+from packprep.dataset.loader import open_dataset
+from packprep.documents import store as stores
+from packprep.documents.store import open_arrays
+from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError, SourceError
+from packprep.exporting.export import export_dataset
+from packprep.format.digests import digest_of, own_digest
+from packprep.format.json_files import encode
+from packprep.storage import Remote
+from packprep.verification import verify_dataset
+from tests import made
+from tests.documents.chats_made import CHATML
+from tests.tokenizer.tokenizers_made import gpt2_like, write
+
+TASKS = {
+    "causal": {"tasks": [{"objective": "causal"}]},
+    "ul2r": {"tasks": [{"preset": "ul2r"}], "seq_length": 256, "seed": 5},
+    "roll": {"tasks": [{"objective": "span_corruption", "random_roll": True, "noise_density": 0.2}]},
+    "llada": {"tasks": [{"objective": "masked_diffusion", "stratified": True}], "output": {"shard_text_bytes": 20_000}},
+    "concat": {"tasks": [{"objective": "causal"}], "packing": {"algorithm": "concat"}},
+    "short": {"documents": {"min_tokens": 150, "long": "truncate", "append_eos": False, "prepend_bos": True}},
+}
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    open_store.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A folder with files of all formats of texts, and in store/ the tokens of them; the sources, as a recipe has them."""
+    folder = tmp_path_factory.mktemp("stores")
+    sources = made.mixed_corpus(folder)
+    with (folder / "web" / "a.jsonl").open("ab") as file:
+        file.write(b'{"text": 5}\n\n{bad\n{"text": ""}\n')
+    made.build(recipe(sources), folder, folder / "store", is_store=True)
+    return folder, sources
+
+
+def recipe(sources, **changes):
+    changes = {"seed": 5, **changes}
+    changes["documents"] = {"max_bad_fraction": 1, **changes.get("documents", {})}
+    return made.table(sources, **changes)
+
+
+def of_store(table, store="store"):
+    """The recipe with its sources in a store."""
+    use = ("name", "repeat", "share", "sample", "tasks")
+    sources = [{key: source[key] for key in use if key in source} for source in table["sources"]]
+    return {**table, "sources": [{**source, "paths": [store], "format": "store"} for source in sources]}
+
+
+def same(folder, table, store="store", at="out"):
+    """Build of the store and of the text, and compare; gives the outcome of the former."""
+    outcome = made.build(of_store(table, store), folder, folder / at / "of-store", workers=0)
+    text = made.build(table, folder, folder / at / "text")
+    for under in ("shards", "rejects"):
+        found, wanted = (made.contents(folder / at / name, under) for name in ("of-store", "text"))
+        assert found == wanted
+    for key in ("ledger", "fingerprint", "tasks", "tokenizer", "recipe"):
+        assert outcome.manifest[key] == text.manifest[key], key
+    return outcome
+
+
+@pytest.mark.parametrize("name", ["roll", *(pytest.param(n, marks=pytest.mark.long) for n in TASKS if n != "roll")])
+def test_a_dataset_of_a_store_has_the_bytes_of_one_of_the_text(corpus, tmp_path, name):
+    folder, sources = corpus
+    outcome = same(folder, recipe(sources, **{**TASKS[name], "seed": 5}), at=tmp_path)
+    assert outcome.manifest["ledger"]["rows"] > 10
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        [{"repeat": 2.4}, {"repeat": 0.3}, {"repeat": 1.7}],
+        pytest.param([{"sample": [0.2, 0.7]}, {"sample": [0, 0.5], "repeat": 1.5}, {}], marks=pytest.mark.long),
+        pytest.param([{"share": 0.5}, {"share": 0.4}, {"share": 0.1}], marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_fractions_samples_and_shares_choose_the_same_documents(corpus, tmp_path, uses):
+    folder, sources = corpus
+    own = [
+        {**{k: v for k, v in source.items() if k != "repeat"}, **use} for source, use in zip(sources, uses, strict=True)
+    ]
+    same(folder, recipe(own), at=tmp_path)
+
+
+def test_one_source_of_a_store_beside_files_and_without_a_name(corpus, tmp_path):
+    folder, sources = corpus
+    made.write_lines(tmp_path / "more.jsonl", made.texts(60, seed=9))
+    own = [sources[0], {"name": "more", "paths": [str(tmp_path / "more.jsonl")]}]
+    table = recipe(own)
+    mixed = {**table, "sources": [of_store(table)["sources"][0], own[1]]}
+    made.build(mixed, folder, tmp_path / "mixed")
+    made.build(table, folder, tmp_path / "text")
+    assert made.contents(tmp_path / "mixed", "shards") == made.contents(tmp_path / "text", "shards")
+    made.build(made.table("more.jsonl"), tmp_path, tmp_path / "one", is_store=True)
+    nameless = made.table([{"paths": ["one"], "format": "store"}])
+    assert made.build(nameless, tmp_path, tmp_path / "again").manifest["sources"][0]["name"] == "source0"
+
+
+def test_conversations_and_spans_are_trained_alike(tmp_path):
+    with (tmp_path / "chats.jsonl").open("w") as file:
+        for i, text in enumerate(made.texts(60, seed=2)):
+            turns = [{"role": "user", "content": text[:80]}, {"role": "assistant", "content": text[80:]}]
+            records = [{"messages": turns * (1 + i % 4)}, {"text": text, "loss_spans": [[3, 20, 0.5], [25, 30]]}]
+            file.write(json.dumps([*records, {"text": text}][i % 3]) + "\n")
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    documents = {"chat_template": "chat.jinja", "max_bad_fraction": 1, "long_answers": "untrained"}
+    sources = [{"name": "chat", "paths": ["chats.jsonl"], "repeat": 1.5}]
+    table = made.table(sources, tasks=[{"objective": "causal"}], seq_length=128, documents=documents)
+    made.build(table, tmp_path, tmp_path / "store", is_store=True)
+    outcome = same(tmp_path, {**table, "seq_length": 256})
+    assert outcome.manifest["ledger"]["sources"]["chat"]["slots"]["weighted"] > 0
+    for key, value in (("trained_turns", "last"), ("loss_spans", "ignore"), ("trained_roles", ["user"])):
+        with pytest.raises(RecipeError, match=f"documents.{key} is .* here, and .* in the token store"):
+            made.build(of_store({**table, "documents": {**documents, key: value}}), tmp_path, tmp_path / "x")
+    with pytest.raises(RecipeError, match="which of its conversations are rejected depends on them"):
+        holes = {"missing": "add", "mask": "<hole>"}
+        made.build(
+            of_store({**table, "specials": holes, "tasks": [{"objective": "masked_diffusion"}]}),
+            tmp_path,
+            tmp_path / "x",
+        )
+    (tmp_path / "chat.jinja").write_text(CHATML + "\n")
+    with pytest.raises(RecipeError, match="the chat template is another than that of the token store"):
+        made.build(of_store(table), tmp_path, tmp_path / "x")
+
+
+@pytest.mark.long
+def test_sources_of_tokens_are_stored_too(corpus, tmp_path):
+    folder, sources = corpus
+    made.build(recipe(sources[:1], tasks=[{"objective": "causal"}]), folder, tmp_path / "d")
+    export_dataset(tmp_path / "d", "megatron", tmp_path / "mega", made.Silent())
+    table = made.table([{"name": "ids", "paths": ["mega/*.bin"], "format": "megatron", "repeat": 1.5}])
+    made.build(table, tmp_path, tmp_path / "store", is_store=True)
+    same(tmp_path, table)
+    with pytest.raises(RecipeError, match="documents.append_eos is False here, and True in the token store"):
+        made.build(of_store({**table, "documents": {"append_eos": False}}), tmp_path, tmp_path / "x")
+
+
+def test_a_wide_vocabulary_is_stored_in_four_bytes_and_a_narrow_one_in_two(corpus, tmp_path):
+    folder, sources = corpus
+    shards = (folder / "store/shards").rglob("*.safetensors")
+    tokens = open_plan(folder / "store")
+    assert tokens.token_dtype == "uint16"
+    size = sum(path.stat().st_size for path in shards)
+    count = json.loads((folder / "store/dataset.json").read_text())["ledger"]["row_slots"]
+    assert 2 * count < size < 2.7 * count + 4096 * tokens.shards
+
+
+@pytest.mark.long
+def test_a_store_is_made_of_any_number_of_workers_and_tasks_and_gone_on_with(corpus, tmp_path):
+    folder, sources = corpus
+    table = recipe(sources)
+    made.build(table, folder, tmp_path / "two", workers=2, is_store=True)
+    for index in (1, 0, 1):
+        made.build(table, folder, tmp_path / "array", array=(index, 2), is_store=True)
+    whole = made.contents(folder / "store")
+    assert made.contents(tmp_path / "two") == made.contents(tmp_path / "array") == whole
+    partly = shutil.copytree(folder / "store", tmp_path / "partly")
+    for name in ("dataset.json", "receipts/000/000001.json", "shards/000/000002.safetensors"):
+        (partly / name).unlink()
+    with pytest.raises(PlanError, match="the token store is not finished"):
+        made.build(of_store(table, str(partly)), folder, tmp_path / "x")
+    assert made.build(table, folder, partly, is_store=True).made == 2
+    assert made.contents(partly) == whole
+
+
+def verified(folder, replay=None, moved=None, twin=False):
+    return verify_dataset(folder, replay, moved or {}, (0, 1), 0, made.Silent(), twin)
+
+
+def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
+    sources = made.mixed_corpus(tmp_path)
+    table = recipe(sources)
+    made.build(table, tmp_path, tmp_path / "store", is_store=True)
+    made.build(of_store(table), tmp_path, tmp_path / "out")
+    assert verified(tmp_path / "out", 5, twin=True)["faults"] == 0
+    said = made.Silent()
+    verify_dataset(tmp_path / "out", 5, {}, (0, 1), 0, said)
+    assert f"web at {tmp_path / 'web'}" in said.said[0]
+    (tmp_path / "web").rename(tmp_path / "away")
+    said = made.Silent()
+    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, said)
+    assert report["faults"] == 0 and report["replayed"] == report["segments"] > 0
+    assert f"web at store:{tmp_path / 'store'}, books at {tmp_path / 'books'}" in said.said[0]
+    with pytest.raises(RecipeError, match="--twin reads the text, and of web there is the token store alone"):
+        verified(tmp_path / "out", 5, twin=True)
+    moved = {"web": str(tmp_path / "away")}
+    assert verified(tmp_path / "out", 5, moved, twin=True)["faults"] == 0
+    (tmp_path / "store").rename(tmp_path / "moved")
+    open_store.cache_clear()
+    with pytest.raises(PlanError, match="is no token store"):
+        verified(tmp_path / "out", 5)
+    everywhere = {source["name"]: f"store:{tmp_path / 'moved'}" for source in sources}
+    assert verified(tmp_path / "out", -1, everywhere)["faults"] == 0
+
+
+@pytest.mark.long
+def test_a_store_at_a_url_is_read_in_ranges(corpus, tmp_path):
+    folder, sources = corpus
+    remote = Remote("memory://stores/one")
+    made.build(recipe(sources), folder, remote, is_store=True)
+    assert verified(remote, -1)["faults"] == 0
+    table = of_store(recipe(sources, tasks=[{"objective": "causal"}]), remote.url)
+    made.build(table, folder, tmp_path / "out")
+    made.build({**table, "sources": of_store(table)["sources"]}, folder, tmp_path / "local")
+    assert made.contents(tmp_path / "out", "shards") == made.contents(tmp_path / "local", "shards")
+
+
+@pytest.mark.long
+def test_every_changed_byte_of_a_shard_is_found(corpus, tmp_path):
+    folder, _ = corpus
+    store = shutil.copytree(folder / "store", tmp_path / "store")
+    path = store / "shards/000/000001.safetensors"
+    whole = path.read_bytes()
+    assert verified(store, -1)["faults"] == 0
+    for at in range(0, len(whole), len(whole) // 60):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        assert any(fault["promise"] == "P1" for fault in verified(store)["listed"]), at
+    path.write_bytes(whole[:-1])
+    assert {"P1", "P3"} <= {fault["promise"] for fault in verified(store)["listed"]}
+    path.write_bytes(whole)
+    with pytest.raises(RecipeError, match="a token store, which --replay all makes again whole"):
+        verified(store, 5)
+
+
+def test_what_a_store_says_wrongly_is_found_where_its_digests_are_right(corpus, tmp_path):
+    folder, _ = corpus
+    for name, wanted in (
+        ("tokens", "P17"),
+        ("position", "P21"),
+        ("document_offsets", "P16"),
+        ("text_bytes", "P17"),
+        ("unit", "P17"),
+    ):
+        store = shutil.copytree(folder / "store", tmp_path / name)
+        path, receipt = store / "shards/000/000000.safetensors", store / "receipts/000/000000.json"
+        arrays = {key: array.copy() for key, array in open_arrays(path.read_bytes(), "").items()}
+        own = arrays[name]
+        if name == "position":
+            own[[1, 2]] = own[[2, 1]]
+        elif name == "document_offsets":
+            arrays["tokens"], own[-1] = arrays["tokens"][:-1], own[-1] - 1
+        else:
+            own[3] += 1
+        data = b"".join(bytes(buffer) for buffer in stores.encode(arrays))
+        path.write_bytes(data)
+        manifest, told = (json.loads(file.read_text()) for file in (store / "dataset.json", receipt))
+        for entry in (manifest["shards"][0], told):
+            entry.update(bytes=len(data), digest=digest_of(data))
+        receipt.write_bytes(encode(told))
+        manifest["shards"][0]["receipt_digest"] = digest_of(receipt.read_bytes())
+        (store / "dataset.json").write_bytes(encode({**manifest, "digest": own_digest(manifest)}))
+        assert wanted in {fault["promise"] for fault in verified(store, -1)["listed"]}, name
+
+
+def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
+    folder, sources = corpus
+    for use in (open_dataset, lambda path: export_dataset(path, "megatron", tmp_path / "x", made.Silent())):
+        with pytest.raises(
+            DatasetError, match=r'is a token store, which has no rows: build a dataset of it.*format = "store"'
+        ):
+            use(folder / "store")
+    table = recipe(sources)
+    made.build(table, folder, tmp_path / "dataset")
+    made.write_lines(tmp_path / "a.jsonl", made.texts(5))
+    for changes, wanted in (
+        ({"paths": [str(tmp_path / "dataset")]}, "is no token store: `packprep tokenize RECIPE --out"),
+        ({"paths": ["nowhere"]}, "is no token store"),
+        ({"format": "auto"}, 'store is what packprep wrote: of a token store say format = "store"'),
+        ({"paths": ["store", "store"]}, r"sources\[0\].paths: with format = \"store\" it is one token store"),
+        ({"name": "wep"}, "has the sources web, books, notes: name one of them"),
+        ({"text_key": "body"}, r"sources\[0\].text_key: with format = \"store\" it is the store's: leave it out"),
+    ):
+        first, *others = of_store(table)["sources"]
+        with pytest.raises(PackprepError, match=wanted):
+            made.build({**table, "sources": [{**first, **changes}, *others]}, folder, tmp_path / "x")
+    assert "text_key" in KEYS_OF_FILES and "repeat" not in KEYS_OF_FILES
+    with pytest.raises(RecipeError, match="a token store is made of files, and not of another store"):
+        made.build(of_store(table), folder, tmp_path / "x", is_store=True)
+    with pytest.raises(PlanError, match="is a token store: give --out another folder"):
+        made.build(of_store(table), folder, folder / "store")
+    with pytest.raises(PlanError, match="is a dataset: give --out another folder"):
+        made.build(table, folder, tmp_path / "dataset", is_store=True)
+    with pytest.raises(RecipeError, match=r"--source web=/away: the source is in a token store: say store:/away"):
+        made.build(of_store(table), folder, tmp_path / "x", moved={"web": "/away"})
+    write(tmp_path / "t", gpt2_like())
+    with pytest.raises(RecipeError, match="tokenizer = .* is not the one of the token store"):
+        other = {**table, "tokenizer": str(tmp_path / "t"), "tasks": [{"objective": "causal"}]}
+        made.build(of_store(other), folder, tmp_path / "x")
+
+
+@pytest.mark.long
+def test_a_document_of_whose_text_a_role_makes_something_else_is_refused(tmp_path):
+    """A token of the model's own that plays a role in one of the two recipes alone."""
+    write(tmp_path / "t", gpt2_like())
+    made.write_lines(tmp_path / "a.jsonl", made.texts(30))
+    table = made.table([{"name": "a", "paths": ["a.jsonl"]}], tokenizer="t", tasks=[{"objective": "causal"}])
+    made.build(table, tmp_path, tmp_path / "store", is_store=True)
+    shard = (tmp_path / "store/shards/000/000000.safetensors").read_bytes()
+    id = int(open_arrays(shard, "")["tokens"][0])
+    role = {**table, "specials": {"mask": id}, "tasks": [{"objective": "masked_diffusion"}]}
+    with pytest.raises(SourceError, match=f"has token {id}, which is special in one of store and recipe alone"):
+        made.build(of_store(role), tmp_path, tmp_path / "x")
+    role["documents"] = {"max_bad_fraction": 1}
+    made.write_lines(tmp_path / "a.jsonl", ["zz", *made.texts(30)])
+    made.build(role, tmp_path, tmp_path / "masked", is_store=True)
+    with pytest.raises(RecipeError, match=r"ids \[.*\] are special in it, and not here"):
+        made.build(of_store(table, "masked"), tmp_path, tmp_path / "y")
