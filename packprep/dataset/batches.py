@@ -2,7 +2,6 @@
 
 import operator
 import warnings
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -44,7 +43,7 @@ class Reader:
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
     rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(), tasks_with_loss()
     costs(rows, attention, linear), epoch_rows                what balanced steps need
-    rows_of_steps(…), rows_before(…)                          what steps of several row lengths need
+    rows_of_steps(…)                                          what steps of several row lengths need
     """
 
     seq_length: int
@@ -93,9 +92,6 @@ class Reader:
     def rows_of_steps(
         self, steps: np.ndarray, seed: int, shuffle: bool, step_rows: Mapping[int, int], rank: int, world_size: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        raise NotImplementedError
-
-    def rows_before(self, steps: int, seed: int, shuffle: bool, step_rows: Mapping[int, int]) -> int:
         raise NotImplementedError
 
     def row_length(self, rows: np.ndarray) -> int:
@@ -377,13 +373,13 @@ class Batches:
         self._draws += 1
         window = self.dataset.samples_at_once if self._balance is None else self._balance.window
         if window is not None:  # else a rank of many would look at very many samples of the others
-            steps = min(steps, max(1, window // (size * world * self._every)))
+            steps = min(steps, max(1, window // (self.step_samples * self._every)))
         next_step = self._first + self._step * self._every
         if self.end is not None:
             steps = min(steps, -(-(order.n_steps(self._rows, self.end, size, world) - next_step) // self._every))
         elif self._exhaustion is not None:  # a step is whole or none, so all ranks end at the same one
-            self.refuse_exhausted(self._rows + (next_step + 1) * size * world)
-            steps = min(steps, -(-((self._exhaustion[0] - self._rows) // (size * world) - next_step) // self._every))
+            self.refuse_exhausted(self._rows + (next_step + 1) * self.step_samples)
+            steps = min(steps, -(-((self._exhaustion[0] - self._rows) // self.step_samples - next_step) // self._every))
         if steps <= 0:
             return
         numbers = range(next_step, next_step + steps * self._every, self._every)
@@ -395,6 +391,11 @@ class Batches:
         rows, epochs = self.rows_of_samples(samples)
         kept = samples < (np.iinfo(np.int64).max if self.end is None else self.end)
         self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
+
+    @property
+    def step_samples(self) -> int:
+        """The samples of a step over all ranks: its rows, or 1 where a sample is a step."""
+        return self._batch_size * self._world_size
 
     def refuse_exhausted(self, end: int) -> None:
         """Exhausted if a dataset reaches its max_epochs before sample `end`."""
@@ -441,12 +442,12 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after the steps made so far; with
-        `balance` and rows of several seq_lengths what belongs to them, too."""
+        `balance` that, too; of a mixture of several seq_lengths `rows` counts steps, and step_rows says what they hold."""
         return self.state_after(0)
 
     def state_after(self, steps: int) -> dict[str, Any]:
         """The state after `steps` more steps."""
-        rows = self._rows + (self._step + steps) * self._batch_size * self._world_size
+        rows = self._rows + (self._step + steps) * self.step_samples
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
         of: dict[str, Any] = {"fingerprint": self.dataset.fingerprint, "digest": self.dataset.digest}
@@ -454,7 +455,6 @@ class Batches:
             of["balance"] = {**self._balance._asdict()}
         if self._step_rows is not None:
             of["step_rows"] = {str(length): rows for length, rows in sorted(self._step_rows.items())}
-            rows = self._rows_before(rows)
         return {**of, "seed": self._seed, "shuffle": self._shuffle, "redraw": self._redraw, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -466,16 +466,7 @@ class Batches:
         rows = state["rows"]
         if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
-        if self._step_rows is not None:
-            steps = bisect_left(range(rows + 1), rows, key=self._rows_before)
-            if self._rows_before(steps) != rows:
-                raise StateError(f"the state's rows is {rows}, and no step ends there: give what state_dict() gave")
-            rows = steps
         self._restart(rows)
-
-    def _rows_before(self, steps: int) -> int:
-        assert self._step_rows is not None
-        return self.dataset.rows_before(steps, self._seed, self._shuffle, self._step_rows)
 
 
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:

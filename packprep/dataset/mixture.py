@@ -8,7 +8,7 @@ open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…) ─�
 import hashlib
 import json
 import os
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -178,15 +178,6 @@ class Mixture(Reader):
                 found[i] = step, epochs
         return found
 
-    def rows_before(self, steps: int, seed: int, shuffle: bool, step_rows: Mapping[int, int]) -> int:
-        """The rows of the first steps, over all ranks."""
-        return sum(self._rows_before(steps, seed, shuffle, step_rows))
-
-    def _rows_before(self, steps: int, seed: int, shuffle: bool, step_rows: Mapping[int, int]) -> list[int]:
-        assert self.seq_lengths is not None
-        counts = order.among_first(steps, self.counts, seed, shuffle).tolist()
-        return [count * step_rows[length] for count, length in zip(counts, self.seq_lengths, strict=True)]
-
     def row_length(self, rows: np.ndarray) -> int:
         """Slots of each of these rows; ArgumentError if they differ."""
         if self.seq_lengths is None:
@@ -231,9 +222,8 @@ class Mixture(Reader):
         for the window of balanced steps that was begun."""
         rows, seed, shuffle, balance = state["rows"], state["seed"], state["shuffle"], state.get("balance")
         if self.seq_lengths is not None:
-            step_rows = {int(length): n for length, n in state["step_rows"].items()}
-            steps = bisect_left(range(rows + 1), rows, key=lambda n: self.rows_before(n, seed, shuffle, step_rows))
-            return self._rows_before(steps, seed, shuffle, step_rows)
+            steps = order.among_first(rows, self.counts, seed, shuffle).tolist()
+            return [n * state["step_rows"][str(length)] for n, length in zip(steps, self.seq_lengths, strict=True)]
         if balance is None:
             return order.among_first(rows, self.counts, seed, shuffle).tolist()
         begin, _ = order.window_of(rows, balance["window"], None)
