@@ -11,6 +11,7 @@ files are slow.
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
-from packprep.adapters import opened, tasks_of, weights_spans
+from packprep.adapters import default_columns, opened, tasks_of
 from packprep.dataset import attention, order
 from packprep.dataset.attention import RULES
 from packprep.dataset.batches import Batches, check_state
-from packprep.dataset.loader import COLUMNS, Dataset
+from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.dataset.order import integer
 from packprep.dataset.rows import AHEAD
@@ -45,15 +46,6 @@ DTYPES = {
 DTYPES |= {name: DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items()}
 MASKS = {name: name.replace("labels", "loss_mask") for name in DTYPES if name.startswith("labels")}
 """Column of labels → that which says where they are trained."""
-
-
-def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
-    """All that a trainer needs for the tasks of every dataset: loss_weights where tasks or documents have some, prefix_ends."""
-    names = list(COLUMNS)
-    in_place = any(task["label_alignment"] == "same_slot" for task in tasks_of(dataset))
-    if in_place or weights_spans(dataset):
-        names.append("loss_weights")
-    return (*names, "prefix_ends")
 
 
 def batch_sums(batch: Mapping[str, np.ndarray]) -> dict[str, int | float]:
@@ -124,6 +116,28 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()}
 
 
+def _warn_of_ranks(world_size: int) -> None:
+    """Warn where torch.distributed has several processes, and each would read all rows."""
+    if world_size == 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
+        processes = torch.distributed.get_world_size()
+        if processes > 1:
+            warnings.warn(
+                f"each of the {processes} processes of torch.distributed reads the same rows: give rank and world_size, unless "
+                "they are parts of one model and share each batch",
+                stacklevel=3,
+            )
+
+
+def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
+    """Warn where a run that is over is iterated once more, which gives nothing."""
+    if end is not None and state["rows"] >= end:
+        warnings.warn(
+            f"all {end} rows of this run have been given, and no batch follows: give one run as many epochs or samples as "
+            "are to be trained, or begin another",
+            stacklevel=3,
+        )
+
+
 class _Steps:
     """The steps of one rank that one worker makes, as an iterator with a state; StatefulDataLoader finds the latter."""
 
@@ -170,14 +184,27 @@ class RankBatches(IterableDataset):
         super().__init__()
         self.dataset, self.form, self.batch_size, self._options = dataset, form, batch_size, options
         self.position = self.batches()  # arguments are checked here, in the main process
+        self.end, self.world_size = self.position.end, options["world_size"]
         self.start = self.position.state_dict()
 
     def batches(self, dtype: Any = None) -> Batches:
         """packprep's own iterator over them, at its begin."""
         return self.dataset.batches(self.batch_size, columns=self.form.columns, dtype=dtype, **self._options)
 
+    def __len__(self) -> int:
+        """The batches of a whole run, those before `start` too, at this batch size; TypeError if it has no end.
+
+        Trainers that are told it ask for no batch ahead, which would be missing after their checkpoints.
+        """
+        if self.end is None:
+            raise TypeError("a run without an end has no length; give epochs or samples")
+        of_step, done = self.position.step_samples, self.start["rows"]
+        return order.n_steps(0, done, of_step, 1) + order.n_steps(done, self.end, of_step, 1)
+
     def __iter__(self) -> _Steps:
         worker = get_worker_info()
+        if worker is None:
+            _warn_of_ranks(self.world_size)
         return _Steps(self, 0, 1) if worker is None else _Steps(self, worker.id, worker.num_workers)
 
     def state_after(self, steps: int) -> dict[str, Any]:
@@ -206,13 +233,19 @@ class Loader:
     def dataset(self) -> Dataset | Mixture:
         return self.batches.dataset
 
+    def __len__(self) -> int:
+        """As that of `iterable`: the batches of a whole run, or TypeError."""
+        return len(self.batches)
+
     def __iter__(self) -> "Loader":
+        _warn_of_end(self.state_dict(), self.batches.end)
         return self
 
     def __next__(self) -> dict[str, Any]:
         if self._source is None:
             self._source = iter(self.batches)
             if self._num_workers:
+                _warn_of_ranks(self.batches.world_size)
                 # A generator of its own: else DataLoader draws from torch's, and a model's dropout would notice workers.
                 own = torch.Generator()
                 made = DataLoader(self.batches, batch_size=None, num_workers=self._num_workers, generator=own)
@@ -358,6 +391,8 @@ class BatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         end = self._position.end
+        _warn_of_ranks(self._world_size)
+        _warn_of_end(self._state, end)
         while True:
             state = self._state
             if end is not None and state["rows"] >= end:

@@ -149,12 +149,6 @@ def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[S
         yield shard_of(path, manifest, number)
 
 
-def drawn_tasks(manifest: Manifest) -> list[dict[str, Any]]:
-    """The tasks of which the dataset has segments."""
-    counted = manifest["ledger"].get("tasks", {})
-    return [dict(task) for task in manifest["tasks"] if counted.get(task["name"], {}).get("segments", 1)]
-
-
 def refuse_nested(directory: Folder, out: Folder) -> None:
     """RecipeError if an export would lie among the files of the dataset that it is made of."""
     inner, outer = _parts(out), _parts(directory)

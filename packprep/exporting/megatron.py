@@ -26,9 +26,9 @@ import numpy as np
 from packprep.building.plan import open_plan
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.building.run import Progress
-from packprep.dataset.manifest import Manifest
+from packprep.dataset.manifest import Manifest, drawn_tasks
 from packprep.errors import DatasetError, PlanError, RecipeError
-from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, sound_shard
+from packprep.exporting.export import Exporting, ShardToExport, each_shard, sound_shard
 from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
 from packprep.restoring import restored_documents
 from packprep.storage import Folder, LocalCopy, LocalFolder

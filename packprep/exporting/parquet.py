@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import Manifest, first_rows, has_weighted_spans
+from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans
 from packprep.dataset.rows import Segments
 from packprep.dataset.shard import Shard
 from packprep.errors import RecipeError
-from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, sound_shard
+from packprep.exporting.export import Exporting, ShardToExport, each_shard, sound_shard
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
@@ -80,7 +80,7 @@ class Joined(NamedTuple):
 def joined(dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int = 1) -> Joined:
     """The segments of some rows of a shard, whose row 0 is row `first_row` of the dataset.
 
-    multiple: above 1 a segment is filled up with pad_id, which is not trained, to a multiple of it and one more.
+    multiple: above 1 a segment is filled up with eos, which is not trained, to a multiple of it and one more.
     """
     batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
     segments = Segments(dataset.facts, [(shard, row) for row in rows])
@@ -89,7 +89,7 @@ def joined(dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple
     begins = np.cumsum(lengths) - lengths
     within = np.arange(int(slots.sum())) - np.repeat(np.cumsum(slots) - slots, slots)
     source, target = np.repeat(segments.at, slots) + within, np.repeat(begins, slots) + within
-    tokens = np.full(int(lengths.sum()), dataset.pad_id, np.int32)
+    tokens = np.full(int(lengths.sum()), dataset.manifest["specials"].get("eos", dataset.pad_id), np.int32)
     mask = np.zeros(len(tokens), np.uint8)
     tokens[target] = batch["tokens"].reshape(-1)[source]
     mask[target] = batch["loss_mask"].reshape(-1)[source]
@@ -103,8 +103,9 @@ def nemo_table(
 ) -> tuple[pa.Table, int]:
     """Segments one after the other, without the row's padding; and how many of them have two eos among their inputs.
 
-    multiple: the recipe's pad_seq_to_mult. Above 1 a segment is filled up with pad_id to a multiple of it and one more,
-    since its last token is no input: what Megatron-Bridge's `pad_seq_to_mult` stores for context parallelism.
+    multiple: the recipe's pad_seq_to_mult. Above 1 a segment is filled up with eos to a multiple of it and one more, since
+    its last token is no input: what Megatron-Bridge's `pad_seq_to_mult` stores for context parallelism, which takes eos at
+    the end for filling.
     """
     found = joined(dataset, shard, first_row, rows, multiple)
     starts = (found.begins - np.repeat(found.by_row[:-1], np.diff(found.segments_by_row))).astype(np.int32)
@@ -198,7 +199,8 @@ def check(exporting: Exporting) -> None:
 
 
 def refuse_for_trl(exporting: Exporting, option: str) -> None:
-    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks or sources. option: what asked for them."""
+    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks or sources; a warning of what their readers must be told
+    where rows hold several documents. option: what asked for them."""
     in_place, prefix = _not_causal(exporting.manifest)
     sources = exporting.manifest["ledger"]["sources"].items()
     weighted = [name for name, source in sources if source["slots"].get("weighted")]
@@ -213,6 +215,11 @@ def refuse_for_trl(exporting: Exporting, option: str) -> None:
                 f"{what}. Give --to parquet --columns full, which has all that by slot, or train from the dataset by "
                 "packprep's loader"
             )
+    if any(entry["segments"] > entry["rows"] for entry in exporting.manifest["shards"]):
+        exporting.progress.say(
+            "warning: rows hold several documents, across which a trainer silently attends unless it is told to keep them "
+            "apart, as TRL by padding_free=True and LLaMA-Factory by neat_packing: true"
+        )
 
 
 def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:

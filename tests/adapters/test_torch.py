@@ -1,5 +1,6 @@
 import inspect
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -544,3 +545,41 @@ def test_weights_that_documents_give_come_without_being_asked_for(tmp_path):
     assert batch["loss_weight_sum"] == pytest.approx(float(own.sum(dtype=np.float64)))
     build(tmp_path / "ones", records(1, 60, (1,)), [TASKS["causal"]], seq_length=64)
     assert "loss_weights" not in next(loader(tmp_path / "ones" / "out", 4))
+
+
+def test_a_run_with_an_end_has_a_length_that_going_on_does_not_change(directory):
+    """Lightning takes a batch ahead of a loader without one, and its checkpoints skip that batch."""
+    batches = loader(directory, 4, rank=1, world_size=2, epochs=3)
+    assert len(batches) == len(list(batches)) == len(DataLoader(batches.batches, batch_size=None))
+    batches = loader(directory, 4, epochs=3)
+    whole = len(batches)
+    for _ in range(3):
+        next(batches)
+    again = loader(directory, 4, epochs=3)
+    again.load_state_dict(batches.state_dict())
+    assert len(again) == whole == 3 + len(list(again))
+    with pytest.raises(TypeError, match="give epochs or samples"):
+        len(loader(directory, 4))
+
+
+def test_a_run_that_is_over_says_so_when_it_is_iterated_again(directory):
+    """A loop over epochs would train the first alone."""
+    rows = Rows(directory)
+    for batches in (loader(directory, 4, epochs=1), DataLoader(rows, batch_sampler=BatchSampler(rows, 4))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len([*batches]) == 6
+        with pytest.warns(UserWarning, match="all 23 rows of this run have been given, and no batch follows"):
+            assert [*batches] == []
+
+
+def test_processes_that_all_read_the_same_rows_are_warned(directory, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    rows = Rows(directory)
+    for read in (lambda **o: loader(directory, 4, **o), lambda **o: iter(BatchSampler(rows, 4, **o))):
+        with pytest.warns(UserWarning, match="each of the 8 processes .* give rank and world_size"):
+            next(read())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            next(read(rank=3, world_size=8))

@@ -44,7 +44,7 @@ def test_a_row_holds_its_segments_one_after_the_other(known, tmp_path, kind):
             starts.append(len(tokens))
             tokens += view.tokens[begin:end].tolist()
             while multiple > 1 and (len(tokens) - starts[-1] - 1) % multiple:
-                tokens.append(PAD)
+                tokens.append(EOS)
         assert row["input_ids"] == tokens and row["seq_start_id"] == starts
         inputs = len(tokens) - len(starts)  # a reader drops the last token of each
         assert inputs <= dataset.seq_length and inputs % multiple == 0
@@ -166,6 +166,14 @@ def test_prefixes_are_said_to_be_read_causally(known, tmp_path):
     progress = made.Silent()
     export_dataset(known("repeated").out, "parquet", tmp_path / "out", progress)
     assert any("attend causally, also inside the prefixes of r, x-long" in line for line in progress.said)
+
+
+@pytest.mark.parametrize("options", [("parquet", {"columns": "trl"}), ("hf", {})], ids=["trl", "hf"])
+def test_rows_of_several_documents_are_said_to_need_a_trainer_that_is_told(known, tmp_path, options):
+    to, columns = options
+    progress = made.Silent()
+    export_dataset(known("causal").out, to, tmp_path / "out", progress, **columns)
+    assert any("TRL by padding_free=True and LLaMA-Factory by neat_packing" in line for line in progress.said)
 
 
 @pytest.mark.parametrize("form", ["nemo", "full"])
