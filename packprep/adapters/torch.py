@@ -23,9 +23,10 @@ from torch.utils.data import Dataset as TorchDataset
 from packprep.adapters import default_columns, opened, tasks_of
 from packprep.dataset import attention, order
 from packprep.dataset.attention import RULES
-from packprep.dataset.batches import check_state, integer
+from packprep.dataset.batches import Batches, check_state
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
+from packprep.dataset.order import integer
 from packprep.dataset.rows import AHEAD
 from packprep.errors import ArgumentError, StateError
 
@@ -147,35 +148,18 @@ class _Steps:
     def _goto(self, rows: int, steps: int) -> None:
         """Stand after `steps` own steps of a run that began after `rows` rows."""
         of = self._of
-        stride = of.batch_size * of.world_size * self._n_workers
         self._rows, self._steps = rows, steps
-        # Worker w of W with its rank r of R is rank w·R + r of W·R: the same samples, by the same index arithmetic.
-        self._batches = of.dataset.batches(
-            of.batch_size,
-            of.start["seed"],
-            self._worker * of.world_size + of.rank,
-            self._n_workers * of.world_size,
-            of.start["shuffle"],
-            of.epochs,
-            of.form.columns,
-            DTYPES,
-            redraw=of.redraw,
-            samples=of.samples,
-            accelerate=of.accelerate,
-        )
-        self._batches.load_state_dict({**of.start, "rows": rows + steps * stride})
+        self._batches = of.batches(DTYPES)
+        self._batches.load_state_dict({**of.start, "rows": rows})
+        self._batches.part(self._worker, self._n_workers, steps)
 
     def __iter__(self) -> "_Steps":
         return self
 
     def __next__(self) -> dict[str, Any]:
-        of = self._of
-        step = self._steps * self._n_workers + self._worker
-        if of.end is not None and step >= order.n_steps(self._rows, of.end, of.batch_size, of.world_size):
-            raise StopIteration
         batch = next(self._batches)
         self._steps += 1
-        return tensors(of.form.arrays(batch))
+        return tensors(self._of.form.arrays(batch))
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._of.start, "rows": self._rows, "steps": self._steps, "workers": self._n_workers}
@@ -196,27 +180,16 @@ class RankBatches(IterableDataset):
     start: the loader state from which every iteration begins; `load_state_dict` sets it.
     """
 
-    def __init__(self, dataset: Dataset | Mixture, form: Form, batch_size: int, options: Mapping[str, Any]):
+    def __init__(self, dataset: Dataset | Mixture, form: Form, batch_size: Any, options: Mapping[str, Any]):
         super().__init__()
-        self.dataset, self.form, self.batch_size = dataset, form, batch_size
-        self.rank, self.world_size = options["rank"], options["world_size"]
-        self.epochs, self.samples = options["epochs"], options["samples"]
-        self.redraw, self.accelerate = options["redraw"], options["accelerate"]
-        # Arguments are checked here, in the main process, by the loader itself.
-        self._position = dataset.batches(
-            batch_size,
-            options["seed"],
-            self.rank,
-            self.world_size,
-            options["shuffle"],
-            self.epochs,
-            form.columns,
-            redraw=self.redraw,
-            samples=self.samples,
-            accelerate=self.accelerate,
-        )
-        self.end = self._position.end
-        self.start = self._position.state_dict()
+        self.dataset, self.form, self.batch_size, self._options = dataset, form, batch_size, options
+        self.position = self.batches()  # arguments are checked here, in the main process
+        self.end, self.world_size = self.position.end, options["world_size"]
+        self.start = self.position.state_dict()
+
+    def batches(self, dtype: Any = None) -> Batches:
+        """packprep's own iterator over them, at its begin."""
+        return self.dataset.batches(self.batch_size, columns=self.form.columns, dtype=dtype, **self._options)
 
     def __len__(self) -> int:
         """The batches of a whole run, those before `start` too, at this batch size; TypeError if it has no end.
@@ -225,9 +198,8 @@ class RankBatches(IterableDataset):
         """
         if self.end is None:
             raise TypeError("a run without an end has no length; give epochs or samples")
-        of_step = (self.batch_size, self.world_size)
-        done = self.start["rows"]
-        return order.n_steps(0, done, *of_step) + order.n_steps(done, self.end, *of_step)
+        of_step, done = self.position.step_samples, self.start["rows"]
+        return order.n_steps(0, done, of_step, 1) + order.n_steps(done, self.end, of_step, 1)
 
     def __iter__(self) -> _Steps:
         worker = get_worker_info()
@@ -237,15 +209,12 @@ class RankBatches(IterableDataset):
 
     def state_after(self, steps: int) -> dict[str, Any]:
         """The loader state after `steps` batches have been taken from an iteration that began at `start`."""
-        rows = self.start["rows"] + steps * self.batch_size * self.world_size
-        if self.end is not None:
-            rows = max(self.start["rows"], min(rows, self.end))
-        return {**self.start, "rows": rows}
+        return self.position.state_after(steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next iteration where `state` ends; StateError as packprep's own loader."""
-        self._position.load_state_dict(state)
-        self.start = self._position.state_dict()
+        self.position.load_state_dict(state)
+        self.start = self.position.state_dict()
 
 
 class Loader:
@@ -297,7 +266,7 @@ class Loader:
 
 def iterable(
     directory: str | os.PathLike | Dataset | Mixture,
-    batch_size: int,
+    batch_size: int | Mapping[int, int],
     rank: int = 0,
     world_size: int = 1,
     layout: str = "bshd",
@@ -309,6 +278,8 @@ def iterable(
     columns: Sequence[str] | None = None,
     redraw: bool = False,
     accelerate: str = "numpy",
+    balance: tuple[str | tuple[float, float], int] | None = None,
+    window: int | None = None,
     ignore_index: int | None = None,
     tail: str = "segment",
 ) -> RankBatches:
@@ -320,13 +291,13 @@ def iterable(
     dataset = opened(directory)
     form = Form(dataset, layout, columns, ignore_index, tail)
     given: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": epochs}
-    given |= {"samples": samples, "redraw": redraw, "accelerate": accelerate}
+    given |= {"samples": samples, "redraw": redraw, "accelerate": accelerate, "balance": balance, "window": window}
     return RankBatches(dataset, form, batch_size, given)
 
 
 def loader(
     directory: str | os.PathLike | Dataset | Mixture,
-    batch_size: int,
+    batch_size: int | Mapping[int, int],
     rank: int = 0,
     world_size: int = 1,
     layout: str = "bshd",
@@ -337,7 +308,8 @@ def loader(
 ) -> Loader:
     """An iterator over one rank's batches, dicts of tensors, with state_dict and load_state_dict.
 
-    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of its datasets need.
+    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of its datasets need; one of
+    several seq_lengths takes batch_size = {seq_length: rows}, and each batch is of one.
 
     layout "bshd": [batch_size, T] each
 
@@ -350,9 +322,9 @@ def loader(
 
     Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
 
-    options: seed, shuffle, epochs, samples, columns, redraw, accelerate as of `Dataset.batches`; tail; ignore_index: goes into
-    labels where loss_mask is False, and into labels_k where loss_mask_k is. pin_memory: batches lie in page-locked memory, from
-    torch's own cache of it. num_workers: processes; 0, the fast default, makes batches here.
+    options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance, window as of `Dataset.batches`; tail;
+    ignore_index: goes into labels where loss_mask is False, and into labels_k where loss_mask_k is. pin_memory: batches lie in
+    page-locked memory, from torch's own cache of it. num_workers: processes; 0, the fast default, makes batches here.
     """
     integer("num_workers", num_workers, 0, 1 << 31)
     if pin_memory and not torch.accelerator.is_available():
@@ -403,11 +375,18 @@ class BatchSampler:
         shuffle: bool = True,
         epochs: int | None = 1,
         samples: int | None = None,
+        balance: tuple[str | tuple[float, float], int] | None = None,
+        window: int | None = None,
     ):
         self._dataset = rows.dataset if isinstance(rows, Rows) else opened(rows)
+        if self._dataset.seq_lengths is not None:
+            raise ArgumentError(
+                f"{self._dataset!r} has rows of several seq_lengths, which a sampler does not keep apart: use loader"
+            )
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         epochs = None if samples is not None and epochs == 1 else epochs
-        self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs, samples=samples)
+        given: dict[str, Any] = {"samples": samples, "balance": balance, "window": window}
+        self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs, **given)
         self._state = self._position.state_dict()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -421,8 +400,9 @@ class BatchSampler:
             samples = np.array(order.samples_of_step(state["rows"], 0, self._batch_size, self._rank, self._world_size))
             samples = samples if end is None else samples[samples < end]
             rows = state["rows"] + self._batch_size * self._world_size
+            self._position.refuse_exhausted(rows if end is None else min(rows, end))
             self._state = {**state, "rows": rows if end is None else min(rows, end)}
-            yield self._dataset.rows_of_samples(samples, state["seed"], state["shuffle"])[0].tolist()
+            yield self._position.rows_of_samples(samples)[0].tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._state)

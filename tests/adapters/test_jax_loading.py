@@ -116,6 +116,21 @@ def test_seq_idx_and_labels_ahead_are_columns_of_the_same_shapes(plain):
             loader(directory, batch_size=4, columns=[column])
 
 
+def test_balanced_steps_are_those_of_packpreps_loader(plain):
+    options = {"seed": 5, "balance": ("attention", 4), "window": 8}
+    expected = packprep.open_dataset(plain).batches(4, columns=["tokens"], **options)
+    batches = loader(plain, batch_size=4, **options)
+    for _ in range(20):
+        assert np.array_equal(next(batches)["tokens"], next(expected)["tokens"])
+    assert batches.state_dict() == expected.state_dict()
+
+
+def test_a_mixture_of_lengths_is_refused_with_what_to_do(plain, tmp_path):
+    synthetic.make_dataset(tmp_path, seq_length=128)
+    with pytest.raises(ArgumentError, match="several seq_lengths.*a loader for each"):
+        loader(packprep.open_dataset([plain, tmp_path], shares=[1, 1]), batch_size=4)
+
+
 def test_redraw_noises_later_epochs_anew(built_in_place):
     dataset = packprep.open_dataset(built_in_place)
     size = len(dataset)

@@ -17,10 +17,10 @@ from packprep.dataset.batches import refuse_columns
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.manifest import StoredTask, drawn_tasks
 from packprep.dataset.mixture import Mixture
-from packprep.dataset.rows import AHEAD, MORE_COLUMNS, SUMS
+from packprep.dataset.rows import AHEAD, BY_ROW, MORE_COLUMNS
 from packprep.errors import ArgumentError
 
-ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in SUMS)
+ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in BY_ROW)
 LAYOUT_COLUMNS = ("cu_seqlens", "cu_seqlens_padded", "seqlens", "offsets")
 TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
 TRAINED_SLOTS = "trained_slots"  # loss_mask as int32
@@ -94,7 +94,6 @@ class Loader:
         # It checks the arguments, and its state says where all processes stand: the rows of one rank of one, with the
         # global batch, are those of all ranks with their shares.
         self._position = dataset.batches(batch_size, **options)
-        self._seed, self._shuffle = options["seed"], options["shuffle"]
         self._redraw, self._accelerate = options["redraw"], options["accelerate"]
         self._form = form
         self._ahead: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
@@ -113,6 +112,7 @@ class Loader:
             end = min(end, self._position.end)
         if end <= state["rows"]:
             raise StopIteration
+        self._position.refuse_exhausted(end)
         if state["rows"] not in self._ahead:
             self._ahead = self._drawn(state["rows"])
         samples, rows, epochs = self._ahead[state["rows"]]
@@ -131,7 +131,7 @@ class Loader:
         n_steps = max(1, min(_STEPS_AHEAD, n_rows // self.batch_size))  # each epoch in them costs once more
         steps = [order.samples_of_step(begin, k, size, self.rank, self.world_size) for k in range(n_steps)]
         samples = np.array(steps, np.int64)
-        rows, epochs = self.dataset.rows_of_samples(samples, self._seed, self._shuffle)
+        rows, epochs = self._position.rows_of_samples(samples)
         return {begin + k * self.batch_size: (samples[k], rows[k], epochs[k]) for k in range(n_steps)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,6 +155,8 @@ def loader(
     samples: int | None = None,
     redraw: bool = False,
     accelerate: str = "numpy",
+    balance: tuple[str | tuple[float, float], int] | None = None,
+    window: int | None = None,
     columns: Sequence[str] | None = None,
     names: str = "packprep",
     attention: str | None = None,
@@ -179,9 +181,9 @@ def loader(
 
     A last batch that is short, with `epochs` or `samples`, is filled up with rows of padding, so that shapes stay as they are.
 
-    seed, shuffle, epochs, samples, redraw, accelerate: as of `Dataset.batches`. columns: these instead. names: "packprep",
-    "maxtext" or "levanter", whose words the columns then have. attention: the path that the model takes, which refuses
-    by name tasks that it cannot do: "causal" (a kernel that is told segments alone; the default of MaxText and Levanter),
+    seed, shuffle, epochs, samples, redraw, accelerate, balance, window: as of `Dataset.batches`. columns: these instead. names:
+    "packprep", "maxtext" or "levanter", whose words the columns then have. attention: the path that the model takes, which
+    refuses by name tasks that it cannot do: "causal" (a kernel that is told segments alone; the default of MaxText and Levanter),
     "splash" (the default else), "dense". prefix_bidirectional=False reads prefixes causally; what predicts in place sees
     both ways all the same. max_segments: most segments of a row, with the padding behind them as one more; a row with
     more is refused. seqlens (by id, filled with 0) and offsets (filled with −1) are TransformerEngine's.
@@ -193,6 +195,10 @@ def loader(
     Raises ArgumentError and DatasetError.
     """
     dataset = opened(directory)
+    if dataset.seq_lengths is not None:
+        raise ArgumentError(
+            f"{dataset!r} has rows of several seq_lengths, and arrays have one shape here: make a loader for each of its datasets"
+        )
     tasks = tasks_of(dataset)
     if sharding is None:
         if jax.process_count() > 1:
@@ -213,12 +219,12 @@ def loader(
     if columns is not None:
         if names != "packprep":
             raise ArgumentError(f"names={names!r} says which columns there are: leave columns out")
-        refuse_columns(columns, without=SUMS)
+        refuse_columns(columns, without=BY_ROW)
         dataset.checked_columns(columns)
     named = _named(tasks, weighted, columns, names, attention or "causal", max_segments)
     form = _Form(named | (_MAXTEXT_IN_PLACE if in_place else {}), max_segments, prefix_bidirectional, noised_alone)
     given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples}
-    options = {**given, "redraw": redraw, "accelerate": accelerate}
+    options = {**given, "redraw": redraw, "accelerate": accelerate, "balance": balance, "window": window}
     return Loader(dataset, sharding, batch_size, form, options)
 
 
