@@ -43,11 +43,10 @@ def read_shard(
 ) -> Documents:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
     slices = slices_of(plan, shard)
-    most_bytes = max(LEAST_BOUND, BEYOND_PLAN * plan.stored["shard_text_bytes"])
     engine = plan.engine if plan.has_text else None
     return read_documents(
         plan.recipe, plan.sources, slices, engine, plan.vocabulary, plan.token_dtype, decoders, progress,
-        template=plan.stored["chat_template"], clock=clock, most_bytes=most_bytes,
+        template=plan.stored["chat_template"], clock=clock, most_bytes=_most_bytes(plan),
     )  # fmt: skip
 
 
@@ -76,6 +75,11 @@ def unchanged_slices(source: PlannedSource, shard: int, shards: int, seen: np.nd
                 yield part
 
 
+def _most_bytes(plan: Plan) -> int:
+    """Text bytes of a shard at which it is refused."""
+    return max(LEAST_BOUND, BEYOND_PLAN * int(plan.stored["shard_text_bytes"]))
+
+
 def make_store_shard(
     plan: Plan,
     shard: int,
@@ -84,7 +88,8 @@ def make_store_shard(
     clock: Clock | None = None,
 ) -> StoreShard:
     """Shard number `shard` of a token store; arguments as in `make_shard`."""
-    made = stored(plan, slices_of(plan, shard), decoders or Decoders(), progress, clock or Clock())
+    parts = slices_of(plan, shard)
+    made = stored(plan, parts, decoders or Decoders(), progress, clock or Clock(), _most_bytes(plan))
     check(made.ledger, f"shard {shard}")
     return made
 

@@ -345,7 +345,7 @@ def read_documents(
             for i, reason, detail in tokens.rejected:
                 rejected.add(source, part.use, part.file, positions[i], reason, detail)
             if recipe.documents.bad_documents == "fail":
-                _fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
+                fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
             lengths = np.diff(tokens.offsets)
             used = lengths >= fewest
             untrained = [i for i, part_trained in trained_here.items() if used[i] and not len(part_trained.spans)]
@@ -373,18 +373,9 @@ def read_documents(
             same = (part.file, source.index, part.use, file_keys[part.file])
             documents.append((lengths[used], positions[used], *(np.repeat(value, count) for value in same)))
             counts[source.name] += len(positions) + len(rejects)
-            if most_bytes is not None and sum(counts.values()) > MOST_DOCUMENTS:
-                raise SourceError(
-                    f"{part.path}: one shard's part of it and of other files has more than {MOST_DOCUMENTS} documents. Set "
-                    "output.shard_text_bytes to less, or leave empty documents out, and build into another folder"
-                )
             text_bytes[source.name] += int(batch_bytes.sum())
-            if most_bytes is not None and sum(text_bytes.values()) > most_bytes:
-                raise SourceError(
-                    f"{part.path}: one shard's part of it and of other files holds more than {most_bytes} bytes of text, "
-                    "many times what a sample let expect: the file expands beyond measure. Look at it, take it out of "
-                    "the recipe, or build with a larger output.shard_text_bytes into another folder"
-                )
+            if most_bytes is not None:
+                refuse_beyond(part.path, sum(counts.values()), sum(text_bytes.values()), most_bytes)
             if progress:
                 read_now = len(positions) + len(rejects)
                 progress(read_now, int(batch_bytes.sum()), int(lengths.sum()), len(rejected) - before)
@@ -411,6 +402,21 @@ def read_documents(
         {source.name: _said(digests[source.name], source) for source in sources},
         text_bytes,
     )
+
+
+def refuse_beyond(path: str, documents: int, text_bytes: int, most_bytes: int) -> None:
+    """SourceError where a shard has more than MOST_DOCUMENTS, or more than `most_bytes` of text. path: of the file at which."""
+    if documents > MOST_DOCUMENTS:
+        raise SourceError(
+            f"{path}: one shard's part of it and of other files has more than {MOST_DOCUMENTS} documents. Set "
+            "output.shard_text_bytes to less, or leave empty documents out, and build into another folder"
+        )
+    if text_bytes > most_bytes:
+        raise SourceError(
+            f"{path}: one shard's part of it and of other files holds more than {most_bytes} bytes of text, "
+            "many times what a sample let expect: the file expands beyond measure. Look at it, take it out of "
+            "the recipe, or build with a larger output.shard_text_bytes into another folder"
+        )
 
 
 def tokenized(
@@ -538,7 +544,8 @@ def _differs(engine: Engine, source: PlannedSource, file: int, position: int, fo
     )
 
 
-def _fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
+def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
+    """SourceError that names the first of these rejects of a file that is of a bad document."""
     for record in records:
         if is_bad(record["reason"]):
             raise SourceError(

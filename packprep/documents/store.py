@@ -34,7 +34,7 @@ import xxhash
 from packprep.clock import Clock
 from packprep.dataset.shard import Places, encoded, places_in
 from packprep.documents.calibration import Estimates
-from packprep.documents.reading import ReadDocuments, Rejected, tokenized
+from packprep.documents.reading import ReadDocuments, Rejected, fail_on_bad, refuse_beyond, tokenized
 from packprep.documents.supervision import Trained
 from packprep.errors import DatasetError, SourceError
 from packprep.format.json_files import shard_name
@@ -118,28 +118,31 @@ def stored(
     decoders: Decoders,
     progress: Callable[[int, int, int, int], None] | None,
     clock: Clock,
+    most_bytes: int,
 ) -> StoreShard:
-    """A shard of a store: what lies in its slices. plan: a `building.plan.Plan` of a store."""
+    """A shard of a store: what lies in its slices. plan: a `building.plan.Plan` of a store; the others as of `read_documents`."""
     columns, rejected, names = _Columns(), Rejected(), [source.name for source in plan.sources]
     digests = {name: xxhash.xxh3_128() for name in names}
     counts = {name: dict.fromkeys(("read", "tokens"), 0) for name in names}
+    documents = text_bytes = 0
     for source, part in slices:
-        noted, first = _Noted(), columns.documents
+        noted, first, before = _Noted(), columns.documents, len(rejected)
         reads: list[ReadDocuments] = []
         for read in tokenized(
             plan.recipe.documents, source, part, noted, plan.engine, plan.vocabulary, decoders,
             plan.stored["chat_template"], clock, digests[source.name],
         ):  # fmt: skip
             reads.append(read)
+            many, turned_away = len(read.positions) + len(read.rejects), len(read.rejects) + len(read.tokens.rejected)
+            documents, text_bytes = documents + many, text_bytes + int(read.text_bytes.sum())
+            refuse_beyond(part.path, documents, text_bytes, most_bytes)
             if progress:
-                turned_away, many = (
-                    len(read.rejects) + len(read.tokens.rejected),
-                    len(read.positions) + len(read.rejects),
-                )
                 progress(many, int(read.text_bytes.sum()), len(read.tokens.ids), turned_away)
         _add_part(columns, part, reads, noted, decoders)
         for i, reason, detail in _rejects_of(reads):
             rejected.add(source, 0, part.file, i, reason, detail)
+        if plan.recipe.documents.bad_documents == "fail":
+            fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
         own = counts[source.name]
         own["read"] += columns.documents - first
         own["tokens"] += sum(len(read.tokens.ids) for read in reads)

@@ -318,3 +318,15 @@ def test_a_document_of_whose_text_a_role_makes_something_else_is_refused(tmp_pat
     made.build(role, tmp_path, tmp_path / "masked", is_store=True)
     with pytest.raises(RecipeError, match=r"ids \[.*\] are special in it, and not here"):
         made.build(of_store(table, "masked"), tmp_path, tmp_path / "y")
+
+
+def test_bad_documents_and_files_beyond_measure_end_a_store_too(tmp_path, monkeypatch):
+    made.write(tmp_path / "a.jsonl", b'{"text": "a"}\n{bad\n')
+    table = made.table([{"name": "a", "paths": ["a.jsonl"]}], documents={"bad_documents": "fail"})
+    with pytest.raises(SourceError, match="a.jsonl: document at 14: malformed_json"):
+        made.build(table, tmp_path, tmp_path / "store", is_store=True)
+    monkeypatch.setattr("packprep.building.work.LEAST_BOUND", 10)
+    monkeypatch.setattr("packprep.building.work.BEYOND_PLAN", 0)
+    made.write_lines(tmp_path / "a.jsonl", made.texts(5))
+    with pytest.raises(SourceError, match="holds more than 10 bytes of text, many times what a sample let expect"):
+        made.build(table, tmp_path, tmp_path / "other", is_store=True)
