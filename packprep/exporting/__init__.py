@@ -41,12 +41,19 @@ EXPORTS = {
         {"nemo": "NeMo's packed sequences", "trl": "TRL's", "full": "the loader's columns"},
     ),
     "hf": Export("a Hugging Face dataset"),
+    "jsonl": Export("JSON lines", "what", {"documents": "documents as they were", "rows": "packed rows"}),
+    "mds": Export("a StreamingDataset"),
 }  # fmt: skip
 
 
 def export_module(name: str) -> Any:
     """The file of an export, with `check`, `write`, `located` and `said`."""
     return import_module(f"{__name__}.{name}")
+
+
+def owners(option: str) -> list[str]:
+    """The exports that have this option, as they are called in a sentence."""
+    return [name.capitalize() for name, export in EXPORTS.items() if export.option == option] or ["no export"]
 
 
 def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
@@ -56,9 +63,8 @@ def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
     option, choices = EXPORTS[name].option, list(EXPORTS[name].choices)
     for other, value in given.items():
         if value is not None and other != option:
-            whose = next((whose for whose, export in EXPORTS.items() if export.option == other), "no export")
             instead = " or ".join(f"--{option} {choice}" for choice in choices) or "no such option"
-            raise RecipeError(f"--{other} is {whose.capitalize()}'s: with --to {name} give {instead}")
+            raise RecipeError(f"--{other} is {' and '.join(owners(other))}'s: with --to {name} give {instead}")
     value = given.get(option)
     if value is not None and value not in choices:
         raise RecipeError(f"--{option} {value}: expected {' or '.join(choices)}")

@@ -105,6 +105,15 @@ class TokenTexts:
                 run, pending = [], b""
         return found + [self._alone(id) for id in run]
 
+    def without_added_space(self, text: str) -> str:
+        """The text of a document from its begin, without the space that the tokenizer put there and its decoder takes away."""
+        for step in self._steps:
+            most = step.get("start", 0) if step["type"] == "Strip" and step.get("content") == " " else 0
+            if step["type"] == "WordPiece" or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never"):
+                most = 1
+            text = text[min(most, len(text) - len(text.lstrip(" "))) :]
+        return text
+
     def one_by_one(self, ids: Sequence[int]) -> list[TextPiece]:
         """Each id as a piece of its own."""
         return [piece for id in ids for piece in self.pieces([id])]
