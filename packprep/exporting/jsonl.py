@@ -1,6 +1,6 @@
 r"""A dataset as JSON lines, a file for each shard: documents as they were read, or rows as a model reads them.
 
-    {"text": "Ein Satz.\n", "source": "web", "file": "a.jsonl", "position": 0, "use": 0, "start": 0, "exact": true}
+    {"text": "Ein Satz.\n", "source": "web", "file": "a.jsonl", "position": 0, "use": 0, "start": 0, …}
 
     {"row": 7, "segments": [{"text": "Ein Satz.\n<eos>", "labels": "", "trained": [[0, 15]], "task": "causal", …}, …]}
 
@@ -35,34 +35,37 @@ from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
 from packprep.storage import Folder, LocalCopy
 from packprep.tokenizer.texts import ByteTable, TokenTexts, texts_of_dataset
 
-_NOT_EXACT = b'"exact":false'  # in a text its quotes would be escaped
+# What a line says of its text, counted as it is written, for inside a text quotes are escaped; and what that is
+_MARKS = {
+    "not_exact": (
+        b'"exact":false',
+        'texts, those with "exact": false, have bytes that are no UTF-8, as where a character was cut: '
+        "\N{REPLACEMENT CHARACTER} stands in their place",
+    ),
+    "trained_in_part": (
+        b'"all_trained":false',
+        'documents, those with "all_trained": false, are trained in part, by loss_spans or messages, which their texts do '
+        "not say: --what rows gives what is trained of each segment",
+    ),
+}
 
 
 def check(exporting: Exporting) -> None:
-    """All datasets can be exported so; what is lost of documents is said."""
-    if exporting.form == "documents" and any(
-        entry.get("trained") is not None for entry in exporting.manifest["shards"]
-    ):
-        exporting.progress.say(
-            "warning: documents have no mark of what is trained of them, of which loss_spans or messages are in the dataset; "
-            "--what rows says it by segment"
-        )
+    """All datasets can be exported so; what a text cannot say, its line says, and `write` counts."""
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files; gives what the receipt says of them: lines, not_exact, files."""
+    """Write the files; gives what the receipt says of them: lines, not_exact, trained_in_part, files."""
     if exporting.form == "documents":
         say_what_documents_lack(exporting)
     setup = _documents if exporting.form == "documents" else _rows
     written = dict(each_shard(exporting, setup, exporting.out, workers=exporting.workers))
     files = [written[b] for b in sorted(written)]
-    lines, not_exact = (sum(file[key] for file in files) for key in ("lines", "not_exact"))
-    if not_exact:
-        exporting.progress.say(
-            f'warning: {not_exact:,} texts, those with "exact": false, hold bytes that are no UTF-8, as where a character was '
-            "cut: \N{REPLACEMENT CHARACTER} stands in their place"
-        )
-    return {"lines": lines, "not_exact": not_exact, "files": files}
+    counts = {key: sum(file[key] for file in files) for key in ("lines", *_MARKS)}
+    for key, count in counts.items():
+        if key in _MARKS and count:
+            exporting.progress.say(f"warning: {count:,} {_MARKS[key][1]}")
+    return {**counts, "files": files}
 
 
 def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
@@ -126,10 +129,12 @@ def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
             origins = _origin(manifest, files, shard.arrays, found.segment, str(shard.path))
             ends = np.cumsum(found.lengths)
             begins = (ends - found.lengths + found.bos).tolist()
-            for begin, end, origin in zip(begins, (ends - found.eos).tolist(), origins, strict=True):
+            each = zip(begins, (ends - found.eos).tolist(), (~found.in_part).tolist(), origins, strict=True)
+            for begin, end, all_trained, origin in each:
                 data = table.decode(found.tokens[begin:end])[0].tobytes()
                 text, _, exact = text_and_cuts(data, ())
-                yield {"text": text if origin["start"] else texts.without_added_space(text), **origin, "exact": exact}
+                text = text if origin["start"] else texts.without_added_space(text)
+                yield {"text": text, **origin, "exact": exact, "all_trained": all_trained}
             report(len(found.lengths), shard.size, len(found.tokens), 0)
 
     return one_by_one(_file_of(manifest, out, lines))
@@ -204,7 +209,7 @@ def _file_of(manifest: Manifest, out: Folder, lines: Lines) -> Callable[[ShardTo
                 made += b"\n"
             data = bytes(made)
             out.write(name, [data])
-        counts = {"lines": data.count(b"\n"), "not_exact": data.count(_NOT_EXACT)}
+        counts = {"lines": data.count(b"\n"), **{key: data.count(mark) for key, (mark, _) in _MARKS.items()}}
         return {"file": name, "bytes": len(data), "digest": digest_of(data), **counts}
 
     return export

@@ -51,6 +51,11 @@ class TokenTexts:
         # `tokenizers` takes a step without a type, too; it changes nothing here
         self._steps = [step for step in steps_of(outline.decoder, "decoders") if "type" in step]
         kinds = {step["type"] for step in self._steps}
+        before = [*steps_of(outline.normalizer, "normalizers"), *steps_of(outline.pre_tokenizer, "pretokenizers")]
+        self._space_prepended = any(step.get("type") == "Prepend" for step in before)
+        self._space_added = "WordPiece" in kinds or any(
+            step.get("prepend_scheme", "never") != "never" or step.get("add_prefix_space") for step in before
+        )
         # The characters of byte-level vocabularies have one home: the built-in vocabulary is made of them.
         alphabet = json.loads(bytes_tokenizer_json())["model"]["vocab"] if "ByteLevel" in kinds else {}
         self._byte_of: dict[str, int] = alphabet
@@ -106,13 +111,9 @@ class TokenTexts:
         return found + [self._alone(id) for id in run]
 
     def without_added_space(self, text: str) -> str:
-        """The text of a document from its begin, without the space that the tokenizer put there and its decoder takes away."""
-        for step in self._steps:
-            most = step.get("start", 0) if step["type"] == "Strip" and step.get("content") == " " else 0
-            if step["type"] == "WordPiece" or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never"):
-                most = 1
-            text = text[min(most, len(text) - len(text.lstrip(" "))) :]
-        return text
+        """The text of a document from its begin, without the space that the tokenizer put there: so it gives the same ids."""
+        alone = text.startswith(" ") and not text.startswith("  ")  # none is put before a space, but by Prepend
+        return text[1:] if alone and self._space_added or text.startswith(" ") and self._space_prepended else text
 
     def one_by_one(self, ids: Sequence[int]) -> list[TextPiece]:
         """Each id as a piece of its own."""
