@@ -1,10 +1,18 @@
-"""Sessions: tests, long, trainers, lint, types, docs, minimums, package; campaign, not by default. `nox -s lint`: one."""
+"""Sessions: tests, long, adapters, lint, types, docs, minimums, package; campaign and trainers, not by default.
+
+`nox -s lint`: one; `nox -s 'trainers(trl)'`: one trainer.
+"""
+
+from pathlib import Path
 
 import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["tests", "long", "trainers", "lint", "types", "docs", "minimums", "package"]
+nox.options.sessions = ["tests", "long", "adapters", "lint", "types", "docs", "minimums", "package"]
+TRAINERS = sorted(
+    Path(__file__).parent.glob("benchmarks/trainers/*.txt")
+)  # the first line: "# Python 3.11", or "# not run: WHY"
 
 
 @nox.session
@@ -22,7 +30,7 @@ def long(session: nox.Session) -> None:
 
 
 @nox.session
-def trainers(session: nox.Session) -> None:
+def adapters(session: nox.Session) -> None:
     """What trainers type, with the libraries that they use; without these the same tests skip."""
     session.install(".[test,trainers]")
     session.run(
@@ -91,3 +99,23 @@ def campaign(session: nox.Session) -> None:
     """What takes hours, an hour of fuzzing with atheris included; `nox -s campaign -- -k signals` a part of it."""
     session.install(".[test,trainers]", "atheris>=3.0")
     session.run("python", "-m", "pytest", "-m", "campaign", "-s", *session.posargs)
+
+
+@nox.session
+@nox.parametrize(
+    "python,pins,not_run",
+    [
+        nox.param(None if no else version, path, no or None, id=path.stem)
+        for path in TRAINERS
+        for version, _, no in [path.read_text().split("\n")[0].removeprefix("# Python ").partition("# not run: ")]
+    ],
+)
+def trainers(session: nox.Session, pins: Path, not_run: str | None) -> None:
+    """A real trainer on packprep's rows, in the environment of benchmarks/trainers/NAME.txt."""
+    if not_run:
+        print(f"{pins.stem}: not run: {not_run}")
+        return
+    session.install("--no-deps", "-r", str(pins))  # what else a trainer says that it needs may exist for a GPU alone
+    session.install("--no-deps", ".")
+    session.chdir("benchmarks")
+    session.run("python", "-m", f"trainers.{pins.stem}")

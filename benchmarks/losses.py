@@ -145,7 +145,8 @@ def packed_loss(
     }
     build(read_recipe(recipe, folder), folder / "packed", chats.Silent())
     dataset = open_dataset(folder / "packed")
-    collator, model = Collator(dataset), model_of(len(tokenizer)).eval()
+    model = model_of(len(tokenizer)).eval()
+    collator = Collator(dataset, model)
     total, trained = 0.0, 0
     with torch.no_grad():
         for batch in loader(dataset, 1, epochs=1):

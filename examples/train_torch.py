@@ -6,6 +6,10 @@
 Any mix of tasks works, `--tasks llada` in the first command too: which slots see each other, which are trained and with
 what weight all come with the batch. A run that was killed goes on from its checkpoint with the rows, and so the losses,
 that it would have had.
+
+Datasets of several seq_lengths are trained together by their mixture.json, each step on rows of one length:
+
+    python examples/train_torch.py mixture.json --batch-tokens 8192
 """
 
 import argparse
@@ -17,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from packprep import open_dataset
 from packprep.adapters.torch import loader
 from packprep.adapters.torch_attention import flex_block_mask, sdpa_mask
 from packprep.adapters.torch_loss import masked_loss
@@ -81,9 +86,12 @@ def save(path: Path, checkpoint: dict) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory")
+    parser.add_argument("directory", help="of a dataset, or a mixture.json")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=2)
+    parser.add_argument(
+        "--batch-tokens", type=int, help="slots of a step in place of its rows, for rows of several lengths"
+    )
     parser.add_argument("--checkpoint", type=Path, help="written every --save-every steps, and gone on from")
     parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--device", default="auto", help="auto: the GPU if there is one")
@@ -96,8 +104,12 @@ def main(arguments: list[str] | None = None) -> None:
     on_gpu = device.startswith("cuda")
 
     torch.manual_seed(0)
-    batches = loader(given.directory, given.batch_size, seed=0, pin_memory=on_gpu)
-    model = Decoder(batches.dataset.vocab_size, given.width, given.layers, given.heads).to(device)
+    dataset, batch_size = open_dataset(given.directory), given.batch_size
+    if given.batch_tokens:
+        lengths = dataset.seq_lengths or (dataset.seq_length,)
+        batch_size = {length: max(1, given.batch_tokens // length) for length in lengths}
+    batches = loader(dataset, batch_size, seed=0, pin_memory=on_gpu)
+    model = Decoder(dataset.vocab_size, given.width, given.layers, given.heads).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.learning_rate)
     compiled_flex = None
     if on_gpu:

@@ -44,12 +44,10 @@ def main(arguments: list[str] | None = None) -> list[float]:
             eos_token_id=rows.dataset.manifest["specials"].get("eos"),
         )
     )
-    collator = Collator(rows.dataset, attention="sdpa")
-    collator.check_model(model)
     trainer = Trainer(
         model=model,
         train_dataset=rows,
-        data_collator=collator,
+        data_collator=Collator(rows.dataset, model),
         args=TrainingArguments(
             output_dir=given.out,
             max_steps=given.steps,

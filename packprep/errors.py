@@ -11,6 +11,7 @@ PackprepError                 2   could not run, or the build stopped
 ├── DatasetError                  a dataset whose files are missing, damaged or of an unknown kind
 ├── TokenizerMismatch             a trainer's tokenizer is not the one that a dataset's ids come from
 ├── StateError                    a loader state of another dataset, seed, order or redraw
+├── Exhausted                     a dataset of a mixture that reached its max_epochs
 ├── ArgumentError                 a Python call's argument that cannot be used (a ValueError too)
 └── Stopped                  75   stopped by a signal at a safe point; the same command goes on
 ```
@@ -84,6 +85,10 @@ class TokenizerMismatch(PackprepError):
 
 class StateError(PackprepError):
     """A loader state belongs to another dataset, seed, order or redraw."""
+
+
+class Exhausted(PackprepError):
+    """A dataset of a mixture has given all of its max_epochs, and the next sample would be its."""
 
 
 class ArgumentError(PackprepError, ValueError):

@@ -17,7 +17,8 @@ remote.py and tokenizer_match.py, storage, too. What they share stands here: wha
 
 import os
 
-from packprep.dataset.loader import Dataset, open_dataset
+from packprep.dataset.attention import RULES
+from packprep.dataset.loader import COLUMNS, Dataset, open_dataset
 from packprep.dataset.manifest import StoredTask, has_weighted_spans
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
@@ -60,3 +61,15 @@ def tasks_of(dataset: Dataset | Mixture) -> list[StoredTask]:
 def weights_spans(dataset: Dataset | Mixture) -> bool:
     """Whether documents of some of its datasets give weights other than 1 to what is trained of them."""
     return any(has_weighted_spans(each.manifest) for each in datasets_of(dataset))
+
+
+def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
+    """All that a trainer needs for the tasks of every dataset: prefix_ends, loss_weights where tasks or documents have some, and
+    block_lengths with block diffusion."""
+    names, tasks = list(COLUMNS), tasks_of(dataset)
+    if any(task["label_alignment"] == "same_slot" for task in tasks) or weights_spans(dataset):
+        names.append("loss_weights")
+    names.append("prefix_ends")
+    if any(RULES[task["attention"]].in_blocks for task in tasks):
+        names.append("block_lengths")
+    return tuple(names)

@@ -1,8 +1,8 @@
 """Batches as Transformers models and their Trainer take them: labels that are shifted once, masks that they understand.
 
-    Trainer(model, train_dataset=Rows(dir), data_collator=Collator(dir, attention="sdpa"), …)   Rows of adapters.torch
-    model(**model_inputs(batch, dir))                                                           a batch of torch.loader
-    check_tokenizer(dir, tokenizer)                                                             whether ids mean the same
+    Trainer(model, train_dataset=Rows(dir), data_collator=Collator(dir, model), …)   Rows of adapters.torch
+    model(**model_inputs(batch, dir, model))                                         a batch of torch.loader
+    check_tokenizer(dir, tokenizer)                                                  whether ids mean the same
 
 A causal model of Transformers shifts `labels` by itself. packprep's labels stand at the predicting slot already, so
 they go into `shift_labels`, which such a model takes as it is:
@@ -41,30 +41,32 @@ class Collator:
     """A Trainer's data_collator, and the inputs of a model from a batch; checked once against the dataset's tasks, or
     against those of all datasets of a mixture.
 
-    attention: the model's attn_implementation. labels: "shift_labels", or "shifted_by_model" for a model whose loss
-    does not know shift_labels; tasks that predict in place are refused there by name. loss_weights: Transformers' loss
-    has none, so a dataset whose tasks or documents weight theirs is refused, unless "ignore" says that they should not count.
-    prefix_bidirectional: False reads prefixes causally, which flash attention needs.
+    attention: the model, or its attn_implementation; inputs made for another one than the model has train it wrongly, in
+    silence. A model that would not hand shift_labels to its loss is refused. labels: "shift_labels", or "shifted_by_model"
+    for a model whose loss does not know shift_labels; tasks that predict in place are refused there by name. loss_weights:
+    Transformers' loss has none, so a dataset whose tasks or documents weight theirs is refused, unless "ignore" says that
+    they should not count. prefix_bidirectional: False reads prefixes causally, which flash attention needs.
     """
 
     def __init__(
         self,
         directory: str | os.PathLike | Dataset | Mixture,
-        attention: str = "sdpa",
+        attention: Any,
         labels: str = "shift_labels",
         loss_weights: str = "refuse",
         prefix_bidirectional: bool = True,
     ):
         dataset = opened(directory)
         tasks = tasks_of(dataset)
+        named = attention if isinstance(attention, str) else _attention_of(attention, labels)
         for name, value, known in (
-            ("attention", attention, ATTENTIONS),
+            ("attention", named, ATTENTIONS),
             ("labels", labels, LABELS),
             ("loss_weights", loss_weights, ("refuse", "ignore")),
         ):
             if value not in known:
                 raise ArgumentError(f"{name} is {value!r} and should be one of {', '.join(map(repr, known))}")
-        self.attention, self.labels, self.prefix_bidirectional = attention, labels, prefix_bidirectional
+        self.attention, self.labels, self.prefix_bidirectional = named, labels, prefix_bidirectional
         in_place = [task for task in tasks if task["label_alignment"] == "same_slot"]
         self.predicts_in_place = bool(in_place)
         if in_place and labels == "shifted_by_model":
@@ -108,7 +110,7 @@ class Collator:
 
         sdpa, eager and flex_attention take attention_mask, which a model uses as it is: bool[B, 1, T, T], the same in
         float32 with its least number where nothing is seen, or a BlockMask. Flash attention takes FlashAttentionKwargs,
-        and all rows as one [1, B · T].
+        all rows as one [1, B · T], and no cache, with which another attention would pass boundaries over in silence.
         """
         if lacking := [name for name in _NEEDED if name not in batch]:
             raise ArgumentError(
@@ -124,7 +126,7 @@ class Collator:
             inputs["attention_mask"] = seen if self.attention == "sdpa" else torch.where(seen, 0.0, least)
         else:
             inputs = {name: values.reshape(1, -1) for name, values in inputs.items()}
-            inputs |= transformers_kwargs(batch, self.prefix_bidirectional)
+            inputs |= transformers_kwargs(batch, self.prefix_bidirectional) | {"use_cache": False}
         return inputs
 
     def _labels(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -137,19 +139,18 @@ class Collator:
             return {"labels": at_target}
         return {"labels": at_target, "shift_labels": at_prediction}
 
-    def check_model(self, model: Any) -> None:
-        """Refuse a model that would not hand shift_labels to its loss, or whose attention is another than was named."""
-        if self.labels == "shift_labels":
-            parameters = inspect.signature(model.forward).parameters.values()
-            if not any(p.kind is p.VAR_KEYWORD or p.name == "shift_labels" for p in parameters):
-                raise ArgumentError(
-                    f"{type(model).__name__}.forward does not take shift_labels; use labels='shifted_by_model'"
-                )
-        own = getattr(getattr(model, "config", None), "_attn_implementation", self.attention)
-        if own != self.attention:
-            raise ArgumentError(
-                f"the model's attn_implementation is {own!r}, and inputs are made for {self.attention!r}; name the same"
-            )
+
+def _attention_of(model: Any, labels: str) -> str:
+    """The model's attn_implementation; ArgumentError if it is no model of Transformers, or does not take shift_labels."""
+    own = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if not isinstance(own, str):
+        raise ArgumentError(
+            f"attention is a {type(model).__name__} without a config that says its attn_implementation; name it, as 'sdpa'"
+        )
+    parameters = inspect.signature(model.forward).parameters.values()
+    if labels == "shift_labels" and not any(p.kind is p.VAR_KEYWORD or p.name == "shift_labels" for p in parameters):
+        raise ArgumentError(f"{type(model).__name__}.forward does not take shift_labels; use labels='shifted_by_model'")
+    return own
 
 
 def _names(tasks: Sequence[Mapping[str, Any]]) -> str:
@@ -157,7 +158,7 @@ def _names(tasks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def model_inputs(
-    batch: Mapping[str, Any], directory: str | os.PathLike | Dataset | Mixture, **options: Any
+    batch: Mapping[str, Any], directory: str | os.PathLike | Dataset | Mixture, attention: Any, **options: Any
 ) -> dict[str, Any]:
     """One batch of adapters.torch.loader as a model's keywords; options as of Collator, which is cheaper to keep."""
-    return Collator(directory, **options).inputs(batch)
+    return Collator(directory, attention, **options).inputs(batch)

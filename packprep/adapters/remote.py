@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
-from packprep.dataset.batches import integer
-from packprep.dataset.loader import Dataset, default_max_open
+from packprep.dataset.loader import Dataset, Shares, default_max_open
 from packprep.dataset.manifest import Manifest, ShardEntry, read_manifest
 from packprep.dataset.mixture import Mixture, split_bound
-from packprep.dataset.order import counts_of
+from packprep.dataset.order import dealing_of, integer
 from packprep.dataset.shard import IO
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.digests import digest_of, digest_of_buffers
@@ -162,17 +161,21 @@ def open_remote(
     *,
     cache: str | os.PathLike,
     max_bytes: int | None = None,
-    shares: Sequence[float],
+    shares: Shares,
+    interpolate: str | None = None,
+    max_epochs: Sequence[int | None] | None = None,
     io: IO = "mmap",
     max_open: int | None = None,
 ) -> Mixture: ...
-def open_remote(url, *, cache, max_bytes=None, shares=None, io="mmap", max_open=None):
+def open_remote(
+    url, *, cache, max_bytes=None, shares=None, interpolate=None, max_epochs=None, io="mmap", max_open=None
+):
     """The dataset at a URL, as open_dataset gives one of a directory: rows, batches, state and workers are the same.
 
-    url: where dataset.json lies, "s3://bucket/packed"; or a list of URLs, which are mixed by `shares`, a number above 0
-    for each. cache: a folder on a local disk; the processes of a machine and several datasets may share it. max_bytes:
-    of the cached shards; None: no bound. It should hold all shards that rows are drawn from at a time: a smaller one
-    fetches them again and again. io, max_open: as in open_dataset; by default no more shards stay open than the cache
+    url: where dataset.json lies, "s3://bucket/packed"; or a list of URLs, which are mixed by `shares`, `interpolate`
+    and `max_epochs`, as in open_dataset. cache: a folder on a local disk; the processes of a machine and several datasets may
+    share it. max_bytes: of the cached shards; None: no bound. It should hold all shards that rows are drawn from at a time: a
+    smaller one fetches them again and again. io, max_open: as in open_dataset; by default no more shards stay open than the cache
     holds. Raises DatasetError if there is no dataset or it cannot be used, StorageError if the store cannot be read,
     ArgumentError for arguments that do not fit.
     """
@@ -183,9 +186,10 @@ def open_remote(url, *, cache, max_bytes=None, shares=None, io="mmap", max_open=
     if io not in ("mmap", "pread"):
         raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
     urls = [url] if isinstance(url, str) else list(url)
-    if not urls or (shares is None) != isinstance(url, str) or (shares is not None and len(shares) != len(urls)):
+    mixing = not (shares is None and interpolate is None and max_epochs is None)
+    if not urls or mixing == isinstance(url, str):
         raise ArgumentError("a list of URLs needs shares = […], one for each and at least one; a single URL has none")
-    counts = counts_of(shares) if shares is not None else None
+    counts = dealing_of(shares, urls, interpolate) if mixing else None
     caches = [ShardCache(Remote(one), Path(cache).absolute(), max_bytes) for one in urls]
     for one in caches:
         one.prepare()
@@ -202,4 +206,4 @@ def open_remote(url, *, cache, max_bytes=None, shares=None, io="mmap", max_open=
         Dataset(one.remote.url, manifest, bound, io, one.held)
         for one, manifest, bound in zip(caches, manifests, bounds, strict=True)
     ]
-    return datasets[0] if counts is None else Mixture(datasets, counts)
+    return datasets[0] if counts is None else Mixture(datasets, counts, max_epochs)

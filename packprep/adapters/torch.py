@@ -11,6 +11,7 @@ files are slow.
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +20,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
-from packprep.adapters import opened, tasks_of, weights_spans
+from packprep.adapters import default_columns, opened, tasks_of
 from packprep.dataset import attention, order
 from packprep.dataset.attention import RULES
-from packprep.dataset.batches import check_state, integer
-from packprep.dataset.loader import COLUMNS, Dataset
+from packprep.dataset.batches import Batches, check_state
+from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
+from packprep.dataset.order import integer
 from packprep.dataset.rows import AHEAD
 from packprep.errors import ArgumentError, StateError
 
@@ -44,15 +46,6 @@ DTYPES = {
 DTYPES |= {name: DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items()}
 MASKS = {name: name.replace("labels", "loss_mask") for name in DTYPES if name.startswith("labels")}
 """Column of labels → that which says where they are trained."""
-
-
-def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
-    """All that a trainer needs for the tasks of every dataset: loss_weights where tasks or documents have some, prefix_ends."""
-    names = list(COLUMNS)
-    in_place = any(task["label_alignment"] == "same_slot" for task in tasks_of(dataset))
-    if in_place or weights_spans(dataset):
-        names.append("loss_weights")
-    return (*names, "prefix_ends")
 
 
 def batch_sums(batch: Mapping[str, np.ndarray]) -> dict[str, int | float]:
@@ -123,6 +116,28 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()}
 
 
+def _warn_of_ranks(world_size: int) -> None:
+    """Warn where torch.distributed has several processes, and each would read all rows."""
+    if world_size == 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
+        processes = torch.distributed.get_world_size()
+        if processes > 1:
+            warnings.warn(
+                f"each of the {processes} processes of torch.distributed reads the same rows: give rank and world_size, unless "
+                "they are parts of one model and share each batch",
+                stacklevel=3,
+            )
+
+
+def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
+    """Warn where a run that is over is iterated once more, which gives nothing."""
+    if end is not None and state["rows"] >= end:
+        warnings.warn(
+            f"all {end} rows of this run have been given, and no batch follows: give one run as many epochs or samples as "
+            "are to be trained, or begin another",
+            stacklevel=3,
+        )
+
+
 class _Steps:
     """The steps of one rank that one worker makes, as an iterator with a state; StatefulDataLoader finds the latter."""
 
@@ -133,35 +148,18 @@ class _Steps:
     def _goto(self, rows: int, steps: int) -> None:
         """Stand after `steps` own steps of a run that began after `rows` rows."""
         of = self._of
-        stride = of.batch_size * of.world_size * self._n_workers
         self._rows, self._steps = rows, steps
-        # Worker w of W with its rank r of R is rank w·R + r of W·R: the same samples, by the same index arithmetic.
-        self._batches = of.dataset.batches(
-            of.batch_size,
-            of.start["seed"],
-            self._worker * of.world_size + of.rank,
-            self._n_workers * of.world_size,
-            of.start["shuffle"],
-            of.epochs,
-            of.form.columns,
-            DTYPES,
-            redraw=of.redraw,
-            samples=of.samples,
-            accelerate=of.accelerate,
-        )
-        self._batches.load_state_dict({**of.start, "rows": rows + steps * stride})
+        self._batches = of.batches(DTYPES)
+        self._batches.load_state_dict({**of.start, "rows": rows})
+        self._batches.part(self._worker, self._n_workers, steps)
 
     def __iter__(self) -> "_Steps":
         return self
 
     def __next__(self) -> dict[str, Any]:
-        of = self._of
-        step = self._steps * self._n_workers + self._worker
-        if of.end is not None and step >= order.n_steps(self._rows, of.end, of.batch_size, of.world_size):
-            raise StopIteration
         batch = next(self._batches)
         self._steps += 1
-        return tensors(of.form.arrays(batch))
+        return tensors(self._of.form.arrays(batch))
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._of.start, "rows": self._rows, "steps": self._steps, "workers": self._n_workers}
@@ -182,43 +180,41 @@ class RankBatches(IterableDataset):
     start: the loader state from which every iteration begins; `load_state_dict` sets it.
     """
 
-    def __init__(self, dataset: Dataset | Mixture, form: Form, batch_size: int, options: Mapping[str, Any]):
+    def __init__(self, dataset: Dataset | Mixture, form: Form, batch_size: Any, options: Mapping[str, Any]):
         super().__init__()
-        self.dataset, self.form, self.batch_size = dataset, form, batch_size
-        self.rank, self.world_size = options["rank"], options["world_size"]
-        self.epochs, self.samples = options["epochs"], options["samples"]
-        self.redraw, self.accelerate = options["redraw"], options["accelerate"]
-        # Arguments are checked here, in the main process, by the loader itself.
-        self._position = dataset.batches(
-            batch_size,
-            options["seed"],
-            self.rank,
-            self.world_size,
-            options["shuffle"],
-            self.epochs,
-            form.columns,
-            redraw=self.redraw,
-            samples=self.samples,
-            accelerate=self.accelerate,
-        )
-        self.end = self._position.end
-        self.start = self._position.state_dict()
+        self.dataset, self.form, self.batch_size, self._options = dataset, form, batch_size, options
+        self.position = self.batches()  # arguments are checked here, in the main process
+        self.end, self.world_size = self.position.end, options["world_size"]
+        self.start = self.position.state_dict()
+
+    def batches(self, dtype: Any = None) -> Batches:
+        """packprep's own iterator over them, at its begin."""
+        return self.dataset.batches(self.batch_size, columns=self.form.columns, dtype=dtype, **self._options)
+
+    def __len__(self) -> int:
+        """The batches of a whole run, those before `start` too, at this batch size; TypeError if it has no end.
+
+        Trainers that are told it ask for no batch ahead, which would be missing after their checkpoints.
+        """
+        if self.end is None:
+            raise TypeError("a run without an end has no length; give epochs or samples")
+        of_step, done = self.position.step_samples, self.start["rows"]
+        return order.n_steps(0, done, of_step, 1) + order.n_steps(done, self.end, of_step, 1)
 
     def __iter__(self) -> _Steps:
         worker = get_worker_info()
+        if worker is None:
+            _warn_of_ranks(self.world_size)
         return _Steps(self, 0, 1) if worker is None else _Steps(self, worker.id, worker.num_workers)
 
     def state_after(self, steps: int) -> dict[str, Any]:
         """The loader state after `steps` batches have been taken from an iteration that began at `start`."""
-        rows = self.start["rows"] + steps * self.batch_size * self.world_size
-        if self.end is not None:
-            rows = max(self.start["rows"], min(rows, self.end))
-        return {**self.start, "rows": rows}
+        return self.position.state_after(steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next iteration where `state` ends; StateError as packprep's own loader."""
-        self._position.load_state_dict(state)
-        self.start = self._position.state_dict()
+        self.position.load_state_dict(state)
+        self.start = self.position.state_dict()
 
 
 class Loader:
@@ -237,13 +233,19 @@ class Loader:
     def dataset(self) -> Dataset | Mixture:
         return self.batches.dataset
 
+    def __len__(self) -> int:
+        """As that of `iterable`: the batches of a whole run, or TypeError."""
+        return len(self.batches)
+
     def __iter__(self) -> "Loader":
+        _warn_of_end(self.state_dict(), self.batches.end)
         return self
 
     def __next__(self) -> dict[str, Any]:
         if self._source is None:
             self._source = iter(self.batches)
             if self._num_workers:
+                _warn_of_ranks(self.batches.world_size)
                 # A generator of its own: else DataLoader draws from torch's, and a model's dropout would notice workers.
                 own = torch.Generator()
                 made = DataLoader(self.batches, batch_size=None, num_workers=self._num_workers, generator=own)
@@ -264,7 +266,7 @@ class Loader:
 
 def iterable(
     directory: str | os.PathLike | Dataset | Mixture,
-    batch_size: int,
+    batch_size: int | Mapping[int, int],
     rank: int = 0,
     world_size: int = 1,
     layout: str = "bshd",
@@ -276,6 +278,8 @@ def iterable(
     columns: Sequence[str] | None = None,
     redraw: bool = False,
     accelerate: str = "numpy",
+    balance: tuple[str | tuple[float, float], int] | None = None,
+    window: int | None = None,
     ignore_index: int | None = None,
     tail: str = "segment",
 ) -> RankBatches:
@@ -287,13 +291,13 @@ def iterable(
     dataset = opened(directory)
     form = Form(dataset, layout, columns, ignore_index, tail)
     given: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": epochs}
-    given |= {"samples": samples, "redraw": redraw, "accelerate": accelerate}
+    given |= {"samples": samples, "redraw": redraw, "accelerate": accelerate, "balance": balance, "window": window}
     return RankBatches(dataset, form, batch_size, given)
 
 
 def loader(
     directory: str | os.PathLike | Dataset | Mixture,
-    batch_size: int,
+    batch_size: int | Mapping[int, int],
     rank: int = 0,
     world_size: int = 1,
     layout: str = "bshd",
@@ -304,7 +308,8 @@ def loader(
 ) -> Loader:
     """An iterator over one rank's batches, dicts of tensors, with state_dict and load_state_dict.
 
-    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of its datasets need.
+    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of its datasets need; one of
+    several seq_lengths takes batch_size = {seq_length: rows}, and each batch is of one.
 
     layout "bshd": [batch_size, T] each
 
@@ -317,9 +322,9 @@ def loader(
 
     Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
 
-    options: seed, shuffle, epochs, samples, columns, redraw, accelerate as of `Dataset.batches`; tail; ignore_index: goes into
-    labels where loss_mask is False, and into labels_k where loss_mask_k is. pin_memory: batches lie in page-locked memory, from
-    torch's own cache of it. num_workers: processes; 0, the fast default, makes batches here.
+    options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance, window as of `Dataset.batches`; tail;
+    ignore_index: goes into labels where loss_mask is False, and into labels_k where loss_mask_k is. pin_memory: batches lie in
+    page-locked memory, from torch's own cache of it. num_workers: processes; 0, the fast default, makes batches here.
     """
     integer("num_workers", num_workers, 0, 1 << 31)
     if pin_memory and not torch.accelerator.is_available():
@@ -370,15 +375,24 @@ class BatchSampler:
         shuffle: bool = True,
         epochs: int | None = 1,
         samples: int | None = None,
+        balance: tuple[str | tuple[float, float], int] | None = None,
+        window: int | None = None,
     ):
         self._dataset = rows.dataset if isinstance(rows, Rows) else opened(rows)
+        if self._dataset.seq_lengths is not None:
+            raise ArgumentError(
+                f"{self._dataset!r} has rows of several seq_lengths, which a sampler does not keep apart: use loader"
+            )
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         epochs = None if samples is not None and epochs == 1 else epochs
-        self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs, samples=samples)
+        given: dict[str, Any] = {"samples": samples, "balance": balance, "window": window}
+        self._position = self._dataset.batches(batch_size, seed, rank, world_size, shuffle, epochs, **given)
         self._state = self._position.state_dict()
 
     def __iter__(self) -> Iterator[list[int]]:
         end = self._position.end
+        _warn_of_ranks(self._world_size)
+        _warn_of_end(self._state, end)
         while True:
             state = self._state
             if end is not None and state["rows"] >= end:
@@ -386,8 +400,9 @@ class BatchSampler:
             samples = np.array(order.samples_of_step(state["rows"], 0, self._batch_size, self._rank, self._world_size))
             samples = samples if end is None else samples[samples < end]
             rows = state["rows"] + self._batch_size * self._world_size
+            self._position.refuse_exhausted(rows if end is None else min(rows, end))
             self._state = {**state, "rows": rows if end is None else min(rows, end)}
-            yield self._dataset.rows_of_samples(samples, state["seed"], state["shuffle"])[0].tolist()
+            yield self._position.rows_of_samples(samples)[0].tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._state)

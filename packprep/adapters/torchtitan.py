@@ -46,7 +46,7 @@ class RowSource:
         after_padding = np.maximum.accumulate(np.where(padding, -1, slots))
         return {
             "input_ids": row["tokens"].astype(np.int64),
-            "labels": np.where(row["loss_mask"] > 0, row["labels"], IGNORE_INDEX).astype(np.int64),
+            "labels": np.where(row["loss_mask"] > 0, row["labels"].astype(np.int64), IGNORE_INDEX),
             # a run of padding is one document more, not one for each of its slots
             "positions": np.where(padding, slots - after_padding - 1, row["position_ids"]).astype(np.int64),
         }

@@ -22,7 +22,7 @@ from packprep.cli.arguments import (
     replay_of,
 )
 from packprep.cli.printing import one_thread, put
-from packprep.exporting import EXPORTS, owners
+from packprep.exporting import EXPORTS, exports_with
 from packprep.messages import Bar, put_line
 
 
@@ -91,7 +91,7 @@ def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
     chosen = []
     for name, choices in {export.option: export.choices for export in EXPORTS.values() if export.option}.items():
         first, *others = choices.values()
-        help = f"Of {' and '.join(owners(name))}: {', or '.join([f'{first} (default)', *others])}."
+        help = f"{exports_with(name)}: {', or '.join([f'{first} (default)', *others])}."
         option = Annotated[Literal[*choices] | None, typer.Option(help=help, show_default=False)]  # type: ignore
         chosen.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option))
     ordered = [own.pop(name) for name in ("directory", "to", "out")]

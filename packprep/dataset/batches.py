@@ -11,15 +11,17 @@ import numpy as np
 from packprep.dataset import order
 from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import StoredTask
+from packprep.dataset.order import integer
 from packprep.dataset.redraw import check_accelerate
-from packprep.dataset.rows import AHEAD, COLUMNS, DISTANCES, KNOWN, MADE_FROM, MORE_COLUMNS, SLOTS, SUMS, own_dtype
-from packprep.errors import ArgumentError, StateError
+from packprep.dataset.rows import AHEAD, BY_ROW, COLUMNS, DISTANCES, KNOWN, MADE_FROM, MORE_COLUMNS, SLOTS, own_dtype
+from packprep.errors import ArgumentError, Exhausted, StateError
 
 _AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
 _LIMITED = frozenset(("seq_idx", *AHEAD))  # columns that not every task can serve
 _CAUSALLY = "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of each row"
 _MOST_ROWS = 1 << 62  # what a state may count
 _COUNTS = ("rows", "steps")  # of a state, which differ
+_WINDOWS = 4  # whose order is kept
 _JOINED = {  # keys that joined later, and what nobody knows without them
     "digest": "whether the dataset is the one that it was taken with, or was built again since",
     "redraw": "whether later epochs were drawn anew",
@@ -28,7 +30,11 @@ _INSTEAD = {
     "digest": "a dataset that was built again may hold other rows; open the one whose dataset.json has that digest. If you know "
     "that the rows are the same, take digest out of the state: it is not checked then",
     "redraw": "later epochs would hold other rows; give the redraw that it was taken with",
+    "balance": "going on would repeat and skip rows; give the balance and window that it was taken with",
+    "step_rows": "going on would repeat and skip rows; give batch_size · world_size that come to as many rows of a step",
 }
+_WHERE_GIVEN = frozenset(("balance", "step_rows"))  # keys of a state that only some iterations have
+_MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 
 
 class Reader:
@@ -36,12 +42,16 @@ class Reader:
 
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
     rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(), tasks_with_loss()
+    costs(rows, attention, linear), epoch_rows                what balanced steps need
+    rows_of_steps(…)                                          what steps of several row lengths need
     """
 
     seq_length: int
     vocab_size: int
     token_dtype: np.dtype
     what = "dataset"
+    seq_lengths: tuple[int, ...] | None = None  # of each dataset, where they differ: then each step is of one
+    samples_at_once: int | None = None  # how far to look ahead where that takes time; None: as far as one likes
     _columns: tuple[str, ...] = COLUMNS
     _dtype: Any = None
 
@@ -67,6 +77,26 @@ class Reader:
 
     def samples_of_epochs(self, epochs: int) -> int:
         raise NotImplementedError
+
+    def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
+        raise NotImplementedError
+
+    @property
+    def epoch_rows(self) -> int | None:
+        raise NotImplementedError
+
+    def exhaustion(self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None) -> tuple[int, str] | None:
+        """(the first sample that cannot be given, which dataset is exhausted); None: all can be given."""
+        return None
+
+    def rows_of_steps(
+        self, steps: np.ndarray, seed: int, shuffle: bool, step_rows: Mapping[int, int], rank: int, world_size: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        raise NotImplementedError
+
+    def row_length(self, rows: np.ndarray) -> int:
+        """Slots of each of these rows; ArgumentError if they differ."""
+        return self.seq_length
 
     def check_redraw(self) -> None:
         raise NotImplementedError
@@ -133,7 +163,8 @@ class Reader:
         epochs: Sequence[int] | np.ndarray | None = None,
         accelerate: str = "numpy",
     ) -> dict[str, np.ndarray]:
-        """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss) and loss_weight_sum are [B].
+        """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss), loss_weight_sum and row_cost
+        (Σn² over the row's segments of n slots) are [B].
 
         columns: names of COLUMNS (all, the default) and of MORE_COLUMNS; labels_k, loss_mask_k and loss_weights_k
         (k = 2 … 8) say of the token k slots ahead what labels, loss_mask and loss_weights say of the next one. dtype: of tokens,
@@ -154,7 +185,7 @@ class Reader:
         dtypes = self._dtypes(self._dtype if dtype is None else dtype, names)
         found, batch = self._find(rows), {}  # first: a manifest may claim more than there is
         for name in names:
-            shape = (len(rows),) if name in SUMS else (len(rows), self.seq_length)
+            shape = (len(rows),) if name in BY_ROW else (len(rows), self.row_length(rows))
             if out is None:
                 batch[name] = np.empty(shape, dtypes[name])
             elif name not in out:
@@ -187,7 +218,12 @@ class Reader:
     def _check_holds(self, name: str, dtype: np.dtype) -> None:
         """ArgumentError unless a dtype holds every value that a column may have: numpy would wrap ids and cut weights."""
         of = AHEAD[name][0] if name in AHEAD else name
-        most = {"tokens": self.vocab_size - 1, "labels": self.vocab_size - 1, "loss_mask": 1}.get(of, self.seq_length)
+        most = {
+            "tokens": self.vocab_size - 1,
+            "labels": self.vocab_size - 1,
+            "loss_mask": 1,
+            "row_cost": self.seq_length**2,
+        }.get(of, self.seq_length)
         if of in ("loss_weights", "loss_weight_sum"):
             holds = dtype.kind not in "biu"
         elif dtype.kind in "iu":
@@ -210,7 +246,7 @@ class Reader:
 
     def batches(
         self,
-        batch_size: int,
+        batch_size: int | Mapping[int, int],
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -221,18 +257,36 @@ class Reader:
         redraw: bool = False,
         samples: int | None = None,
         accelerate: str = "numpy",
+        balance: tuple[str | tuple[float, float], int] | None = None,
+        window: int | None = None,
     ) -> "Batches":
         """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
 
+        batch_size: rows of a rank's step. A mixture of several seq_lengths takes {seq_length: rows}: each step is of one dataset,
+        and is what its shares, `samples` and max_epochs call a sample.
+
         samples: an end in place of `epochs`, after so many rows over all ranks; a mixture has no `epochs`, since its
-        datasets do not end together. redraw: epoch 0 is the stored rows, in later ones spans, pivots, cuts and noise are
-        drawn anew, by the same law. accelerate: what draws: "numpy"; "numba", by the kernels of a build, which is refused
-        where numba is not installed; "auto": numba where it is. The rows are the same.
+        datasets do not end together, and raises Exhausted if one of them reaches its max_epochs before. redraw: epoch 0 is the
+        stored rows, in later ones spans, pivots, cuts and noise are drawn anew, by the same law. accelerate: what draws:
+        "numpy"; "numba", by the kernels of a build, which is refused where numba is not installed; "auto": numba where it is. The
+        rows are the same.
+
+        balance: ("attention", group): steps whose ranks cost nearly the same, Σn² over a row's segments of n slots; or ((a, b),
+        group), a · Σn² + b · Σn. group: the rows of a step over all ranks, batch_size · world_size; with others rows and state
+        are the same, and steps less even. Each `window` rows of the shuffled order (a multiple of group; default: 64 groups) are
+        sorted by cost and cut into groups, which come in a drawn order: a step's rows have documents of like length. Every rank
+        reads the boundaries of all rows.
         """
         batches = Batches()
-        batches._batch_size = integer("batch_size", batch_size, 1, 1 << 31)
-        batches._world_size = integer("world_size", world_size, 1, 1 << 31)
-        batches._rank = integer("rank", rank, 0, world_size)
+        world_size = batches._world_size = integer("world_size", world_size, 1, 1 << 31)
+        rank = batches._rank = integer("rank", rank, 0, world_size)
+        sizes = _sizes(batch_size, self.seq_lengths, lambda: self.seq_length)
+        batches._step_rows, batches._share = None, (rank, world_size)
+        if self.seq_lengths is None:
+            (batches._batch_size,) = sizes.values()
+        else:
+            batches._batch_size, batches._world_size, batches._rank = 1, 1, 0  # a sample is a step
+            batches._step_rows = {length: rows * world_size for length, rows in sizes.items()}
         if epochs is not None and samples is not None:
             raise ArgumentError(
                 f"epochs = {epochs!r} and samples = {samples!r} both say where to end: give one of them"
@@ -247,6 +301,16 @@ class Reader:
         batches.dataset, batches._columns = self, None if columns is None else self.checked_columns(columns)
         batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), _true_or_false("shuffle", shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
+        batches._windows = {}
+        batches._balance = order.balance_of(balance, window, batches._shuffle)
+        if batches._balance is not None and batches._step_rows is not None:
+            raise ArgumentError("balance is for rows of one seq_length, and this mixture has several: leave it out")
+        batches._exhaustion = self.exhaustion(batches._seed, batches._shuffle, batches._step_rows)
+        if batches._exhaustion is not None and batches._balance is not None:  # of its window any row may come first
+            sample, which = batches._exhaustion
+            batches._exhaustion = order.window_of(sample, batches._balance.window, None)[0], which
+        if batches.end is not None:
+            batches.refuse_exhausted(batches.end)
         batches._redraw, batches._accelerate = _true_or_false("redraw", redraw), accelerate
         check_accelerate(accelerate)
         if redraw:
@@ -266,12 +330,19 @@ class Batches:
     _batch_size: int
     _world_size: int
     _rank: int
+    _share: tuple[int, int]  # rank and world size; the above are those of a mixture's steps where a sample is one
+    _step_rows: dict[int, int] | None  # seq_length → rows of a step over all ranks, where a sample is a step
+    _first: int = 0  # of the steps, only every `_every`-th from this one on is made
+    _every: int = 1
     _seed: int
     _shuffle: bool
     _columns: tuple[str, ...] | None
     _dtype: Any
     _redraw: bool
     _accelerate: str
+    _balance: order.Balance | None
+    _exhaustion: tuple[int, str] | None
+    _windows: dict[int, np.ndarray]  # a window's first sample → the samples of the plain order, as they come
 
     def _restart(self, rows: int) -> None:
         self._rows = rows  # delivered over all ranks before `_step` 0
@@ -297,24 +368,93 @@ class Batches:
     def _draw(self) -> None:
         """Rows and epochs of the next steps; of none at the end."""
         size, world = self._batch_size, self._world_size
-        steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // size)
+        most_rows = size if self._step_rows is None else max(self._step_rows.values()) // self._share[1]
+        steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // most_rows)
         self._draws += 1
+        window = self.dataset.samples_at_once if self._balance is None else self._balance.window
+        if window is not None:  # else a rank of many would look at very many samples of the others
+            steps = min(steps, max(1, window // (self.step_samples * self._every)))
+        next_step = self._first + self._step * self._every
         if self.end is not None:
-            steps = min(steps, order.n_steps(self._rows, self.end, size, world) - self._step)
+            steps = min(steps, -(-(order.n_steps(self._rows, self.end, size, world) - next_step) // self._every))
+        elif self._exhaustion is not None:  # a step is whole or none, so all ranks end at the same one
+            self.refuse_exhausted(self._rows + (next_step + 1) * self.step_samples)
+            steps = min(steps, -(-((self._exhaustion[0] - self._rows) // self.step_samples - next_step) // self._every))
         if steps <= 0:
             return
-        at = [order.samples_of_step(self._rows, self._step + k, size, self._rank, world) for k in range(steps)]
-        samples = np.array(at, np.int64)
-        rows, epochs = self.dataset.rows_of_samples(samples, self._seed, self._shuffle)
+        numbers = range(next_step, next_step + steps * self._every, self._every)
+        samples = np.array([order.samples_of_step(self._rows, n, size, self._rank, world) for n in numbers], np.int64)
+        if self._step_rows is not None:
+            of = (self._seed, self._shuffle, self._step_rows, *self._share)
+            self._ahead.extend(self.dataset.rows_of_steps(samples[:, 0], *of))
+            return
+        rows, epochs = self.rows_of_samples(samples)
         kept = samples < (np.iinfo(np.int64).max if self.end is None else self.end)
         self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
 
+    @property
+    def step_samples(self) -> int:
+        """The samples of a step over all ranks: its rows, or 1 where a sample is a step."""
+        return self._batch_size * self._world_size
+
+    def refuse_exhausted(self, end: int) -> None:
+        """Exhausted if a dataset reaches its max_epochs before sample `end`."""
+        if self._exhaustion is not None and end > self._exhaustion[0]:
+            sample, which = self._exhaustion
+            raise Exhausted(
+                f"{which} before sample {sample}: end by samples = {sample}, or give it less of the shares, or more max_epochs"
+            )
+
+    def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0 of this order, balanced or not."""
+        return self.dataset.rows_of_samples(self.plain_samples(samples), self._seed, self._shuffle)
+
+    def plain_samples(self, samples: np.ndarray) -> np.ndarray:
+        """int64, shaped as `samples`: which samples of the order without balance come as these."""
+        samples = np.asarray(samples, np.int64)
+        if self._balance is None:
+            return samples
+        flat, plain = samples.ravel(), np.empty(samples.size, np.int64)
+        left = np.ones(flat.size, bool)
+        while left.any():
+            begin, end = order.window_of(int(flat[np.argmax(left)]), self._balance.window, self.dataset.epoch_rows)
+            here = (begin <= flat) & (flat < end)
+            plain[here] = self._window(begin, end)[flat[here] - begin]
+            left &= ~here
+        return plain.reshape(samples.shape)
+
+    def _window(self, begin: int, end: int) -> np.ndarray:
+        known = self._windows.get(begin)
+        if known is None:
+            assert self._balance is not None
+            rows, _ = self.dataset.rows_of_samples(np.arange(begin, end), self._seed, self._shuffle)
+            costs = self.dataset.costs(rows, self._balance.attention, self._balance.linear)
+            known = begin + order.balanced(costs, begin, self._balance, self._seed)
+            while len(self._windows) >= _WINDOWS:
+                self._windows.pop(next(iter(self._windows)), None)
+            self._windows[begin] = known
+        return known
+
+    def part(self, first: int, every: int, made: int) -> None:
+        """From here on make of all steps only `first`, `first` + `every`, …, and of these go on after `made`."""
+        self._restart(self._rows)
+        self._first, self._every, self._step = first, every, made
+
     def state_dict(self) -> dict[str, Any]:
-        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after the steps made so far."""
-        rows = self._rows + self._step * self._batch_size * self._world_size
+        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after the steps made so far; with
+        `balance` that, too; of a mixture of several seq_lengths `rows` counts steps, and step_rows says what they hold."""
+        return self.state_after(0)
+
+    def state_after(self, steps: int) -> dict[str, Any]:
+        """The state after `steps` more steps."""
+        rows = self._rows + (self._step + steps) * self.step_samples
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
-        of = {"fingerprint": self.dataset.fingerprint, "digest": self.dataset.digest}
+        of: dict[str, Any] = {"fingerprint": self.dataset.fingerprint, "digest": self.dataset.digest}
+        if self._balance is not None:
+            of["balance"] = {**self._balance._asdict()}
+        if self._step_rows is not None:
+            of["step_rows"] = {str(length): rows for length, rows in sorted(self._step_rows.items())}
         return {**of, "seed": self._seed, "shuffle": self._shuffle, "redraw": self._redraw, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -332,14 +472,16 @@ class Batches:
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     """StateError unless `state` has the keys of `mine`, and their values where they are no counts; a warning for keys that
     joined later and are absent."""
-    if not isinstance(state, Mapping) or not mine.keys() - _JOINED.keys() <= state.keys() <= mine.keys():
+    if not isinstance(state, Mapping) or not mine.keys() - _MAY_LACK <= state.keys() <= mine.keys() | _WHERE_GIVEN:
         keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave")
-    for key in mine:
-        if key not in _COUNTS and key in state and (type(state[key]), state[key]) != (type(mine[key]), mine[key]):
+    for key in dict.fromkeys((*mine, *state)):
+        ours, theirs = mine.get(key), state.get(key)
+        checked = key not in _COUNTS and (key in state or key in _WHERE_GIVEN)
+        if checked and (type(theirs), theirs) != (type(ours), ours):
             instead = "going on would repeat and skip rows; open that dataset, with that seed and shuffle"
             raise StateError(
-                f"the state's {key} is {state[key]!r}, this loader's is {mine[key]!r}: {_INSTEAD.get(key, instead)}"
+                f"the state's {key} is {theirs!r}, this loader's is {ours!r}: {_INSTEAD.get(key, instead)}"
             )
     absent = [key for key in _JOINED if key in mine and key not in state]
     if absent:
@@ -395,12 +537,16 @@ def _true_or_false(name: str, value: Any) -> bool:
     raise ArgumentError(f"{name} is {value!r} and should be True or False")
 
 
-def integer(name: str, value: Any, least: int, below: int) -> int:
-    """`value` as an int in least … below − 1."""
-    try:
-        number = int(value.__index__())
-    except AttributeError:
-        number = None
-    if number is None or isinstance(value, bool | np.bool_) or not least <= number < below:
-        raise ArgumentError(f"{name} is {value!r} and should be an integer in {least} … {below - 1}")
-    return number
+def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dict[Any, int]:
+    """seq_length → rows of a rank's step; {None: rows} where one number is given for one length."""
+    if not isinstance(batch_size, Mapping):
+        if lengths is not None:
+            example = ", ".join(f"{own}: …" for own in sorted(set(lengths)))
+            raise ArgumentError(f"batch_size is {batch_size!r}, and rows differ in seq_length: give {{{example}}}")
+        return {None: integer("batch_size", batch_size, 1, 1 << 31)}
+    own = {length()} if lengths is None else {*lengths}
+    if batch_size.keys() != own:
+        raise ArgumentError(
+            f"batch_size has rows for seq_length {sorted(batch_size)}, and it is {sorted(own)}: name these"
+        )
+    return {key: integer(f"batch_size[{key}]", rows, 1, 1 << 31) for key, rows in batch_size.items()}

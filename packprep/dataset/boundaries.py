@@ -1,4 +1,4 @@
-"""Where segments lie: from cu_seqlens, from the ids of slots, and back.
+"""Where segments lie, from cu_seqlens, from the ids of slots, and back; and slots written by them.
 
     slot           0  1  2  3  4  5  6  7  8  9 10
     segment_ids    1  1  1  2  2  3  3  3  3  0  0
@@ -44,6 +44,25 @@ def fill_slots(begin: np.ndarray, length: np.ndarray, values: np.ndarray, elsewh
     runs[2::2] -= begin + length
     parts[0::2], parts[1::2] = elsewhere, values
     return np.repeat(parts, runs)
+
+
+def put_blocks(slots: np.ndarray, at, half, block_length, count, values: np.ndarray) -> None:
+    """Put each block's value on its slots of x_t; count: blocks of each segment, values: of all of them."""
+    per_block = np.repeat(block_length, count)
+    lengths = np.minimum(np.repeat(half, count) - ranks(count) * per_block, per_block)
+    slots[np.repeat(at, half) + ranks(half)] = np.repeat(values, lengths)
+
+
+def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -> np.ndarray:
+    """uint16[size]: 1, 2, … over the segments of each row; padding 0. row ascends; at, slots: first flat slot and length."""
+    first = np.searchsorted(row, row)  # the first segment of each one's row
+    return fill_slots(at, slots, (np.arange(1, len(row) + 1) - first).astype(np.uint16), 0, size)
+
+
+def next_token_loss_mask(at: np.ndarray, slots: np.ndarray, prefix: np.ndarray, size: int) -> np.ndarray:
+    """uint8[size]: 1 where the next slot is of the same segment and lies after its prefix."""
+    lead = np.clip(prefix.astype(np.int64) - 1, 0, slots - 1)
+    return fill_slots(at + lead, slots - 1 - lead, np.ones(len(at), np.uint8), 0, size)
 
 
 def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> tuple[Any, Any]:

@@ -20,22 +20,25 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 
 from packprep.dataset import order
-from packprep.dataset.batches import Reader, integer
+from packprep.dataset.batches import Reader
 from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, outline, read_manifest
-from packprep.dataset.mixture import Mixture, mixed_opened
+from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
+from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
-from packprep.format.json_files import TOKENIZER_NAME
+from packprep.format.json_files import MANIFEST_NAME, MIXTURE_NAME, TOKENIZER_NAME
 
 try:
     import resource
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["COLUMNS", "Dataset", "Mixture", "Row", "open_dataset"]
+__all__ = ["COLUMNS", "Dataset", "Mixture", "Row", "open_dataset", "write_mixture"]
+Shares: TypeAlias = Sequence[float] | Sequence[tuple[int, Sequence[float]]]
 Held: TypeAlias = Callable[[ShardEntry], AbstractContextManager[Path]]
+_ROWS_AT_ONCE = 64
 TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")  # the columns of task_params
 
 
@@ -196,6 +199,19 @@ class Dataset(Reader):
         """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0."""
         return order.rows_of_samples(samples, len(self), seed, shuffle), np.asarray(samples) // len(self)
 
+    @property
+    def epoch_rows(self) -> int:
+        """The rows of an epoch."""
+        return len(self)
+
+    def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
+        """float64, one for each of `rows`: attention · Σn² + linear · Σn over its segments of n slots; by boundaries alone."""
+        costs, by_place = np.empty(len(rows)), np.argsort(rows, kind="stable")
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):  # few shards at a time
+            some = by_place[begin : begin + _ROWS_AT_ONCE]
+            costs[some] = Segments(self.facts, self._find(rows[some])).costs(attention, linear)
+        return costs
+
     def samples_of_epochs(self, epochs: int) -> int:
         """The samples of so many epochs."""
         return epochs * len(self)
@@ -236,12 +252,22 @@ def open_dataset(
 ) -> Dataset: ...
 @overload
 def open_dataset(
-    directory: Sequence[str | os.PathLike], *, shares: Sequence[float], io: IO = "mmap", max_open: int | None = None
+    directory: Sequence[str | os.PathLike],
+    *,
+    shares: Shares,
+    interpolate: str | None = None,
+    max_epochs: Sequence[int | None] | None = None,
+    io: IO = "mmap",
+    max_open: int | None = None,
 ) -> Mixture: ...
-def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
+def open_dataset(directory, *, shares=None, interpolate=None, max_epochs=None, io="mmap", max_open=None):
     """The dataset in `directory`, by its manifest alone; shards are checked and opened at first use.
 
-    directory: one, or a list of several, which are read as a Mixture, by `shares`: a number above 0 for each.
+    directory: a dataset's folder; or a mixture.json, by its path or folder; or a list of datasets' folders, which are read as a
+    Mixture, by `shares`: a number above 0 for each, or points [(sample, [number, …]), …] from sample 0 on, between which shares
+    stay (interpolate "step", the default) or change evenly ("linear"), and behind the last stay. max_epochs: how often each
+    dataset may be read, a whole number or None; what goes beyond raises Exhausted: `batches` at once where an end is given, else
+    the step that would hold such a sample.
     io: "mmap", where rows are views of mapped files; or "pread", where they are read, so that a file server that is lost
     is a DatasetError with file and row, not the end of the process by SIGBUS. max_open: how many shards stay open at most
     (default: 1024, or half of the files that may be open), over all directories; a shard that a Row still uses stays
@@ -254,19 +280,46 @@ def open_dataset(directory, *, shares=None, io="mmap", max_open=None):
         raise ArgumentError("io = 'pread' needs preadv, which this system does not have; use 'mmap'")
     limit = default_max_open() if max_open is None else integer("max_open", max_open, 1, 1 << 31)
     if isinstance(directory, str | os.PathLike):
-        if shares is not None:
-            raise ArgumentError(f"shares = {shares!r} is for a list of directories, and {str(directory)!r} is one")
+        mixture = Path(directory)
+        if mixture.is_dir() and not (mixture / MANIFEST_NAME).exists():
+            mixture /= MIXTURE_NAME
+        if mixture.is_file() and (mixture.suffix == ".json" and mixture.name != MANIFEST_NAME):
+            if shares is not None or interpolate is not None or max_epochs is not None:
+                raise ArgumentError(
+                    f"{mixture} says shares, interpolate and max_epochs itself: change them there, or leave them out"
+                )
+            try:
+                return open_dataset(**read_mixture(mixture), io=io, max_open=max_open)
+            except ArgumentError as error:
+                raise DatasetError(f"{mixture}: {error}") from error
+        for name, given in (("shares", shares), ("interpolate", interpolate), ("max_epochs", max_epochs)):
+            if given is not None:
+                raise ArgumentError(f"{name} = {given!r} is for a list of directories, and {str(directory)!r} is one")
         return Dataset(Path(directory), read_manifest(directory), limit, io)
     if directory is None:
         raise ArgumentError("directory is None and should be the folder of a dataset, or a list of several")
     directories = list(directory)
-    if shares is None or len(shares) != len(directories) or not directories:
-        raise ArgumentError(
-            f"a list of {len(directories)} directories needs shares = […], one for each and at least one; "
-            f"there are {0 if shares is None else len(shares)}"
-        )
-    counts = order.counts_of(shares)
+    counts = order.dealing_of(shares, directories, interpolate)
     manifests = [read_manifest(one) for one in directories]
     return mixed_opened(
-        counts, manifests, limit, lambda i, bound: Dataset(Path(directories[i]), manifests[i], bound, io)
+        counts, max_epochs, manifests, limit, lambda i, bound: Dataset(Path(directories[i]), manifests[i], bound, io)
     )
+
+
+def write_mixture(
+    path: str | os.PathLike,
+    directories: Sequence[str | os.PathLike],
+    *,
+    shares: Shares,
+    interpolate: str | None = None,
+    max_epochs: Sequence[int | None] | None = None,
+) -> None:
+    """Write the mixture.json by which open_dataset(path) gives the mixture of these folders, wherever all are moved together.
+
+    shares, interpolate, max_epochs: as of open_dataset, which is asked whether it can open them.
+    """
+    given: dict[str, Any] = {"shares": shares, "interpolate": interpolate, "max_epochs": max_epochs}
+    open_dataset(list(directories), **given)
+    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
+    temporary.write_bytes(mixture_file(Path(path).absolute(), directories, **given))
+    os.replace(temporary, path)

@@ -332,6 +332,12 @@ def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
     return any(_counted(source, "slots", "weighted") for source in sources)
 
 
+def drawn_tasks(manifest: Manifest) -> list[StoredTask]:
+    """The tasks of which the dataset has segments, by the ledger; all that it does not count."""
+    counted = _members(manifest["ledger"], "tasks")
+    return [task for task in manifest["tasks"] if counted.get(task["name"], {}).get("segments", 1)]
+
+
 def outline(manifest: Manifest, name: str) -> str:
     """A small tree of a dataset: its rows, sources and tasks, and the shares of these in its tokens, by the ledger.
 

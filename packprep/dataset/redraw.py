@@ -18,9 +18,9 @@ import numpy as np
 
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import fill_slots
+from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks
 from packprep.dataset.manifest import Manifest, StoredTask
-from packprep.dataset.rows import Segments, fill, next_token_loss_mask, own_dtype, put_blocks
+from packprep.dataset.rows import Segments, fill, own_dtype
 from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
 from packprep.dataset.token_slots import ROLES, SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
 from packprep.errors import ArgumentError, DatasetError, RecipeError

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset import attention
-from packprep.dataset.boundaries import boundaries, fill_slots, ranks
+from packprep.dataset.boundaries import boundaries, fill_slots, next_token_loss_mask, put_blocks, segment_ids
 from packprep.dataset.manifest import Manifest, StoredTask
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
@@ -263,6 +263,11 @@ class Segments:
             (own.at + moved[own.row])[segment] + begins, ends - begins, own.weights_of_ranges(parts), 1, self.size
         )
 
+    def costs(self, attention: float = 1, linear: float = 0) -> np.ndarray:
+        """float64, one for each row: attention · Σn² + linear · Σn over its segments of n slots; exact below 2⁵³."""
+        slots = self.slots.astype(np.float64)
+        return np.bincount(self.row, attention * slots**2 + linear * slots, len(self.places))
+
     def loss_weights(self) -> np.ndarray:
         """The weight of each slot's segment or block times that of the range of what it predicts, trained or not."""
         weights, of_ranges = self._own_weights(), self.range_weights()
@@ -324,17 +329,19 @@ AHEAD = {f"{name}_{k}": (name, k) for name in ("labels", "loss_mask", "loss_weig
 """Column of the prediction `k` slots ahead → (column of the next slot's, k)."""
 SLOTS |= {name: SLOTS[next_slot]._replace(derived=None) for name, (next_slot, _) in AHEAD.items()}
 SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}  # one number a row, [B], and what it sums
+BY_ROW = (*SUMS, "row_cost")
+"""The columns of one number a row, [B]."""
 MADE_FROM = {**SUMS, **{name: next_slot for name, (next_slot, _) in AHEAD.items()}}
 """Column → the one that it is made from, after an epoch has drawn that anew."""
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
-MORE_COLUMNS = (*(name for name in SLOTS if name not in COLUMNS), *SUMS)  # given on request
+MORE_COLUMNS = (*(name for name in SLOTS if name not in COLUMNS), *BY_ROW)  # given on request
 KNOWN = frozenset(COLUMNS + MORE_COLUMNS)
 
 
 def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
     """The dtype that a column has where none is asked for."""
-    if name in SUMS:
-        return np.dtype("i4" if name == "n_trained" else "f4")
+    if name in BY_ROW:
+        return np.dtype({"n_trained": "i4", "row_cost": "i8"}.get(name, "f4"))
     return SLOTS[name].dtype or token_dtype
 
 
@@ -384,7 +391,9 @@ def gather(
     if not places:
         return
     segments, made = Segments(facts, places), [name for name in batch if name in MADE_FROM]
-    slots = {name: values for name, values in batch.items() if name not in MADE_FROM}
+    slots = {name: values for name, values in batch.items() if name in SLOTS and name not in AHEAD}
+    if "row_cost" in batch:
+        np.copyto(batch["row_cost"], segments.costs(), casting="unsafe")
     for name in made:
         source = MADE_FROM[name]
         own = own_dtype(source, facts.token_dtype)
@@ -516,6 +525,11 @@ class Row:
         """Slots of the longest segment; 0 without one."""
         return int(np.diff(self.cu_seqlens).max(initial=0))
 
+    @property
+    def cost(self) -> int:
+        """Σn² over the segments of n slots: what attention costs, as the column row_cost."""
+        return int(self._segments.costs()[0])
+
     @cached_property
     def segments(self) -> dict[str, np.ndarray]:
         columns = {name: self._segments.column(name) for name in HEADER}
@@ -572,28 +586,6 @@ class RowInEpoch(Row):
         return segments
 
 
-# Slots from boundaries
-
-
 def read_only(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
-
-
-def put_blocks(slots: np.ndarray, at, half, block_length, count, values: np.ndarray) -> None:
-    """Put each block's value on its slots of x_t; count: blocks of each segment, values: of all of them."""
-    per_block = np.repeat(block_length, count)
-    lengths = np.minimum(np.repeat(half, count) - ranks(count) * per_block, per_block)
-    slots[np.repeat(at, half) + ranks(half)] = np.repeat(values, lengths)
-
-
-def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -> np.ndarray:
-    """uint16[size]: 1, 2, … over the segments of each row; padding 0. row ascends; at, slots: as in Segments."""
-    first = np.searchsorted(row, row)  # the first segment of each one's row
-    return fill_slots(at, slots, (np.arange(1, len(row) + 1) - first).astype(np.uint16), 0, size)
-
-
-def next_token_loss_mask(at: np.ndarray, slots: np.ndarray, prefix: np.ndarray, size: int) -> np.ndarray:
-    """uint8[size]: 1 where the next slot is of the same segment and lies after its prefix."""
-    lead = np.clip(prefix.astype(np.int64) - 1, 0, slots - 1)
-    return fill_slots(at + lead, slots - 1 - lead, np.ones(len(at), np.uint8), 0, size)

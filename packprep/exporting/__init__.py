@@ -40,7 +40,10 @@ EXPORTS = {
         "Parquet", "columns",
         {"nemo": "NeMo's packed sequences", "trl": "TRL's", "full": "the loader's columns"},
     ),
-    "hf": Export("a Hugging Face dataset"),
+    "hf": Export(
+        "a Hugging Face dataset", "trainer",
+        {"trl": "TRL", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl", "swift": "ms-swift"},
+    ),
     "jsonl": Export("JSON lines", "what", {"documents": "documents as they were", "rows": "packed rows"}),
     "mds": Export("a StreamingDataset"),
 }  # fmt: skip
@@ -51,9 +54,9 @@ def export_module(name: str) -> Any:
     return import_module(f"{__name__}.{name}")
 
 
-def owners(option: str) -> list[str]:
-    """The exports that have this option, as they are called in a sentence."""
-    return [name.capitalize() for name, export in EXPORTS.items() if export.option == option] or ["no export"]
+def exports_with(option: str) -> str:
+    """The exports that have an option, as they are asked for."""
+    return " or ".join(f"--to {name}" for name, export in EXPORTS.items() if export.option == option) or "no export"
 
 
 def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
@@ -64,7 +67,7 @@ def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
     for other, value in given.items():
         if value is not None and other != option:
             instead = " or ".join(f"--{option} {choice}" for choice in choices) or "no such option"
-            raise RecipeError(f"--{other} is {' and '.join(owners(other))}'s: with --to {name} give {instead}")
+            raise RecipeError(f"--{other} goes with {exports_with(other)}: with --to {name} give {instead}")
     value = given.get(option)
     if value is not None and value not in choices:
         raise RecipeError(f"--{option} {value}: expected {' or '.join(choices)}")

@@ -199,12 +199,6 @@ def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
     return [[range(b, min(b + most, n)) for b in range(0, max(n, 1), most)] for n in rows]
 
 
-def drawn_tasks(manifest: Manifest) -> list[dict[str, Any]]:
-    """The tasks of which the dataset has segments."""
-    counted = manifest["ledger"].get("tasks", {})
-    return [dict(task) for task in manifest["tasks"] if counted.get(task["name"], {}).get("segments", 1)]
-
-
 def refuse_nested(directory: Folder, out: Folder) -> None:
     """RecipeError if an export would lie among the files of the dataset that it is made of."""
     inner, outer = _parts(out), _parts(directory)

@@ -5,12 +5,13 @@
     dataset_info.json           the features
     state.json                  which files, and the fingerprint; the last, since no folder is loaded without it
 
-Columns are TRL's (`packprep.exporting.parquet.trl_lists`), and an attention_mask of each segment's number, as LLaMA-Factory and
-Axolotl pack: where it is read as a mask it keeps segments apart, and where it is made bool it is one of ones.
+Columns are those of `packprep.exporting.parquet.trl_lists` that a trainer reads, and what else it wants. A column too many is
+not passed over: LLaMA-Factory makes tensors of them all, Axolotl lets an attention_mask win over position_ids, and it packs rows
+a second time where they have a length.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import Manifest, first_rows
 from packprep.exporting.export import Exporting, ShardToExport, each_shard, files_of_rows, sound_shard
-from packprep.exporting.parquet import KEY, TRL_COLUMNS, refuse_for_trl, row_groups, trl_lists
+from packprep.exporting.parquet import IGNORE_INDEX, KEY, TOLD_TRL, TRL_COLUMNS, refuse_for_trl, row_groups, trl_lists
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
@@ -27,12 +28,54 @@ from packprep.storage import Folder, LocalCopy
 FILE_SLOTS = 1 << 24
 """Slots of a file, about: 16 bytes each, which a worker holds in memory."""
 CARD, INFO, STATE = "README.md", "dataset_info.json", "state.json"
-_TYPES = dict.fromkeys(("attention_mask", *TRL_COLUMNS), pa.int32())
-_FEATURES = {
-    name: {"_type": "List", "feature": {"_type": "Value", "dtype": str(kind)}} for name, kind in _TYPES.items()
+INT32 = pa.int32()
+
+
+class Form(NamedTuple):
+    """What one trainer takes.
+
+    columns   names of `_HOLDS`.
+    filled    rows are filled up to seq_length; else they are as long as their segments.
+    told      how the trainer is told of the folder, so that segments stay apart.
+    """
+
+    columns: tuple[str, ...]
+    filled: bool
+    told: str
+
+
+FORMS = {
+    "trl": Form(TRL_COLUMNS, False, TOLD_TRL),
+    "llamafactory": Form(
+        ("input_ids", "labels", "position_ids", "attention_mask"),
+        True,
+        "LLaMA-Factory: tokenized_path and neat_packing: true; without that it silently attends across documents",
+    ),
+    "axolotl": Form(
+        ("input_ids", "labels", "position_ids"),
+        False,
+        "Axolotl: skip_prepare_dataset: true, sample_packing: false, in datasets the path and an empty type",
+    ),
+    "swift": Form(
+        ("input_ids", "labels", "position_ids", "length", "lengths"),
+        False,
+        "ms-swift: --cached_dataset, --truncation_strategy split, --padding_free true; without that it silently attends across "
+        "documents",
+    ),
 }
+_HOLDS = {
+    "input_ids": "a row's segments, one after the other",
+    "labels": "not shifted: the token itself where its prediction is trained, else -100, as at the begin of each segment",
+    "position_ids": "from 0 in each segment",
+    "seq_lengths": "the lengths of the segments",
+    "attention_mask": "the number of the slot's segment in its row, from 1; 0 where the row is filled up",
+    "length": "the length of the row",
+    "lengths": "the same, under its other name",
+}
+_FILLED = {"labels": IGNORE_INDEX, "position_ids": 0, "attention_mask": 0}
+_SCALARS = ("length", "lengths")
 _USE = """\
-This folder is an export of it as a Hugging Face dataset, a row for each row, without padding; packprep does not read it.
+This folder is an export of it as a Hugging Face dataset, a row for each row; packprep does not read it.
 
 ```python
 from datasets import load_from_disk
@@ -40,28 +83,28 @@ from datasets import load_from_disk
 rows = load_from_disk("FOLDER")  # a copy of this folder
 ```
 
+{told}.
+
 | column | holds |
 | --- | --- |
-| `input_ids` | a row's segments, one after the other |
-| `labels` | not shifted: the token itself where its prediction is trained, else -100, as at the begin of each segment |
-| `position_ids` | from 0 in each segment |
-| `seq_lengths` | the lengths of the segments |
-| `attention_mask` | the number of the slot's segment in its row, from 1 |
+{columns}
 """
 
 
 def check(exporting: Exporting) -> None:
     """RecipeError for what labels that a model shifts, and causal attention, cannot say."""
-    refuse_for_trl(exporting, "--to hf")
+    refuse_for_trl(exporting, "--to hf", FORMS[exporting.form].told)
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the files; gives what the receipt says of them: rows, files."""
     manifest, out = exporting.manifest, exporting.out
     ranges = files_of_rows(manifest, FILE_SLOTS)
-    written = dict(each_shard(exporting, _setup, out, ranges, workers=exporting.workers))
+    written = dict(each_shard(exporting, _setup, out, ranges, exporting.form, workers=exporting.workers))
     files = [file for shard in sorted(written) for file in written[shard]]
-    whole = {"citation": "", "description": "", "features": _FEATURES, "homepage": "", "license": ""}
+    form = FORMS[exporting.form]
+    features = _features(form.columns)
+    whole = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
     state: dict[str, Any] = {
         "_data_files": [{"filename": file["file"]} for file in files],
         "_fingerprint": manifest["digest"],
@@ -73,7 +116,8 @@ def write(exporting: Exporting) -> dict[str, Any]:
     }
     texts = {INFO: encode(whole), STATE: encode(state)}
     if exporting.card is not None:
-        texts = {CARD: exporting.card(exporting.dataset, _USE).encode()} | texts
+        held = "\n".join(f"| `{name}` | {_HOLDS[name]} |" for name in form.columns)
+        texts = {CARD: exporting.card(exporting.dataset, _USE.format(told=form.told, columns=held)).encode()} | texts
     for name, data in texts.items():
         out.write(name, [data])
         files.append({"file": name, "bytes": len(data), "digest": digest_of(data)})
@@ -90,25 +134,25 @@ def said(result: Mapping[str, Any]) -> list[str]:
     return [f"{result['rows']:,} rows, for datasets.load_from_disk"]
 
 
-def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[range]]) -> Do:
+def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[range]], trainer: str) -> Do:
     dataset = open_dataset(local.folder, max_open=1)
     begins, first_file = first_rows(manifest), np.cumsum([0, *map(len, ranges)])
-    count, seq_length = first_file[-1], manifest["seq_length"]
+    count, seq_length, form = first_file[-1], manifest["seq_length"], FORMS[trainer]
 
     def export(item: ShardToExport, report: Report) -> list[dict[str, Any]]:
         entry, first, files = manifest["shards"][item.number], begins[item.number], []
         with sound_shard(local, manifest, item.number) as shard:
             done = 0
             for i, rows in enumerate(ranges[item.number], int(first_file[item.number])):
-                name, schema = f"data-{i:05d}-of-{count:05d}.arrow", _schema(manifest, item.number, rows)
+                name, schema = f"data-{i:05d}-of-{count:05d}.arrow", _schema(manifest, item.number, rows, trainer)
                 data = _standing(out, name, schema, len(rows))
                 if data is None:
                     sink = pa.BufferOutputStream()
                     with pa.ipc.new_stream(sink, schema) as writer:
                         for group in row_groups(len(rows), seq_length):
                             lists = trl_lists(dataset, shard, first, rows[group.start : group.stop])
-                            mask = pa.ListArray.from_arrays(lists[0].offsets, _segment_numbers(lists[-1]))
-                            writer.write_batch(pa.RecordBatch.from_arrays([mask, *lists], schema=schema))
+                            arrays = _arrays(form, lists, seq_length, manifest["pad_id"])
+                            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
                     data = sink.getvalue()
                     out.write(name, [data])
                 now = entry["bytes"] * rows.stop // max(shard.rows, 1)
@@ -121,23 +165,51 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
     return one_by_one(export)
 
 
+def _arrays(form: Form, lists: list[pa.ListArray], seq_length: int, pad_id: int) -> list[pa.Array]:
+    """The form's columns. lists: what trl_lists gives."""
+    offsets = lists[0].offsets
+    found = dict(zip(TRL_COLUMNS, lists, strict=True))
+    found["attention_mask"] = pa.ListArray.from_arrays(offsets, _segment_numbers(lists[-1]))
+    found["length"] = found["lengths"] = pa.array(np.diff(np.asarray(offsets)), INT32)
+    if form.filled:
+        return [_filled(found[name], seq_length, _FILLED.get(name, pad_id)) for name in form.columns]
+    return [found[name] for name in form.columns]
+
+
 def _segment_numbers(seq_lengths: pa.ListArray) -> pa.Array:
     """int32 for each slot of the rows whose segments have these lengths: 1, 2, … by segment, from 1 in each row."""
     lengths, counts = np.asarray(seq_lengths.values), np.diff(np.asarray(seq_lengths.offsets))
     numbers = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
-    return pa.array(np.repeat(numbers, lengths), pa.int32())
+    return pa.array(np.repeat(numbers, lengths), INT32)
 
 
-def _schema(manifest: Manifest, shard: int, rows: range) -> pa.Schema:
+def _filled(lists: pa.ListArray, width: int, value: int) -> pa.ListArray:
+    """Lists of at most `width`, filled up to it with a value."""
+    offsets = np.asarray(lists.offsets)
+    slots = np.full((len(lists), width), value, np.int32)
+    slots[np.arange(width) < np.diff(offsets)[:, None]] = np.asarray(lists.values)
+    every = pa.array(np.arange(len(lists) + 1) * width, INT32)
+    return pa.ListArray.from_arrays(every, pa.array(slots.reshape(-1)))
+
+
+def _features(columns: Sequence[str]) -> dict[str, Any]:
+    """What `datasets` calls the types of the columns."""
+    value = {"_type": "Value", "dtype": "int32"}
+    return {name: value if name in _SCALARS else {"_type": "List", "feature": value} for name in columns}
+
+
+def _schema(manifest: Manifest, shard: int, rows: range, trainer: str) -> pa.Schema:
     about = {
-        "columns": "hf",
+        "trainer": trainer,
         "dataset": manifest["digest"],
         "shard_digest": manifest["shards"][shard]["digest"],
         "rows": [rows.start, rows.stop],
     }
-    features = {"info": {"features": _FEATURES}}
+    names = FORMS[trainer].columns
+    features = {"info": {"features": _features(names)}}
     metadata = {b"huggingface": encode(features).rstrip(b"\n"), KEY: encode(about).rstrip(b"\n")}
-    return pa.schema([pa.field(name, pa.list_(kind)) for name, kind in _TYPES.items()], metadata)
+    kinds = (INT32 if name in _SCALARS else pa.list_(INT32) for name in names)
+    return pa.schema([pa.field(name, kind) for name, kind in zip(names, kinds, strict=True)], metadata)
 
 
 def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> Any | None:

@@ -15,8 +15,8 @@ import numpy as np
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import open_dataset
-from packprep.dataset.manifest import Manifest, first_rows, has_weighted_spans
-from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, files_of_rows, sound_shard
+from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans
+from packprep.exporting.export import Exporting, ShardToExport, each_shard, files_of_rows, sound_shard
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy

@@ -24,12 +24,11 @@ from typing import Any
 import numpy as np
 
 from packprep.building.processes import Do, Report, one_by_one
-from packprep.dataset.manifest import Manifest
+from packprep.dataset.manifest import Manifest, drawn_tasks
 from packprep.errors import DatasetError, RecipeError
 from packprep.exporting.export import (
     Exporting,
     ShardToExport,
-    drawn_tasks,
     each_shard,
     plan_of,
     restored,

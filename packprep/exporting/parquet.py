@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import Manifest, first_rows, has_weighted_spans
+from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans
 from packprep.dataset.rows import Segments
 from packprep.dataset.shard import Shard
 from packprep.errors import RecipeError
-from packprep.exporting.export import Exporting, ShardToExport, drawn_tasks, each_shard, sound_shard
+from packprep.exporting.export import Exporting, ShardToExport, each_shard, sound_shard
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
@@ -32,6 +32,7 @@ SLOTS_AT_ONCE = 1 << 20
 """Slots of a row group, about: what a reader of one row has to decode."""
 _FULL = ("tokens", "labels", "loss_mask", "loss_weights", "segment_ids", "position_ids", "prefix_ends")
 TRL_COLUMNS = ("input_ids", "labels", "position_ids", "seq_lengths")
+TOLD_TRL = "TRL: padding_free=True; without it, it silently attends across documents"
 IGNORE_INDEX = -100
 """The label of what is not trained, in Transformers and PyTorch."""
 _TYPES = {"tokens": "i4", "labels": "i4", "segment_ids": "i4"}  # torch can do little with uint16
@@ -80,7 +81,7 @@ class Joined(NamedTuple):
 def joined(dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int = 1) -> Joined:
     """The segments of some rows of a shard, whose row 0 is row `first_row` of the dataset.
 
-    multiple: above 1 a segment is filled up with pad_id, which is not trained, to a multiple of it and one more.
+    multiple: above 1 a segment is filled up with eos, which is not trained, to a multiple of it and one more.
     """
     batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
     segments = Segments(dataset.facts, [(shard, row) for row in rows])
@@ -89,7 +90,7 @@ def joined(dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple
     begins = np.cumsum(lengths) - lengths
     within = np.arange(int(slots.sum())) - np.repeat(np.cumsum(slots) - slots, slots)
     source, target = np.repeat(segments.at, slots) + within, np.repeat(begins, slots) + within
-    tokens = np.full(int(lengths.sum()), dataset.pad_id, np.int32)
+    tokens = np.full(int(lengths.sum()), dataset.manifest["specials"].get("eos", dataset.pad_id), np.int32)
     mask = np.zeros(len(tokens), np.uint8)
     tokens[target] = batch["tokens"].reshape(-1)[source]
     mask[target] = batch["loss_mask"].reshape(-1)[source]
@@ -103,8 +104,9 @@ def nemo_table(
 ) -> tuple[pa.Table, int]:
     """Segments one after the other, without the row's padding; and how many of them have two eos among their inputs.
 
-    multiple: the recipe's pad_seq_to_mult. Above 1 a segment is filled up with pad_id to a multiple of it and one more,
-    since its last token is no input: what Megatron-Bridge's `pad_seq_to_mult` stores for context parallelism.
+    multiple: the recipe's pad_seq_to_mult. Above 1 a segment is filled up with eos to a multiple of it and one more, since
+    its last token is no input: what Megatron-Bridge's `pad_seq_to_mult` stores for context parallelism, which takes eos at
+    the end for filling.
     """
     found = joined(dataset, shard, first_row, rows, multiple)
     starts = (found.begins - np.repeat(found.by_row[:-1], np.diff(found.segments_by_row))).astype(np.int32)
@@ -177,7 +179,7 @@ def file_name(columns: str, shard: int) -> str:
 def check(exporting: Exporting) -> None:
     """RecipeError where a reader that shifts would train on the wrong targets; what else it reads differently is said."""
     if exporting.form == "trl":
-        refuse_for_trl(exporting, "--columns trl")
+        refuse_for_trl(exporting, "--columns trl", TOLD_TRL)
     if exporting.form != "nemo":
         return
     in_place, prefix = _not_causal(exporting.manifest)
@@ -197,8 +199,9 @@ def check(exporting: Exporting) -> None:
         )
 
 
-def refuse_for_trl(exporting: Exporting, option: str) -> None:
-    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks or sources. option: what asked for them."""
+def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
+    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks or sources; a warning where rows hold several documents.
+    option: what asked for them; told: how their reader is told to keep documents apart."""
     in_place, prefix = _not_causal(exporting.manifest)
     sources = exporting.manifest["ledger"]["sources"].items()
     weighted = [name for name, source in sources if source["slots"].get("weighted")]
@@ -213,6 +216,10 @@ def refuse_for_trl(exporting: Exporting, option: str) -> None:
                 f"{what}. Give --to parquet --columns full, which has all that by slot, or train from the dataset by "
                 "packprep's loader"
             )
+    if any(entry["segments"] > entry["rows"] for entry in exporting.manifest["shards"]):
+        exporting.progress.say(
+            f"warning: rows hold several documents, and a trainer is to be told to keep them apart. {told}"
+        )
 
 
 def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:

@@ -19,6 +19,7 @@ LAW_VERSION = 3  # of what determines the bytes; raised whenever they change
 LAWS_MADE = (2, LAW_VERSION)  # by which bytes are made here; what has an older law is read
 
 MANIFEST_NAME = "dataset.json"
+MIXTURE_NAME = "mixture.json"
 PLAN_NAME = "plan.json"
 TOKENIZER_NAME = "tokenizer.json"
 FIRST_SEEN_NAME = "first-seen.json"  # of a build that is not published; no part of a dataset

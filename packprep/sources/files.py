@@ -529,6 +529,11 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                 f"source {source.name!r}: {given} is a folder of several splits; name one of them, as in "
                 f"{given.rstrip('/')}/train"
             )
+        elif os.path.isfile(os.path.join(pattern, "plan.json")):
+            raise SourceError(
+                f'source {source.name!r}: {given} is what packprep wrote: of a token store say format = "store" beside '
+                "the path, in [[sources]] of a recipe; a dataset is no source"
+            )
         elif os.path.isdir(pattern):
             raise SourceError(
                 f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"

@@ -12,9 +12,9 @@ from packprep.building.ledger import WEIGHTED, add_ledgers
 from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.run import Progress
-from packprep.dataset.batches import integer
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
+from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.shard import open_shard
 from packprep.documents.store import STORE

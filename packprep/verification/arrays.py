@@ -13,9 +13,9 @@ from packprep.building.plan import Plan
 from packprep.building.render import draw_noise, expected_prefix, target_of
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import fill_slots
+from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, segment_ids
 from packprep.dataset.loader import Dataset
-from packprep.dataset.rows import Segments, fill, next_token_loss_mask, own_dtype, put_blocks, read_only, segment_ids
+from packprep.dataset.rows import Segments, fill, own_dtype, read_only
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.tasks import SHORTEST, thresholds

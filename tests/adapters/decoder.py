@@ -9,15 +9,15 @@ from tests.adapters.rows_made import VOCAB
 class Decoder(nn.Module):
     """attend(layer, q, k, v), [B, heads, T, head_dim] each, gives the same shape."""
 
-    def __init__(self, width=16, heads=2, layers=2, dtype=torch.float64, seed=0):
+    def __init__(self, width=16, heads=2, layers=2, dtype=torch.float64, seed=0, vocab=VOCAB):
         super().__init__()
         torch.manual_seed(seed)
         self.heads = heads
-        self.embed = nn.Embedding(VOCAB, width)
+        self.embed = nn.Embedding(vocab, width)
         self.mix = nn.ModuleList([nn.Linear(width, 3 * width) for _ in range(layers)])
         self.out = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
         self.norm = nn.ModuleList([nn.LayerNorm(width) for _ in range(layers)])
-        self.head = nn.Linear(width, VOCAB)
+        self.head = nn.Linear(width, vocab)
         self.to(dtype)
 
     def forward(self, tokens, position_ids, attend):

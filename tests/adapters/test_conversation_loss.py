@@ -124,7 +124,7 @@ def test_the_loss_of_packed_conversations_is_that_of_each_alone(packed, model, l
     batch = next(loader(packed / "packed", len(dataset)))
     assert 1 < len(dataset) < sum(dataset.row(i).n_segments for i in range(len(dataset))) == len(RECORDS)
     with torch.no_grad():
-        loss = model(**model_inputs(batch, dataset, labels=labels)).loss.item()
+        loss = model(**model_inputs(batch, dataset, model, labels=labels)).loss.item()
         expected, trained = one_by_one(model, packed)
     assert int(batch["loss_mask"].sum()) == trained
     assert loss == pytest.approx(expected, rel=1e-6)
@@ -139,7 +139,7 @@ def test_the_loss_is_that_of_the_batches_that_transformers_collates(packed, mode
         "flattened": transformers.DataCollatorWithFlattening(),  # several conversations as one row, told by position_ids
     }[collator]
     with torch.no_grad():
-        loss = model(**model_inputs(next(loader(packed / "packed", len(dataset))), dataset)).loss.item()
+        loss = model(**model_inputs(next(loader(packed / "packed", len(dataset))), dataset, model)).loss.item()
         expected = model(**collate(examples), use_cache=False).loss.item()
     assert loss == pytest.approx(expected, rel=1e-6)
 
@@ -149,6 +149,6 @@ def test_a_mask_of_other_tokens_gives_another_loss(packed, model):
     batch = next(loader(packed / "packed", len(dataset)))
     batch["loss_mask"] = (batch["segment_ids"] > 0).to(batch["loss_mask"].dtype)
     with torch.no_grad():
-        loss = model(**model_inputs(batch, dataset)).loss.item()
+        loss = model(**model_inputs(batch, dataset, model)).loss.item()
         expected, _ = one_by_one(model, packed)
     assert abs(loss - expected) > 1e-4

@@ -65,7 +65,7 @@ def by_hand(logits, labels, mask, shift=0):
 def test_fault_11_the_model_s_loss_is_that_by_hand_and_an_off_by_one_is_not(next_token, labels):
     batch = next(loader(next_token, 4))
     with torch.no_grad():
-        out = llama()(**model_inputs(batch, next_token, labels=labels))
+        out = llama()(**model_inputs(batch, next_token, "sdpa", labels=labels))
     expected = by_hand(out.logits, batch["labels"], batch["loss_mask"])
     torch.testing.assert_close(out.loss, expected, atol=1e-6, rtol=1e-6)
     for shift in (-1, 1):
@@ -74,7 +74,7 @@ def test_fault_11_the_model_s_loss_is_that_by_hand_and_an_off_by_one_is_not(next
 
 def test_labels_given_as_they_are_would_be_shifted_twice(next_token):
     batch = next(loader(next_token, 4, ignore_index=-100))
-    inputs = model_inputs(batch, next_token)
+    inputs = model_inputs(batch, next_token, "sdpa")
     expected = by_hand(llama()(**inputs).logits, batch["labels"], batch["loss_mask"])
     del inputs["shift_labels"]
     inputs["labels"] = batch["labels"]
@@ -83,17 +83,17 @@ def test_labels_given_as_they_are_would_be_shifted_twice(next_token):
 
 def test_in_place_predictions_go_through_shift_labels(in_place):
     batch = next(loader(in_place, 4))
-    inputs = model_inputs(batch, in_place)
+    inputs = model_inputs(batch, in_place, "sdpa")
     assert (inputs["labels"] == -100).all(), "no target of a slot itself is where a shift finds it"
     out = llama()(**inputs)
     torch.testing.assert_close(out.loss, by_hand(out.logits, batch["labels"], batch["loss_mask"]))
     with pytest.raises(ArgumentError, match="task masked predicts in place"):
-        model_inputs(batch, in_place, labels="shifted_by_model")
+        model_inputs(batch, in_place, "sdpa", labels="shifted_by_model")
 
 
 def test_gradients_are_accumulated_over_the_number_that_the_trainer_counts(next_token):
     """Trainer passes the number of targets over all accumulated batches; parts then add up to the whole."""
-    collator = Collator(next_token)
+    collator = Collator(next_token, "sdpa")
     batch = next(loader(next_token, 4))
     parts = [{k: v[i : i + 2] for k, v in batch.items() if isinstance(v, torch.Tensor)} for i in (0, 2)]
     n = sum((collator.inputs(part)["shift_labels"] != -100).sum() for part in parts)
@@ -134,7 +134,7 @@ def test_fault_13_positions_alone_part_causal_segments_in_transformers(next_toke
     batch = tensors(rows_made.batch(rows, rows_made.LENGTH))
     model = llama(vocab_size=VOCAB)
     with torch.no_grad():
-        by_mask = model(**without_labels(Collator(next_token).inputs(batch))).logits
+        by_mask = model(**without_labels(Collator(next_token, "sdpa").inputs(batch))).logits
         by_position = model(input_ids=batch["tokens"], position_ids=batch["position_ids"], use_cache=False).logits
     real = batch["segment_ids"] > 0
     torch.testing.assert_close(by_position[real], by_mask[real], atol=1e-5, rtol=1e-5)
@@ -153,7 +153,9 @@ def test_flash_attention_gets_its_keywords_and_one_row(next_token):
         "cu_seq_lens_k",
         "max_length_q",
         "max_length_k",
+        "use_cache",
     }
+    assert inputs["use_cache"] is False
     for name in ("input_ids", "position_ids", "labels", "shift_labels"):
         assert inputs[name].shape == (1, 4 * 64)
     assert inputs["cu_seq_lens_q"][-1] == 4 * 64 and inputs["cu_seq_lens_q"].dtype == torch.int32
@@ -178,14 +180,14 @@ def test_labels_of_one_row_do_not_reach_the_next_where_rows_are_one(next_token):
 )
 def test_options_that_are_not_known_are_refused(next_token, options, words):
     with pytest.raises(ArgumentError, match=words):
-        Collator(next_token, **options)
+        Collator(next_token, **{"attention": "sdpa", **options})
 
 
 def test_weights_of_the_loss_are_refused_by_the_task_s_name(tmp_path):
     synthetic.make_dataset(tmp_path, (4,), in_place=True, blocks=True)
     with pytest.raises(ArgumentError, match="task masked, bd3 weights its loss"):
-        Collator(tmp_path)
-    Collator(tmp_path, loss_weights="ignore")
+        Collator(tmp_path, "sdpa")
+    Collator(tmp_path, "sdpa", loss_weights="ignore")
 
 
 def test_a_model_that_takes_other_things_is_refused(next_token):
@@ -193,16 +195,35 @@ def test_a_model_that_takes_other_things_is_refused(next_token):
         def forward(self, input_ids, labels=None):
             return None
 
+    plain = Plain()
+    with pytest.raises(ArgumentError, match="a Plain without a config that says its attn_implementation"):
+        Collator(next_token, plain)
+    plain.config = llama().config
     with pytest.raises(ArgumentError, match="Plain.forward does not take shift_labels"):
-        Collator(next_token).check_model(Plain())
-    Collator(next_token, labels="shifted_by_model").check_model(Plain())
-    with pytest.raises(ArgumentError, match="attn_implementation is 'eager'"):
-        Collator(next_token).check_model(llama("eager"))
-    Collator(next_token).check_model(llama())
+        Collator(next_token, plain)
+    Collator(next_token, plain, labels="shifted_by_model")
+
+
+def test_inputs_are_made_for_the_attention_of_the_model(next_token):
+    """Named otherwise they are wrong in silence: eager attention adds a mask of bools to its scores."""
+    batch = next(loader(next_token, 4))
+    eager, sdpa = llama("eager"), llama("sdpa")
+    with torch.no_grad():
+        right = eager(**model_inputs(batch, next_token, eager)).loss
+        torch.testing.assert_close(sdpa(**model_inputs(batch, next_token, sdpa)).loss, right)
+        assert abs(eager(**model_inputs(batch, next_token, "sdpa")).loss - right) > 1e-4
+
+
+def test_keywords_of_flash_attention_keep_segments_apart_in_another_attention_too(next_token):
+    batch = tensors(rows_made.batch([rows_made.CAUSAL[0]], rows_made.LENGTH))
+    model = llama(vocab_size=VOCAB)
+    with torch.no_grad():
+        flash, masked = (model(**model_inputs(batch, next_token, name)).loss for name in ("flash_attention_2", "sdpa"))
+    torch.testing.assert_close(flash, masked)
 
 
 def test_the_collator_takes_rows_from_dataloader(next_token):
-    collator = Collator(next_token)
+    collator = Collator(next_token, "sdpa")
     inputs = next(iter(DataLoader(Rows(next_token), batch_size=3, collate_fn=collator)))
     row = open_dataset(next_token).row(1)
     assert np.array_equal(inputs["input_ids"][1].numpy(), row.tokens)
@@ -223,23 +244,23 @@ def test_the_collator_knows_the_tasks_of_every_dataset_of_a_mixture(next_token, 
     synthetic.make_dataset(tmp_path, (6,), in_place=True)
     mixture = open_dataset([next_token, tmp_path], shares=[3, 1])
     with pytest.raises(ArgumentError, match="predicts in place"):
-        Collator(mixture, labels="shifted_by_model")
-    alone = Collator(open_dataset([next_token], shares=[1]), labels="shifted_by_model")
-    assert not alone.predicts_in_place and Collator(mixture, loss_weights="ignore").predicts_in_place
+        Collator(mixture, "sdpa", labels="shifted_by_model")
+    alone = Collator(open_dataset([next_token], shares=[1]), "sdpa", labels="shifted_by_model")
+    assert not alone.predicts_in_place and Collator(mixture, "sdpa", loss_weights="ignore").predicts_in_place
 
 
 def test_weights_that_documents_give_are_refused_or_ignored(tmp_path):
     build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
     with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
-        Collator(tmp_path / "out")
-    Collator(tmp_path / "out", loss_weights="ignore")
+        Collator(tmp_path / "out", "sdpa")
+    Collator(tmp_path / "out", "sdpa", loss_weights="ignore")
 
 
 def test_rows_of_another_kind_and_batches_without_a_column_are_refused(next_token):
-    collate = Collator(next_token)
+    collate = Collator(next_token, "sdpa")
     for rows in ([open_dataset(next_token)[0]], [{"input_ids": [1, 2]}], [{}], []):
         with pytest.raises(ArgumentError, match="none of packprep.adapters.torch.Rows: .* remove_unused_columns=False"):
             collate(rows)
     batch = next(loader(next_token, 4, columns=["tokens", "labels"]))
     with pytest.raises(ArgumentError, match="the batch has no loss_mask, position_ids"):
-        model_inputs(batch, next_token)
+        model_inputs(batch, next_token, "sdpa")

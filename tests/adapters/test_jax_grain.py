@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import packprep
+from packprep.adapters import default_columns
+from packprep.dataset.loader import COLUMNS
 from packprep.errors import ArgumentError, StateError
 from tests.adapters import jax_made  # noqa: F401
 from tests.dataset import synthetic
@@ -32,7 +34,8 @@ def test_batches_are_those_of_packpreps_loader(directory):
     for _ in range(2):  # each iterator begins anew
         got = list(batches)
         assert len(got) == 6
-        assert all(same(a, b) for a, b in zip(got, dataset.batches(4, **options), strict=True))
+        expected = dataset.batches(4, **options, columns=default_columns(dataset))
+        assert all(same(a, b) for a, b in zip(got, expected, strict=True))
     sums = [int(total) for total in batches.map(lambda batch: batch["loss_mask"].sum())]
     assert sums == [int(batch["loss_mask"].sum()) for batch in got]
 
@@ -100,4 +103,13 @@ def test_a_mixture_s_batches_come_by_its_shares(directory):
     mixture = packprep.open_dataset([directory, directory], shares=[2, 1])
     got = list(grain_batches(mixture, 4, seed=2, samples=10))
     assert len(got) == 3
-    assert all(same(a, b) for a, b in zip(got, mixture.batches(4, seed=2, samples=10), strict=True))
+    expected = mixture.batches(4, seed=2, samples=10, columns=default_columns(mixture))
+    assert all(same(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_batches_say_what_sees_ahead_and_what_is_weighted_without_being_asked(directory, tmp_path):
+    """A loop that is not given prefix_ends or loss_weights would train prefixes causally, and all slots alike."""
+    assert {*next(iter(grain_batches(directory, 2)))} == {*COLUMNS, "prefix_ends"}
+    synthetic.make_dataset(tmp_path, (4,), in_place=True, blocks=True)
+    assert {"prefix_ends", "loss_weights", "block_lengths"} <= {*next(iter(grain_batches(tmp_path, 2)))}
+    assert {*next(iter(grain_batches(tmp_path, 2, columns=["tokens"])))} == {"tokens"}

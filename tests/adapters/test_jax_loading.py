@@ -116,6 +116,21 @@ def test_seq_idx_and_labels_ahead_are_columns_of_the_same_shapes(plain):
             loader(directory, batch_size=4, columns=[column])
 
 
+def test_balanced_steps_are_those_of_packpreps_loader(plain):
+    options = {"seed": 5, "balance": ("attention", 4), "window": 8}
+    expected = packprep.open_dataset(plain).batches(4, columns=["tokens"], **options)
+    batches = loader(plain, batch_size=4, **options)
+    for _ in range(20):
+        assert np.array_equal(next(batches)["tokens"], next(expected)["tokens"])
+    assert batches.state_dict() == expected.state_dict()
+
+
+def test_a_mixture_of_lengths_is_refused_with_what_to_do(plain, tmp_path):
+    synthetic.make_dataset(tmp_path, seq_length=128)
+    with pytest.raises(ArgumentError, match="several seq_lengths.*a loader for each"):
+        loader(packprep.open_dataset([plain, tmp_path], shares=[1, 1]), batch_size=4)
+
+
 def test_redraw_noises_later_epochs_anew(built_in_place):
     dataset = packprep.open_dataset(built_in_place)
     size = len(dataset)
@@ -341,6 +356,98 @@ def test_maxtext_and_levanter_get_their_own_names(plain):
     assert (weight > 0).any() and np.array_equal(weight > 0, own["loss_mask"] == 1)
     assert np.array_equal(rolled[weight > 0], own["labels"][weight > 0])
     assert {"prefix_ends"} <= set(next(loader(plain, names="maxtext", attention="splash", batch_size=4)))
+
+
+def in_place_dataset(folder, task, mult=1, min_tokens=3):
+    made.write_lines(folder / "a.jsonl", made.texts(90, mean_bytes=30))
+    documents = {"min_tokens": min_tokens}
+    packing = {"pad_seq_to_mult": mult}
+    table = made.table("a.jsonl", tasks=[task], seq_length=LENGTH, documents=documents, packing=packing)
+    made.build(table, folder, folder / "out")
+    return open_dataset(folder / "out")
+
+
+BLOCKS = {"name": "bd3", "objective": "block_diffusion", "block_length": 4}
+
+
+def test_maxtext_gets_both_masks_of_what_predicts_in_place_and_its_segments(tmp_path):
+    dataset = in_place_dataset(tmp_path, {"preset": "dllm"})
+    [batch] = loader(dataset, batch_size=len(dataset) + 1, shuffle=False, epochs=1, names="maxtext")
+    own = dataset.batch(range(len(dataset)))
+    columns = ["tokens", "labels", "position_ids", "segment_ids", "loss_mask"]
+    own = {name: padded(own, len(dataset) + 1, dataset.pad_id)[name] for name in columns}
+    noised = (own["tokens"] != own["labels"]) & (own["segment_ids"] > 0)
+    expected = {
+        "inputs": own["tokens"],
+        "inputs_position": own["position_ids"],
+        "inputs_segmentation": own["segment_ids"],
+        "targets": own["labels"],
+        "targets_position": own["position_ids"],
+        "targets_segmentation": own["segment_ids"],
+        "corruption_mask": noised,
+        "targets_loss_mask": own["loss_mask"],
+    }
+    assert set(batch) == set(expected) and noised.any() and (own["segment_ids"] == 0).any()
+    for name, values in expected.items():
+        assert batch[name].dtype == np.int32 and np.array_equal(batch[name], values), name
+
+
+def test_maxtext_gets_the_noised_copies_alone_whose_blocks_lie_where_it_counts_them(tmp_path):
+    dataset = in_place_dataset(tmp_path, BLOCKS, mult=8)
+    [batch] = loader(dataset, batch_size=len(dataset), shuffle=False, epochs=1, names="maxtext", loss_weights="ignore")
+    batch = {name: np.asarray(values) for name, values in batch.items()}
+    halves, many = 0, 0
+    for i, own in enumerate(map(dataset.row, range(len(dataset)))):
+        blocks = np.arange(LENGTH // 2) // 4
+        ids = batch["inputs_segmentation"][i]
+        seen = (blocks[:, None] >= blocks) & (ids[:, None] == ids)  # as MaxText makes its mask
+        many += len(own.segments) > 1
+        for number, (begin, n) in enumerate(zip(own.segments["begin"], np.diff(own.cu_seqlens) // 2, strict=True), 1):
+            at, there = ids == number, slice(begin, begin + n)
+            assert np.array_equal(batch["inputs"][i][at], own.tokens[there])
+            assert np.array_equal(batch["targets"][i][at], own.labels[there])
+            assert np.array_equal(batch["targets"][i][at], own.tokens[begin + n : begin + 2 * n])
+            assert np.array_equal(batch["targets_loss_mask"][i][at], own.loss_mask[there])
+            assert np.array_equal(batch["inputs_position"][i][at], np.arange(n))
+            alone = np.arange(n) // 4
+            assert np.array_equal(seen[np.ix_(at, at)], alone[:, None] >= alone)
+            assert not seen[np.ix_(at, ~at)].any()
+            halves += n
+    assert halves == (batch["inputs_segmentation"] > 0).sum() and many
+    assert np.array_equal(batch["corruption_mask"], batch["targets_loss_mask"])
+    trained = dataset.batch(range(len(dataset)), columns=["loss_mask"])["loss_mask"].sum()
+    assert batch["targets_loss_mask"].sum() == trained > 0
+
+
+@pytest.mark.parametrize(
+    "task, mult, options, words",
+    [
+        (BLOCKS, 8, {}, "task 'bd3' weights its loss, which MaxText's loss does not read"),
+        (BLOCKS, 4, {"loss_weights": "ignore"}, "begin at multiples of 4: build with packing.pad_seq_to_mult = 8"),
+        ({"preset": "llada"}, 1, {}, "task 'llada' weights its loss"),
+        ({"preset": "dllm"}, 1, {"loss_weights": "no"}, "loss_weights is 'no'"),
+    ],
+)
+def test_what_maxtext_would_pass_over_is_refused(tmp_path, task, mult, options, words):
+    with pytest.raises(ArgumentError, match=words):
+        loader(in_place_dataset(tmp_path, task, mult), batch_size=1, names="maxtext", **options)
+
+
+def test_maxtext_s_one_objective_and_one_block_size_are_held(mixed, plain, tmp_path):
+    with pytest.raises(ArgumentError, match="predicts in place and task .* does not"):
+        loader(mixed, batch_size=1, names="maxtext", loss_weights="ignore")
+    with pytest.raises(ArgumentError, match="'too_short' does not, .* by documents.min_tokens = 3"):
+        loader(in_place_dataset(tmp_path, {"preset": "dllm"}, min_tokens=1), batch_size=1, names="maxtext")
+    (tmp_path / "blocks").mkdir()
+    (tmp_path / "whole").mkdir()
+    both = [in_place_dataset(tmp_path / "blocks", BLOCKS, 8), in_place_dataset(tmp_path / "whole", {"preset": "dllm"})]
+    with pytest.raises(ArgumentError, match=r"blocks of 4 slots \(bd3\), 64 slots \(dllm\)"):
+        loader(
+            open_dataset([each.directory for each in both], shares=[1, 1]),
+            batch_size=1,
+            names="maxtext",
+            loss_weights="ignore",
+        )
 
 
 # State

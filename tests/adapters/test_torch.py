@@ -1,5 +1,6 @@
 import inspect
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from packprep import open_dataset
 from packprep.adapters.torch import BatchSampler, Rows, iterable, loader
 from packprep.adapters.torch_attention import flash_varlen, sdpa_mask, varlen_causal
 from packprep.dataset import attention
-from packprep.errors import ArgumentError, StateError
+from packprep.errors import ArgumentError, Exhausted, StateError
 from tests import made
 from tests.dataset import synthetic
 from tests.weights_made import TASKS, build, records
@@ -199,6 +200,21 @@ def test_the_order_is_the_loader_s_with_any_number_of_workers(directory, rows_of
             assert next(batches, None) is None and batches.state_dict()["rows"] == 2 * N_ROWS
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_balanced_steps_are_the_loader_s_and_a_sampler_s(directory, rows_of, workers):
+    options = {"rank": 1, "world_size": 2, "seed": 3, "balance": ("attention", 4), "window": 8}
+    expected = expected_rows(directory, 2, steps=30, **options)
+    run = loader(directory, 2, num_workers=workers, **options)
+    assert [rows_of(next(run)) for _ in range(14)] == expected[:14]
+    again = loader(directory, 4, num_workers=workers, **{**options, "rank": 0, "world_size": 1})
+    again.load_state_dict(run.state_dict())
+    assert [rows_of(next(again))[2:] for _ in range(16)] == expected[14:]
+    sampler = iter(BatchSampler(open_dataset(directory), 2, epochs=None, **options))
+    assert [next(sampler) for _ in range(30)] == expected
+    with pytest.raises(StateError, match="balance"):
+        loader(directory, 2, seed=3).load_state_dict(run.state_dict())
+
+
 def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(60))
     made.build(made.table("a.jsonl", tasks=[{"preset": "llada"}], seq_length=256), tmp_path, tmp_path / "d")
@@ -344,6 +360,39 @@ def test_a_mixture_goes_on_at_other_ranks_and_workers(mixture, workers):
     assert [rank.state_dict()["rows"] for rank in ranks] == [61, 61]
     [*made_ahead] = DataLoader(iterable(mixture, 4, seed=6, samples=61), batch_size=None, num_workers=workers)
     assert np.array_equal(torch.cat([batch["tokens"] for batch in made_ahead]).numpy(), order)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exhausted_mixture_says_so_at_the_same_step_whoever_makes_it(directory, in_place, workers):
+    mixed = open_dataset([directory, in_place], shares=[(0, [1, 1]), (60, [1, 3])], max_epochs=[None, 3])
+    steps = mixed.exhausted_at(seed=2) // 6
+    for rank in range(2):
+        run = loader(mixed, 3, rank, 2, seed=2, num_workers=workers)
+        for _ in range(steps):
+            next(run)
+        with pytest.raises(Exhausted, match="dataset 1 of the mixture"):
+            next(run)
+    sampler = iter(BatchSampler(mixed, 3, 0, 2, seed=2, epochs=None))
+    assert len([next(sampler) for _ in range(steps)]) == steps
+    with pytest.raises(Exhausted):
+        next(sampler)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mixture_of_lengths_gives_the_loader_s_steps_and_goes_on_with_other_ranks(directory, tmp_path, workers):
+    synthetic.make_dataset(tmp_path, (9,), seq_length=128)
+    mixed = open_dataset([directory, tmp_path], shares=[2, 1])
+    expected = mixed.batches({64: 4, 128: 2}, 5)
+    run = loader(mixed, {64: 2, 128: 1}, 1, 2, seed=5, num_workers=workers)
+    for _ in range(10):
+        whole = next(expected)["tokens"]
+        assert np.array_equal(next(run)["tokens"], whole[len(whole) // 2 :])
+    again = loader(mixed, {64: 4, 128: 2}, seed=5, layout="thd", num_workers=workers)
+    again.load_state_dict(json.loads(json.dumps(run.state_dict())))
+    for _ in range(5):
+        assert np.array_equal(next(again)["tokens"], next(expected)["tokens"].reshape(1, -1))
+    with pytest.raises(ArgumentError, match="several seq_lengths"):
+        BatchSampler(mixed, 4, epochs=None)
 
 
 def test_a_batch_sampler_draws_a_mixture_by_its_shares(mixture):
@@ -496,3 +545,41 @@ def test_weights_that_documents_give_come_without_being_asked_for(tmp_path):
     assert batch["loss_weight_sum"] == pytest.approx(float(own.sum(dtype=np.float64)))
     build(tmp_path / "ones", records(1, 60, (1,)), [TASKS["causal"]], seq_length=64)
     assert "loss_weights" not in next(loader(tmp_path / "ones" / "out", 4))
+
+
+def test_a_run_with_an_end_has_a_length_that_going_on_does_not_change(directory):
+    """Lightning takes a batch ahead of a loader without one, and its checkpoints skip that batch."""
+    batches = loader(directory, 4, rank=1, world_size=2, epochs=3)
+    assert len(batches) == len(list(batches)) == len(DataLoader(batches.batches, batch_size=None))
+    batches = loader(directory, 4, epochs=3)
+    whole = len(batches)
+    for _ in range(3):
+        next(batches)
+    again = loader(directory, 4, epochs=3)
+    again.load_state_dict(batches.state_dict())
+    assert len(again) == whole == 3 + len(list(again))
+    with pytest.raises(TypeError, match="give epochs or samples"):
+        len(loader(directory, 4))
+
+
+def test_a_run_that_is_over_says_so_when_it_is_iterated_again(directory):
+    """A loop over epochs would train the first alone."""
+    rows = Rows(directory)
+    for batches in (loader(directory, 4, epochs=1), DataLoader(rows, batch_sampler=BatchSampler(rows, 4))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len([*batches]) == 6
+        with pytest.warns(UserWarning, match="all 23 rows of this run have been given, and no batch follows"):
+            assert [*batches] == []
+
+
+def test_processes_that_all_read_the_same_rows_are_warned(directory, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    rows = Rows(directory)
+    for read in (lambda **o: loader(directory, 4, **o), lambda **o: iter(BatchSampler(rows, 4, **o))):
+        with pytest.warns(UserWarning, match="each of the 8 processes .* give rank and world_size"):
+            next(read())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            next(read(rank=3, world_size=8))

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.gpu_fidelity import WAYS
 from packprep.adapters import torch_attention
 from packprep.adapters.torch import loader, tensors
 from tests.adapters import rows_made
@@ -61,34 +62,22 @@ def on_gpu(rows):
     return batch, {name: value.cuda() for name, value in batch.items()}
 
 
-@pytest.mark.parametrize("name", ["causal", "both_ways"])
-def test_varlen_attention_with_the_adapter_s_keywords(name):
-    from torch.nn.attention.varlen import varlen_attn
-
-    on_cpu, batch = on_gpu(ROWS[name])
-    keywords = {
-        key: value.cuda() if isinstance(value, torch.Tensor) else value
-        for key, value in torch_attention.torch_varlen(on_cpu).items()
-    }
-    n_rows = len(ROWS[name])
-
-    def attend(q, k, v):
-        flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-        return varlen_attn(*flat, **keywords).unflatten(0, (n_rows, LENGTH)).transpose(1, 2)
-
-    assert_close(outcomes(attend, n_rows, batch["segment_ids"] > 0), reference(batch, n_rows))
-
-
-@pytest.mark.parametrize("name", ["causal", "prefix", "both_ways", "mixed"])
-def test_flex_attention_with_the_block_mask(name):
-    from torch.nn.attention.flex_attention import flex_attention
-
-    _, batch = on_gpu(ROWS[name])
-    blocks = torch_attention.flex_block_mask(batch)
-    compiled = torch.compile(flex_attention)
-    n_rows = len(ROWS[name])
-    mine = outcomes(lambda q, k, v: compiled(q, k, v, block_mask=blocks), n_rows, batch["segment_ids"] > 0)
-    assert_close(mine, reference(batch, n_rows))
+@pytest.mark.parametrize(
+    "way, names",
+    [
+        ("torch.nn.attention.varlen", ["causal", "both_ways"]),
+        ("flash_attn varlen", ["causal", "both_ways"]),
+        ("FlexAttention, compiled", ["causal", "prefix", "both_ways", "mixed"]),
+        ("TransformerEngine THD", ["causal"]),
+    ],
+)
+def test_kernels_with_the_adapter_s_arguments_see_what_the_dense_mask_says(way, names):
+    pytest.importorskip(WAYS[way].module, reason=f"{WAYS[way].module} is not installed")
+    for name in names:
+        on_cpu, batch = on_gpu(ROWS[name])
+        n_rows = len(ROWS[name])
+        mine = outcomes(WAYS[way].attend(on_cpu, "cuda"), n_rows, batch["segment_ids"] > 0)
+        assert_close(mine, reference(batch, n_rows))
 
 
 def test_batches_in_pinned_memory_reach_the_gpu(tmp_path):

@@ -278,6 +278,7 @@ def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
     for changes, wanted in (
         ({"paths": [str(tmp_path / "dataset")]}, "is no token store: `packprep tokenize RECIPE --out"),
         ({"paths": ["nowhere"]}, "is no token store"),
+        ({"format": "auto"}, 'store is what packprep wrote: of a token store say format = "store"'),
         ({"paths": ["store", "store"]}, r"sources\[0\].paths: with format = \"store\" it is one token store"),
         ({"name": "wep"}, "has the sources web, books, notes: name one of them"),
         ({"text_key": "body"}, r"sources\[0\].text_key: with format = \"store\" it is the store's: leave it out"),

@@ -1,5 +1,6 @@
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 import packprep
 from packprep.dataset import loader, mixture, noise, order
 from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
-from packprep.errors import ArgumentError, DatasetError, StateError
+from packprep.errors import ArgumentError, DatasetError, Exhausted, StateError
 from packprep.format import json_files
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
 from tests.dataset.synthetic import task as task_of
@@ -98,7 +99,7 @@ def test_datasets_of_one_size_have_orders_of_their_own():
         assert sorted(one.tolist()) == list(range(1000)) and (one == other).mean() < 0.02
 
 
-def numbered(sizes, given, fingerprint="f"):
+def numbered(sizes, given, fingerprint="f", interpolate=None, max_epochs=None):
     """A mixture of datasets without files, whose row i, of all rows, has tokens i."""
     datasets = []
     for d, n in enumerate(sizes):
@@ -111,7 +112,7 @@ def numbered(sizes, given, fingerprint="f"):
         def batch(self, indices, out=None, columns=None, dtype=None, epochs=None):
             return {"tokens": np.asarray(indices, np.int64)}
 
-    return NumberedMixture(datasets, order.counts_of(given))
+    return NumberedMixture(datasets, order.dealing_of(given, datasets, interpolate), max_epochs)
 
 
 @settings(max_examples=60, deadline=None)
@@ -155,6 +156,86 @@ def by_dataset(delivered, sizes, shuffle):
         counts.append(len(own))
         first += n
     return counts
+
+
+SCHEDULE = [(0, [1, 0, 1]), (100, [1, 3, 0])]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_shares_that_change_hold_over_ranks_restarts_and_changed_sizes(data):
+    mixed, delivered, state = numbered([13, 7, 5], SCHEDULE, interpolate="linear"), [], None
+    for _ in range(data.draw(st.integers(1, 4), "restarts")):
+        size, world = data.draw(st.integers(1, 9), "B"), data.draw(st.integers(1, 5), "W")
+        ranks = [mixed.batches(size, 3, r, world, samples=300) for r in range(world)]
+        for it in ranks:
+            if state is not None:
+                it.load_state_dict(json.loads(json.dumps(state)))
+        for _ in range(data.draw(st.integers(0, 9), "steps")):
+            for it in ranks:
+                delivered += next(it, {"tokens": np.array([])})["tokens"].tolist()
+        state = ranks[0].state_dict()
+        assert state == ranks[-1].state_dict() and state["rows"] == len(delivered)
+        assert mixed.delivered(state) == by_dataset(delivered, [13, 7, 5], True)
+    assert delivered == mixed.rows_of_samples(np.arange(len(delivered)), 3, True)[0].tolist()
+
+
+def test_other_points_shares_or_interpolation_are_another_order(three):
+    mixed = packprep.open_dataset(three, shares=SCHEDULE, interpolate="linear")
+    assert mixed.shares.shape == (2, 3) and "shares at samples 0, 100\n50.00% → 25.00% of samples" in str(mixed)
+    state = mixed.batches(4).state_dict()
+    for shares, interpolate in ((SCHEDULE, "step"), ([SCHEDULE[0], (101, [1, 3, 0])], "linear"), (SHARES, None)):
+        other = packprep.open_dataset(three, shares=shares, interpolate=interpolate)
+        with pytest.raises(StateError, match="fingerprint"):
+            other.batches(4).load_state_dict(state)
+    again = packprep.open_dataset(
+        three, shares=[(0, [2, 0, 2]), (100, [0.25, 0.75, 0])], interpolate="linear", max_epochs=[9, 9, 9]
+    )
+    pickle.loads(pickle.dumps(again)).batches(4).load_state_dict(state)  # the same order, which may end before
+
+
+@pytest.mark.parametrize(
+    "shares, interpolate", [([1, 2], None), ([(0, [1, 2])], None), ([(0, [1, 0]), (60, [0, 1])], "linear")]
+)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_max_epochs_end_a_mixture_where_the_first_dataset_is_exhausted(shares, interpolate, shuffle):
+    mixed = numbered([50, 40], shares, interpolate=interpolate, max_epochs=[None, 2])
+    end, (rows, _) = mixed.exhausted_at(5, shuffle), mixed.rows_of_samples(np.arange(400), 5, shuffle)
+    assert end == np.flatnonzero(rows >= 50)[80]
+    told = rf"dataset 1 of the mixture, numbered, .* max_epochs = 2, of 40 rows, before sample {end}: end by samples = {end}"
+    with pytest.raises(Exhausted, match=told):
+        mixed.batches(4, 5, shuffle=shuffle, samples=end + 1)
+    exact = [next(mixed.batches(end, 5, shuffle=shuffle, samples=end))["tokens"]]
+    assert np.array_equal(exact[0], rows[:end])
+    for rank in range(2):
+        it, steps = mixed.batches(4, 5, rank, 2, shuffle), 0
+        with pytest.raises(Exhausted, match=told):
+            while steps < 99:
+                next(it)
+                steps += 1
+        assert steps == end // 8 and it.state_dict()["rows"] == steps * 8
+        with pytest.raises(Exhausted):
+            next(it)
+    assert numbered([50, 40], shares, interpolate=interpolate, max_epochs=[None, None]).exhausted_at() is None
+
+
+def test_balanced_a_mixture_ends_before_the_window_in_which_it_is_exhausted():
+    mixed, unbound = (numbered([50, 40], [1, 2], max_epochs=most) for most in ([None, 2], None))
+    for one in (mixed, unbound):
+        one.costs = lambda rows, attention, linear: (rows * 7 % 31).astype(float)
+    assert 64 < mixed.exhausted_at() < 128
+    it, free = (one.batches(1, balance=("attention", 8), window=64) for one in (mixed, unbound))
+    assert [next(it)["tokens"] for _ in range(64)] == [next(free)["tokens"] for _ in range(64)]  # the order is not its
+    with pytest.raises(Exhausted, match="before sample 64: end by samples = 64"):
+        next(it)
+
+
+@pytest.mark.parametrize(
+    "bad, words", [([1], "should be a list of 2"), (3, "should be a list of 2"), ([1, 0], r"max_epochs\[1\] is 0")]
+)
+def test_max_epochs_that_cannot_be_are_refused(bad, words):
+    with pytest.raises(ArgumentError, match=words):
+        numbered([5, 4], [1, 2], max_epochs=bad)
 
 
 def test_rows_are_noised_anew_by_the_epochs_of_their_own_dataset(three):
@@ -265,10 +346,141 @@ def test_datasets_that_one_model_cannot_read_are_refused_by_what_differs(three, 
         packprep.open_dataset(three, shares=SHARES)
 
 
-def test_rows_of_another_length_are_refused(three, tmp_path):
-    make_dataset(tmp_path / "long", seq_length=128)
-    with pytest.raises(ArgumentError, match=r"seq_length of .*long is 128, of .*0 64"):
-        packprep.open_dataset([three[0], tmp_path / "long"], shares=[1, 1])
+# Rows of several lengths
+
+
+@pytest.fixture
+def lengths(tmp_path):
+    """Directories of three datasets: 12 rows of 64 slots, 9 of 128, 5 of 64."""
+    make_dataset(tmp_path / "short", seed=1)
+    make_dataset(tmp_path / "long", seed=2, seq_length=128, rows_per_shard=(4, 5))
+    make_dataset(tmp_path / "more", seed=3, rows_per_shard=(5,))
+    return [tmp_path / name for name in ("short", "long", "more")]
+
+
+def test_each_step_is_of_one_dataset_and_its_length_has_its_own_batch_size(lengths):
+    mixed, parts = packprep.open_dataset(lengths, shares=[2, 2, 1]), [packprep.open_dataset(one) for one in lengths]
+    assert mixed.seq_length == 128 and mixed.seq_lengths == (64, 128, 64) and "40.00% of steps" in str(mixed)
+    ranks = [mixed.batches({64: 4, 128: 2}, 7, r, 2) for r in range(2)]
+    whole = [
+        part.batches(size, order.seed_of(7, d)) for d, (part, size) in enumerate(zip(parts, (8, 4, 8), strict=True))
+    ]
+    which, _ = order.of_samples(np.arange(60), mixed.counts, 7, True)
+    rows = np.zeros(3, int)
+    for d in which.tolist():
+        expected, got = next(whole[d]), [next(it) for it in ranks]
+        for name in COLUMNS:
+            assert np.array_equal(np.concatenate([batch[name] for batch in got]), expected[name])
+        rows[d] += len(expected["tokens"])
+        assert mixed.delivered(ranks[1].state_dict()) == rows.tolist()
+    state = ranks[0].state_dict()
+    assert state == ranks[1].state_dict() and state["rows"] == 60 and state["step_rows"] == {"64": 8, "128": 4}
+    assert sum(1 for _ in mixed.batches({64: 1, 128: 1}, samples=17)) == 17
+    anew = [next(mixed.batches({64: 4, 128: 2}, 7)) for _ in range(2)]
+    assert np.array_equal(anew[0]["tokens"], anew[1]["tokens"])
+
+
+@pytest.mark.parametrize("shares", [[2, 2, 1], SCHEDULE])
+def test_a_mixture_of_lengths_goes_on_at_other_world_sizes_with_the_same_rows_of_a_step(lengths, shares):
+    mixed = packprep.open_dataset(lengths, shares=shares)
+    one, expected = mixed.batches({64: 8, 128: 4}, 3), []
+    for _ in range(40):
+        expected.append(next(one)["tokens"])
+    for stop in (1, 23):
+        first = mixed.batches({64: 2, 128: 1}, 3, 1, 4)
+        for k in range(stop):
+            batch = next(first)["tokens"]
+            assert np.array_equal(batch, expected[k][len(batch) : 2 * len(batch)])
+        ranks = [mixed.batches({64: 4, 128: 2}, 3, r, 2) for r in range(2)]
+        for it in ranks:
+            it.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        for k in range(stop, 40):
+            assert np.array_equal(np.concatenate([next(it)["tokens"] for it in ranks]), expected[k])
+    state = one.state_dict()
+    with pytest.raises(StateError, match="step_rows is .*as many rows of a step"):
+        mixed.batches({64: 8, 128: 2}, 3).load_state_dict(state)
+
+
+def test_a_mixture_of_lengths_refuses_what_it_cannot_do(lengths):
+    mixed = packprep.open_dataset(lengths, shares=[2, 2, 1], max_epochs=[None, 2, None])
+    for size, words in (
+        (8, r"batch_size is 8, and rows differ in seq_length: give \{64: …, 128: …\}"),
+        ({64: 8}, r"rows for seq_length \[64\], and it is \[64, 128\]"),
+        ({64: 8, 128: 0}, r"batch_size\[128\] is 0"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            mixed.batches(size)
+    with pytest.raises(ArgumentError, match="rows of 64 and 128 slots make no one batch"):
+        mixed.batch([0, 12])
+    assert mixed.batch([12, 20])["tokens"].shape == (2, 128) and mixed[3]["tokens"].shape == (64,)
+    with pytest.raises(ArgumentError, match="balance is for rows of one seq_length"):
+        mixed.batches({64: 8, 128: 4}, balance=("attention", 8))
+    with pytest.raises(ArgumentError, match="step_rows = "):
+        mixed.exhausted_at()
+    end = mixed.exhausted_at(0, True, {64: 8, 128: 4})
+    assert order.of_samples(np.arange(end + 1), mixed.counts, 0, True)[1][-1] == 18 // 4
+    it = mixed.batches({64: 8, 128: 4})
+    for _ in range(end):
+        next(it)
+    with pytest.raises(Exhausted, match="dataset 1 of the mixture"):
+        next(it)
+    alone = packprep.open_dataset(lengths[0])
+    assert np.array_equal(next(alone.batches({64: 3}))["tokens"], next(alone.batches(3))["tokens"])
+    with pytest.raises(ArgumentError, match=r"seq_length \[128\], and it is \[64\]"):
+        alone.batches({128: 3})
+
+
+# mixture.json
+
+
+def test_a_mixture_file_opens_the_mixture_wherever_it_lies(three, tmp_path):
+    for name, options in (
+        ("plain.json", {"shares": SHARES}),
+        ("mixture.json", {"shares": SCHEDULE, "interpolate": "linear", "max_epochs": [None, 4, None]}),
+    ):
+        loader.write_mixture(tmp_path / name, three, **options)
+        expected = packprep.open_dataset(three, **options)
+        moved = tmp_path / "moved" / name
+        moved.parent.mkdir(exist_ok=True)
+        for folder in three:
+            if not (moved.parent / folder.name).exists():
+                shutil.copytree(folder, moved.parent / folder.name)
+        shutil.copy(tmp_path / name, moved)
+        for mixed in (packprep.open_dataset(tmp_path / name), packprep.open_dataset(str(moved), io="pread")):
+            assert mixed.fingerprint == expected.fingerprint and mixed.max_epochs == expected.max_epochs
+    assert json.loads(moved.read_text())["datasets"] == ["0", "1", "2"] and b".." not in moved.read_bytes()
+    assert packprep.open_dataset(moved.parent).fingerprint == expected.fingerprint  # by its folder
+    with pytest.raises(ArgumentError, match="shares has|at least one"):
+        loader.write_mixture(tmp_path / "no.json", three, shares=[1])
+    assert not list(tmp_path.glob("*no.json*"))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"format": "packprep"}, 'is no mixture: its format should be "packprep mixture"'),
+        ({"version": 2}, "version 1"),
+        ({"shares": None}, "key 'shares' is missing"),
+        ({"share": [1]}, "key 'share' is not known"),
+        ({"datasets": "0"}, "datasets is '0' and should be a list of folders"),
+        ({"datasets": []}, "a list of 0 directories"),
+        ({"shares": 5}, "shares is 5 and should be a list"),
+        ({"shares": [[0, [1, 2]]]}, r"shares\[0\] has 2 numbers, and there are 3 datasets"),
+        ({"max_epochs": [1, "2", 3]}, r"max_epochs\[1\] is '2'"),
+    ],
+)
+def test_a_mixture_file_that_cannot_be_used_says_what_and_where(three, tmp_path, changes, words):
+    path = tmp_path / "mixture.json"
+    loader.write_mixture(path, three, shares=SHARES)
+    value = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: own for key, own in value.items() if own is not None}))
+    with pytest.raises(DatasetError, match=rf"mixture\.json.*{words}"):
+        packprep.open_dataset(path)
+    path.write_text("{")
+    with pytest.raises(DatasetError, match="not the JSON"):
+        packprep.open_dataset(path)
+    with pytest.raises(ArgumentError, match="says shares, interpolate and max_epochs itself"):
+        packprep.open_dataset(path, shares=[1])
 
 
 def test_arguments_that_make_no_mixture_are_clear_errors(three, tmp_path):
@@ -277,8 +489,9 @@ def test_arguments_that_make_no_mixture_are_clear_errors(three, tmp_path):
             packprep.open_dataset(three, shares=some)
     with pytest.raises(ArgumentError, match="0 directories"):
         packprep.open_dataset([], shares=[])
-    with pytest.raises(ArgumentError, match="for a list of directories"):
-        packprep.open_dataset(three[0], shares=[1])
+    for name in ("shares", "max_epochs"):
+        with pytest.raises(ArgumentError, match=rf"{name} = \[1\] is for a list of directories"):
+            packprep.open_dataset(three[0], **{name: [1]})
     with pytest.raises(DatasetError, match="does not exist"):
         packprep.open_dataset([three[0], tmp_path / "none"], shares=[1, 1])
     mixed = packprep.open_dataset(three, shares=SHARES)

@@ -29,6 +29,10 @@ NOT_RUN = {
     "docs/guides/torch.md": [
         "torchtitan's main branch is not on the package index; tests/adapters/test_torchtitan.py runs it from a checkout"
     ],
+    "docs/guides/trainers.md": [
+        "Lightning is no dependency; benchmarks/trainers/lightning.py runs the same",
+        "Ray is no dependency; benchmarks/trainers/ray.py runs the same",
+    ],
     "docs/quickstart.md": ["pip installs"],
 }
 

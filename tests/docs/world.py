@@ -38,6 +38,7 @@ from tests.tokenizer import tokenizers_made
 LIBRARIES = {
     "torch": ("packprep[torch]", r"torch\w*|packprep\.adapters\.(torch\w*|huggingface)"),
     "jax": ("packprep[jax]", r"jax|packprep\.adapters\.jax"),
+    "grain": ("packprep[trainers]", r"grain|packprep\.adapters\.jax\.grain_source"),
     "transformers": ("packprep[trainers]", r"transformers|packprep\.adapters\.huggingface"),
     "trl": ("packprep[trainers]", "trl|datasets"),
     "megatron": ("megatron-core", "megatron"),

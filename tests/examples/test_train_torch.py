@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
 
+from packprep.dataset.loader import write_mixture
 from tests import made
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_torch.py"
@@ -70,6 +71,25 @@ def test_the_loss_goes_down_and_a_killed_run_goes_on_with_the_same_losses(packed
     assert step >= 35 and step % 7 == 0 and list(losses(said)) == list(range(step + 1, 121))
     for got in (losses(seen), losses(said)):
         assert got.items() <= expected.items()
+
+
+def test_rows_of_two_lengths_are_trained_together_and_gone_on_with(tmp_path):
+    for length in (64, 128):
+        sources = [{"name": "packprep", "paths": [str(made.ROOT / "packprep" / "dataset" / "*.py")]}]
+        made.build(
+            made.table(sources, seq_length=length, tasks=[{"preset": "causal"}]), tmp_path, tmp_path / str(length)
+        )
+    changing = [(0, [1, 0]), (12, [1, 1]), (24, [0, 1])]
+    folders = [tmp_path / "64", tmp_path / "128"]
+    write_mixture(tmp_path / "mixture.json", folders, shares=changing, interpolate="linear")
+    options = ["--batch-tokens", "512", "--checkpoint", str(tmp_path / "model.pt"), "--save-every", "10"]
+    seen = {}
+    for steps in (20, 40):
+        said, _ = start(tmp_path / "mixture.json", "--steps", str(steps), *options).communicate(timeout=300)
+        seen |= losses(said)
+    assert "going on after step 20" in said and len(seen) == 40
+    values = [float(loss) for loss in seen.values()]
+    assert sum(values[-10:]) < 0.9 * sum(values[:10])
 
 
 def test_the_gpu_is_taken_where_there_is_one(packed):

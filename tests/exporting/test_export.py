@@ -138,11 +138,11 @@ def test_datasets_that_lack_a_file_are_refused(own, tmp_path):
 
 def test_options_of_the_other_target_are_refused(known, tmp_path):
     for more, words in (
-        (["--columns", "full"], "--columns is Parquet's"),
-        (["--columns", "nemo"], "--columns is Parquet's"),
+        (["--columns", "full"], "--columns goes with --to parquet"),
+        (["--columns", "nemo"], "--columns goes with --to parquet"),
     ):
         assert words in refused(*command(known("repeated"), tmp_path / "out", FORMS[0], *more))
-    assert "--what is Megatron and Jsonl's" in refused(
+    assert "--what goes with --to megatron or --to jsonl" in refused(
         *command(known("repeated"), tmp_path / "out", FORMS[2], "--what", "rows")
     )
     assert inside("export", known("repeated").out, "--to", "arrow", "--out", tmp_path / "out").status == 2
@@ -167,7 +167,7 @@ def test_an_export_is_a_line_and_a_file(own, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "packprep.exporting.toy", module)
     found = export_dataset(own, "toy", tmp_path / "out", made.Silent())
     assert found["to"] == "toy" and found["form"] == "" and sum(found["rows"]) == len(open_dataset(own))
-    with pytest.raises(RecipeError, match="--what is Megatron and Jsonl's: with --to toy give no such option"):
+    with pytest.raises(RecipeError, match="--what goes with --to megatron or --to jsonl: with --to toy give no such"):
         export_dataset(own, "toy", tmp_path / "out", made.Silent(), what="rows")
 
 

@@ -19,22 +19,38 @@ from tests.exporting.conftest import CAUSAL_KINDS
 from tests.exporting.plain import arrow_rows, trl_row
 
 
+@pytest.mark.parametrize("trainer", hf.FORMS)
 @pytest.mark.parametrize("kind", CAUSAL_KINDS)
-def test_rows_are_those_of_the_dataset_in_files_that_are_not_too_large(known, tmp_path, kind, monkeypatch):
+def test_rows_are_those_of_the_dataset_in_files_that_are_not_too_large(known, tmp_path, kind, trainer, monkeypatch):
     monkeypatch.setattr(hf, "FILE_SLOTS", 256 * 7)
-    receipt = known(kind).export(tmp_path / "out", "hf")
+    receipt = known(kind).export(tmp_path / "out", "hf", trainer=trainer)
     rows, dataset = arrow_rows(tmp_path / "out"), known(kind).dataset
-    numbers = [np.repeat(np.arange(len(row["seq_lengths"])) + 1, row["seq_lengths"]).tolist() for row in rows]
-    assert rows == [{"attention_mask": own} | trl_row(dataset.row(i)) for i, own in enumerate(numbers)]
-    assert max(own[-1] for own in numbers) > 1
+    expected = [trl_row(dataset.row(i)) for i in range(len(dataset))]
+    assert max(len(row["seq_lengths"]) for row in expected) > 1
+    assert rows == [read_by(trainer, row, dataset) for row in expected]
     assert receipt["rows"] == len(rows) > 10 and {file.get("rows", 7) for file in receipt["files"]} <= set(range(8))
     shards = [entry["rows"] for entry in dataset.manifest["shards"]]
     assert len(receipt["files"]) == sum(-(-rows // 7) for rows in shards) + 2 > len(shards) + 2
 
 
-def test_datasets_loads_it_as_what_it_saves_itself(known, tmp_path, monkeypatch):
+def read_by(trainer, row, dataset):
+    """A row for TRL as another trainer is given it."""
+    if trainer == "trl":
+        return row
+    lengths, slots = row.pop("seq_lengths"), len(row["input_ids"])
+    if trainer == "swift":
+        return row | {"length": slots, "lengths": slots}
+    if trainer == "axolotl":
+        return row
+    row["attention_mask"] = [number for number, length in enumerate(lengths, 1) for _ in range(length)]
+    fill = {"input_ids": dataset.pad_id, "labels": -100, "position_ids": 0, "attention_mask": 0}
+    return {name: values + [fill[name]] * (256 - slots) for name, values in row.items()}
+
+
+@pytest.mark.parametrize("trainer", hf.FORMS)
+def test_datasets_loads_it_as_what_it_saves_itself(known, tmp_path, trainer):
     datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install '.[trainers]'")
-    known("causal").export(tmp_path / "out", "hf")
+    known("causal").export(tmp_path / "out", "hf", trainer=trainer)
     rows = datasets.load_from_disk(str(tmp_path / "out"))
     assert rows[:] == {name: [row[name] for row in arrow_rows(tmp_path / "out")] for name in rows.column_names}
     saved = datasets.Dataset.from_dict(rows[:], features=rows.features)
@@ -45,11 +61,12 @@ def test_datasets_loads_it_as_what_it_saves_itself(known, tmp_path, monkeypatch)
     assert own[hf.INFO] == theirs[hf.INFO] and own[hf.STATE].keys() == theirs[hf.STATE].keys()
     assert rows._fingerprint == datasets.load_from_disk(str(tmp_path / "out"))._fingerprint
     mapped = rows.map(lambda row: {"n": len(row["labels"])}, keep_in_memory=True)
-    assert mapped["n"][:] == [sum(lengths) for lengths in rows["seq_lengths"]]
+    assert mapped["n"][:] == [len(ids) for ids in rows["input_ids"]]
 
 
-def test_the_command_writes_a_card_and_names_all_files(known, tmp_path):
-    run = ["export", known("causal").out, "--to", "hf", "--out", tmp_path / "out", "--workers", 1]
+@pytest.mark.parametrize("trainer, told", [("trl", "padding_free=True"), ("llamafactory", "neat_packing: true")])
+def test_the_command_writes_a_card_and_names_all_files(known, tmp_path, trainer, told):
+    run = ["export", known("causal").out, "--to", "hf", "--out", tmp_path / "out", "--workers", 1, "--trainer", trainer]
     assert "for datasets.load_from_disk" in inside(*run).out
     files = made.contents(tmp_path / "out")
     receipt = json.loads(files.pop("export.json"))
@@ -57,7 +74,7 @@ def test_the_command_writes_a_card_and_names_all_files(known, tmp_path):
     assert named == {name: (len(data), digest_of(data)) for name, data in files.items()}
     card = DatasetCard(files["README.md"].decode())
     assert card.data.pretty_name == "out" and "load_from_disk" in card.text and "open_dataset" not in card.text
-    assert all(f"| `{name}` |" in card.text for name in arrow_rows(tmp_path / "out")[0])
+    assert told in card.text and all(f"| `{name}` |" in card.text for name in arrow_rows(tmp_path / "out")[0])
     assert "nothing to make" in inside(*run).err
     for name in named:
         (tmp_path / "out" / name).unlink()
@@ -103,6 +120,11 @@ def test_datasets_without_rows_and_with_empty_shards(without_rows, tmp_path):
     assert len(datasets.load_from_disk(str(tmp_path / "none"))) == 0
 
 
-def test_it_has_no_columns_to_choose(known, tmp_path):
-    with pytest.raises(RecipeError, match="--columns is Parquet's: with --to hf give no such option"):
+def test_another_trainer_takes_another_folder(known, tmp_path):
+    known("causal").export(tmp_path / "out", "hf")
+    with pytest.raises(RecipeError, match="another export: trainer is 'trl' in export.json and 'axolotl' here"):
+        known("causal").export(tmp_path / "out", "hf", trainer="axolotl")
+    with pytest.raises(
+        RecipeError, match="--columns goes with --to parquet: with --to hf give --trainer trl or --trainer"
+    ):
         known("causal").export(tmp_path / "out", "hf", columns="trl")

@@ -44,7 +44,7 @@ def test_a_row_holds_its_segments_one_after_the_other(known, tmp_path, kind):
             starts.append(len(tokens))
             tokens += view.tokens[begin:end].tolist()
             while multiple > 1 and (len(tokens) - starts[-1] - 1) % multiple:
-                tokens.append(PAD)
+                tokens.append(EOS)
         assert row["input_ids"] == tokens and row["seq_start_id"] == starts
         inputs = len(tokens) - len(starts)  # a reader drops the last token of each
         assert inputs <= dataset.seq_length and inputs % multiple == 0
@@ -166,6 +166,22 @@ def test_prefixes_are_said_to_be_read_causally(known, tmp_path):
     progress = made.Silent()
     export_dataset(known("repeated").out, "parquet", tmp_path / "out", progress)
     assert any("attend causally, also inside the prefixes of r, x-long" in line for line in progress.said)
+
+
+@pytest.mark.parametrize(
+    "to, options, told",
+    [
+        ("parquet", {"columns": "trl"}, "TRL: padding_free"),
+        ("hf", {}, "TRL: padding_free"),
+        ("hf", {"trainer": "llamafactory"}, "neat_packing: true"),
+        ("hf", {"trainer": "axolotl"}, "sample_packing: false"),
+        ("hf", {"trainer": "swift"}, "--padding_free true"),
+    ],
+)
+def test_rows_of_several_documents_are_said_to_need_a_trainer_that_is_told(known, tmp_path, to, options, told):
+    progress = made.Silent()
+    export_dataset(known("causal").out, to, tmp_path / "out", progress, **options)
+    assert any("several documents" in line and told in line for line in progress.said)
 
 
 @pytest.mark.parametrize("form", ["nemo", "full"])

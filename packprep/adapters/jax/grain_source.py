@@ -6,7 +6,7 @@ Grain takes the dataset that open_dataset gives as a random-access source too; o
 import os
 from typing import Any
 
-from packprep.adapters import opened
+from packprep.adapters import default_columns, opened
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 
@@ -49,7 +49,10 @@ def grain_batches(
 ) -> grain.IterDataset:
     """A grain.IterDataset over one rank's batches, dicts of numpy arrays [batch_size, T]; options as of `Dataset.batches`.
 
+    columns: by default all that the dataset's tasks need, prefix_ends and loss_weights among them.
+
     The state of its iterators is packprep's {fingerprint, digest, seed, shuffle, redraw, rows}: one rank's serves all, and
     set_state goes on exactly, at any batch size and world size. Raises what `Dataset.batches` raises.
     """
-    return _Batches(opened(directory), batch_size, options)
+    dataset = opened(directory)
+    return _Batches(dataset, batch_size, {"columns": default_columns(dataset), **options})

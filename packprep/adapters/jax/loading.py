@@ -10,19 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from packprep.adapters import opened, tasks_of, weights_spans
-from packprep.dataset import order
+from packprep.adapters import datasets_of, opened, tasks_of, weights_spans
+from packprep.dataset import boundaries, order
 from packprep.dataset.attention import RULES, pad_cu_seqlens, thd
 from packprep.dataset.batches import refuse_columns
 from packprep.dataset.loader import COLUMNS, Dataset
-from packprep.dataset.manifest import StoredTask
+from packprep.dataset.manifest import StoredTask, drawn_tasks
 from packprep.dataset.mixture import Mixture
-from packprep.dataset.rows import AHEAD, MORE_COLUMNS, SUMS
+from packprep.dataset.rows import AHEAD, BY_ROW, MORE_COLUMNS
 from packprep.errors import ArgumentError
 
-ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in SUMS)
+ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in BY_ROW)
 LAYOUT_COLUMNS = ("cu_seqlens", "cu_seqlens_padded", "seqlens", "offsets")
 TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
+TRAINED_SLOTS = "trained_slots"  # loss_mask as int32
+NOISED_SLOTS = "noised_slots"  # 1 where a segment that predicts in place holds another token than its text
 
 _ALIGNMENT = 64  # bytes: an array that begins elsewhere is copied
 _DTYPES = {"loss_mask": np.dtype(bool), "loss_weights": np.dtype(np.float32)}  # all others are int32
@@ -57,6 +59,13 @@ NAMES = {
 }
 """Trainer → its name → the column. Columns that it has no name for keep their own."""
 
+# Of its block diffusion, whose loss reads both masks, and trains where targets_loss_mask and targets_segmentation are not 0.
+_MAXTEXT_IN_PLACE = {
+    "targets_segmentation": "segment_ids",
+    "corruption_mask": NOISED_SLOTS,
+    "targets_loss_mask": TRAINED_SLOTS,
+}
+
 
 class _Form(NamedTuple):
     """What a batch holds."""
@@ -64,12 +73,14 @@ class _Form(NamedTuple):
     names: Mapping[str, str]  # name in the batch → column
     max_segments: int | None
     prefix_bidirectional: bool
+    noised_alone: bool  # x_t without x_0, in rows half as long
 
 
 class Loader:
     """An iterator over global batches, dicts of jax.Arrays; made by `loader`. Its state is that of packprep's own.
 
-    dataset, sharding, batch_size: as given. rank, world_size: this process' share of every batch's rows.
+    dataset, sharding, batch_size: as given. names: of a batch's arrays. seq_length: slots of its rows. rank, world_size: this
+    process' share of every batch's rows.
     """
 
     def __init__(
@@ -83,12 +94,13 @@ class Loader:
         # It checks the arguments, and its state says where all processes stand: the rows of one rank of one, with the
         # global batch, are those of all ranks with their shares.
         self._position = dataset.batches(batch_size, **options)
-        self._seed, self._shuffle = options["seed"], options["shuffle"]
         self._redraw, self._accelerate = options["redraw"], options["accelerate"]
         self._form = form
         self._ahead: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self.dataset, self.sharding, self.batch_size = dataset, sharding, batch_size
-        self.rank, self.world_size = data_rank(sharding, (batch_size, dataset.seq_length))
+        self.names = tuple(form.names)
+        self.seq_length = dataset.seq_length // 2 if form.noised_alone else dataset.seq_length
+        self.rank, self.world_size = data_rank(sharding, (batch_size, self.seq_length))
 
     def __iter__(self) -> "Loader":
         return self
@@ -100,15 +112,14 @@ class Loader:
             end = min(end, self._position.end)
         if end <= state["rows"]:
             raise StopIteration
+        self._position.refuse_exhausted(end)
         if state["rows"] not in self._ahead:
             self._ahead = self._drawn(state["rows"])
         samples, rows, epochs = self._ahead[state["rows"]]
         rows, anew = rows[samples < end], epochs[samples < end] if self._redraw else None
-        names, max_segments, prefix_bidirectional = self._form
+        names = self._form.names
         columns = tuple(dict.fromkeys(names.values()))
-        batch = read(
-            self.dataset, rows, anew, len(samples), columns, max_segments, prefix_bidirectional, self._accelerate
-        )
+        batch = read(self.dataset, rows, anew, len(samples), columns, self._form, self._accelerate)
         arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
         self._position.load_state_dict({**state, "rows": end})  # last: a batch that could not be read is not delivered
         return {name: arrays[column] for name, column in names.items()}
@@ -120,7 +131,7 @@ class Loader:
         n_steps = max(1, min(_STEPS_AHEAD, n_rows // self.batch_size))  # each epoch in them costs once more
         steps = [order.samples_of_step(begin, k, size, self.rank, self.world_size) for k in range(n_steps)]
         samples = np.array(steps, np.int64)
-        rows, epochs = self.dataset.rows_of_samples(samples, self._seed, self._shuffle)
+        rows, epochs = self._position.rows_of_samples(samples)
         return {begin + k * self.batch_size: (samples[k], rows[k], epochs[k]) for k in range(n_steps)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,11 +155,14 @@ def loader(
     samples: int | None = None,
     redraw: bool = False,
     accelerate: str = "numpy",
+    balance: tuple[str | tuple[float, float], int] | None = None,
+    window: int | None = None,
     columns: Sequence[str] | None = None,
     names: str = "packprep",
     attention: str | None = None,
     prefix_bidirectional: bool = True,
     max_segments: int | None = None,
+    loss_weights: str = "refuse",
 ) -> Loader:
     """An iterator over global batches, dicts of jax.Arrays of fixed shapes, with state_dict and load_state_dict.
 
@@ -167,39 +181,50 @@ def loader(
 
     A last batch that is short, with `epochs` or `samples`, is filled up with rows of padding, so that shapes stay as they are.
 
-    seed, shuffle, epochs, samples, redraw, accelerate: as of `Dataset.batches`. columns: these instead. names: "packprep",
-    "maxtext" or "levanter", whose words the columns then have. attention: the path that the model takes, which refuses
-    by name tasks that it cannot do: "causal" (a kernel that is told segments alone; the default of MaxText and Levanter),
+    seed, shuffle, epochs, samples, redraw, accelerate, balance, window: as of `Dataset.batches`. columns: these instead. names:
+    "packprep", "maxtext" or "levanter", whose words the columns then have. attention: the path that the model takes, which
+    refuses by name tasks that it cannot do: "causal" (a kernel that is told segments alone; the default of MaxText and Levanter),
     "splash" (the default else), "dense". prefix_bidirectional=False reads prefixes causally; what predicts in place sees
     both ways all the same. max_segments: most segments of a row, with the padding behind them as one more; a row with
     more is refused. seqlens (by id, filled with 0) and offsets (filled with −1) are TransformerEngine's.
+
+    With names="maxtext" tasks that predict in place give what its block diffusion takes: corruption_mask (1 where the input
+    is not the text) and targets_loss_mask, int32[batch_size, T]. Of tasks of block diffusion they are x_t alone, int32
+    [batch_size, T/2], which earlier blocks see as it is. loss_weights: MaxText's loss reads none, so tasks and documents
+    that weight theirs are refused, unless "ignore" says that they should not count.
     Raises ArgumentError and DatasetError.
     """
     dataset = opened(directory)
+    if dataset.seq_lengths is not None:
+        raise ArgumentError(
+            f"{dataset!r} has rows of several seq_lengths, and arrays have one shape here: make a loader for each of its datasets"
+        )
     tasks = tasks_of(dataset)
     if sharding is None:
         if jax.process_count() > 1:
             raise ArgumentError(f"{jax.process_count()} processes need a sharding over the devices of all")
         sharding = SingleDeviceSharding(jax.local_devices()[0])
     check_names(tasks, names)
-    weighted = weights_spans(dataset)
-    if weighted and names == "maxtext":
-        raise ArgumentError(
-            "documents of this dataset give weights to what is trained of them, which MaxText's loss does not read; use "
-            "names='packprep' with masked_loss, or take the weights out of the documents"
-        )
-    attention = attention or ("splash" if names == "packprep" else "causal")
-    check_attention(tasks, attention, prefix_bidirectional)
+    if loss_weights not in ("refuse", "ignore"):
+        raise ArgumentError(f"loss_weights is {loss_weights!r} and should be 'refuse' or 'ignore'")
+    weighted, in_place = weights_spans(dataset), False
+    if names == "maxtext":
+        in_place = check_maxtext(dataset, attention, weighted, loss_weights)
+    noised_alone = in_place and attention is None and any(RULES[task["attention"]].in_blocks for task in tasks)
+    if not in_place or attention is not None:
+        attention = attention or ("splash" if names == "packprep" else "causal")
+        check_attention(tasks, attention, prefix_bidirectional)
     if max_segments is not None and max_segments < 1:
         raise ArgumentError(f"max_segments is {max_segments} and should be at least 1")
     if columns is not None:
         if names != "packprep":
             raise ArgumentError(f"names={names!r} says which columns there are: leave columns out")
-        refuse_columns(columns, without=SUMS)
+        refuse_columns(columns, without=BY_ROW)
         dataset.checked_columns(columns)
-    form = _Form(_named(tasks, weighted, columns, names, attention, max_segments), max_segments, prefix_bidirectional)
+    named = _named(tasks, weighted, columns, names, attention or "causal", max_segments)
+    form = _Form(named | (_MAXTEXT_IN_PLACE if in_place else {}), max_segments, prefix_bidirectional, noised_alone)
     given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples}
-    options = {**given, "redraw": redraw, "accelerate": accelerate}
+    options = {**given, "redraw": redraw, "accelerate": accelerate, "balance": balance, "window": window}
     return Loader(dataset, sharding, batch_size, form, options)
 
 
@@ -258,6 +283,60 @@ def check_names(tasks: Sequence[StoredTask], names: str) -> None:
                 )
 
 
+def check_maxtext(dataset: Dataset | Mixture, attention: str | None, weighted: bool, loss_weights: str) -> bool:
+    """Whether all tasks predict in place, which MaxText trains as block diffusion. ArgumentError by the task's name for what
+    its loss, or without a path of the model's own its mask, would pass over.
+
+    Its mask counts blocks of causal_block_size slots from the row's begin, and compares segment ids. So blocks are a
+    segment's own if it begins with one, and a single block as long as the row is two-way attention in each segment.
+    """
+    tasks = [task for each in datasets_of(dataset) for task in drawn_tasks(each.manifest)]
+    in_place = [task for task in tasks if task["label_alignment"] == "same_slot"]
+    if loss_weights == "refuse":
+        if weighted:
+            raise ArgumentError(
+                "documents of this dataset give weights to what is trained of them, which MaxText's loss does not read; use "
+                "names='packprep' with masked_loss, take the weights out of the documents, or say loss_weights='ignore'"
+            )
+        for task in in_place:
+            if task["parameters"].get("weighting") != "none":
+                raise ArgumentError(
+                    f"task {task['name']!r} weights its loss, which MaxText's loss does not read; use names='packprep' with "
+                    "masked_loss, build with weighting = 'none' where the objective has it, or say loss_weights='ignore'"
+                )
+    if not in_place:
+        return False
+    if len(in_place) < len(tasks):
+        other = next(task["name"] for task in tasks if task["label_alignment"] != "same_slot")
+        raise ArgumentError(
+            f"task {in_place[0]['name']!r} predicts in place and task {other!r} does not, and MaxText trains with one "
+            "objective: build a dataset of each"
+            + (", without the documents of one and two tokens, by documents.min_tokens = 3" * (other == "too_short"))
+        )
+    if attention is None:
+        _check_blocks(dataset, tasks)
+    return True
+
+
+def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> None:
+    """ArgumentError unless one causal_block_size serves all tasks, and each x_t, in rows half as long, begins with a block."""
+    sizes = {task["name"]: task["parameters"].get("block_length", dataset.seq_length) for task in tasks}
+    size = min(sizes.values())
+    if len(set(sizes.values())) > 1:
+        raise ArgumentError(
+            f"tasks have blocks of {', '.join(f'{n} slots ({name})' for name, n in sizes.items())}, and MaxText has one "
+            "causal_block_size: build a dataset of each"
+        )
+    for each in datasets_of(dataset):
+        multiple = each.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
+        if any(RULES[task["attention"]].in_blocks for task in each.tasks) and multiple % (2 * size):
+            raise ArgumentError(
+                f"MaxText counts blocks of {size} slots from the row's begin, and segments of {each.directory} begin at "
+                f"multiples of {multiple}: build with packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and x_0 "
+                "are stored"
+            )
+
+
 # The rows of this process
 
 
@@ -276,34 +355,66 @@ def read(
     epochs: np.ndarray | None,
     n_rows: int,
     columns: Collection[str],
-    max_segments: int | None,
-    prefix_bidirectional: bool,
+    form: _Form,
     accelerate: str,
 ) -> dict[str, np.ndarray]:
     """The columns of `rows`, [n_rows, T] each; rows that are missing are padding.
 
-    columns: of ROW_COLUMNS, TRAINED_SEGMENT_IDS, and with max_segments of LAYOUT_COLUMNS; segment_ids come in any case.
-    epochs, accelerate: as of `Dataset.batch`.
+    columns: of ROW_COLUMNS, those that follow from them, and with max_segments of LAYOUT_COLUMNS; segment_ids come in any
+    case. epochs, accelerate: as of `Dataset.batch`.
     """
     shape = (n_rows, dataset.seq_length)
     stored = {name for name in ROW_COLUMNS if name in columns} | {"segment_ids"}
-    if TRAINED_SEGMENT_IDS in columns:
+    if TRAINED_SEGMENT_IDS in columns or TRAINED_SLOTS in columns:
         stored.add("loss_mask")
     batch = {name: aligned(shape, _DTYPES.get(name, np.dtype(np.int32))) for name in sorted(stored)}
     dataset.batch(
         rows, out={name: values[: len(rows)] for name, values in batch.items()}, epochs=epochs, accelerate=accelerate
     )
     for name, values in batch.items():
-        is_token = AHEAD.get(name, (name,))[0] in ("tokens", "labels")
-        values[len(rows) :] = dataset.pad_id if is_token else 0
-    if "prefix_ends" in batch and not prefix_bidirectional:
+        values[len(rows) :] = dataset.pad_id if _is_token(name) else 0
+    if "prefix_ends" in batch and not form.prefix_bidirectional:
         _read_prefixes_causally(dataset, rows, batch["prefix_ends"])
+    if form.noised_alone:
+        batch = _noised_alone(batch, dataset.pad_id)
+    ids = batch["segment_ids"]
     if TRAINED_SEGMENT_IDS in columns:
-        trained = aligned(shape, np.dtype(np.int32))
-        batch[TRAINED_SEGMENT_IDS] = np.multiply(batch["segment_ids"], batch["loss_mask"], out=trained)
-    if max_segments is not None:
-        batch |= _layouts(batch["segment_ids"], rows, max_segments)
+        trained = aligned(ids.shape, np.dtype(np.int32))
+        batch[TRAINED_SEGMENT_IDS] = np.multiply(ids, batch["loss_mask"], out=trained)
+    if TRAINED_SLOTS in columns:
+        trained = aligned(ids.shape, np.dtype(np.int32))
+        np.copyto(trained, batch["loss_mask"])
+        noised = aligned(ids.shape, np.dtype(np.int32))
+        np.copyto(noised, (batch["tokens"] != batch["labels"]) & (ids > 0))
+        batch |= {TRAINED_SLOTS: trained, NOISED_SLOTS: noised}
+    if form.max_segments is not None:
+        batch |= _layouts(ids, rows, form.max_segments)
     return batch
+
+
+def _is_token(name: str) -> bool:
+    return AHEAD.get(name, (name,))[0] in ("tokens", "labels")
+
+
+def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.ndarray]:
+    """The columns with the first of each segment's two copies, [n_rows, T // 2] each: it begins at half of where the
+    segment did.
+
+        segment_ids   1  1  1  1  1  1  .  .  2  2  2  2        two copies of 3, and of 2
+        of them       1  1  1  .  2  2
+    """
+    ids = batch["segment_ids"]
+    n_rows, length = ids.shape
+    slots = np.arange(length)
+    begin, end = boundaries.runs(ids, slots, np, lambda values: np.maximum.accumulate(values, axis=-1))
+    row, slot = np.nonzero((ids > 0) & (slots < (begin + end) // 2))
+    at = slot - (begin[row, slot] + 1) // 2
+    halves = {}
+    for name, values in batch.items():
+        halves[name] = aligned((n_rows, length // 2), values.dtype)
+        halves[name][:] = pad_id if _is_token(name) else 0
+        halves[name][row, at] = values[row, slot]
+    return halves
 
 
 def _read_prefixes_causally(dataset: Dataset | Mixture, rows: np.ndarray, prefix_ends: np.ndarray) -> None:

@@ -20,10 +20,10 @@ from markupsafe import Markup
 
 from packprep.building.plan import Plan
 from packprep.building.segments import SegmentTable
-from packprep.dataset.boundaries import fill_slots
+from packprep.dataset.boundaries import fill_slots, next_token_loss_mask
 from packprep.dataset.manifest import Manifest
 from packprep.dataset.noise import LAWS
-from packprep.dataset.rows import next_token_loss_mask, segments_of
+from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard
 from packprep.objectives.objective import Task
 from packprep.restoring import restore, slots_of_tokens, stored_segments
