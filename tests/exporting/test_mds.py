@@ -11,6 +11,7 @@ from packprep.exporting.export import export_dataset
 from packprep.format.digests import digest_of
 from packprep.storage import Remote
 from tests import made
+from tests.command_line import inside
 
 
 def rows_of(folder):
@@ -76,7 +77,8 @@ def test_an_export_that_stopped_goes_on_and_workers_and_urls_do_not_show(known, 
     before = first.stat().st_ino
     cut.write_bytes(cut.read_bytes()[:-1])
     other.write_bytes(bytes(other.stat().st_size))
-    one.export(begun, "mds")
+    said = inside("export", one.out, "--to", "mds", "--out", begun, "--workers", 1).out
+    assert "tokens, for streaming.StreamingDataset: " in said
     assert made.contents(begun) == whole and first.stat().st_ino == before
     remote = Remote("memory://exporting/mds")
     one.export(remote.url, "mds")

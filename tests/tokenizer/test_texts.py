@@ -121,6 +121,21 @@ def test_byte_fallback_tokens_are_joined():
     assert [piece.text for piece in texts.pieces([0, 1, 2, 3])] == [" a", "é", "<0x>"]
 
 
+@pytest.mark.parametrize(
+    ("like", "one", "two"),
+    [
+        (tokenizers_made.llama2_like, "a", " a"),
+        (tokenizers_made.mistral_like, "a", "  a"),
+        (tokenizers_made.gemma_like, " a", "  a"),
+        (tokenizers_made.gpt2_like, " a", "  a"),
+        (tokenizers_made.bert_like, "a", "  a"),
+    ],
+)
+def test_the_space_that_a_tokenizer_adds_is_no_part_of_a_document(like, one, two):
+    texts = TokenTexts(json.dumps(like()).encode())
+    assert [texts.without_added_space(text) for text in ("a", " a", "  a", "")] == ["a", one, two, ""]
+
+
 def test_a_role_is_special_even_where_the_tokenizer_says_nothing():
     data = json.dumps(tokenizers_made.byte_level("<|end|>")).encode()
     assert TokenTexts(data, [97]).pieces([97])[0].kind == SPECIAL
