@@ -30,6 +30,7 @@ from packprep.exporting.export import (
     say_what_documents_lack,
     sound_shard,
 )
+from packprep.exporting.parquet import row_groups
 from packprep.format.digests import digest_of
 from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
 from packprep.storage import Folder, LocalCopy
@@ -147,12 +148,17 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
 
     def lines(item: ShardToExport, report: Report) -> Iterator[dict[str, Any]]:
         with sound_shard(local, manifest, item.number) as shard:
-            for i in range(shard.rows):
-                row = dataset.row(begins[item.number] + i)
-                origins = _origin(manifest, files, shard.arrays, np.arange(*shard.segment_range(i)), str(shard.path))
-                segments = [_segment(table, manifest, row, k) | origin for k, origin in enumerate(origins)]
-                yield {"row": row.index, "segments": segments}
-                report(0, shard.size * (i + 1) // shard.rows - shard.size * i // shard.rows, shard.seq_length, 0)
+            done = 0
+            for rows in row_groups(shard.rows, shard.seq_length):
+                for i in rows:
+                    row = dataset.row(begins[item.number] + i)
+                    here = np.arange(*shard.segment_range(i))
+                    origins = _origin(manifest, files, shard.arrays, here, str(shard.path))
+                    segments = [_segment(table, manifest, row, k) | origin for k, origin in enumerate(origins)]
+                    yield {"row": row.index, "segments": segments}
+                now = shard.size * rows.stop // shard.rows
+                report(0, now - done, len(rows) * shard.seq_length, 0)
+                done = now
 
     return one_by_one(_file_of(manifest, out, lines))
 

@@ -8,6 +8,7 @@ import pytest
 from packprep import open_dataset
 from packprep.exporting.export import export_dataset
 from packprep.exporting.jsonl import text_and_cuts
+from packprep.storage import Remote
 from packprep.tokenizer.texts import TokenTexts
 from tests import made
 from tests.exporting.conftest import MIXED_KINDS
@@ -127,6 +128,9 @@ def test_what_texts_cannot_say_is_counted_and_what_stopped_goes_on(known, tmp_pa
     before = (tmp_path / "out/000000.jsonl").stat().st_ino
     one.export(tmp_path / "out", "jsonl")
     assert made.contents(tmp_path / "out") == whole and (tmp_path / "out/000000.jsonl").stat().st_ino == before
+    remote = Remote("memory://exporting/jsonl")
+    one.export(remote.url, "jsonl")
+    assert {name: remote.read(name) for name, _ in remote.list()} == whole
 
 
 def test_a_dataset_without_rows(without_rows, tmp_path):
