@@ -414,6 +414,10 @@ class RestoredDocuments(NamedTuple):
     tokens: np.ndarray  # of the dataset's dtype: one document after the other
     lengths: np.ndarray  # int64[d]: tokens of each, bos and eos among them
     source: np.ndarray  # int64[d], ascends
+    bos: np.ndarray  # int64[d], 0 or 1: whether it begins with bos
+    eos: np.ndarray  # int64[d], 0 or 1: whether it ends with eos
+    segment: np.ndarray  # int64[d]: the segment of the arrays in which it begins
+    in_part: np.ndarray  # bool[d]: whether its source says that only a part of it is trained
 
 
 def restored_documents(plan: Plan, arrays: Mapping[str, np.ndarray], path: str) -> RestoredDocuments:
@@ -449,7 +453,8 @@ def restored_documents(plan: Plan, arrays: Mapping[str, np.ndarray], path: str) 
     starts, ends = bos[first], eos[last]
     lengths = offsets[last + 1] - offsets[first] + starts + ends if len(order) else np.zeros(0, np.int64)
     tokens = _with_specials(plan, content, lengths, starts, ends)
-    return RestoredDocuments(tokens, lengths, source[order][first])
+    limited = np.logical_or.reduceat(stored.first_trained[order] >= 0, first) if len(order) else first > 0
+    return RestoredDocuments(tokens, lengths, source[order][first], starts, ends, order[first], limited)
 
 
 def _with_specials(

@@ -158,7 +158,8 @@ packprep inspect packed --source web --doc 4096""",
     export: """\
 packprep export packed --to megatron --out megatron/
 packprep export packed --to parquet --columns full --out parquet/
-packprep export packed --to hf --out hf/""",
+packprep export packed --to hf --out hf/
+packprep export packed --to jsonl --what rows --out lines/""",
     slurm: """\
 packprep slurm recipe.toml --out packed --array 64 --submit -- --time=4:00:00 --mem=8G
 packprep slurm --command verify --out packed --array 16""",

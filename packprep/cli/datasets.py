@@ -22,7 +22,7 @@ from packprep.cli.arguments import (
     replay_of,
 )
 from packprep.cli.printing import one_thread, put
-from packprep.exporting import EXPORTS
+from packprep.exporting import EXPORTS, exports_with
 from packprep.messages import Bar, put_line
 
 
@@ -89,12 +89,11 @@ def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
     kind = Annotated[Literal[*EXPORTS], typer.Option("--to", help=says, show_default=False)]  # type: ignore[valid-type]
     own["to"] = own["to"].replace(annotation=kind)
     chosen = []
-    for name, export in EXPORTS.items():
-        if export.option:
-            first, *others = export.choices.values()
-            help = f"--to {name}: {', or '.join([f'{first} (default)', *others])}."
-            option = Annotated[Literal[*export.choices] | None, typer.Option(help=help, show_default=False)]  # type: ignore
-            chosen.append(Parameter(export.option, Parameter.KEYWORD_ONLY, default=None, annotation=option))
+    for name, choices in {export.option: export.choices for export in EXPORTS.values() if export.option}.items():
+        first, *others = choices.values()
+        help = f"{exports_with(name)}: {', or '.join([f'{first} (default)', *others])}."
+        option = Annotated[Literal[*choices] | None, typer.Option(help=help, show_default=False)]  # type: ignore
+        chosen.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option))
     ordered = [own.pop(name) for name in ("directory", "to", "out")]
     parameters = [*ordered, *chosen, *own.values()]
     kinds = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]

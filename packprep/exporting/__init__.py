@@ -44,12 +44,19 @@ EXPORTS = {
         "a Hugging Face dataset", "trainer",
         {"trl": "TRL", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl", "swift": "ms-swift"},
     ),
+    "jsonl": Export("JSON lines", "what", {"documents": "documents as they were", "rows": "packed rows"}),
+    "mds": Export("a StreamingDataset"),
 }  # fmt: skip
 
 
 def export_module(name: str) -> Any:
     """The file of an export, with `check`, `write`, `located` and `said`."""
     return import_module(f"{__name__}.{name}")
+
+
+def exports_with(option: str) -> str:
+    """The exports that have an option, as they are asked for."""
+    return " or ".join(f"--to {name}" for name, export in EXPORTS.items() if export.option == option) or "no export"
 
 
 def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
@@ -59,9 +66,8 @@ def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
     option, choices = EXPORTS[name].option, list(EXPORTS[name].choices)
     for other, value in given.items():
         if value is not None and other != option:
-            whose = next((f"--to {to}" for to, export in EXPORTS.items() if export.option == other), "no export")
             instead = " or ".join(f"--{option} {choice}" for choice in choices) or "no such option"
-            raise RecipeError(f"--{other} goes with {whose}: with --to {name} give {instead}")
+            raise RecipeError(f"--{other} goes with {exports_with(other)}: with --to {name} give {instead}")
     value = given.get(option)
     if value is not None and value not in choices:
         raise RecipeError(f"--{option} {value}: expected {' or '.join(choices)}")

@@ -12,15 +12,25 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from packprep.building.ledger import is_ledger
+from packprep.building.plan import Plan, open_plan
 from packprep.building.processes import Do, in_processes
 from packprep.building.run import Progress
 from packprep.dataset.manifest import LATER, Manifest, read_manifest
 from packprep.dataset.shard import Shard, shard_of
-from packprep.errors import DatasetError, RecipeError
+from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.exporting import chosen_form, export_module
 from packprep.format.digests import digest_of_file, own_digest
-from packprep.format.json_files import MANIFEST_NAME, as_stored, decode, encode, shard_name
+from packprep.format.json_files import (
+    MANIFEST_NAME,
+    PLAN_NAME,
+    TOKENIZER_NAME,
+    as_stored,
+    decode,
+    encode,
+    shard_name,
+)
 from packprep.messages import put_line
+from packprep.restoring import RestoredDocuments, restored_documents
 from packprep.storage import Folder, LocalCopy, LocalFolder, Remote, folder_at, local_copy
 
 RECEIPT = "export.json"
@@ -147,6 +157,46 @@ def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[S
                 "exported from it. `packprep verify` says what is wrong; build it again"
             )
         yield shard_of(path, manifest, number)
+
+
+def plan_of(local: LocalCopy, manifest: Manifest) -> Plan:
+    """The plan of a dataset, fetched to this machine with its tokenizer; PlanError unless it is the one that it was built by."""
+    local.fetch(PLAN_NAME, TOKENIZER_NAME)
+    plan = open_plan(local.folder)
+    if plan.digest != manifest["plan"]["digest"]:
+        raise PlanError(
+            f"{local.folder / PLAN_NAME}: its digest is {plan.digest} and the manifest's {manifest['plan']['digest']}: "
+            "put the right file back"
+        )
+    return plan
+
+
+def restored(plan: Plan, manifest: Manifest, shard: Shard) -> RestoredDocuments:
+    """The documents of a shard, by source; DatasetError for one of no source of the manifest."""
+    documents = restored_documents(plan, shard.arrays, str(shard.path))
+    if len(documents.source) and documents.source[-1] >= len(manifest["sources"]):
+        raise DatasetError(f"{shard.path}: segment_source {documents.source[-1]} is no source of the manifest")
+    return documents
+
+
+def say_what_documents_lack(exporting: Exporting) -> None:
+    """Tokens that the recipe cut off or dropped are in no segment."""
+    truncated = dropped = 0
+    for source in exporting.manifest["ledger"].get("sources", {}).values():
+        truncated += source["tokens"]["truncated"]
+        dropped += sum(source["tokens"]["dropped"].values())
+    if truncated or dropped:
+        exporting.progress.say(
+            f"{truncated + dropped:,} tokens that the recipe truncated ({truncated:,}) or dropped ({dropped:,}) are not in "
+            "the dataset, and so in no document"
+        )
+
+
+def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
+    """The rows of the files of each shard, of about so many slots each: one file at least of a shard."""
+    most = max(1, slots // manifest["seq_length"])
+    rows = [entry["rows"] for entry in manifest["shards"]]
+    return [[range(b, min(b + most, n)) for b in range(0, max(n, 1), most)] for n in rows]
 
 
 def refuse_nested(directory: Folder, out: Folder) -> None:

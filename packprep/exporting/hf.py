@@ -19,7 +19,7 @@ import pyarrow as pa
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import Manifest, first_rows
-from packprep.exporting.export import Exporting, ShardToExport, each_shard, sound_shard
+from packprep.exporting.export import Exporting, ShardToExport, each_shard, files_of_rows, sound_shard
 from packprep.exporting.parquet import IGNORE_INDEX, KEY, TOLD_TRL, TRL_COLUMNS, refuse_for_trl, row_groups, trl_lists
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
@@ -99,7 +99,7 @@ def check(exporting: Exporting) -> None:
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the files; gives what the receipt says of them: rows, files."""
     manifest, out = exporting.manifest, exporting.out
-    ranges = _ranges_of_files(manifest)
+    ranges = files_of_rows(manifest, FILE_SLOTS)
     written = dict(each_shard(exporting, _setup, out, ranges, exporting.form, workers=exporting.workers))
     files = [file for shard in sorted(written) for file in written[shard]]
     form = FORMS[exporting.form]
@@ -132,13 +132,6 @@ def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
 def said(result: Mapping[str, Any]) -> list[str]:
     """What was made."""
     return [f"{result['rows']:,} rows, for datasets.load_from_disk"]
-
-
-def _ranges_of_files(manifest: Manifest) -> list[list[range]]:
-    """The rows of the files of each shard: one file at least, so that there always is one."""
-    most = max(1, FILE_SLOTS // manifest["seq_length"])
-    rows = [entry["rows"] for entry in manifest["shards"]]
-    return [[range(b, min(b + most, n)) for b in range(0, max(n, 1), most)] for n in rows]
 
 
 def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[range]], trainer: str) -> Do:

@@ -23,14 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import open_plan
 from packprep.building.processes import Do, Report, one_by_one
-from packprep.building.run import Progress
 from packprep.dataset.manifest import Manifest, drawn_tasks
-from packprep.errors import DatasetError, PlanError, RecipeError
-from packprep.exporting.export import Exporting, ShardToExport, each_shard, sound_shard
-from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
-from packprep.restoring import restored_documents
+from packprep.errors import DatasetError, RecipeError
+from packprep.exporting.export import (
+    Exporting,
+    ShardToExport,
+    each_shard,
+    plan_of,
+    restored,
+    say_what_documents_lack,
+    sound_shard,
+)
 from packprep.storage import Folder, LocalCopy, LocalFolder
 from packprep.storage.local import Growing
 
@@ -111,25 +115,12 @@ def check(exporting: Exporting) -> None:
     )
 
 
-def _say_what_documents_lack(manifest: Manifest, progress: Progress) -> None:
-    """Tokens that the recipe cut off or dropped are in no segment."""
-    truncated = dropped = 0
-    for source in manifest["ledger"].get("sources", {}).values():
-        truncated += source["tokens"]["truncated"]
-        dropped += sum(source["tokens"]["dropped"].values())
-    if truncated or dropped:
-        progress.say(
-            f"{truncated + dropped:,} tokens that the recipe truncated ({truncated:,}) or dropped ({dropped:,}) are not in "
-            "the dataset, and so in no document"
-        )
-
-
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the pairs; gives what the receipt says of them: dtype, documents, tokens, data_path, files."""
     manifest, out, of_documents = exporting.manifest, exporting.out, exporting.form == "documents"
     assert isinstance(out, LocalFolder)
     if of_documents:
-        _say_what_documents_lack(manifest, exporting.progress)
+        say_what_documents_lack(exporting)
     names = prefixes([source["name"] for source in manifest["sources"]]) if of_documents else [ROWS_PREFIX]
     pairs = [Pair(out.path / name, dtype_for(manifest["vocab_size"])) for name in names]
     try:
@@ -162,25 +153,17 @@ def said(result: Mapping[str, Any]) -> list[str]:
 
 
 def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
-    local.fetch(PLAN_NAME, TOKENIZER_NAME)
-    plan = open_plan(local.folder)
-    if plan.digest != manifest["plan"]["digest"]:
-        raise PlanError(
-            f"{local.folder / PLAN_NAME}: its digest is {plan.digest} and the manifest's {manifest['plan']['digest']}: "
-            "put the right file back"
-        )
+    plan = plan_of(local, manifest)
 
     def append(item: ShardToExport, report: Report) -> None:
         with sound_shard(local, manifest, item.number) as shard:
-            restored = restored_documents(plan, shard.arrays, str(shard.path))
-        first = np.searchsorted(restored.source, np.arange(len(pairs) + 1))
-        if first[-1] < len(restored.source):
-            raise DatasetError(f"{shard.path}: segment_source {restored.source[-1]} is no source of the manifest")
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(restored.lengths)))
+            documents = restored(plan, manifest, shard)
+        first = np.searchsorted(documents.source, np.arange(len(pairs) + 1))
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(documents.lengths)))
         for pair, begin, end in zip(pairs, first[:-1], first[1:], strict=True):
             if begin < end:
-                pair.add(restored.tokens[offsets[begin] : offsets[end]], restored.lengths[begin:end])
-        report(len(restored.lengths), shard.size, len(restored.tokens), 0)
+                pair.add(documents.tokens[offsets[begin] : offsets[end]], documents.lengths[begin:end])
+        report(len(documents.lengths), shard.size, len(documents.tokens), 0)
 
     return one_by_one(append)
 

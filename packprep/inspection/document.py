@@ -27,12 +27,13 @@ from packprep.errors import DatasetError, PackprepError, RecipeError
 from packprep.format.json_files import decode, rejects_name
 from packprep.inspection.opened import OpenedDataset, check_source, nearest, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
-from packprep.inspection.text import SPECIAL, TextPiece, TokenTexts, counted, special
+from packprep.inspection.text import counted, special
 from packprep.messages import visible
 from packprep.restoring import documents_at, sound_segments
 from packprep.sources.formats import PIECE_BYTES, Batch, Reject, position_of
 from packprep.sources.slices import PlannedSource
 from packprep.storage import Folder
+from packprep.tokenizer.texts import SPECIAL, TextPiece, TokenTexts
 
 MOST_FILES = 20  # of a source that have a document at the position, that are described
 SHOWN_CHARACTERS = 400  # of the document's beginning

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -16,13 +15,11 @@ from packprep.dataset.manifest import first_rows
 from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
-from packprep.format import read_file
-from packprep.format.digests import digest_of
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
-from packprep.inspection.text import TokenTexts
 from packprep.restoring import replay_segments
 from packprep.sources.slices import UNREAD
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
+from packprep.tokenizer.texts import TokenTexts, texts_of_dataset
 
 IDENTICAL = "identical"
 NOT_READ = "not rebuilt: its source is not read; --source NAME=PREFIX or --from-plan reads it"
@@ -148,7 +145,7 @@ def opened(
             named = {**(planned if from_plan else {}), **moved}
             places = moved_prefixes(plan, moved)
             prefixes = [place if name in named else UNREAD for name, place in zip(planned, places, strict=True)]
-        yield OpenedDataset(local, dataset, _token_texts(local.folder, dataset), files, prefixes)
+        yield OpenedDataset(local, dataset, texts_of_dataset(local.folder, dataset.manifest), files, prefixes)
 
 
 def check_source(name: str, names: Sequence[str]) -> None:
@@ -164,16 +161,3 @@ def nearest(name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, names[:MOST_COMPARED], NEAREST, 0)
     more = len(names) - len(near)
     return ", ".join(near) + (f" and {more:,} more" if more else "")
-
-
-def _token_texts(directory: Path, dataset: Dataset) -> TokenTexts:
-    path = directory / dataset.manifest["tokenizer"]["file"]
-    try:
-        data = read_file(path)
-    except OSError as error:
-        raise DatasetError(f"{path}: {error.strerror}; rows cannot be decoded without it: put it back") from None
-    found, digest = digest_of(data), dataset.manifest["tokenizer"]["digest"]
-    if found != digest:
-        raise DatasetError(f"{path}: its digest is {found} and the manifest's {digest}: put the right file back")
-    roles = dataset.manifest["specials"].values()
-    return TokenTexts(data, [id for ids in roles for id in (ids if isinstance(ids, list) else [ids])])

@@ -17,13 +17,10 @@ from packprep.format.json_files import shard_name
 from packprep.inspection.opened import NOT_READ, OpenedDataset, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import (
-    BYTES,
     IN_PART,
     LED_ON,
     NOT_TRAINED,
-    SPECIAL,
     TRAINED,
-    TokenTexts,
     Unit,
     counted,
     shortened,
@@ -35,6 +32,7 @@ from packprep.messages import visible
 from packprep.objectives import find
 from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder, LocalCopy
+from packprep.tokenizer.texts import BYTES, SPECIAL, TokenTexts
 
 MOST_SHARDS = 256  # that are searched for a row with all tasks
 

@@ -17,10 +17,11 @@ from packprep.building.segments import SegmentTable
 from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
-from packprep.inspection.text import TokenTexts, counted
+from packprep.inspection.text import counted
 from packprep.messages import visible
 from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder
+from packprep.tokenizer.texts import ByteTable
 
 TOKENS_AT_ONCE = 1 << 19
 SNIPPET = 48  # characters on either side of a match
@@ -36,27 +37,6 @@ class _Find(NamedTuple):
     before: str
     after: str
     ids: np.ndarray  # the segment's original tokens
-
-
-class ByteTable:
-    """Token ids → bytes, a whole vocabulary at once: a special token is its own text."""
-
-    def __init__(self, texts: TokenTexts, vocab_size: int):
-        means = [texts.meaning(id) for id in range(vocab_size)]
-        data = [mean.encode() if isinstance(mean, str) else mean for mean in means]
-        self.size = vocab_size
-        self._sizes = np.array([len(one) for one in data], np.int32)
-        self._begins = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._sizes)[:-1]))
-        self._bytes = np.frombuffer(b"".join(data), np.uint8)
-
-    def decode(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(bytes uint8[n] of ids one after the other, where each begins and the last ends int64[len(ids) + 1])."""
-        sizes = self._sizes[ids]
-        offsets = np.zeros(len(ids) + 1, np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        at = np.repeat(self._begins[ids] - offsets[:-1], sizes)
-        at += np.arange(len(at))
-        return self._bytes[at], offsets
 
 
 def describe_matches(directory: str | os.PathLike | Folder, text: str, limit: int) -> dict[str, Any]:

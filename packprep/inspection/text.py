@@ -1,9 +1,6 @@
-"""Token ids → pieces of text → lines with a mark under every token, as wide as a terminal shows each character.
+"""Pieces of text → lines with a mark under every token, as wide as a terminal shows each character.
 
 ```
-ids     99 97 102 195 169 266            of the built-in vocabulary of bytes
-pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only where they share a character
-
 ‹NLG›import re↵↵def‹extra_id_0›(‹extra_id_1›     a special token between ‹ and ›, control characters as pictures
 .    .     .  ...  .           .^~~~~~~~~~~~     a mark under each token's first cell; ~ leads on under a trained one
 … 312 tokens …                                   of a long text the middle is left out
@@ -12,133 +9,14 @@ pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only wh
 ```
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, chop_cells
 
 from packprep.messages import visible
-from packprep.tokenizer.file import bytes_tokenizer_json, outline_of, steps_of, tokens_in_file
-
-MOST_CHARACTERS = 1 << 16
-"""What a decoder may make of a token; a step that would make more is left out."""
-TEXT, SPECIAL, BYTES = "text", "special", "bytes"
-
-
-class TextPiece(NamedTuple):
-    """Neighbouring tokens that can only be shown together; mostly one.
-
-    text: TEXT what they stand for; SPECIAL the token's own text; BYTES bytes that are no text here, as in "\\xe2\\x82".
-    """
-
-    text: str
-    ids: list[int]
-    kind: str
-
-
-class TokenTexts:
-    """The text of every token of a tokenizer.json, without a segment's first space being lost or one being added.
-
-    tokens: id → token as the tokenizer.json writes it, of all ids that will be asked for; None: every token of the file.
-    """
-
-    def __init__(self, tokenizer_json: bytes, special_ids: Iterable[int] = (), tokens: Mapping[int, str] | None = None):
-        outline = outline_of(tokenizer_json)
-        added = outline.added_tokens or []
-        self._texts = tokens_in_file(tokenizer_json, "tokenizer.json").texts if tokens is None else tokens
-        self._added = {entry["id"]: entry["content"] for entry in added}
-        self._special = {entry["id"] for entry in added if entry.get("special")} | set(special_ids)
-        # `tokenizers` takes a step without a type, too; it changes nothing here
-        self._steps = [step for step in steps_of(outline.decoder, "decoders") if "type" in step]
-        kinds = {step["type"] for step in self._steps}
-        # The characters of byte-level vocabularies have one home: the built-in vocabulary is made of them.
-        alphabet = json.loads(bytes_tokenizer_json())["model"]["vocab"] if "ByteLevel" in kinds else {}
-        self._byte_of: dict[str, int] = alphabet
-        self._byte_fallback = "ByteFallback" in kinds
-        self._known: dict[int, str | bytes] = {}
-
-    def meaning(self, id: int) -> str | bytes:
-        """The bytes that an ordinary token stands for, whole characters or not; of a special token its own text."""
-        if id not in self._known:
-            text = self._added.get(id, self._texts.get(id))
-            if text is None:
-                self._known[id] = f"#{id}"
-            else:
-                self._known[id] = text if id in self._special else self._bytes_of(id, text)
-        return self._known[id]
-
-    def _bytes_of(self, id: int, token: str) -> bytes:
-        if id in self._added:
-            return token.encode()
-        if self._byte_of and all(character in self._byte_of for character in token):
-            return bytes(self._byte_of[character] for character in token)
-        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return int(token[3:5], 16).to_bytes()
-        for step in self._steps:
-            token = _decoded(step, token)
-        return token.encode()
-
-    def pieces(self, ids: Iterable[int]) -> list[TextPiece]:
-        """The ids as pieces, in order; every id is in one of them."""
-        found: list[TextPiece] = []
-        run: list[int] = []  # tokens whose bytes end inside a character
-        pending = b""
-        for id in map(int, ids):
-            own = self.meaning(id)
-            if isinstance(own, str):
-                found += map(self._alone, run)
-                run, pending = [], b""
-                found.append(TextPiece(own, [id], SPECIAL))
-                continue
-            state = _state(pending + own)
-            if state == "broken" and run:
-                found += map(self._alone, run)
-                run, pending = [], b""
-                state = _state(own)
-            if state == "open":
-                run.append(id)
-                pending += own
-            elif state == "broken":
-                found.append(self._alone(id))
-            else:
-                found.append(TextPiece((pending + own).decode(), [*run, id], TEXT))
-                run, pending = [], b""
-        return found + [self._alone(id) for id in run]
-
-    def one_by_one(self, ids: Sequence[int]) -> list[TextPiece]:
-        """Each id as a piece of its own."""
-        return [piece for id in ids for piece in self.pieces([id])]
-
-    def _alone(self, id: int) -> TextPiece:
-        data = self.meaning(id)
-        assert isinstance(data, bytes)
-        return TextPiece(data.decode("utf-8", "backslashreplace"), [id], BYTES)
-
-
-def _state(data: bytes) -> str:
-    """Valid UTF-8 is "whole"; "open" where only its last character is unfinished; else "broken"."""
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        return "open" if error.reason == "unexpected end of data" else "broken"
-    return "whole"
-
-
-def _decoded(step: dict[str, Any], token: str) -> str:
-    """What one step makes of a token in the middle of a text. Steps that only trim a text's ends do nothing."""
-    if step["type"] == "Metaspace":
-        return token.replace(step.get("replacement", "▁"), " ")
-    if step["type"] == "Replace" and "String" in step["pattern"]:
-        old, new = step["pattern"]["String"], step["content"]
-        return token.replace(old, new) if token.count(old) * len(new) <= MOST_CHARACTERS else token
-    if step["type"] == "WordPiece":
-        return token.removeprefix(step["prefix"]) if token.startswith(step["prefix"]) else f" {token}"
-    if step["type"] == "BPEDecoder":
-        return token.replace(step["suffix"], " ") if step["suffix"] else token
-    return token
-
+from packprep.tokenizer.texts import SPECIAL, TEXT
 
 TRAINED, NOT_TRAINED, IN_PART, LED_ON = "^", ".", "+", "~"
 MOST_LINES, HEAD_LINES, TAIL_LINES, MOST_TURN_LINES = 6, 3, 2, 48

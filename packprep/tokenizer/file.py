@@ -265,6 +265,7 @@ class Outline(msgspec.Struct):
     added_tokens: list[dict[str, Any]] | None = None
     decoder: dict[str, Any] | None = None
     normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
 
 
 def outline_of(data: bytes) -> Outline:

@@ -32,11 +32,11 @@ from packprep.dataset.shard import DATA_ALIGNMENT
 from packprep.errors import PackprepError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import decode, encode, receipt_name, shard_name, with_defaults
-from packprep.inspection.text import TokenTexts
 from packprep.objectives.tasks import complete
 from packprep.recipe import load_recipe, read_recipe
 from packprep.storage import LocalFolder
 from packprep.tokenizer import proof
+from packprep.tokenizer.texts import TokenTexts
 from packprep.verification.faults import Faults
 from packprep.verification.on_disk import check_shard_files
 from tests.fuzz.mutations import (

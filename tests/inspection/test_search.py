@@ -9,8 +9,7 @@ from packprep import open_dataset
 from packprep.dataset.shard import open_shard
 from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection import search
-from packprep.inspection.search import ByteTable, describe_matches, print_matches
-from packprep.inspection.text import TokenTexts
+from packprep.inspection.search import describe_matches, print_matches
 from tests import command_line, made
 from tests.inspection import datasets_made
 from tests.tokenizer import tokenizers_made
@@ -121,17 +120,6 @@ def test_of_other_vocabularies_it_finds_what_their_library_decodes(tmp_path, par
                 if count := text.count(needle):
                     expected[r, i + 1] = count
         assert found == expected and expected
-
-
-def test_the_table_gives_what_each_token_means():
-    data = json.dumps(tokenizers_made.byte_level("<|end|>")).encode()
-    texts = TokenTexts(data)
-    table, ids = ByteTable(texts, 321), np.array([320, 5, 99, 300, 320, 0])
-    flat, offsets = table.decode(ids)
-    for i, id in enumerate(ids.tolist()):
-        mean = texts.meaning(id)
-        assert flat[offsets[i] : offsets[i + 1]].tobytes() == (mean.encode() if isinstance(mean, str) else mean)
-    assert table.decode(ids[:0])[0].tolist() == []
 
 
 @pytest.fixture(scope="module")

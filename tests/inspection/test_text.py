@@ -1,144 +1,17 @@
-import json
-
-import numpy as np
 import pytest
 from rich.cells import cell_len
-from tokenizers import Tokenizer, decoders, models
 
-from packprep.errors import VocabularyError
 from packprep.inspection.text import (
-    BYTES,
     HEAD_LINES,
     MOST_LINES,
     MOST_TURN_LINES,
-    SPECIAL,
     TAIL_LINES,
-    TEXT,
-    TokenTexts,
     shortened,
     special,
     units_of,
     wrapped,
 )
 from packprep.messages import visible
-from packprep.tokenizer.file import bytes_tokenizer_json, tokens_in_file
-from tests.tokenizer import tokenizers_made
-
-SENTINEL = 266
-
-
-@pytest.fixture(scope="module")
-def texts():
-    return TokenTexts(bytes_tokenizer_json())
-
-
-def pieces(texts, ids):
-    return [tuple(piece) for piece in texts.pieces(ids)]
-
-
-def test_tokens_that_share_a_character_are_one_piece(texts):
-    assert pieces(texts, "aé日👍".encode()) == [
-        ("a", [97], TEXT),
-        ("é", list("é".encode()), TEXT),
-        ("日", list("日".encode()), TEXT),
-        ("👍", list("👍".encode()), TEXT),
-    ]
-
-
-def test_a_character_cut_by_a_sentinel_is_shown_as_its_bytes(texts):
-    first, second, third = "日".encode()
-    assert pieces(texts, [first, second, SENTINEL, third, 97, first]) == [
-        ("\\xe6", [first], BYTES),
-        ("\\x97", [second], BYTES),
-        ("<extra_id_0>", [SENTINEL], SPECIAL),
-        ("\\xa5", [third], BYTES),
-        ("a", [97], TEXT),
-        ("\\xe6", [first], BYTES),
-    ]
-
-
-def test_a_character_that_another_interrupts_does_not_hide_it(texts):
-    assert pieces(texts, [0xE6, 0x97, *"é".encode()]) == [
-        ("\\xe6", [0xE6], BYTES),
-        ("\\x97", [0x97], BYTES),
-        ("é", list("é".encode()), TEXT),
-    ]
-
-
-def test_a_replacement_character_of_the_text_is_text(texts):
-    assert pieces(texts, "\ufffd".encode()) == [("\ufffd", [0xEF, 0xBF, 0xBD], TEXT)]
-
-
-def test_an_id_without_a_token_is_shown_by_its_number(texts):
-    assert pieces(texts, [527]) == [("#527", [527], SPECIAL)]
-
-
-def test_every_id_is_in_one_piece_in_order(texts):
-    rng = np.random.default_rng(1)
-    ids = rng.integers(0, 528, 3000).tolist() + rng.integers(0x80, 0x100, 3000).tolist()
-    found = texts.pieces(ids)
-    assert [id for piece in found for id in piece.ids] == ids
-    assert all(len(piece.ids) <= 4 and piece.text for piece in found)
-
-
-def test_one_by_one_gives_each_token_a_piece(texts):
-    assert [tuple(piece) for piece in texts.one_by_one(list("é".encode()))] == [
-        ("\\xc3", [0xC3], BYTES),
-        ("\\xa9", [0xA9], BYTES),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("parsed", "text", "shown"),
-    [
-        (tokenizers_made.byte_level("<|end|>"), "ünïcödé dog 日本", "ünïcödé dog 日本"),
-        (tokenizers_made.t5_like(), "the quick dog", " the quick dog"),
-        (tokenizers_made.bert_like(), "the quick dogs", " the quick dogs"),
-    ],
-    ids=["byte level", "unigram", "word piece"],
-)
-def test_the_pieces_of_other_tokenizers_join_to_the_text(parsed, text, shown):
-    data = json.dumps({**parsed, "truncation": None, "padding": None}).encode()
-    ids = Tokenizer.from_buffer(data).encode(text, add_special_tokens=False).ids
-    assert "".join(piece.text for piece in TokenTexts(data).pieces(ids)) == shown
-
-
-@pytest.mark.parametrize(
-    "parsed", [tokenizers_made.llama3_like(), tokenizers_made.bert_like(), tokenizers_made.t5_like()]
-)
-def test_a_few_tokens_are_shown_as_they_are_with_all_of_the_file(parsed):
-    data = json.dumps(parsed).encode()
-    tokens = tokens_in_file(data, "tokenizer.json").texts
-    some = list(tokens)[:: len(tokens) // 20 + 1]
-    few = TokenTexts(data, some[:1], {id: tokens[id] for id in some})
-    assert few.one_by_one([*some, 10**6]) == TokenTexts(data, some[:1]).one_by_one([*some, 10**6])
-
-
-def test_a_tokenizer_with_half_a_character_is_none():
-    parsed = tokenizers_made.byte_level("<|end|>")
-    data = json.dumps({**parsed, "added_tokens": [*parsed["added_tokens"], tokenizers_made.added(900, "\ud800")]})
-    with pytest.raises(VocabularyError, match="'tokenizer.json': not JSON"):
-        TokenTexts(data.encode())
-
-
-def test_a_decoder_without_a_type_is_passed_over():
-    """`tokenizers` takes it for a WordPiece decoder."""
-    data = json.dumps({**tokenizers_made.byte_level(), "decoder": {"prefix": "##", "cleanup": True}})
-    assert Tokenizer.from_str(data).get_vocab_size() == 320
-    assert [piece.text for piece in TokenTexts(data.encode()).pieces([64, 65])] == ["a", "b"]
-
-
-def test_byte_fallback_tokens_are_joined():
-    vocabulary = {"▁a": 0, "<0xC3>": 1, "<0xA9>": 2, "<0x>": 3}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    texts = TokenTexts(tokenizer.to_str().encode())
-    assert [piece.text for piece in texts.pieces([0, 1, 2, 3])] == [" a", "é", "<0x>"]
-
-
-def test_a_role_is_special_even_where_the_tokenizer_says_nothing():
-    data = json.dumps(tokenizers_made.byte_level("<|end|>")).encode()
-    assert TokenTexts(data, [97]).pieces([97])[0].kind == SPECIAL
 
 
 def piece(text, loss=(0,), kind="text"):

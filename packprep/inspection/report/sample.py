@@ -23,11 +23,12 @@ from packprep.errors import ArgumentError, DatasetError
 from packprep.format.json_files import shard_name
 from packprep.inspection.opened import OpenedDataset
 from packprep.inspection.row import row_with
-from packprep.inspection.text import BYTES, SPECIAL, clipped
+from packprep.inspection.text import clipped
 from packprep.messages import visible
 from packprep.restoring import restore, slots_of_tokens, stored_segments
 from packprep.sources.formats import PIECE_BYTES, position_of
 from packprep.sources.slices import UNREAD
+from packprep.tokenizer.texts import BYTES, SPECIAL
 
 TRAINED, IN_PART, IS_SPECIAL, CORRUPTED, IS_BYTES = 1, 2, 4, 8, 16
 DIGITS = "0123456789abcdefghijklmnopqrstuv"

@@ -1,0 +1,221 @@
+r"""A dataset as JSON lines, a file for each shard: documents as they were read, or rows as a model reads them.
+
+    {"text": "Ein Satz.\n", "source": "web", "file": "a.jsonl", "position": 0, "use": 0, "start": 0, …}
+
+    {"row": 7, "segments": [{"text": "Ein Satz.\n<eos>", "labels": "", "trained": [[0, 15]], "task": "causal", …}, …]}
+
+Documents are inverted and joined, without bos and eos, so that a dataset built of them has the same ids where the tokenizer's
+texts lose nothing. Of a row each segment is a text; where a task predicts in place, its labels are another.
+"""
+
+import codecs
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from packprep.building.plan import stored_plan
+from packprep.building.processes import Do, Report, one_by_one
+from packprep.dataset.attention import RULES
+from packprep.dataset.loader import Row, open_dataset
+from packprep.dataset.manifest import Manifest, first_rows
+from packprep.errors import DatasetError
+from packprep.exporting.export import (
+    Exporting,
+    ShardToExport,
+    each_shard,
+    plan_of,
+    restored,
+    say_what_documents_lack,
+    sound_shard,
+)
+from packprep.exporting.parquet import row_groups
+from packprep.format.digests import digest_of
+from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
+from packprep.storage import Folder, LocalCopy
+from packprep.tokenizer.texts import ByteTable, TokenTexts, texts_of_dataset
+
+# What a line says of its text, counted as it is written, for inside a text quotes are escaped; and what that is
+_MARKS = {
+    "not_exact": (
+        b'"exact":false',
+        'texts, those with "exact": false, have bytes that are no UTF-8, as where a character was cut: '
+        "\N{REPLACEMENT CHARACTER} stands in their place",
+    ),
+    "trained_in_part": (
+        b'"all_trained":false',
+        'documents, those with "all_trained": false, are trained in part, by loss_spans or messages, which their texts do '
+        "not say: --what rows gives what is trained of each segment",
+    ),
+}
+
+
+def check(exporting: Exporting) -> None:
+    """All datasets can be exported so; what a text cannot say, its line says, and `write` counts."""
+
+
+def write(exporting: Exporting) -> dict[str, Any]:
+    """Write the files; gives what the receipt says of them: lines, not_exact, trained_in_part, files."""
+    if exporting.form == "documents":
+        say_what_documents_lack(exporting)
+    setup = _documents if exporting.form == "documents" else _rows
+    written = dict(each_shard(exporting, setup, exporting.out, workers=exporting.workers))
+    files = [written[b] for b in sorted(written)]
+    counts = {key: sum(file[key] for file in files) for key in ("lines", *_MARKS)}
+    for key, count in counts.items():
+        if key in _MARKS and count:
+            exporting.progress.say(f"warning: {count:,} {_MARKS[key][1]}")
+    return {**counts, "files": files}
+
+
+def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
+    """The receipt as it is: its files are named relative to `out`."""
+    return dict(receipt)
+
+
+def said(result: Mapping[str, Any]) -> list[str]:
+    """What was made."""
+    return [f"{result['lines']:,} {result['what']}, a line each"]
+
+
+def text_and_cuts(data: bytes, cuts: Sequence[int]) -> tuple[str, list[tuple[int, int]], bool]:
+    """(text, characters before each cut, whether the text is all of the data) of what should be UTF-8.
+
+    cuts: bytes, ascending. A cut inside a character gives two numbers: the characters before that one, and with it.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    parts, before, at, count = [], [], 0, 0
+    for cut in cuts:
+        parts.append(decoder.decode(data[at:cut]))
+        at, count = cut, count + len(parts[-1])
+        before.append((count, count + bool(decoder.getstate()[0])))
+    text = "".join(parts) + decoder.decode(data[at:], True)
+    return text, before, "\N{REPLACEMENT CHARACTER}" not in text or text.encode() == data
+
+
+def _texts(local: LocalCopy, manifest: Manifest) -> tuple[TokenTexts, ByteTable]:
+    local.fetch(PLAN_NAME, TOKENIZER_NAME)
+    texts = texts_of_dataset(local.folder, manifest)
+    return texts, ByteTable(texts, manifest["vocab_size"])
+
+
+def _files(local: LocalCopy) -> list[str]:
+    """The names of the files of the corpus, by segment_file; none without a plan."""
+    plan = stored_plan(local.folder)
+    return [file["name"] for file in plan["files"]] if plan else []
+
+
+def _origin(
+    manifest: Manifest, files: Sequence[str], arrays: Mapping[str, np.ndarray], segments: np.ndarray, path: str
+) -> Iterator[dict[str, Any]]:
+    """Where each of some segments of a shard comes from."""
+    names = [source["name"] for source in manifest["sources"]]
+    columns = [arrays[f"segment_{name}"][segments].tolist() for name in ("source", "file", "doc", "repeat", "start")]
+    for source, file, position, use, start in zip(*columns, strict=True):
+        if source >= len(names):
+            raise DatasetError(f"{path}: segment_source {source} is no source of the manifest")
+        where = files[file] if file < len(files) else f"file {file}"
+        yield {"source": names[source], "file": where, "position": position, "use": use, "start": start}
+
+
+def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
+    plan = plan_of(local, manifest)
+    texts, table = _texts(local, manifest)
+    files = _files(local)
+
+    def lines(item: ShardToExport, report: Report) -> Iterator[dict[str, Any]]:
+        with sound_shard(local, manifest, item.number) as shard:
+            found = restored(plan, manifest, shard)
+            origins = _origin(manifest, files, shard.arrays, found.segment, str(shard.path))
+            ends = np.cumsum(found.lengths)
+            begins = (ends - found.lengths + found.bos).tolist()
+            each = zip(begins, (ends - found.eos).tolist(), (~found.in_part).tolist(), origins, strict=True)
+            for begin, end, all_trained, origin in each:
+                data = table.decode(found.tokens[begin:end])[0].tobytes()
+                text, _, exact = text_and_cuts(data, ())
+                text = text if origin["start"] else texts.without_added_space(text)
+                yield {"text": text, **origin, "exact": exact, "all_trained": all_trained}
+            report(len(found.lengths), shard.size, len(found.tokens), 0)
+
+    return one_by_one(_file_of(manifest, out, lines))
+
+
+def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
+    _, table = _texts(local, manifest)
+    files, begins = _files(local), first_rows(manifest)
+    dataset = open_dataset(local.folder, max_open=1)
+
+    def lines(item: ShardToExport, report: Report) -> Iterator[dict[str, Any]]:
+        with sound_shard(local, manifest, item.number) as shard:
+            done = 0
+            for rows in row_groups(shard.rows, shard.seq_length):
+                for i in rows:
+                    row = dataset.row(begins[item.number] + i)
+                    here = np.arange(*shard.segment_range(i))
+                    origins = _origin(manifest, files, shard.arrays, here, str(shard.path))
+                    segments = [_segment(table, manifest, row, k) | origin for k, origin in enumerate(origins)]
+                    yield {"row": row.index, "segments": segments}
+                now = shard.size * rows.stop // shard.rows
+                report(0, now - done, len(rows) * shard.seq_length, 0)
+                done = now
+
+    return one_by_one(_file_of(manifest, out, lines))
+
+
+def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str, Any]:
+    """A segment's text as a model reads it, and what is trained: of the labels in place, else of the text itself.
+
+    Of block diffusion the noised half: the clean one is its labels.
+    """
+    found = row.segments
+    if found["task"][k] >= len(manifest["tasks"]):
+        raise DatasetError(
+            f"{row.dataset}: row {row.index}: segment_task {found['task'][k]} is no task of the manifest"
+        )
+    task = manifest["tasks"][found["task"][k]]
+    begin, end = int(found["begin"][k]), int(found["end"][k])
+    if RULES[task["attention"]].in_blocks:
+        end = begin + (end - begin) // 2
+    in_place = task["label_alignment"] == "same_slot"
+    mask = np.zeros(end - begin + 2, np.int8)
+    trained = row.loss_mask[begin:end] if in_place else row.loss_mask[begin : end - 1]
+    mask[end - begin + 1 - len(trained) : end - begin + 1] = trained  # at the token that is predicted
+    turns = np.flatnonzero(np.diff(mask))
+
+    def decoded(ids: np.ndarray, cuts: np.ndarray) -> tuple[str, list[tuple[int, int]], bool]:
+        data, offsets = table.decode(ids[begin:end])
+        return text_and_cuts(data.tobytes(), offsets[cuts].tolist())
+
+    text, before, exact = decoded(row.tokens, turns[:0] if in_place else turns)
+    labels = ""
+    if in_place:
+        labels, before, exact_labels = decoded(row.labels, turns)
+        exact &= exact_labels
+    ranges = [[low, high] for (low, _), (_, high) in zip(before[::2], before[1::2], strict=True)]
+    return {"text": text, "labels": labels, "trained": ranges, "exact": exact, "task": task["name"]}
+
+
+Lines = Callable[[ShardToExport, Report], Iterator[dict[str, Any]]]
+
+
+def _file_of(manifest: Manifest, out: Folder, lines: Lines) -> Callable[[ShardToExport, Report], dict[str, Any]]:
+    """What writes the lines of a shard, unless an export that stopped left them: a file appears whole or not at all."""
+    encoder = msgspec.json.Encoder()
+
+    def export(item: ShardToExport, report: Report) -> dict[str, Any]:
+        name, entry = f"{item.number:06d}.jsonl", manifest["shards"][item.number]
+        if out.exists(name):
+            data = out.read(name)
+            report(0, entry["bytes"], entry["rows"] * manifest["seq_length"], 0)
+        else:
+            made = bytearray()
+            for line in lines(item, report):
+                made += encoder.encode(line)
+                made += b"\n"
+            data = bytes(made)
+            out.write(name, [data])
+        counts = {"lines": data.count(b"\n"), **{key: data.count(mark) for key, (mark, _) in _MARKS.items()}}
+        return {"file": name, "bytes": len(data), "digest": digest_of(data), **counts}
+
+    return export

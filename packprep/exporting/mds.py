@@ -1,0 +1,129 @@
+"""A dataset as a folder of MosaicML's StreamingDataset, in its format MDS: the loader's columns, a sample for each row.
+
+    shard.NNNNN.mds   u32 samples   u32[samples + 1] first byte of each, and the end   JSON of the columns   the samples
+    index.json        the files, with their samples, bytes and xxh3-128; the last, since no folder is read without it
+
+All little-endian. Each column is an array of one dtype and shape, which the JSON says, so a sample is the bytes of its columns
+one after the other, in order of their names. The format is that of `streaming.base.format.mds` (mosaicml-streaming 0.13).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from packprep.building.processes import Do, Report, one_by_one
+from packprep.dataset.attention import RULES
+from packprep.dataset.loader import open_dataset
+from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans
+from packprep.exporting.export import Exporting, ShardToExport, each_shard, files_of_rows, sound_shard
+from packprep.format.digests import digest_of
+from packprep.format.json_files import encode
+from packprep.storage import Folder, LocalCopy
+
+FILE_SLOTS = 1 << 22
+"""Slots of a file, about: 17 to 29 bytes each, near the 64 MiB that streaming's own writer takes, for a trainer fetches whole
+files."""
+INDEX, HASH = "index.json", "xxh3_128"
+
+
+def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
+    """Column → its dtype, in order of names: the loader's, without weights that are all 1 and without prefixes where none is."""
+    tasks = drawn_tasks(manifest)
+    rules = [RULES[task["attention"]] for task in tasks]
+    found = dict.fromkeys(("tokens", "labels", "segment_ids", "position_ids"), "<i4") | {"loss_mask": "u1"}
+    if has_weighted_spans(manifest) or any(task["label_alignment"] == "same_slot" for task in tasks):
+        found["loss_weights"] = "<f4"
+    if any(rule.ahead != "never" for rule in rules):
+        found["prefix_ends"] = "<i4"
+    if any(rule.in_blocks for rule in rules):
+        found["block_lengths"] = "<i4"
+    return {name: np.dtype(found[name]) for name in sorted(found)}
+
+
+def check(exporting: Exporting) -> None:
+    """All datasets can be exported so: nothing is to be shifted, and what is trained is a column."""
+
+
+def write(exporting: Exporting) -> dict[str, Any]:
+    """Write the files; gives what the receipt says of them: columns, rows, files."""
+    manifest, out = exporting.manifest, exporting.out
+    ranges = [[rows for rows in of_shard if rows] for of_shard in files_of_rows(manifest, FILE_SLOTS)]
+    written = dict(each_shard(exporting, _setup, out, ranges, workers=exporting.workers))
+    files = [file for shard in sorted(written) for file in written[shard]]
+    shared = _columns_as_stored(manifest) | {"compression": None, "zip_data": None}
+    shards = [
+        shared | {"samples": file["rows"], "raw_data": {
+            "basename": file["file"], "bytes": file["bytes"], "hashes": {HASH: file["digest"]},
+        }}
+        for file in files
+    ]  # fmt: skip
+    index = encode({"version": 2, "shards": shards})
+    out.write(INDEX, [index])
+    files.append({"file": INDEX, "bytes": len(index), "digest": digest_of(index)})
+    return {"columns": list(columns_of(manifest)), "rows": first_rows(manifest)[-1], "files": files}
+
+
+def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
+    """The receipt as it is: its files are named relative to `out`."""
+    return dict(receipt)
+
+
+def said(result: Mapping[str, Any]) -> list[str]:
+    """What was made."""
+    return [f"{result['rows']:,} rows, {', '.join(result['columns'])}, for streaming.StreamingDataset"]
+
+
+def _columns_as_stored(manifest: Manifest) -> dict[str, Any]:
+    """What a file, and its entry in the index, say of the columns."""
+    columns, length = columns_of(manifest), manifest["seq_length"]
+    return {
+        "column_encodings": [f"ndarray:{dtype.name}:{length}" for dtype in columns.values()],
+        "column_names": list(columns),
+        "column_sizes": [dtype.itemsize * length for dtype in columns.values()],
+        "format": "mds",
+        "hashes": [HASH],
+        "size_limit": None,
+        "version": 2,
+    }
+
+
+def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[range]]) -> Do:
+    dataset = open_dataset(local.folder, max_open=1)
+    begins, first_file = first_rows(manifest), np.cumsum([0, *map(len, ranges)])
+    columns, length = columns_of(manifest), manifest["seq_length"]
+    sample = np.dtype([(name, dtype, (length,)) for name, dtype in columns.items()])
+    said_of_columns = encode({"compression": None, **_columns_as_stored(manifest)}).rstrip(b"\n")
+
+    def export(item: ShardToExport, report: Report) -> list[dict[str, Any]]:
+        entry, first, files = manifest["shards"][item.number], begins[item.number], []
+        with sound_shard(local, manifest, item.number) as shard:
+            done = 0
+            for i, rows in enumerate(ranges[item.number], int(first_file[item.number])):
+                name, n = f"shard.{i:05d}.mds", len(rows)
+                head = 4 * (n + 2) + len(said_of_columns)
+                offsets = head + sample.itemsize * np.arange(n + 1)
+                before = b"".join((np.array([n, *offsets], "<u4").tobytes(), said_of_columns))
+                data = _standing(out, name, before, int(offsets[-1]))
+                if data is None:
+                    samples = np.empty(n, sample)
+                    batch = dataset.batch(first + np.array(rows), columns=list(columns))
+                    for column in columns:
+                        samples[column] = batch.pop(column)
+                    data = before + samples.tobytes()
+                    out.write(name, [data])
+                now = entry["bytes"] * rows.stop // shard.rows
+                report(0, now - done, n * length, 0)
+                done = now
+                files.append({"file": name, "bytes": len(data), "digest": digest_of(data), "rows": n})
+        return files
+
+    return one_by_one(export)
+
+
+def _standing(out: Folder, name: str, before: bytes, size: int) -> bytes | None:
+    """The bytes of a file that an export that stopped left whole; None where it is to be made."""
+    if out.size(name) != size:
+        return None
+    data = out.read(name)
+    return data if data.startswith(before) else None

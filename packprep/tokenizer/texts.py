@@ -1,0 +1,183 @@
+"""Token ids → pieces of text, or bytes: the reading direction of a tokenizer.json, exactly.
+
+```
+ids     99 97 102 195 169 266            of the built-in vocabulary of bytes
+pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only where they share a character
+bytes   63 61 66  c3  a9  "<extra_id_0>" a special token is its own text
+```
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.dataset.manifest import Manifest
+from packprep.errors import DatasetError
+from packprep.format import read_file
+from packprep.format.digests import digest_of
+from packprep.tokenizer.file import bytes_tokenizer_json, outline_of, steps_of, tokens_in_file
+
+MOST_CHARACTERS = 1 << 16
+"""What a decoder may make of a token; a step that would make more is left out."""
+TEXT, SPECIAL, BYTES = "text", "special", "bytes"
+
+
+class TextPiece(NamedTuple):
+    """Neighbouring tokens that can only be shown together; mostly one.
+
+    text: TEXT what they stand for; SPECIAL the token's own text; BYTES bytes that are no text here, as in "\\xe2\\x82".
+    """
+
+    text: str
+    ids: list[int]
+    kind: str
+
+
+class TokenTexts:
+    """The text of every token of a tokenizer.json, without a segment's first space being lost or one being added.
+
+    tokens: id → token as the tokenizer.json writes it, of all ids that will be asked for; None: every token of the file.
+    """
+
+    def __init__(self, tokenizer_json: bytes, special_ids: Iterable[int] = (), tokens: Mapping[int, str] | None = None):
+        outline = outline_of(tokenizer_json)
+        added = outline.added_tokens or []
+        self._texts = tokens_in_file(tokenizer_json, "tokenizer.json").texts if tokens is None else tokens
+        self._added = {entry["id"]: entry["content"] for entry in added}
+        self._special = {entry["id"] for entry in added if entry.get("special")} | set(special_ids)
+        # `tokenizers` takes a step without a type, too; it changes nothing here
+        self._steps = [step for step in steps_of(outline.decoder, "decoders") if "type" in step]
+        kinds = {step["type"] for step in self._steps}
+        before = [*steps_of(outline.normalizer, "normalizers"), *steps_of(outline.pre_tokenizer, "pretokenizers")]
+        self._space_prepended = any(step.get("type") == "Prepend" for step in before)
+        self._space_added = "WordPiece" in kinds or any(
+            step.get("prepend_scheme", "never") != "never" or step.get("add_prefix_space") for step in before
+        )
+        # The characters of byte-level vocabularies have one home: the built-in vocabulary is made of them.
+        alphabet = json.loads(bytes_tokenizer_json())["model"]["vocab"] if "ByteLevel" in kinds else {}
+        self._byte_of: dict[str, int] = alphabet
+        self._byte_fallback = "ByteFallback" in kinds
+        self._known: dict[int, str | bytes] = {}
+
+    def meaning(self, id: int) -> str | bytes:
+        """The bytes that an ordinary token stands for, whole characters or not; of a special token its own text."""
+        if id not in self._known:
+            text = self._added.get(id, self._texts.get(id))
+            if text is None:
+                self._known[id] = f"#{id}"
+            else:
+                self._known[id] = text if id in self._special else self._bytes_of(id, text)
+        return self._known[id]
+
+    def _bytes_of(self, id: int, token: str) -> bytes:
+        if id in self._added:
+            return token.encode()
+        if self._byte_of and all(character in self._byte_of for character in token):
+            return bytes(self._byte_of[character] for character in token)
+        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return int(token[3:5], 16).to_bytes()
+        for step in self._steps:
+            token = _decoded(step, token)
+        return token.encode()
+
+    def pieces(self, ids: Iterable[int]) -> list[TextPiece]:
+        """The ids as pieces, in order; every id is in one of them."""
+        found: list[TextPiece] = []
+        run: list[int] = []  # tokens whose bytes end inside a character
+        pending = b""
+        for id in map(int, ids):
+            own = self.meaning(id)
+            if isinstance(own, str):
+                found += map(self._alone, run)
+                run, pending = [], b""
+                found.append(TextPiece(own, [id], SPECIAL))
+                continue
+            state = _state(pending + own)
+            if state == "broken" and run:
+                found += map(self._alone, run)
+                run, pending = [], b""
+                state = _state(own)
+            if state == "open":
+                run.append(id)
+                pending += own
+            elif state == "broken":
+                found.append(self._alone(id))
+            else:
+                found.append(TextPiece((pending + own).decode(), [*run, id], TEXT))
+                run, pending = [], b""
+        return found + [self._alone(id) for id in run]
+
+    def without_added_space(self, text: str) -> str:
+        """The text of a document from its begin, without the space that the tokenizer put there: so it gives the same ids."""
+        alone = text.startswith(" ") and not text.startswith("  ")  # none is put before a space, but by Prepend
+        return text[1:] if alone and self._space_added or text.startswith(" ") and self._space_prepended else text
+
+    def one_by_one(self, ids: Sequence[int]) -> list[TextPiece]:
+        """Each id as a piece of its own."""
+        return [piece for id in ids for piece in self.pieces([id])]
+
+    def _alone(self, id: int) -> TextPiece:
+        data = self.meaning(id)
+        assert isinstance(data, bytes)
+        return TextPiece(data.decode("utf-8", "backslashreplace"), [id], BYTES)
+
+
+def _state(data: bytes) -> str:
+    """Valid UTF-8 is "whole"; "open" where only its last character is unfinished; else "broken"."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return "open" if error.reason == "unexpected end of data" else "broken"
+    return "whole"
+
+
+def _decoded(step: dict[str, Any], token: str) -> str:
+    """What one step makes of a token in the middle of a text. Steps that only trim a text's ends do nothing."""
+    if step["type"] == "Metaspace":
+        return token.replace(step.get("replacement", "▁"), " ")
+    if step["type"] == "Replace" and "String" in step["pattern"]:
+        old, new = step["pattern"]["String"], step["content"]
+        return token.replace(old, new) if token.count(old) * len(new) <= MOST_CHARACTERS else token
+    if step["type"] == "WordPiece":
+        return token.removeprefix(step["prefix"]) if token.startswith(step["prefix"]) else f" {token}"
+    if step["type"] == "BPEDecoder":
+        return token.replace(step["suffix"], " ") if step["suffix"] else token
+    return token
+
+
+class ByteTable:
+    """Token ids → bytes, a whole vocabulary at once: a special token is its own text."""
+
+    def __init__(self, texts: TokenTexts, vocab_size: int):
+        means = [texts.meaning(id) for id in range(vocab_size)]
+        data = [mean.encode() if isinstance(mean, str) else mean for mean in means]
+        self.size = vocab_size
+        self._sizes = np.array([len(one) for one in data], np.int32)
+        self._begins = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._sizes)[:-1]))
+        self._bytes = np.frombuffer(b"".join(data), np.uint8)
+
+    def decode(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(bytes uint8[n] of ids one after the other, where each begins and the last ends int64[len(ids) + 1])."""
+        sizes = self._sizes[ids]
+        offsets = np.zeros(len(ids) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        at = np.repeat(self._begins[ids] - offsets[:-1], sizes)
+        at += np.arange(len(at))
+        return self._bytes[at], offsets
+
+
+def texts_of_dataset(directory: Path, manifest: Manifest) -> TokenTexts:
+    """The texts of the tokens of a dataset that lies in `directory`; DatasetError unless its tokenizer is as it was written."""
+    path = directory / manifest["tokenizer"]["file"]
+    try:
+        data = read_file(path)
+    except OSError as error:
+        raise DatasetError(f"{path}: {error.strerror}; rows cannot be decoded without it: put it back") from None
+    found, digest = digest_of(data), manifest["tokenizer"]["digest"]
+    if found != digest:
+        raise DatasetError(f"{path}: its digest is {found} and the manifest's {digest}: put the right file back")
+    roles = manifest["specials"].values()
+    return TokenTexts(data, [id for ids in roles for id in (ids if isinstance(ids, list) else [ids])])
