@@ -13,7 +13,7 @@ import numpy as np
 
 from packprep.building.segments import CutLimits, cut_limits
 from packprep.dataset.noise import LAWS
-from packprep.documents.store import PREFIX, STORE, Store
+from packprep.documents.store import PREFIX, STORE, TokenStore
 from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import (
@@ -373,7 +373,7 @@ class Plan:
 
 
 @lru_cache(maxsize=16)
-def open_store(location: str) -> Store:
+def open_store(location: str) -> TokenStore:
     """The token store at a path or URL. PlanError where there is none, or none that can be built from."""
     folder = folder_at(location)
     found = stored_plan_and_digest(folder)
@@ -382,7 +382,7 @@ def open_store(location: str) -> Store:
     if not folder.exists(MANIFEST_NAME):
         raise PlanError(f"{location}: the token store is not finished: run the command that makes it again")
     plan = open_plan(folder, found=found)
-    return Store(folder, plan)
+    return TokenStore(folder, plan)
 
 
 def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:

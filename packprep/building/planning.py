@@ -20,7 +20,7 @@ from packprep.building.stores import check_tokenizer, files_in, in_stores, of_st
 from packprep.documents.calibration import Estimates, calibrate, first_texts
 from packprep.documents.chat_template import ChatTemplate, compile_template, find_template
 from packprep.documents.reading import MOST_DOCUMENTS
-from packprep.documents.store import STEP_BYTES, STORE, Store, estimates_as_json, estimates_from_json
+from packprep.documents.store import STEP_BYTES, STORE, TokenStore, estimates_as_json, estimates_from_json
 from packprep.documents.supervision import supervise
 from packprep.errors import RecipeError
 from packprep.format.digests import own_digest
@@ -54,7 +54,7 @@ class Inputs:
     prefixes: tuple[str, ...]
     files: tuple[Files, ...]
     chat_template: str | None
-    stores: Mapping[str, Store]
+    stores: Mapping[str, TokenStore]
     """Source → the token store in which it lies, of those that do not lie in files."""
     is_store: bool = False  # whether a token store is to be made
 
@@ -346,7 +346,7 @@ def _both(source: PlannedSource, plain: Estimates, sample: Callable[[bool], Esti
     return found
 
 
-def _estimated(source: PlannedSource, stores: Mapping[str, Store]) -> Estimates:
+def _estimated(source: PlannedSource, stores: Mapping[str, TokenStore]) -> Estimates:
     """What the samples told that were looked at when a source's token store was planned."""
     kept = planned_in(stores[source.name], source.name)["estimates"]
     estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from packprep.building.plan import open_store
-from packprep.documents.store import PREFIX, Store, special_texts
+from packprep.documents.store import PREFIX, TokenStore, special_texts
 from packprep.errors import RecipeError, VocabularyError
 from packprep.format.json_files import LAW_VERSION, other_law
 from packprep.objectives.tasks import needs_of
@@ -37,7 +37,7 @@ def of_store(recipe: Recipe) -> Recipe:
     return replace(recipe, total_tokens=0, sources=sources)
 
 
-def in_stores(recipe: Recipe, moved: Mapping[str, str], is_store: bool) -> tuple[Recipe, dict[str, Store]]:
+def in_stores(recipe: Recipe, moved: Mapping[str, str], is_store: bool) -> tuple[Recipe, dict[str, TokenStore]]:
     """(the recipe with the sources that its stores were made of in place of those with format = "store", source → its store).
 
     moved: source → where it lies now, "store:" and a place for a store. RecipeError by key for what a store does not hold, or
@@ -85,7 +85,7 @@ KEYS_OF_FILES = tuple(key for key in Source.__dataclass_fields__ if key not in _
 """The keys of a source that say how its files are read."""
 
 
-def _source_in(store: Store, source: Source, i: int) -> Source:
+def _source_in(store: TokenStore, source: Source, i: int) -> Source:
     """A source that lies in a store, as the store's recipe has it, in the use that the recipe makes of it."""
     own = {one.name: one for one in store.plan.recipe.sources}
     name = source.name
@@ -100,7 +100,7 @@ def _source_in(store: Store, source: Source, i: int) -> Source:
     return replace(own[name], paths=(), **use)
 
 
-def _refuse_other_keys(recipe: Recipe, store: Store) -> None:
+def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
     made, law = store.plan.recipe, store.plan.law
     if law != LAW_VERSION:
         raise RecipeError(
@@ -117,7 +117,7 @@ def _refuse_other_keys(recipe: Recipe, store: Store) -> None:
             )
 
 
-def check_tokenizer(recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str, Store]) -> None:
+def check_tokenizer(recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str, TokenStore]) -> None:
     """RecipeError unless each store's tokens are those of the recipe's tokenizer, in which roles may be others."""
     for store in stores.values():
         made = store.plan.recipe
@@ -134,9 +134,9 @@ def check_tokenizer(recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str,
         _refuse_other_specials(vocabulary, store)
 
 
-def _refuse_other_specials(vocabulary: Vocabulary, store: Store) -> None:
+def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
     """RecipeError where from the text of a special token something else may come than the store has. What documents have of
-    that is for `Store.read` to refuse."""
+    that is for `TokenStore.read` to refuse."""
     here, there = special_texts(vocabulary), special_texts(store.plan.vocabulary)
     if here == there:
         return
@@ -157,7 +157,7 @@ def _refuse_other_specials(vocabulary: Vocabulary, store: Store) -> None:
         )
 
 
-def template_of(template: str | None, stores: Mapping[str, Store]) -> str | None:
+def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str | None:
     """The chat template of a recipe with stores: its own, or theirs. RecipeError where these are not one."""
     for store in stores.values():
         made = store.plan.stored["chat_template"]
@@ -171,12 +171,12 @@ def template_of(template: str | None, stores: Mapping[str, Store]) -> str | None
     return template
 
 
-def planned_in(store: Store, name: str) -> Mapping[str, Any]:
+def planned_in(store: TokenStore, name: str) -> Mapping[str, Any]:
     """What a store's plan says of a source."""
     return next(one for one in store.plan.stored["sources"] if one["name"] == name)
 
 
-def files_in(store: Store, name: str, index: int) -> Files:
+def files_in(store: TokenStore, name: str, index: int) -> Files:
     """The files of a source that lies in a store, as its plan lists them. index: the source's number in the recipe."""
     found = next(one for one in store.plan.sources if one.name == name)
     files, source = found.files, found.source

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -164,15 +164,6 @@ class ReadDocuments(NamedTuple):
     trained: Mapping[int, Trained]  # document's number → what is trained of it
     rejects: Sequence[Reject]
     text_bytes: np.ndarray  # int64[n], or more where rejects had text
-
-
-class TokenStore(Protocol):
-    """Where a source's documents lie as tokens, which are read in place of its files."""
-
-    def read(
-        self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
-    ) -> Iterator[ReadDocuments]:
-        """The documents of a slice of a source's file, as they were read from that, those that are kept."""
 
 
 @dataclass

@@ -276,7 +276,7 @@ def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, 
     return Estimates(**own), {int(i): held for i, held in value["piece_bytes"].items()}
 
 
-class _Ranges:
+class _TokensAtUrl:
     """The tokens of a shard at a URL, which are read when they are asked for."""
 
     def __init__(self, folder: Remote, name: str, at: int, dtype: np.dtype):
@@ -317,7 +317,7 @@ def _fetched(folder: Remote, name: str) -> dict[str, Any]:
     first, (tokens, (count,), at) = next(iter(layout.values()))[2], layout["tokens"]
     end = at + tokens.itemsize * count
     before, behind = folder.read(name, first, at), folder.read(name, end, size)
-    arrays: dict[str, Any] = {"tokens": _Ranges(folder, name, at, tokens)}
+    arrays: dict[str, Any] = {"tokens": _TokensAtUrl(folder, name, at, tokens)}
     for key, (dtype, shape, begin) in layout.items():
         if key != "tokens":
             data, start = (before, first) if begin < at else (behind, end)
@@ -330,7 +330,7 @@ def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
     return set(texts_of_ids(vocabulary.tokenizer_json, vocabulary.special_ids).items())
 
 
-class Store:
+class TokenStore:
     """The documents of a store's sources, by slices of the files that they were read from."""
 
     def __init__(self, folder: Folder, plan: Any):
