@@ -274,7 +274,7 @@ def documents_at(plan: Plan, source: PlannedSource, file: int, use: int, positio
     pieces = np.array(source.pieces.of_file(i), np.int64)
     if position_of(*source.formats[i]) == "byte":
         pieces = pieces[np.isin(np.arange(len(pieces)), wanted // PIECE_BYTES)]
-    elif (format := FORMATS[source.formats[i][0]]).indexed and source.store is None:
+    elif (format := FORMATS[source.formats[i][0]]).indexed and not source.in_store:
         pieces = pieces[format.module.pieces_at(source.path(i), int(source.files.sizes[i]), wanted)]
     found = read_documents(
         plan.recipe,

@@ -3,6 +3,7 @@
 What the keys must be is checked before anything is computed, opened or allocated from them.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -13,8 +14,8 @@ import numpy as np
 
 from packprep.building.segments import CutLimits, cut_limits
 from packprep.dataset.noise import LAWS
-from packprep.documents.store import PREFIX, STORE, TokenStore
-from packprep.errors import DatasetError, PlanError, RecipeError
+from packprep.documents.store import STORE, TokenStore
+from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import (
     FORMAT,
@@ -37,7 +38,7 @@ from packprep.objectives.tasks import complete, resolve, task_table
 from packprep.recipe import Recipe, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import check_format
-from packprep.sources.slices import MOST_PIECES, PlannedSource, format_name, pieces_of_all_uses
+from packprep.sources.slices import IN_STORE, MOST_PIECES, PlannedSource, format_name, pieces_of_all_uses
 from packprep.storage import Folder, LocalFolder, folder_at, is_url
 from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.engines.engine import Engine
@@ -341,10 +342,8 @@ class Plan:
             known = {k: held for k, file in enumerate(own) if (held := file.get("piece_bytes")) is not None}
             names, seed = [file["name"] for file in own], self.recipe.seed
             listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, known)
-            planned = PlannedSource(source, i, prefix, listed, first, resolved, seed, self.law, self.is_store)
-            self.sources.append(planned)
-            if prefix.startswith(PREFIX):
-                planned.store = open_store(prefix.removeprefix(PREFIX))
+            how = self.law, self.is_store, open_store
+            self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, seed, *how))
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:
                     raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")
@@ -357,7 +356,7 @@ class Plan:
     @property
     def has_text(self) -> bool:
         """Whether a source is read from files: else no engine is needed."""
-        return any(source.store is None for source in self.sources)
+        return not all(source.in_store for source in self.sources)
 
     @cached_property
     def engine(self) -> Engine:
@@ -378,7 +377,10 @@ def open_store(location: str) -> TokenStore:
     folder = folder_at(location)
     found = stored_plan_and_digest(folder)
     if found is None or found[0]["kind"] != STORE:
-        raise PlanError(f"{location} is no token store: `packprep tokenize RECIPE --out {location}` makes one")
+        raise PlanError(
+            f"{location} is no token store: `packprep tokenize RECIPE --out {location}` makes one; of one that has "
+            "moved --source NAME=store:PLACE says where it lies"
+        )
     if not folder.exists(MANIFEST_NAME):
         raise PlanError(f"{location}: the token store is not finished: run the command that makes it again")
     plan = open_plan(folder, found=found)
@@ -454,36 +456,32 @@ def open_plan(
     return Plan(stored, tokenizer_json, prefixes, digest)
 
 
-_LOOKED_AT = 1000
-
-
 def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
     """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
     names = [source["name"] for source in stored["sources"]]
     for name in moved:
         if name not in names:
             raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
-    return [
-        prefix_of(moved[source["name"]]) if source["name"] in moved else text_or_store(source)
-        for source in stored["sources"]
-    ]
+    return [prefix_of(moved.get(source["name"], source["prefix"])) for source in stored["sources"]]
 
 
-def text_or_store(source: Mapping[str, Any]) -> str:
-    """The prefix of a source of a plan; of one that lies in a token store that of the text of which the store was made, where
-    the text's files are at hand."""
-    prefix = prefix_of(source["prefix"])
-    if prefix.startswith(PREFIX):
-        own = next(one for one in open_store(prefix.removeprefix(PREFIX)).plan.sources if one.name == source["name"])
-        if not is_url(own.prefix) and all(
-            os.path.exists(os.path.join(own.prefix, name)) for name in own.files.names[:_LOOKED_AT]
-        ):
-            return own.prefix
+_LOOKED_AT = 1000
+
+
+def at_text(name: str, prefix: str) -> str:
+    """The prefix of a source; of one that lies in a token store that of the text of which the store was made, where store and
+    text are at hand."""
+    if prefix.startswith(IN_STORE):
+        with contextlib.suppress(PackprepError, OSError):
+            own = next(one for one in open_store(prefix.removeprefix(IN_STORE)).plan.sources if one.name == name)
+            paths = (os.path.join(own.prefix, file) for file in own.files.names[:_LOOKED_AT])
+            if not is_url(own.prefix) and all(map(os.path.exists, paths)):
+                return own.prefix
     return prefix
 
 
 def prefix_of(prefix: str) -> str:
     """The prefix of a source as a plan names it: where its files lie, or "store:" and where its token store does."""
-    if prefix.startswith(PREFIX):
-        return PREFIX + absolute_prefix(prefix.removeprefix(PREFIX))
+    if prefix.startswith(IN_STORE):
+        return IN_STORE + absolute_prefix(prefix.removeprefix(IN_STORE))
     return absolute_prefix(prefix)

@@ -13,16 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 from packprep.building.plan import open_store
-from packprep.documents.store import PREFIX, TokenStore, special_texts
+from packprep.documents.store import STORE, TokenStore, special_texts
 from packprep.errors import RecipeError, VocabularyError
 from packprep.format.json_files import LAW_VERSION, other_law
 from packprep.objectives.tasks import needs_of
 from packprep.recipe import Recipe, Source
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import FORMATS
+from packprep.sources.slices import IN_STORE
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
-FORMAT_NAME = "store"
 _FIXED = (
     "special_text", "loss_spans", "chat_template_kwargs", "template_date", "trained_turns", "trained_roles",
     "train_on_tool_calls",
@@ -46,7 +46,7 @@ def in_stores(recipe: Recipe, moved: Mapping[str, str], is_store: bool) -> tuple
     sources, stores = [], {}
     for i, source in enumerate(recipe.sources):
         place = moved.get(source.name, "")
-        if source.format != FORMAT_NAME and not place.startswith(PREFIX):
+        if source.format != STORE and not place.startswith(IN_STORE):
             sources.append(source)
             continue
         if is_store:
@@ -65,10 +65,10 @@ def in_stores(recipe: Recipe, moved: Mapping[str, str], is_store: bool) -> tuple
 
 
 def _location(source: Source, i: int, recipe: Recipe, place: str) -> str:
-    if place.startswith(PREFIX):
-        return absolute_prefix(place.removeprefix(PREFIX))
+    if place.startswith(IN_STORE):
+        return absolute_prefix(place.removeprefix(IN_STORE))
     if place:
-        raise RecipeError(f"--source {source.name}={place}: the source is in a token store: say {PREFIX}{place}")
+        raise RecipeError(f"--source {source.name}={place}: the source is in a token store: say {IN_STORE}{place}")
     if len(source.paths) != 1:
         raise RecipeError(f'sources[{i}].paths: with format = "store" it is one token store', ("sources", i, "paths"))
     default = Source(paths=source.paths)
@@ -180,7 +180,7 @@ def files_in(store: TokenStore, name: str, index: int) -> Files:
     """The files of a source that lies in a store, as its plan lists them. index: the source's number in the recipe."""
     found = next(one for one in store.plan.sources if one.name == name)
     files, source = found.files, found.source
-    root = f"{PREFIX}{store}"
+    root = f"{IN_STORE}{store}"
     return Files(
         index, files.names, files.sizes, source.format, root, files.pieces, source.text_key, dict(files.piece_bytes)
     )

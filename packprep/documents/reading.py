@@ -322,7 +322,7 @@ def read_documents(
         if part.file not in file_keys:
             file_keys[part.file] = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
         digest = digests[source.name]
-        if source.store is None:
+        if not source.in_store:
             assert engine is not None
             found = tokenized(
                 recipe.documents, source, part, keep, engine, vocabulary, decoders, template, clock, digest
@@ -449,14 +449,13 @@ def _stored(
     digest: xxhash.xxh3_128,
 ) -> Iterator[ReadDocuments]:
     """The documents of a slice, from the source's token store."""
-    assert source.store is not None
     for found in clock.steps("read", source.store.read(source, part, keep, vocabulary)):
         digest.update(np.ascontiguousarray(found.tokens.ids).data)
         yield found
 
 
 def _said(digest: xxhash.xxh3_128, source: PlannedSource) -> str:
-    return digest.hexdigest() if source.store is None else f"{OF_TOKENS}{digest.hexdigest()}"
+    return f"{OF_TOKENS}{digest.hexdigest()}" if source.in_store else digest.hexdigest()
 
 
 OF_TOKENS = "tokens-"

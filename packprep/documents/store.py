@@ -46,8 +46,6 @@ from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.roles import Vocabulary
 
 STORE = "store"
-PREFIX = "store:"
-"""What the prefix of a source begins with that lies in a token store; the store's path or URL follows."""
 STEP_BYTES = 1 << 14
 """Of compressed files: the steps of all datasets are whole numbers of these."""
 METADATA = {"format": "packprep", "kind": STORE, "version": "1"}

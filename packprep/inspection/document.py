@@ -445,7 +445,7 @@ def _first_looks(
 ) -> Iterator[tuple[np.ndarray, Sequence[Reject], Iterator[tuple[list[int], int | None]]]]:
     """(positions, rejects, as `_contents`) of the documents of a slice, by batch, from its file or its token store."""
     documents = plan.recipe.documents
-    if source.store is not None:
+    if source.in_store:
         for read in source.store.read(source, part, keep, plan.vocabulary):
             yield read.positions, read.rejects, _stored_contents(read)
         return

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from packprep.building.plan import Plan, moved_prefixes, open_plan, stored_plan
+from packprep.building.plan import Plan, at_text, open_plan, prefix_of, stored_plan
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import first_rows
 from packprep.dataset.rows import segments_of
@@ -142,9 +142,8 @@ def opened(
         prefixes = None
         if plan:
             planned = {source["name"]: source["prefix"] for source in plan["sources"]}
-            named = {**(planned if from_plan else {}), **moved}
-            places = moved_prefixes(plan, moved)
-            prefixes = [place if name in named else UNREAD for name, place in zip(planned, places, strict=True)]
+            unnamed = {name: at_text(name, prefix) if from_plan else UNREAD for name, prefix in planned.items()}
+            prefixes = [prefix_of(moved[name]) if name in moved else unnamed[name] for name in planned]
         yield OpenedDataset(local, dataset, texts_of_dataset(local.folder, dataset.manifest), files, prefixes)
 
 

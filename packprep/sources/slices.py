@@ -11,7 +11,7 @@ and which process makes which shard never shows.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,8 @@ ALL = 0, 1 << 53
 """The sample of a source that keeps all documents: as `PlannedSource.sample`, [low, high) in 2⁻⁵³."""
 UNREAD = ""
 """The prefix of a source whose files are not to be read."""
+IN_STORE = "store:"
+"""What the prefix of a source begins with that lies in a token store; the store's path or URL follows."""
 
 
 def _chunks(size: int) -> Iterator[slice]:
@@ -55,12 +57,12 @@ class PlannedSource:
         seed: int,
         law: int = LAW_VERSION,
         in_order: bool = False,
+        open_store: Callable[[str], Any] | None = None,
     ):
         """resolved: the plan's ratios, repeat and step_bytes. law: the plan's law_version. in_order: the pieces stay in the
-        files' order, as in a token store."""
+        files' order, as in a token store. open_store: a store's place → the store."""
         self.in_order = in_order
-        self.store: Any = None
-        """The token store (`documents/store.py`) that is read in place of its files; None: they are read."""
+        self._open_store = open_store
         self.source, self.index, self.prefix, self.files, self.first_file = source, index, prefix, files, first_file
         self.name, self.seed, self.law = source.name, seed, law
         self.ratios: Mapping[str, int] = resolved["ratios"]
@@ -69,6 +71,17 @@ class PlannedSource:
         self.formats = files.formats
         low, high = (int(Fraction(bound) * 2**53) for bound in source.sample)
         self.sample = low, high
+
+    @property
+    def in_store(self) -> bool:
+        """Whether a token store is read in place of its files."""
+        return self.prefix.startswith(IN_STORE)
+
+    @cached_property
+    def store(self) -> Any:
+        """The token store (`documents/store.py`), opened when it is first read."""
+        assert self._open_store is not None
+        return self._open_store(self.prefix.removeprefix(IN_STORE))
 
     @property
     def uses(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from packprep.building.array_tasks import share_of
 from packprep.building.ledger import WEIGHTED, add_ledgers
-from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, stored_plan
+from packprep.building.plan import Plan, at_text, check_law, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.run import Progress
 from packprep.dataset.loader import Dataset, open_dataset
@@ -165,15 +165,16 @@ def verify_dataset(
         assert stored is not None
         prefixes = moved_prefixes(stored, moved)
         if replay is not None:
-            locations = [
-                f"{source['name']} at {prefix}" for source, prefix in zip(stored["sources"], prefixes, strict=True)
-            ]
+            names = [source["name"] for source in stored["sources"]]
+            given = zip(names, prefixes, strict=True)
+            prefixes = [prefix if name in moved else at_text(name, prefix) for name, prefix in given]
+            locations = [f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)]
             progress.say(f"reads the sources {listed(locations, MOST_PLACES)}")
         plan = open_plan(folder, prefixes)
         if replay is not None and plan.engine.name != stored["engine"]["name"]:
             progress.say(engine_in_words(plan.engine, "auto", plan.vocabulary))
         if twin:
-            if in_stores := [source.name for source in plan.sources if source.store is not None]:
+            if in_stores := [source.name for source in plan.sources if source.in_store]:
                 raise RecipeError(
                     f"--twin reads the text, and of {listed(in_stores, MOST_PLACES)} there is the token store alone: say "
                     "where the text lies, --source NAME=PREFIX"

@@ -358,7 +358,7 @@ def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> 
 def check_inputs(plan: Plan, faults: Faults) -> None:
     """P22 of plan.json, from the sources: its files are those that its patterns find, with the pieces that they have."""
     for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
-        if source.store is not None:
+        if source.in_store:
             continue
         try:
             _, found = find_below(source.source, source.index, source.prefix, planned["patterns"])

@@ -200,6 +200,7 @@ def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
     assert verified(tmp_path / "out", 5, moved, twin=True)["faults"] == 0
     (tmp_path / "store").rename(tmp_path / "moved")
     open_store.cache_clear()
+    assert verified(tmp_path / "out")["faults"] == 0, "no store is needed but to make segments again"
     with pytest.raises(PlanError, match="is no token store"):
         verified(tmp_path / "out", 5)
     everywhere = {source["name"]: f"store:{tmp_path / 'moved'}" for source in sources}
