@@ -15,13 +15,13 @@ import numpy as np
 
 from packprep.building.ledger import add_ledgers, check, is_ledger
 from packprep.building.plan import Plan
-from packprep.building.work import Made
+from packprep.building.work import Made, StoreShard
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
 from packprep.dataset.token_slots import LAWS
 from packprep.documents import store
-from packprep.documents.reading import Rejected, is_bad
-from packprep.documents.store import STORE, StoreShard
+from packprep.documents.reading import is_bad
+from packprep.documents.store import STORE
 from packprep.errors import BuildError, DatasetError, PackprepError, PlanError
 from packprep.format.digests import digest_of, digest_of_buffers, own_digest
 from packprep.format.json_files import (
@@ -106,9 +106,9 @@ def done_receipt(out: Folder, shard: int, plan_digest: str) -> tuple[dict[str, A
     return found
 
 
-def encode_rejects(rejected: Rejected) -> bytes:
+def encode_rejects(made: Made | StoreShard) -> bytes:
     """The rejects file of a shard: one JSON record a line; empty if all documents were used."""
-    return b"".join(map(encode, rejected.records()))
+    return b"".join(map(encode, made.documents.rejected.records()))
 
 
 def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -> dict[str, Any]:
@@ -117,14 +117,11 @@ def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -
     If the shard is done already, nothing is written: BuildError with both digests where they differ.
     """
     try:
+        buffers = (store if plan.is_store else shard_format).encode(made.arrays)
         rows = segments = 0
-        if isinstance(made, StoreShard):
-            buffers, rejected, text_digests = store.encode(made.arrays), made.rejected, made.text_digests
-        else:
-            buffers, rejected = shard_format.encode(made.arrays), made.documents.rejected
+        if not plan.is_store:
             rows, segments = len(made.arrays["row_offsets"]) - 1, len(made.arrays["segment_key"])
-            text_digests = made.documents.text_digests
-        rejects = encode_rejects(rejected)
+        rejects = encode_rejects(made)
         receipt = {
             "format": FORMAT,
             "version": VERSION,
@@ -137,7 +134,7 @@ def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -
             "bytes": sum(memoryview(buffer).nbytes for buffer in buffers),
             "digest": digest_of_buffers(buffers),
             "rejects": None,
-            "text_digests": text_digests,
+            "text_digests": made.documents.text_digests,
             "ledger": made.ledger,
         }
         if rejects:
@@ -145,7 +142,7 @@ def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -
                 "file": rejects_name(shard),
                 "bytes": len(rejects),
                 "digest": digest_of(rejects),
-                "documents": len(rejected),
+                "documents": len(made.documents.rejected),
             }
         if _stands(out, plan, receipt):
             return receipt

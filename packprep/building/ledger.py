@@ -14,6 +14,7 @@ import numpy as np
 from packprep.building.segments import NotTrained, SegmentTable
 from packprep.dataset.manifest import is_count
 from packprep.documents.reading import Documents
+from packprep.documents.store import StoredDocuments
 from packprep.errors import BuildError, PlanError
 from packprep.format.json_files import newer_version
 from packprep.objectives.objective import Task
@@ -106,6 +107,28 @@ def shard_ledger(
         "row_padding": rows * seq_length - int((slots + padding).sum()),
         "last_rows": min(rows, 1),
         "last_row_padding": last_row_padding,
+    }
+
+
+def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str, Any]:
+    """The ledger of one shard of a token store: its slots are its tokens, in no row."""
+    sources = {}
+    for name, tokens in documents.tokens.items():
+        reasons, read = documents.rejected.counts(name), documents.read[name]
+        sources[name] = {
+            "documents": {"read": read, "used": read - sum(reasons.values()), "rejected": reasons},
+            "tokens": {"read": tokens, "used": tokens, "truncated": 0, "dropped": {}},
+            "slots": {"total": tokens, "used": tokens, "added": dict.fromkeys(ADDED, 0), "padding": 0},
+            "segments": 0,
+        }
+    return {
+        "sources": sources,
+        "tasks": {task.name: {"segments": 0, "tokens": 0, "slots": 0} for task in tasks},
+        "rows": 0,
+        "row_slots": sum(documents.tokens.values()),
+        "row_padding": 0,
+        "last_rows": 0,
+        "last_row_padding": 0,
     }
 
 

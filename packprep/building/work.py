@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.ledger import check, shard_ledger
+from packprep.building.ledger import check, shard_ledger, store_ledger
 from packprep.building.packing import place
 from packprep.building.plan import Plan
 from packprep.building.render import render
@@ -13,7 +13,7 @@ from packprep.building.segments import SegmentTable, cut
 from packprep.clock import Clock
 from packprep.dataset.shard import compacted
 from packprep.documents.reading import UNTRAINED, Documents, read_documents
-from packprep.documents.store import StoreShard, stored
+from packprep.documents.store import StoredDocuments, stored
 from packprep.errors import SourceError
 from packprep.sources.files import seen as seen_file
 from packprep.sources.formats import FORMATS, Decoders, Slice
@@ -32,6 +32,14 @@ class Made(NamedTuple):
     documents: Documents
     ledger: dict[str, Any]
     table: SegmentTable  # in the shard's order
+
+
+class StoreShard(NamedTuple):
+    """A shard of a token store before it is written."""
+
+    arrays: dict[str, np.ndarray]  # as documents/store.py lists them
+    documents: StoredDocuments
+    ledger: dict[str, Any]
 
 
 def read_shard(
@@ -89,9 +97,10 @@ def make_store_shard(
 ) -> StoreShard:
     """Shard number `shard` of a token store; arguments as in `make_shard`."""
     parts = slices_of(plan, shard)
-    made = stored(plan, parts, decoders or Decoders(), progress, clock or Clock(), _most_bytes(plan))
-    check(made.ledger, f"shard {shard}")
-    return made
+    documents = stored(plan, parts, decoders or Decoders(), progress, clock or Clock(), _most_bytes(plan))
+    balance = store_ledger(documents, plan.tasks)
+    check(balance, f"shard {shard}")
+    return StoreShard(documents.arrays, documents, balance)
 
 
 def make_shard(

@@ -83,13 +83,14 @@ class _Noted(Choice):
         return sizes[order[np.searchsorted(known[order], positions)]]
 
 
-class StoreShard(NamedTuple):
-    """A shard of a store before it is written."""
+class StoredDocuments(NamedTuple):
+    """The documents of a store's shard before they are written."""
 
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray]  # as above
     rejected: Rejected
     text_digests: dict[str, str]  # source → xxh3-128 of the text bytes that were read
-    ledger: dict[str, Any]
+    read: dict[str, int]  # source → documents
+    tokens: dict[str, int]  # source → tokens
 
 
 @dataclass
@@ -117,11 +118,12 @@ def stored(
     progress: Callable[[int, int, int, int], None] | None,
     clock: Clock,
     most_bytes: int,
-) -> StoreShard:
-    """A shard of a store: what lies in its slices. plan: a `building.plan.Plan` of a store; the others as of `read_documents`."""
+) -> StoredDocuments:
+    """The documents of a shard of a store: what lies in its slices. plan: a `building.plan.Plan`; the others as of
+    `read_documents`."""
     columns, rejected, names = _Columns(), Rejected(), [source.name for source in plan.sources]
     digests = {name: xxhash.xxh3_128() for name in names}
-    counts = {name: dict.fromkeys(("read", "tokens"), 0) for name in names}
+    n_read, n_tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     documents = text_bytes = 0
     for source, part in slices:
         noted, first, before = _Noted(), columns.documents, len(rejected)
@@ -141,18 +143,13 @@ def stored(
             rejected.add(source, 0, part.file, i, reason, detail)
         if plan.recipe.documents.bad_documents == "fail":
             fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
-        own = counts[source.name]
-        own["read"] += columns.documents - first
-        own["tokens"] += sum(len(read.tokens.ids) for read in reads)
+        n_read[source.name] += columns.documents - first
+        n_tokens[source.name] += sum(len(read.tokens.ids) for read in reads)
     arrays = {name: columns.array(name) for name in _TYPES}
     if plan.token_dtype == np.uint16:
         arrays["tokens"] = arrays["tokens"].astype("<u2")
-    return StoreShard(
-        arrays,
-        rejected,
-        {name: digest.hexdigest() for name, digest in digests.items()},
-        _ledger(plan, counts, rejected),
-    )
+    said = {name: digest.hexdigest() for name, digest in digests.items()}
+    return StoredDocuments(arrays, rejected, said, n_read, n_tokens)
 
 
 def _add_part(
@@ -207,33 +204,6 @@ def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.n
         return np.searchsorted(begins, positions, "right") - 1, -(-part.size // STEP_BYTES)
     numbers = FORMATS[part.format].module.numbers(part, decoders)
     return positions - numbers.start, len(numbers)
-
-
-def _ledger(plan: Any, counts: Mapping[str, Mapping[str, int]], rejected: Rejected) -> dict[str, Any]:
-    """The ledger of one shard of a store, in the form of a dataset's: its slots are its tokens, in no row."""
-    sources = {}
-    for name, own in counts.items():
-        reasons, tokens = rejected.counts(name), own["tokens"]
-        sources[name] = {
-            "documents": {"read": own["read"], "used": own["read"] - sum(reasons.values()), "rejected": reasons},
-            "tokens": {"read": tokens, "used": tokens, "truncated": 0, "dropped": {}},
-            "slots": {
-                "total": tokens,
-                "used": tokens,
-                "added": dict.fromkeys(("bos", "mode", "sentinel", "fim", "eos", "copy"), 0),
-                "padding": 0,
-            },
-            "segments": 0,
-        }
-    return {
-        "sources": sources,
-        "tasks": {task.name: {"segments": 0, "tokens": 0, "slots": 0} for task in plan.tasks},
-        "rows": 0,
-        "row_slots": sum(own["tokens"] for own in counts.values()),
-        "row_padding": 0,
-        "last_rows": 0,
-        "last_row_padding": 0,
-    }
 
 
 def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:

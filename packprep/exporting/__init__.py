@@ -23,7 +23,7 @@ class Export:
     Its file, imported when it is asked for, has
     check    (Exporting): RecipeError for what cannot be exported so; what is lost is said.
     write    (Exporting) → what the receipt says: files, [{file, bytes, digest}], and more.
-    located  (receipt, out) → the receipt as `--json` gives it: with places where it has names of files.
+    located  (receipt, out) → the receipt with places, where what it says to type names files; else there is none.
     said     (that) → lines for people: what was made, and how a trainer is told of it.
     """
 
@@ -50,7 +50,7 @@ EXPORTS = {
 
 
 def export_module(name: str) -> Any:
-    """The file of an export, with `check`, `write`, `located` and `said`."""
+    """The file of an export, with `check`, `write`, `said`, and perhaps `located`."""
     return import_module(f"{__name__}.{name}")
 
 

@@ -69,11 +69,6 @@ def write(exporting: Exporting) -> dict[str, Any]:
     return {**counts, "files": files}
 
 
-def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
-    """The receipt as it is: its files are named relative to `out`."""
-    return dict(receipt)
-
-
 def said(result: Mapping[str, Any]) -> list[str]:
     """What was made."""
     return [f"{result['lines']:,} {result['what']}, a line each"]

@@ -64,11 +64,6 @@ def write(exporting: Exporting) -> dict[str, Any]:
     return {"columns": list(columns_of(manifest)), "rows": first_rows(manifest)[-1], "files": files}
 
 
-def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
-    """The receipt as it is: its files are named relative to `out`."""
-    return dict(receipt)
-
-
 def said(result: Mapping[str, Any]) -> list[str]:
     """What was made."""
     return [f"{result['rows']:,} rows, {', '.join(result['columns'])}, for streaming.StreamingDataset"]

@@ -53,7 +53,7 @@ def replay_shard(
             return 0, None
         if receipt["ledger"] != made.ledger:
             faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
-        rejected = encode_rejects(made.documents.rejected)
+        rejected = encode_rejects(made)
         if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
             faults.add("P17", rejects_name(number), "the rejects are not those of the shard made again")
     if rejects is not None:

@@ -49,7 +49,7 @@ def check_store_shard(
         faults.add("P17", file, f"cannot be made again: {error}")
         return 0, None
     before = {} if receipt is None else receipt["text_digests"]
-    changed = [name for name, digest in made.text_digests.items() if before.get(name, digest) != digest]
+    changed = [name for name, digest in made.documents.text_digests.items() if before.get(name, digest) != digest]
     for name in changed:
         faults.add("P17", file, f"source {name!r} changed since the store was made: its text has another digest")
     if changed:
@@ -60,10 +60,10 @@ def check_store_shard(
     if receipt is not None:
         if receipt["ledger"] != made.ledger:
             faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
-        rejected = encode_rejects(made.rejected)
+        rejected = encode_rejects(made)
         if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
             faults.add("P17", rejects_name(number), "the rejects are not those of the shard made again")
-    return len(made.arrays["position"]), _text_bytes(plan, made.arrays)
+    return len(made.arrays["position"]), _by_source(plan, made.arrays, made.arrays["text_bytes"])
 
 
 def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
@@ -99,21 +99,20 @@ def _check_counts(
     plan: Plan, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any], number: int, faults: Faults
 ) -> None:
     """P16: the ledger counts what the arrays hold."""
-    first = np.array([source.first_file for source in plan.sources], np.int64)
-    of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
-    source = np.repeat(of_part, np.diff(arrays["part_offsets"]))
-    tokens = np.bincount(source, np.diff(arrays["document_offsets"]), len(first)).astype(np.int64)
-    read = np.bincount(source, minlength=len(first))
-    for planned, has, documents in zip(plan.sources, tokens.tolist(), read.tolist(), strict=True):
-        said = receipt["ledger"]["sources"][planned.name]
-        if (said["tokens"]["used"], said["documents"]["read"]) != (has, documents):
-            message = f"source {planned.name}: the arrays hold {has} tokens of {documents} documents, and the ledger says others"
+    tokens = _by_source(plan, arrays, np.diff(arrays["document_offsets"]))
+    read = _by_source(plan, arrays, np.ones(len(arrays["position"])))
+    for name, has in tokens.items():
+        said = receipt["ledger"]["sources"][name]
+        if (said["tokens"]["used"], said["documents"]["read"]) != (has, read[name]):
+            message = (
+                f"source {name}: the arrays hold {has} tokens of {read[name]} documents, and the ledger says others"
+            )
             faults.add("P16", receipt_name(number), message)
 
 
-def _text_bytes(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+def _by_source(plan: Plan, arrays: Mapping[str, np.ndarray], counts: np.ndarray) -> dict[str, int]:
+    """Source → the sum of some count of its documents, [D]."""
     first = np.array([source.first_file for source in plan.sources], np.int64)
     of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
-    source = np.repeat(of_part, np.diff(arrays["part_offsets"]))
-    sums = np.bincount(source, arrays["text_bytes"], len(first)).astype(np.int64).tolist()
-    return {planned.name: n for planned, n in zip(plan.sources, sums, strict=True)}
+    sums = np.bincount(np.repeat(of_part, np.diff(arrays["part_offsets"])), counts, len(first))
+    return dict(zip((source.name for source in plan.sources), sums.astype(np.int64).tolist(), strict=True))
