@@ -1,10 +1,8 @@
 """Axolotl's own run, on an export of conversations: sdpa, eager, padding; and what it says to sample_packing and preparation."""
 
 import os
-import shutil
 from pathlib import Path
 
-from packprep import open_dataset
 from trainers import made
 
 SETTINGS = {
@@ -37,19 +35,13 @@ def train(folder: Path, *settings: str) -> None:
     from axolotl.cli.config import load_cfg
     from axolotl.common.datasets import load_datasets
     from axolotl.train import train as run
-    from transformers import TrainerCallback
     from transformers.trainer import Trainer
-
-    class Saying(TrainerCallback):
-        def on_log(self, args, state, control, logs, **_):
-            if "loss" in logs:
-                made.say_loss(state.global_step, logs["loss"])
 
     begin = Trainer.__init__
 
     def saying(trainer, *given, **named):
         begin(trainer, *given, **named)
-        trainer.add_callback(Saying())
+        trainer.add_callback(made.saying_callback())
 
     Trainer.__init__ = saying  # the run builds its trainer and takes no callbacks
     chosen = SETTINGS | {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in settings)}
@@ -67,12 +59,8 @@ def train(folder: Path, *settings: str) -> None:
 
 
 def check(folder: Path) -> str:
-    dataset = open_dataset(made.conversations(folder))
-    made.exported(folder / "conversations", "hf", folder / "export", "--trainer", "axolotl")
-    made.llama(dataset.vocab_size).save_pretrained(folder / "model")
-    shutil.copytree(folder / "tokenizer", folder / "model", dirs_exist_ok=True)
-    steps = [[step * made.BATCH + row for row in range(made.BATCH)] for step in range(made.STEPS)]
-    expected = made.reference(dataset, steps, made.llama(dataset.vocab_size))
+    dataset, model = made.exported_with_model(folder, "axolotl")
+    expected = made.reference(dataset, made.in_order(), model)
     for number, (attention, padding) in enumerate(
         (("sdpa", "false"), ("sdpa", "null"), ("sdpa", "true"), ("eager", "null"))
     ):

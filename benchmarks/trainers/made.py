@@ -2,9 +2,10 @@
 
     causal, conversations, prefixes, blocks
                                         folder of a dataset, built by packprep's own commands and verified; tokenizer/ beside it
-    exported                            an export of it
+    exported, exported_with_model       an export of it; and beside it a model for a trainer that reads folders
     documents, reference                each document of a row by itself, and 20 losses of a model that sees them one at a time
-    SaysLosses, trained_by_hand         a Trainer that says its losses; 20 steps in a loop of torch over batches from elsewhere
+    SaysLosses, saying_callback         a Trainer that says its losses, and what makes one of another's
+    trained_by_hand                     20 steps in a loop of torch over batches from elsewhere
     main, losses_of, killed_and_resumed what a check is: its outcome is printed, and parts of it run in processes of their own
 
 A check is a module with a function `check(folder) -> outcome`, and, to be killed, one `train(folder, *words)` that calls
@@ -16,6 +17,7 @@ import ast
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +38,7 @@ os.environ.update(
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from packprep.dataset.loader import Dataset
+from packprep.dataset.loader import Dataset, open_dataset
 from packprep.errors import ArgumentError
 
 SEQ_LENGTH, VOCAB_SIZE = 256, 2048
@@ -95,6 +97,16 @@ def exported(dataset: Path, form: str, out: Path, *options: str) -> Path:
     """`packprep export dataset --to form`, its folder."""
     _packprep("export", dataset, "--to", form, "--out", out, *options)
     return out
+
+
+def exported_with_model(folder: Path, trainer: str) -> tuple[Dataset, Any]:
+    """(the conversations, the model) of which export/ and model/, with the tokenizer, are made for a trainer."""
+    dataset = open_dataset(conversations(folder))
+    exported(folder / "conversations", "hf", folder / "export", "--trainer", trainer)
+    model = llama(dataset.vocab_size)
+    model.save_pretrained(folder / "model")
+    shutil.copytree(folder / "tokenizer", folder / "model", dirs_exist_ok=True)
+    return dataset, model
 
 
 def _built(folder: Path, name: str, records: Iterator[dict[str, Any]], task: str, *options: str) -> Path:
@@ -228,6 +240,11 @@ def llama_logits(model: Any, document: Document) -> Any:
     return model(input_ids=torch.from_numpy(document.tokens)[None], use_cache=False, **options).logits[0]
 
 
+def in_order() -> list[list[int]]:
+    """The rows of each step, of a trainer that takes them as they are stored."""
+    return [[step * BATCH + row for row in range(BATCH)] for step in range(STEPS)]
+
+
 def optimizer(model: Any) -> Any:
     """AdamW as every check has it: a constant rate, no decay of weights, and nothing is clipped."""
     import torch
@@ -317,6 +334,30 @@ class SaysLosses:
         return loss
 
 
+def saying_callback() -> Any:
+    """A TrainerCallback of Transformers that says the loss of each step, for a trainer that is made by its own run."""
+    from transformers import TrainerCallback
+
+    class Saying(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
+            if "loss" in logs:
+                say_loss(state.global_step, logs["loss"])
+
+    return Saying()
+
+
+ARGUMENTS = {
+    "max_steps": STEPS,
+    "save_steps": 5,
+    "per_device_train_batch_size": BATCH,
+    "learning_rate": LEARNING_RATE,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "report_to": "none",
+}
+"""Of TrainingArguments, and of what is made of them: 20 steps by `optimizer`, with a checkpoint every 5."""
+
+
 def trained_by_hand(
     folder: Path,
     dataset: Dataset,
@@ -373,6 +414,13 @@ def assert_equal(what: str, losses: Sequence[float], expected: Sequence[float], 
     apart = np.abs(np.subtract(losses, expected))
     say(what, f"{losses[0]:.6f} to {losses[-1]:.6f} in {len(losses)} steps, {apart.max():.1e} apart at most")
     assert apart.max() <= tolerance, f"{what}: {apart.max():.3g} apart at step {apart.argmax() + 1}"
+
+
+def assert_apart(what: str, loss: float, right: float) -> None:
+    """Hold that a loss is wrong, as is said of a setting; print by how much."""
+    apart = abs(loss - right)
+    say(what, f"its loss is {apart:.3f} apart")
+    assert apart > 1e-3, f"{what}: {apart:.3g} apart"
 
 
 def say_loss(step: int, loss: float) -> None:

@@ -1,9 +1,7 @@
 """ms-swift's own run, on an export of conversations as `cached_dataset`: padding_free, packing, and without padding_free."""
 
-import shutil
 from pathlib import Path
 
-from packprep import open_dataset
 from trainers import made
 
 SETTINGS = {
@@ -14,18 +12,12 @@ SETTINGS = {
     "tuner_type": "full",
     "torch_dtype": "float32",
     "attn_impl": "sdpa",
-    "per_device_train_batch_size": made.BATCH,
+    **made.ARGUMENTS,
     "gradient_accumulation_steps": 1,
-    "max_steps": made.STEPS,
-    "save_steps": 5,
-    "learning_rate": made.LEARNING_RATE,
     "adam_beta2": 0.999,
-    "lr_scheduler_type": "constant",
     "warmup_ratio": 0,
     "weight_decay": 0,
-    "max_grad_norm": 0,
     "logging_steps": 1,
-    "report_to": "none",
     "use_cpu": "true",
     "add_version": "false",
 }
@@ -34,16 +26,10 @@ SETTINGS = {
 def train(folder: Path, *settings: str) -> None:
     """The steps that are left of 20; settings as KEY=VALUE. "padding_free" is said to the template."""
     from swift.pipelines import SwiftSft
-    from transformers import TrainerCallback
     from transformers.trainer_utils import get_last_checkpoint
 
     chosen = {**SETTINGS, **dict(word.split("=") for word in settings)}
     free = chosen.pop("padding_free", "true") == "true"
-
-    class Saying(TrainerCallback):
-        def on_log(self, args, state, control, logs, **_):
-            if "loss" in logs:
-                made.say_loss(state.global_step, logs["loss"])
 
     class Run(SwiftSft):
         def _prepare_template(self):
@@ -51,7 +37,7 @@ def train(folder: Path, *settings: str) -> None:
             self.template.padding_free = free  # its arguments take it beside FlashAttention alone, which no CPU has
 
         def train(self, trainer):
-            trainer.add_callback(Saying())
+            trainer.add_callback(made.saying_callback())
             return super().train(trainer)
 
     place = folder.parent
@@ -64,20 +50,14 @@ def train(folder: Path, *settings: str) -> None:
 
 def check(folder: Path) -> str:
     made.say("padding_free", "set behind swift's check of the attention's name, as FlashAttention runs on no CPU")
-    dataset = open_dataset(made.conversations(folder))
-    made.exported(folder / "conversations", "hf", folder / "export", "--trainer", "swift")
-    made.llama(dataset.vocab_size).save_pretrained(folder / "model")
-    shutil.copytree(folder / "tokenizer", folder / "model", dirs_exist_ok=True)
-    steps = [[step * made.BATCH + row for row in range(made.BATCH)] for step in range(made.STEPS)]
-    expected = made.reference(dataset, steps, made.llama(dataset.vocab_size))
+    dataset, model = made.exported_with_model(folder, "swift")
+    expected = made.reference(dataset, made.in_order(), model)
     for attention in ("sdpa", "eager"):
         words = (f"attn_impl={attention}", "train_dataloader_shuffle=false")
         made.assert_equal(attention, list(made.losses_of(folder / attention, *words).values()), expected)
     made.killed_and_resumed(folder / "undisturbed", folder / "disturbed")
     losses = made.losses_of(folder / "across", "padding_free=false", "train_dataloader_shuffle=false")
-    apart = abs(losses[1] - expected[0])
-    made.say("without padding_free it attends across documents", f"the first loss is {apart:.3f} apart")
-    assert apart > 1e-3
+    made.assert_apart("without padding_free it attends across documents", losses[1], expected[0])
     try:
         made.losses_of(folder / "encoded", "truncation_strategy=delete")
     except AssertionError as error:

@@ -23,17 +23,11 @@ def train(folder: Path, name: str, attention: str) -> tuple[list[float], list[li
     noted = made.Noted(Collator(rows.dataset, model), rows.dataset)
     arguments = TrainingArguments(
         output_dir=str(folder),
-        max_steps=made.STEPS,
-        save_steps=5,
-        per_device_train_batch_size=made.BATCH,
-        learning_rate=made.LEARNING_RATE,
-        lr_scheduler_type="constant",
         weight_decay=0.0,
-        max_grad_norm=0.0,
         remove_unused_columns=False,
-        report_to="none",
         disable_tqdm=True,
         use_cpu=True,
+        **made.ARGUMENTS,
     )
     trainer = Saying(model=model, train_dataset=rows, data_collator=noted, args=arguments)
     folder.mkdir(exist_ok=True)
