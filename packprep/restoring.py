@@ -280,7 +280,7 @@ def documents_at(plan: Plan, source: PlannedSource, file: int, use: int, positio
         plan.recipe,
         plan.sources,
         ((source, part) for piece in pieces for part in source.slices_of(int(piece), use)),
-        plan.engine if plan.has_text else None,
+        plan.text_engine,
         plan.vocabulary,
         plan.token_dtype,
         template=plan.stored["chat_template"],

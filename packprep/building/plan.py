@@ -353,17 +353,17 @@ class Plan:
                 f"{MOST_PIECES:,}; put the right file back"
             )
 
-    @property
-    def has_text(self) -> bool:
-        """Whether a source is read from files: else no engine is needed."""
-        return not all(source.in_store for source in self.sources)
-
     @cached_property
     def engine(self) -> Engine:
         """The plan's engine, or the reference in its place, loaded at first use; refused if this installation has another
         version of what is believed, or makes another law: without it nothing is made, nor made again."""
         check_law(self.stored, PLAN_NAME)
         return load_engine(self.stored["engine"], self.vocabulary, self.recipe.documents.special_text)
+
+    @property
+    def text_engine(self) -> Engine | None:
+        """The engine, where there is text to read; None where all sources lie in token stores."""
+        return None if all(source.in_store for source in self.sources) else self.engine
 
     @cached_property
     def cut_limits(self) -> CutLimits:

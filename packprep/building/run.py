@@ -128,7 +128,7 @@ def build(
     asked, workers = workers, min(workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
         with clock.stage("start-up"):  # loaded once, and shared by the workers that are forked from here
-            engine = plan.engine if plan.has_text else None
+            engine = plan.text_engine
         progress.say(pace(plan.stored, engine, inputs, asked, array[1]))
     if len(missing) < plan.shards:
         progress.say(_to_do(len(share), len(missing), plan.shards))
@@ -332,7 +332,7 @@ def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray 
         plan = _plans.get(str(out)) or open_plan(out, prefixes)
         plan.seen = seen
         decoders = Decoders()
-        plan.engine if plan.has_text else None, plan.cut_limits  # noqa: B018  (loaded)
+        plan.text_engine, plan.cut_limits  # noqa: B018  (loaded)
 
     make = make_store_shard if plan.is_store else make_shard
 

@@ -51,9 +51,8 @@ def read_shard(
 ) -> Documents:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
     slices = slices_of(plan, shard)
-    engine = plan.engine if plan.has_text else None
     return read_documents(
-        plan.recipe, plan.sources, slices, engine, plan.vocabulary, plan.token_dtype, decoders, progress,
+        plan.recipe, plan.sources, slices, plan.text_engine, plan.vocabulary, plan.token_dtype, decoders, progress,
         template=plan.stored["chat_template"], clock=clock, most_bytes=_most_bytes(plan),
     )  # fmt: skip
 

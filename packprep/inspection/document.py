@@ -482,7 +482,8 @@ def _name_of(source: PlannedSource, file: int) -> str:
 def _ends(plan: Plan, ids: Sequence[int]) -> str:
     """The ids' texts, a bar between two tokens; only the first and last SHOWN_TOKENS of many."""
     ends = [ids] if len(ids) <= 2 * SHOWN_TOKENS else [ids[:SHOWN_TOKENS], ids[-SHOWN_TOKENS:]]
-    tokens = plan.engine.tokens_of([id for end in ends for id in end]) if plan.has_text else None
+    engine = plan.text_engine
+    tokens = engine.tokens_of([id for end in ends for id in end]) if engine else None
     texts = TokenTexts(plan.vocabulary.tokenizer_json, plan.vocabulary.special_ids, tokens)
     return " … ".join("│".join(map(_shown, texts.one_by_one(end))) for end in ends)
 

@@ -171,8 +171,9 @@ def verify_dataset(
             locations = [f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)]
             progress.say(f"reads the sources {listed(locations, MOST_PLACES)}")
         plan = open_plan(folder, prefixes)
-        if replay is not None and plan.engine.name != stored["engine"]["name"]:
-            progress.say(engine_in_words(plan.engine, "auto", plan.vocabulary))
+        engine = None if replay is None else plan.text_engine
+        if engine is not None and engine.name != stored["engine"]["name"]:
+            progress.say(engine_in_words(engine, "auto", plan.vocabulary))
         if twin:
             if in_stores := [source.name for source in plan.sources if source.in_store]:
                 raise RecipeError(
