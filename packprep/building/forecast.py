@@ -17,6 +17,7 @@ from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
 from packprep.cache import is_kept
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates
+from packprep.documents.media import NO_PLACES
 from packprep.documents.reading import Documents
 from packprep.documents.supervision import Training
 from packprep.kernel import compiling
@@ -227,7 +228,7 @@ def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
     offsets, none = np.concatenate(([0], np.cumsum(supervised, dtype=np.int64))), np.zeros(len(lengths) + 1, np.int64)
     weights, ends = np.ones(len(spans), np.float32), supervised.astype(np.float32)
     turns, cuts, ranks = np.repeat(spans[:, 1:], 2, 1), np.zeros(0, np.int64), np.zeros(0, np.uint8)
-    return Training(supervised, offsets, spans, weights, turns, none, cuts, ranks, zeros, ends)
+    return Training(supervised, offsets, spans, weights, turns, none, cuts, ranks, zeros, ends, none, NO_PLACES)
 
 
 def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: np.ndarray) -> Iterator[np.ndarray]:

@@ -20,15 +20,16 @@ from packprep.format.json_files import newer_version
 from packprep.objectives.objective import Task
 from packprep.recipe import Recipe
 
-AFTER_TOKENIZATION = ("too_long", "untrained_segment")
+AFTER_TOKENIZATION = ("too_long", "untrained_segment", "place_too_long")
 """Reasons of tokens that are among the shard's documents and in no segment."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 ADDED_LATER: tuple[str, ...] = ()
 """Kinds that joined later: they are written only where there are any."""
 APART = "answers_apart"
 """Tokens, used or dropped, of answers that are not trained, for what they answer stands in another piece; where there are any."""
-WEIGHTED = "weighted"
-"""Of a source's slots those inside trained ranges of another weight than 1: written only where there are any."""
+WEIGHTED, MEDIA = "weighted", "media"
+"""Of a source's slots those inside trained ranges of another weight than 1, and those of places of media: written only where
+there are any."""
 
 
 def shard_ledger(
@@ -53,8 +54,8 @@ def shard_ledger(
     lengths, truncated = np.diff(documents.offsets), np.zeros(len(names), np.int64)
     if recipe.documents.long == "truncate":
         used = np.bincount(table.document, n, len(lengths)).astype(np.int64)
-        np.add.at(truncated, documents.source, lengths - used - lost.untrained)
-    sources, weighted = {}, weighted_slots(arrays)
+        np.add.at(truncated, documents.source, np.where(lost.unfit > 0, 0, lengths - used - lost.untrained))
+    sources, within = {}, {WEIGHTED: weighted_slots(arrays), MEDIA: media_slots(arrays)}
     for s, name in enumerate(names):
         of_source, read = source == s, documents.source == s
         reasons = documents.rejected.counts(name)
@@ -86,7 +87,7 @@ def shard_ledger(
                 "used": int(n[of_source].sum()),
                 "added": {kind: count for kind, count in added.items() if count or kind in ADDED},
                 "padding": int(padding[of_source].sum()),
-                **({WEIGHTED: count} if (count := int(weighted[of_source].sum())) else {}),
+                **{kind: count for kind, own in within.items() if (count := int(own[of_source].sum()))},
             },
             "segments": int(of_source.sum()),
         }
@@ -139,6 +140,14 @@ def weighted_slots(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         segment = np.repeat(np.arange(len(many)), np.diff(arrays["trained_offsets"]))
         lengths = np.diff(arrays["trained_ranges"].astype(np.int64), axis=1)[:, 0]
         np.add.at(many, segment, np.where(arrays["trained_weights"] != 1, lengths, 0))
+    return many
+
+
+def media_slots(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """int64[m]: the slots of places of media in each segment of a shard."""
+    many = np.zeros(len(arrays["segment_key"]), np.int64)
+    if "media_offsets" in arrays:
+        np.add.at(many, np.repeat(np.arange(len(many)), np.diff(arrays["media_offsets"])), arrays["media_tokens"])
     return many
 
 
@@ -196,7 +205,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             return is_count(part)
         if not isinstance(part, dict) or (path[-2:] not in reasons and not form.keys() <= part.keys()):
             return False
-        later = {"added": ADDED_LATER, "slots": (WEIGHTED,), "tokens": (APART,)}.get(path[-1] if path else "", ())
+        later = {"added": ADDED_LATER, "slots": (WEIGHTED, MEDIA), "tokens": (APART,)}.get(path[-1] if path else "", ())
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):
             raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")

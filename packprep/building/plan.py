@@ -54,6 +54,7 @@ MOST_USES = 1 << 16
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Positive = Annotated[int, msgspec.Meta(gt=0, lt=1 << 62)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+IdOrNone = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*\Z")]
 RelativeName = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?s:.*/)?\.\.(?:/|\Z))[^\x00]+\Z")]
@@ -96,6 +97,7 @@ class VocabularyForm(_Part):
     mode_tokens: dict[str, Id]
     added_tokens: list[Any]
     special_ids: list[Id]
+    media: dict[str, tuple[IdOrNone, Id, IdOrNone]] | None = None
 
 
 class SourceForm(_Part):
@@ -206,6 +208,7 @@ def _disagreement(plan: PlanForm) -> str:
     """What no type says: how the values of a plan do not go together; "" where they do."""
     vocabulary, last = plan.vocabulary, 0
     ids = [*vocabulary.roles.values(), *vocabulary.sentinels, *vocabulary.mode_tokens.values(), *vocabulary.special_ids]
+    ids += [id for of_kind in (vocabulary.media or {}).values() for id in of_kind]
     if "pad" not in vocabulary.roles:
         return "vocabulary: roles has no pad"
     if max(ids) >= vocabulary.vocab_size:
@@ -237,6 +240,8 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
     wanted = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
     if not wanted <= stored["vocabulary"]["mode_tokens"].keys():
         raise PlanError("plan.json: its vocabulary has not the mode tokens of its tasks")
+    if (stored["vocabulary"]["media"] or {}).keys() != (recipe.specials.media or {}).keys():
+        raise PlanError("plan.json: its vocabulary has not the kinds of media of its recipe")
     return recipe
 
 
@@ -319,6 +324,7 @@ class Plan:
             added_tokens=tuple(vocabulary["added_tokens"]),
             special_ids=tuple(vocabulary["special_ids"]),
             notes=(),
+            media={kind: tuple(ids) for kind, ids in sorted((vocabulary["media"] or {}).items())},
         )
         self.token_dtype = np.dtype(stored["token_dtype"])
         self.tasks: list[Task] = resolve(
@@ -342,7 +348,7 @@ class Plan:
             known = {k: held for k, file in enumerate(own) if (held := file.get("piece_bytes")) is not None}
             names, seed = [file["name"] for file in own], self.recipe.seed
             listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, known)
-            how = self.law, self.is_store, open_store
+            how = self.law, self.is_store, open_store, tuple(self.vocabulary.media)
             self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, seed, *how))
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:

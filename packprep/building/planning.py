@@ -288,7 +288,7 @@ def _proven_and_calibrated(
     sources = [
         PlannedSource(
             source, i, inputs.prefixes[i], inputs.files[i], first[i], dict(unresolved), recipe.seed,
-            in_order=inputs.is_store,
+            in_order=inputs.is_store, kinds=tuple(vocabulary.media),
         )
         for i, source in enumerate(recipe.sources)
     ]  # fmt: skip

@@ -328,7 +328,42 @@ def render(
     arrays["segment_task"] = table.task.astype(np.uint16)
     arrays["segment_source"] = documents.source[document].astype(np.uint16)
     arrays["segment_repeat"] = documents.repeat[document].astype(np.uint16)
+    if documents.training is not None and len(documents.training.places.first):
+        arrays |= _media(tasks, table, documents, documents.training)
     return arrays
+
+
+def _media(
+    tasks: Sequence[Task], table: SegmentTable, documents: Documents, training: Training
+) -> dict[str, np.ndarray]:
+    """The arrays of places of media; none where no segment has a place."""
+    places, many = training.places, np.diff(training.place_offsets)
+    first = places.first + np.repeat(documents.offsets[:-1], many)  # ascending: in all documents' tokens
+    begin = documents.offsets[table.document] + table.start
+    low, high = np.searchsorted(first, begin), np.searchsorted(first, begin + table.n)
+    count = high - low
+    if not count.any():
+        return {}
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
+    segment = np.repeat(np.arange(len(count)), count)
+    which = np.arange(int(offsets[-1])) + np.repeat(low - offsets[:-1], count)
+    token = first[which] - begin[segment] + table.copy[segment]  # of the body
+    slot = (table.first_slot + table.bos)[segment] + token
+    for t, task in enumerate(tasks):
+        own = np.flatnonzero(table.task[segment] == t)
+        slot[own] += task.mode
+        if len(own) and task.objective.token_slots is not None:
+            pivot, shift = task.objective.token_slots(task, table.of(segment[own]).bodies()).T
+            slot[own] += np.where(token[own] >= pivot, shift, 0)
+    found = places.at(which)
+    return {
+        "media_offsets": offsets,
+        "media_ref_offsets": found.ref_offsets,
+        "media_slot": slot.astype(np.int32),
+        "media_tokens": found.tokens.astype(np.int32),
+        "media_kind": found.kind.astype(np.uint16),
+        "media_ref": found.refs,
+    }
 
 
 def body_tokens(documents: Documents, segments: SegmentTable) -> tuple[np.ndarray, np.ndarray]:

@@ -75,10 +75,12 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
 
 
 class NotTrained(NamedTuple):
-    """Tokens of supervised documents that say to train them, or stand beside such, and are not trained; int64[D] each."""
+    """Tokens of supervised documents that say to train them, or stand beside such, and are not trained; int64[D] each, and which
+    of these documents are turned away whole."""
 
     untrained: np.ndarray  # of segments that are left out, for none of their tokens is trained
     apart: np.ndarray  # of answers in pieces without the message that they answer, left out or not
+    unfit: np.ndarray  # of a document's longest place of media, where one fits into no segment; 0: all do
 
 
 _CUT = SegmentTable._fields[: SegmentTable._fields.index("slots")]  # the columns that kernels write
@@ -159,27 +161,32 @@ def trained_in(turns, span, at):
 @kernel
 def _cut_supervised(
     offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, min_tail, long, bos_on, eos_on,
-    span_offsets, spans, turns, cut_offsets, cuts, ranks, system, write,
-    document, start, n, task, bos, eos, key, copy, first_trained, untrained, apart,
+    span_offsets, spans, turns, cut_offsets, cuts, ranks, system, place_offsets, places, write,
+    document, start, n, task, bos, eos, key, copy, first_trained, untrained, apart, unfit,
 ):  # fmt: skip
     """Cut the wanted documents, at the last message of the highest rank in reach, else inside; segments without a trained token
     are left out.
 
-    Later pieces repeat the system message where that leaves room for two tails. Gives the number of segments. capacity,
-    inner: as for `_cut`. apart: tokens of trained spans that are not trained where they stand.
+    A cut that would fall into a place falls before it, or behind one with which its piece begins; where that does not fit, the
+    document is turned away. Later pieces repeat the system message where that leaves room for two tails and any place. Gives the
+    number of segments. capacity, inner: as for `_cut`. apart: tokens of trained spans that are not trained where they stand.
+    places: int64[k, 2], of media.
     """
     count = np.int64(0)
     too_short = capacity.shape[0] - 1
     for d in range(offsets.shape[0] - 1):
-        total = offsets[d + 1] - offsets[d]
+        total, before = offsets[d + 1] - offsets[d], count
         at, span, boundary = np.int64(0), span_offsets[d], cut_offsets[d]
+        place, widest = place_offsets[d], np.int64(0)
+        for p in range(place_offsets[d], place_offsets[d + 1]):
+            widest = max(widest, places[p, 1] - places[p, 0])
         while at < total and wanted[d]:
             rest = total - at
             k = segment_key(file_key[d], position[d], repeat[d], at)
             t = draw_task(k, limits[source[d]]) if rest >= SHORTEST else np.int64(too_short)
             b = bos_on if at == 0 else np.int64(0)
             repeated = system[d] if at > 0 else np.int64(0)
-            if min(capacity[t, b], inner[t, b]) - repeated < 2 * min_tail - 1:
+            if min(capacity[t, b], inner[t, b]) - repeated < max(2 * min_tail - 1, widest):
                 repeated = np.int64(0)
             take, e = rest, eos_on
             if rest > capacity[t, b] - repeated:
@@ -195,6 +202,19 @@ def _cut_supervised(
                     if ranks[last] >= best:
                         take, best = cuts[last] - at, ranks[last]
                     last += 1
+                while place < place_offsets[d + 1] and places[place, 1] <= at + take:
+                    place += 1
+                if place < place_offsets[d + 1] and places[place, 0] < at + take:
+                    take = places[place, 0] - at
+                    if take == 0:
+                        take = places[place, 1] - at
+                        if take == rest or take > max(space, capacity[t, b] - repeated):
+                            count = before
+                            if write:
+                                untrained[d], apart[d], unfit[d] = 0, 0, widest
+                            break
+                    if take < SHORTEST:
+                        t = np.int64(too_short)
             while span < span_offsets[d + 1] and spans[span, 1] <= at:
                 span += 1
             inside, first, reached = span, np.int64(-1), np.int64(-1)
@@ -306,6 +326,7 @@ def cut(
     supervision = (
         training.span_offsets, training.spans, training.turns,
         training.cut_offsets, training.cuts, training.ranks, training.system,
+        training.place_offsets, training.places.spans,
     )  # fmt: skip
     of_supervised = (*columns, limits.drawn_supervised, limits.capacity, limits.inner, *policy, *supervision)
     count = _cut_supervised(*of_supervised, False, *_NO_COLUMNS, *lost)

@@ -21,6 +21,7 @@ from packprep.sources.slices import PlannedSource
 
 TOO_LONG = "too_long"
 UNTRAINED_SEGMENT = "untrained_segment"
+PLACE_TOO_LONG = "place_too_long"
 LEAST_BOUND, BEYOND_PLAN = 1 << 30, 16
 """Text bytes at which a shard is refused: what it may always have, and how many times what the plan gives it."""
 
@@ -128,6 +129,12 @@ def make_shard(
     for d in without:  # documents without a segment are rejects
         source, n = plan.sources[documents.source[d]], int(documents.offsets[d + 1] - documents.offsets[d])
         at = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
+        dropped = documents.dropped_tokens[source.name]
+        if lost.unfit[d]:
+            detail = f"a place of media of up to {int(lost.unfit[d])} tokens fits into no segment that may be cut there"
+            documents.rejected.add(*at, PLACE_TOO_LONG, detail)
+            dropped[PLACE_TOO_LONG] = dropped.get(PLACE_TOO_LONG, 0) + n
+            continue
         if recipe.documents.long != "drop":
             detail = "each of its answers is in another piece than what it answers"
             if recipe.documents.long == "truncate":
@@ -135,7 +142,6 @@ def make_shard(
             documents.rejected.add(*at, UNTRAINED, detail)
             continue
         documents.rejected.add(*at, TOO_LONG, f'{n} tokens do not fit in one segment; documents.long = "drop"')
-        dropped = documents.dropped_tokens[source.name]
         dropped[TOO_LONG] = dropped.get(TOO_LONG, 0) + n
     with clock.stage("render"):
         arrays = render(plan.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult, epoch)

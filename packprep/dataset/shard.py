@@ -4,7 +4,7 @@ A shard is a standard safetensors file:
 
     0        8              8 + n, a multiple of 4096
     ├────────┼──────────────┼───────────────────────────────────────────────────────────────────┤
-    n, u64   JSON, padded   tokens labels segment_ids loss_mask │ 8-byte │ 4-byte │ 2-byte columns
+    n, u64   JSON, padded   tokens labels segment_ids loss_mask │ 8-byte │ 4-byte │ 2-byte columns │ refs
              with spaces
 
 The header is canonical JSON; arrays follow one another without holes, in the order of `layout`, to the file's end.
@@ -164,13 +164,14 @@ def layout(
     trained: int | None = None,
     weighted: bool = False,
     compact: bool = False,
+    media: tuple[int, int] | None = None,
 ) -> Layout:
     """The arrays of a shard in file order: name → (dtype, shape).
 
     labels: a task predicts in place. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
     block_diffusion. trained: number of trained ranges, None where no source has any; weighted: one has another weight than
     1. compact: without segment_ids, and without loss_mask unless tasks predict in place or ranges are trained: cu_seqlens and
-    segment_prefix determine them.
+    segment_prefix determine them. media: places of media, and the bytes of their refs; None where no document has any.
     """
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
@@ -192,6 +193,9 @@ def layout(
         arrays["block_offsets"] = (i64, (segments + 1,))
     if trained is not None:
         arrays["trained_offsets"] = (i64, (segments + 1,))
+    if media is not None:
+        arrays["media_offsets"] = (i64, (segments + 1,))
+        arrays["media_ref_offsets"] = (i64, (media[0] + 1,))
 
     arrays["cu_seqlens"] = (i32, (segments + rows,))
     if padded:
@@ -208,14 +212,20 @@ def layout(
         arrays["trained_ranges"] = (i32, (trained, 2))
         if weighted:
             arrays["trained_weights"] = (f32, (trained,))
+    if media is not None:
+        arrays["media_slot"] = (i32, media[:1])
+        arrays["media_tokens"] = (i32, media[:1])
 
     arrays["segment_task"] = (u16, (segments,))
     arrays["segment_source"] = (u16, (segments,))
     arrays["segment_repeat"] = (u16, (segments,))
+    if media is not None:
+        arrays["media_kind"] = (u16, media[:1])
+        arrays["media_ref"] = (u8, media[1:])
     return arrays
 
 
-NAMES = frozenset(layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0, weighted=True))
+NAMES = frozenset(layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0, weighted=True, media=(0, 0)))
 
 
 def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype) -> Layout:
@@ -231,7 +241,7 @@ def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_leng
         return shape[0]
 
     has_blocks = any(name.startswith("block_") for name in shapes)
-    has_trained = any(name.startswith("trained_") for name in shapes)
+    has_trained, has_media = (any(name.startswith(f"{part}_") for name in shapes) for part in ("trained", "media"))
     expected = layout(
         count("tokens"),
         count("segment_key"),
@@ -243,6 +253,7 @@ def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_leng
         trained=count("trained_ranges") if has_trained else None,
         weighted="trained_weights" in shapes,
         compact="segment_ids" not in shapes,
+        media=(count("media_slot"), count("media_ref")) if has_media else None,
     )
     missing = [name for name in expected if name not in shapes]
     if missing:

@@ -6,7 +6,7 @@ shards and `share`. Where sources have shares, they are looked at until their to
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -149,8 +149,13 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
 
 def _tokens_of(places: Sequence[Place], engine: Engine, vocabulary: Vocabulary, special_text: str) -> np.ndarray:
     """float64[n]: the tokens of documents; of long ones in proportion to those of a window around the place."""
-    windows, conversations, parts = [], {}, np.ones(len(places))
+    windows, conversations, parts, slots = [], {}, np.ones(len(places)), np.zeros(len(places))
     for i, (text, conversation, at) in enumerate(places):
+        if conversation is not None and conversation.places:
+            slots[i] = sum(place.tokens - 1 for place in conversation.places)
+            conversation = replace(
+                conversation, places=tuple(place._replace(tokens=1) for place in conversation.places)
+            )
         if at >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
             begin = int(at * (len(text) - TOKENIZED_CHARACTERS))
             whole, text = text, text[begin : begin + TOKENIZED_CHARACTERS]
@@ -161,4 +166,4 @@ def _tokens_of(places: Sequence[Place], engine: Engine, vocabulary: Vocabulary, 
         if conversation is not None:
             conversations[i] = conversation
     tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
-    return np.diff(tokens.offsets) * parts
+    return np.diff(tokens.offsets) * parts + slots

@@ -7,7 +7,7 @@ prompt_completion   two texts, or two lists of messages      the completion alon
 alpaca              instruction, input, output               user: instruction↵↵input   assistant: output
 ```
 Readers say which layout a record is (`sources/formats/fields.py`), and give its fields as they stand in the file. `train` and
-`weight` of a message are taken off: no template sees them.
+`weight` of a message are taken off: no template sees them. So are ref and tokens of a part of media.
 """
 
 import json
@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from packprep.documents.media import BAD_MEDIA, OF_PART, BadMedia, Place, read_slots, refuse_many
 from packprep.recipe.schema import OF_PACKPREP
 from packprep.sources.formats import batch as limits
-from packprep.sources.formats.batch import LOSS_SPANS, SURROGATE, Supervision, too_large
+from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, SURROGATE, Supervision, too_large
 from packprep.sources.formats.fields import OLD_MESSAGES
 from packprep.sources.formats.jsonl import nested_too_deep, read_integer
 
@@ -49,12 +50,13 @@ MOST_WEIGHT = float(np.finfo(np.float32).max)
 class Dialogue:
     """Messages, and what a template needs beside them.
 
-    messages  one or more objects with a role, and a content that is null, a string, or a list of text parts; other keys only
-              where they are not null; none has train or weight
+    messages  one or more objects with a role, and a content that is null, a string, or a list of parts, text or media; other
+              keys only where they are not null; none has train or weight
     tools     what the assistant may call, for the template; None: nothing is said of tools
     kwargs    the record's chat_template_kwargs, which go before the recipe's
     train     of each message: whether it is trained; None: what the recipe says of its role and turn
     weights   of each message, finite and ≥ 0; the record's weight multiplies them
+    media     the parts of media, in order
     """
 
     messages: list[dict[str, Any]]
@@ -62,6 +64,7 @@ class Dialogue:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     train: tuple[bool | None, ...] = ()
     weights: tuple[float, ...] = ()
+    media: tuple[Place, ...] = ()
 
 
 class _Bad(Exception):
@@ -86,9 +89,13 @@ def read_layout(given: Supervision, trained_roles: Sequence[str] = ("assistant",
             'documents.loss_spans = "ignore" for the text alone'
         )
     try:
-        found = _LAYOUTS[given.layout](given.record)
+        found = _LAYOUTS[given.layout](given.record, given.kinds)
     except _Bad as bad:
         return "bad_messages", str(bad)
+    except BadMedia as bad:
+        return BAD_MEDIA, str(bad)
+    if isinstance(found, Dialogue) and given.record.get(MEDIA):
+        return BAD_MEDIA, "the document has media beside messages: write each as a part of a message's content"
     if isinstance(found, Dialogue) and not any(
         message["role"] in trained_roles if train is None else train
         for message, train in zip(found.messages, found.train, strict=True)
@@ -98,15 +105,15 @@ def read_layout(given: Supervision, trained_roles: Sequence[str] = ("assistant",
     return found
 
 
-def _of_messages(record: Mapping[str, Any]) -> Dialogue:
-    return _dialogue(_list_of(record, "messages"), record)
+def _of_messages(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
+    return _dialogue(_list_of(record, "messages"), record, kinds)
 
 
-def _of_sharegpt(record: Mapping[str, Any]) -> Dialogue:
-    return _dialogue(_list_of(record, "conversations"), record, record.get("system"))
+def _of_sharegpt(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
+    return _dialogue(_list_of(record, "conversations"), record, kinds, record.get("system"))
 
 
-def _of_alpaca(record: Mapping[str, Any]) -> Dialogue:
+def _of_alpaca(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
     instruction, output = (_text_of(record, key) for key in ("instruction", "output"))
     given = _text_of(record, "input")
     turns = [(instruction + ("\n\n" + given if given else ""), output)]
@@ -118,10 +125,10 @@ def _of_alpaca(record: Mapping[str, Any]) -> Dialogue:
         for turn in [*history, *turns]
         for role, content in zip(("user", "assistant"), turn, strict=True)
     ]
-    return _dialogue(messages, record, record.get("system"))
+    return _dialogue(messages, record, kinds, record.get("system"))
 
 
-def _of_prompt_and_completion(record: Mapping[str, Any]) -> Dialogue | Supervision | Problem:
+def _of_prompt_and_completion(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue | Supervision | Problem:
     prompt, completion = (record.get(key) for key in ("prompt", "completion"))
     if isinstance(prompt, str) and isinstance(completion, str):
         for key in ("tools", "chat_template_kwargs"):
@@ -134,13 +141,13 @@ def _of_prompt_and_completion(record: Mapping[str, Any]) -> Dialogue | Supervisi
             return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
         if (size := len(text.encode())) > limits.MAX_DOCUMENT_BYTES:
             return too_large(size)
-        weight = {"weight": record["weight"]} if "weight" in record else {}
-        return Supervision(text, [[len(prompt), len(text)]], weight)
+        beside = {key: record[key] for key in ("weight", MEDIA) if key in record}
+        return Supervision(text, [[len(prompt), len(text)]], beside, kinds=tuple(kinds))
     if not (isinstance(prompt, list) and isinstance(completion, list)):
         raise _Bad(
             f"prompt is {_kind(prompt)} and completion is {_kind(completion)}: two texts or two lists of messages are wanted"
         )
-    return _dialogue([*prompt, *completion], record, untrained=len(prompt))
+    return _dialogue([*prompt, *completion], record, kinds, untrained=len(prompt))
 
 
 def _list_of(record: Mapping[str, Any], key: str) -> list[Any]:
@@ -160,10 +167,13 @@ def _text_of(record: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _dialogue(given: Sequence[Any], record: Mapping[str, Any], system: Any = None, untrained: int = 0) -> Dialogue:
-    """The dialogue of messages of either kind. system: what a record says beside them; untrained: how many of the first are
-    trained only if they say so."""
+def _dialogue(
+    given: Sequence[Any], record: Mapping[str, Any], kinds: Sequence[str], system: Any = None, untrained: int = 0
+) -> Dialogue:
+    """The dialogue of messages of either kind. kinds: of media; system: what a record says beside them; untrained: how many of
+    the first are trained only if they say so."""
     messages, train, weights = [], [], []
+    media: list[Place] = []
     of_record = _weight(record, "the document")
     for k, message in enumerate(given):
         what = f"message {k}"
@@ -176,7 +186,8 @@ def _dialogue(given: Sequence[Any], record: Mapping[str, Any], system: Any = Non
             raise _Bad(f"{what}: train is {_kind(trained)}; true or false is wanted")
         weights.append(_product(of_record, _weight(own, what), what))
         own.pop("weight", None)
-        _check(own, what)
+        _check(own, what, kinds)
+        media += _taken_off(own, what, kinds)
         messages.append(own)
         train.append(False if trained is None and k < untrained else trained)
     if system:
@@ -187,7 +198,25 @@ def _dialogue(given: Sequence[Any], record: Mapping[str, Any], system: Any = Non
         messages.insert(0, {"role": "system", "content": system})
         train.insert(0, None)
         weights.insert(0, of_record)
-    return Dialogue(messages, _tools(record), _kwargs(record), tuple(train), tuple(weights))
+    refuse_many(media)
+    return Dialogue(messages, _tools(record), _kwargs(record), tuple(train), tuple(weights), tuple(media))
+
+
+def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[Place]:
+    """The places of a message's parts of media, whose ref and tokens are taken off. Raises BadMedia."""
+    content = message.get("content")
+    if not kinds or not isinstance(content, list):
+        return []
+    found = [
+        Place(part["type"], *read_slots(part, f"{what}: part {j}"))
+        for j, part in enumerate(content)
+        if part["type"] in kinds
+    ]
+    message["content"] = [
+        {key: value for key, value in part.items() if key not in OF_PART} if part["type"] in kinds else part
+        for part in content
+    ]
+    return found
 
 
 def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -226,7 +255,7 @@ def _calls(value: str) -> list[dict[str, Any]] | None:
     ]
 
 
-def _check(message: dict[str, Any], what: str) -> None:
+def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
     """Raises _Bad unless the parts of a message that templates read are of their kinds."""
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise _Bad(f"{what}: role is {_kind(message.get('role'))}; a text is wanted")
@@ -243,9 +272,12 @@ def _check(message: dict[str, Any], what: str) -> None:
         raise _Bad(f"{what}: content is {_kind(content)}; a text or a list of text parts is wanted")
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in kinds:
+            continue
         if kind != "text":
             shown = f"of type {ascii(kind[:40])}" if isinstance(kind, str) else "without a type"
-            raise _Bad(f"{what} has a part {shown}; parts of type 'text' alone are read")
+            read = f", or a kind of specials.media ({', '.join(kinds)})," if kinds else ""
+            raise _Bad(f"{what} has a part {shown}; parts of type 'text'{read} alone are read")
         if not isinstance(part.get("text"), str):
             raise _Bad(f"{what}: text of a part is {_kind(part.get('text'))}; a text is wanted")
 
@@ -326,7 +358,7 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), "of another kind")
 
 
-def _of_old_messages(record: Mapping[str, Any]) -> Dialogue:
+def _of_old_messages(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
     """Messages as law 2 has them: a role and a content that are strings, and no more than that is known of them."""
     messages = record["messages"]
     if not isinstance(messages, list):
@@ -341,7 +373,7 @@ def _of_old_messages(record: Mapping[str, Any]) -> Dialogue:
     return Dialogue(kept, None, {}, (None,) * len(kept), (1.0,) * len(kept))
 
 
-_LAYOUTS: dict[str, Callable[[Mapping[str, Any]], Dialogue | Supervision | Problem]] = {
+_LAYOUTS: dict[str, Callable[[Mapping[str, Any], Sequence[str]], Dialogue | Supervision | Problem]] = {
     OLD_MESSAGES: _of_old_messages,
     "messages": _of_messages,
     "sharegpt": _of_sharegpt,

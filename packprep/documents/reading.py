@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from packprep.clock import Clock
+from packprep.documents.media import content_of, pieces_of, refuse_strays, slots_of
 from packprep.documents.supervision import (
     Conversation,
     Trained,
@@ -34,7 +35,7 @@ from packprep.sources.formats import (
     position_of,
 )
 from packprep.sources.slices import ALL, PlannedSource
-from packprep.tokenizer.encoding import TEXT_REASONS, Tokens
+from packprep.tokenizer.encoding import TEXT_REASONS, Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine, EngineFault, offsets_of
 from packprep.tokenizer.file import unknown_id
 from packprep.tokenizer.proof import EngineDifference, compared, difference, fault
@@ -78,7 +79,8 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
         np.add.at(change, end, -1)
         ids = ids[np.cumsum(change[:-1], dtype=np.int8).view(np.bool_)]
     taken = ids.astype(np.int32, copy=False)
-    return Tokens(taken, offsets_of(lengths), [(i, *rejected[i]) for i in sorted(rejected)])
+    tokens = Tokens(taken, offsets_of(lengths), [(i, *rejected[i]) for i in sorted(rejected)])
+    return refuse_strays(tokens, vocabulary) if vocabulary.media else tokens
 
 
 def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
@@ -426,17 +428,18 @@ def tokenized(
     arguments as in `read_documents`."""
     file_key = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
     place = source, part.file, part.use, file_key
-    batches = read_supervised(part, source.source, settings, template, keep, decoders=decoders, law=source.law)
+    how = settings, template, keep
+    batches = read_supervised(part, source.source, *how, decoders=decoders, law=source.law, kinds=source.kinds)
     for batch, conversations in clock.steps("read", batches):
         trained: dict[int, Trained] = {}
         if batch.tokens is not None:
             with clock.stage("tokenize"):
                 tokens = take_tokens(batch.tokens, settings, vocabulary)
-            sizes = _add_content(digest, batch, tokens.ids)
+            sizes = _add_content(digest, batch, {}, tokens.ids)
         else:
             tokens, trained = _tokenized(batch, conversations, place, engine, settings.special_text, vocabulary, clock)
             # After the engine, which leaves the UTF-8 of a text with the text.
-            sizes = _add_content(digest, batch)
+            sizes = _add_content(digest, batch, conversations)
         yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes)
 
 
@@ -451,6 +454,9 @@ def _stored(
     """The documents of a slice, from the source's token store."""
     for found in clock.steps("read", source.store.read(source, part, keep, vocabulary)):
         digest.update(np.ascontiguousarray(found.tokens.ids).data)
+        for trained in found.trained.values():
+            for column in trained.places if len(trained.places.first) else ():
+                digest.update(np.ascontiguousarray(column).data)
         yield found
 
 
@@ -462,8 +468,11 @@ OF_TOKENS = "tokens-"
 """What a digest begins with that is not of a source's text, but of the tokens that a store has of it."""
 
 
-def _add_content(digest: xxhash.xxh3_128, batch: Batch, ids: np.ndarray | None = None) -> np.ndarray:
-    """Add a batch's texts to the digest of a source, or its content's ids where it has tokens; int64[n]: their text bytes."""
+def _add_content(
+    digest: xxhash.xxh3_128, batch: Batch, conversations: Mapping[int, Conversation], ids: np.ndarray | None = None
+) -> np.ndarray:
+    """Add a batch's texts and places of media to the digest of a source, or its content's ids where it has tokens; int64[n]:
+    their text bytes, in which a slot of media counts as TOKEN_TEXT_BYTES."""
     if batch.tokens is not None:
         assert ids is not None
         digest.update(ids.astype("<i4", copy=False).data)
@@ -473,6 +482,9 @@ def _add_content(digest: xxhash.xxh3_128, batch: Batch, ids: np.ndarray | None =
         encoded = text.encode()
         digest.update(encoded)
         sizes[i] = len(encoded)
+        if i in conversations and (places := conversations[i].places):
+            digest.update(content_of(places))
+            sizes[i] += TOKEN_TEXT_BYTES * slots_of(places)
     return sizes
 
 
@@ -487,11 +499,12 @@ def text_digest(
     """The digest in `text_digests` that `read_documents` gives of these slices of a source, without tokenization."""
     digest = xxhash.xxh3_128()
     for _, part, keep in with_keeps((source, part) for part in slices):
-        for batch, _ in read_supervised(
-            part, source.source, recipe.documents, template, keep, decoders=decoders, law=source.law
+        how = recipe.documents, template, keep
+        for batch, conversations in read_supervised(
+            part, source.source, *how, decoders=decoders, law=source.law, kinds=source.kinds
         ):
             tokens = None if batch.tokens is None else take_tokens(batch.tokens, recipe.documents, vocabulary).ids
-            _add_content(digest, batch, tokens)
+            _add_content(digest, batch, conversations, tokens)
     return digest.hexdigest()
 
 
@@ -513,14 +526,21 @@ def _tokenized(
         with clock.stage("tokenize"):
             found = tokenize_supervised(engine, batch.texts, conversations, special_text, vocabulary)
     except EngineFault as error:
-        position = batch.positions[batch.texts.index(error.text)]
+        position = batch.positions[next(i for i, text in enumerate(batch.texts) if error.text in text)]
         raise _differs(engine, source, file, position, fault(engine, error)) from error
     if engine.reference is not None:
         with clock.stage("compare"):
             for i in compared(file_key, batch.positions, use).tolist():
-                if i in conversations:
+                if i not in conversations:
+                    differs = difference(engine, batch.texts[i], found[0], i, special_text, vocabulary)
+                elif conversations[i].trains_all and (places := conversations[i].places):
+                    differs = None
+                    for piece in pieces_of(batch.texts[i], places):
+                        alone = tokenize(engine, [piece], special_text, vocabulary)
+                        differs = differs or difference(engine, piece, alone, 0, special_text, vocabulary)
+                else:
                     continue  # its ids are the reference's
-                if differs := difference(engine, batch.texts[i], found[0], i, special_text, vocabulary):
+                if differs:
                     raise _differs(engine, source, file, batch.positions[i], differs)
     return found
 

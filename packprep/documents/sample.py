@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from packprep.documents.media import slots_of
 from packprep.documents.reading import take_tokens
 from packprep.randomness import CALIBRATION, permute, uniforms
 from packprep.recipe import DocumentKeys
@@ -161,7 +162,7 @@ def look_at_lines(
             supervised |= any(place.conversation is not None for place in places_)
             chat |= any(place.conversation is not None and place.conversation.chat for place in places_)
             tokens = count(places_)
-            sizes = [len(place.text.encode()) for place in places_]
+            sizes = [_size(place.text, place.conversation) for place in places_]
             stored = np.array([len(line.data) + 1.0 for line, _ in lines])
             rates.append(float((tokens / stored).mean()))
             text_rates.append(float((sizes / stored).mean()))
@@ -302,7 +303,7 @@ def _at_places(looks: Sequence[_Piece], distance: float, count: Count) -> tuple[
         for texts, conversations in look.texts:
             supervised |= any(conversation is not None for conversation in conversations)
             chat |= any(conversation is not None and conversation.chat for conversation in conversations)
-            sizes = np.array([len(text.encode()) for text in texts], np.int64)
+            sizes = np.array([*map(_size, texts, conversations)], np.int64)
             if first is None and sizes.any():
                 longest = int(sizes.argmax())
                 first = Place(texts[longest], conversations[longest], -1.0)
@@ -320,7 +321,7 @@ def _at_places(looks: Sequence[_Piece], distance: float, count: Count) -> tuple[
                 tokens = count([Place(texts[i], conversations[i], part) for i, part in zip(here, at, strict=True)])
                 found.append((sizes[here], tokens, stand_for))
     if first is not None and len(found) == 1:
-        size = np.array([len(first.text.encode())], np.int64)
+        size = np.array([_size(first.text, first.conversation)], np.int64)
         found.append((size, count([first]), all_bytes / size))
     sizes, tokens, weights = (np.concatenate(column) for column in zip(*found, strict=True))
     error = 0.0
@@ -335,7 +336,13 @@ def _at_places(looks: Sequence[_Piece], distance: float, count: Count) -> tuple[
 
 def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None:
     """The fields that are looked at beside the text."""
-    return Fields.of(source.source, source.law) if supervise is not None else None
+    return Fields.of(source.source, source.law, source.kinds) if supervise is not None else None
+
+
+def _size(text: str, conversation: Any) -> int:
+    """The bytes of a document; a slot of media counts as a token of a source of tokens does."""
+    slots = slots_of(conversation.places) if conversation is not None else 0
+    return len(text.encode()) + TOKEN_TEXT_BYTES * slots
 
 
 def _read(source: PlannedSource, parts: Iterable[Slice], supervise: Supervise | None) -> Iterator[Look]:

@@ -1,4 +1,5 @@
-"""Documents that say what of them is trained: `loss_spans` or `messages` → a text, its trained characters, its trained tokens.
+"""Documents that say what of them is trained, or have media: `loss_spans`, `messages`, `media` → a text, its trained characters,
+its trained tokens.
 
 ```
 messages    user: 2+2?   assistant: 4
@@ -15,23 +16,37 @@ begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span: it is not 
 ```
 The whole text is tokenized at once, so that a model sees the tokens that it will see; a token is trained iff it begins
 inside a span. One that begins before a {% generation %} block and reaches into it is trained with the block, as in
-transformers; law 2 leaves it out.
+transformers; law 2 leaves it out. Of a document with media all but its places is trained, or what it says.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from packprep.documents.chat_template import TemplateRefusal, compile_template
 from packprep.documents.layouts import Dialogue, Problem, read_layout
+from packprep.documents.media import (
+    BAD_MEDIA,
+    NO_PLACES,
+    BadMedia,
+    Place,
+    Places,
+    joined,
+    pieces_of,
+    put_in,
+    put_in_chats,
+    read_media,
+    refuse_strays,
+    slots_of,
+)
 from packprep.documents.turns import NotIncremental, Turns, find_turns, strings_of, texts_of
 from packprep.errors import PackprepError, RecipeError
 from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
-from packprep.sources.formats.batch import MAX_DETAIL, SURROGATE, Supervision
+from packprep.sources.formats.batch import MAX_DETAIL, MEDIA, SURROGATE, Supervision
 from packprep.sources.formats.fields import Fields
 from packprep.tokenizer.encoding import Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine
@@ -55,6 +70,7 @@ class Conversation:
     strings     of a chat: what of it is not the template's, in which a special token's text means no special token
     weights     one for each span, above 0, as float32 holds it; (): 1 each
     blocks      ascending: the characters at which trained {% generation %} blocks begin
+    places      of media, in the text's order
     """
 
     text: str
@@ -66,6 +82,12 @@ class Conversation:
     strings: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     blocks: tuple[int, ...] = ()
+    places: tuple[Place, ...] = ()
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether all of the text is trained, so that it does not matter where tokens begin."""
+        return not self.chat and self.spans == ((0, len(self.text)),)
 
 
 def supervise(
@@ -106,11 +128,39 @@ def read_supervised(
     batch_bytes: int = 4 << 20,
     decoders: Decoders | None = None,
     law: int = LAW_VERSION,
+    kinds: tuple[str, ...] = (),
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
-    """What `formats.read` gives of a part of a source, after `supervise`; settings: the recipe's, which may ignore the fields."""
-    fields = Fields.of(source, law) if settings.loss_spans == "use" else None
+    """What `formats.read` gives of a part of a source, after `supervise`; settings: the recipe's, which may ignore the fields.
+    kinds: of media."""
+    fields = Fields.of(source, law, kinds) if settings.loss_spans == "use" else None
     for batch in read(part, source.text_key, keep, batch_bytes, decoders, fields):
-        yield supervise(batch, template, settings, law) if batch.supervision else (batch, {})
+        if batch.supervision:
+            yield from _with_few_slots(*supervise(batch, template, settings, law))
+        else:
+            yield batch, {}
+
+
+MOST_SLOTS = 1 << 22
+"""Of media in a batch, but for its last document's: a few bytes ask for any number."""
+
+
+def _with_few_slots(
+    batch: Batch, conversations: dict[int, Conversation]
+) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
+    """A batch in parts of about MOST_SLOTS slots of media."""
+    slots = np.zeros(len(batch.texts), np.int64)
+    for i, found in conversations.items():
+        slots[i] = slots_of(found.places)
+    part = (np.cumsum(slots) - slots) // MOST_SLOTS
+    if not part.any():
+        yield batch, conversations
+        return
+    rejects = batch.rejects
+    for which in np.split(np.arange(len(part)), np.flatnonzero(np.diff(part)) + 1):
+        first, end = int(which[0]), int(which[-1]) + 1
+        own = {i - first: conversations[i] for i in range(first, end) if i in conversations}
+        yield Batch(batch.texts[first:end], batch.files[first:end], batch.positions[first:end], rejects, {}), own
+        rejects = []
 
 
 def conversation(
@@ -124,8 +174,7 @@ def conversation(
     if isinstance(found, tuple):
         return found
     if isinstance(found, Supervision):
-        assert found.text is not None
-        return _with_spans(found.text, found.loss_spans, found.record.get("weight"), law)
+        return _with_media(found, law)
     turns = rendered_turns(found, template, settings, law)
     if not isinstance(turns, Turns):
         return turns
@@ -159,6 +208,18 @@ def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -
         weights.append(kept)
     others = () if all(weight == 1 for weight in weights) else tuple(weights)
     return Conversation(text, tuple(spans), weights=others, **more)
+
+
+def _with_media(given: Supervision, law: int) -> Conversation | Problem:
+    """What is trained of a text, and its places of media, where kinds say that it may have any; without loss_spans all is."""
+    assert given.text is not None
+    try:
+        places = read_media(given.record.get(MEDIA), given.text, given.kinds) if given.kinds else ()
+    except BadMedia as bad:
+        return BAD_MEDIA, str(bad)
+    spans = given.loss_spans if given.loss_spans is not None else [[0, len(given.text)]]
+    found = _with_spans(given.text, spans, given.record.get("weight"), law)
+    return replace(found, places=places) if places and isinstance(found, Conversation) else found
 
 
 def _with_spans(text: str, spans: Any, document_weight: Any, law: int) -> Conversation | Problem:
@@ -267,6 +328,7 @@ def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_bloc
         chat=True,
         strings=tuple(strings_of([dialogue.messages, dialogue.tools, _variables(dialogue, settings)])),
         blocks=tuple(blocks),
+        places=dialogue.media,
     )
 
 
@@ -304,6 +366,8 @@ class Training(NamedTuple):
     ranks: np.ndarray  # uint8[c]: NEVER, ANYWHERE or BEST
     system: np.ndarray  # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
     eos_weight: np.ndarray  # float32[D]: with which the end of the text is trained; 0: it is not
+    place_offsets: np.ndarray  # int64[D + 1]
+    places: Places  # of media
 
 
 class Trained(NamedTuple):
@@ -316,6 +380,7 @@ class Trained(NamedTuple):
     ranks: np.ndarray  # uint8[c]
     system: int
     eos_weight: float
+    places: Places = NO_PLACES
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
@@ -331,8 +396,8 @@ def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
     return np.maximum.accumulate(np.where(following < ends, following, begins))
 
 
-def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
-    """What is trained of a document whose tokens count from the characters `begins: int64[n]`, ascending.
+def trained_tokens(conversation: Conversation, begins: np.ndarray, places: Places = NO_PLACES) -> Trained:
+    """What is trained of a document whose tokens count from the characters `begins: int64[n]`, ascending. places: of media.
 
     Where roles are known, a cut at a user's message is BEST, and NEVER one that parts a trained turn from the message that it
     answers, the nearest user's or tool's before it, or that leaves what is repeated alone.
@@ -344,6 +409,8 @@ def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
     message = np.searchsorted(boundaries, begins, side="right") if roles else np.zeros(n, np.int64)
     weights = np.array(conversation.weights or (1.0,) * len(spans), np.float32)
     which = np.where(begins < ends[before], message, -1)
+    for begin, end in places.spans.tolist():
+        which[begin:end] = -1
     weight = np.where(which < 0, np.float32(0), np.append(weights, np.float32(0))[before])
     changes = np.diff(which, prepend=-1, append=-1) != 0
     changes |= np.diff(weight, prepend=np.float32(0), append=np.float32(0)) != 0
@@ -352,6 +419,8 @@ def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
     found = found[which[found[:, 0]] >= 0]
     first = np.searchsorted(begins, boundaries)  # tokens of messages after the first
     system = int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0
+    if len(places.spans) and places.spans[0, 0] < system:
+        system = 0  # a place stands once
     cuts = np.unique(first[(first > 0) & (first < n)]).astype(np.int64)
     turns, ranks = np.repeat([[n, n]], len(found), 0).astype(np.int64), np.full(len(cuts), ANYWHERE, np.uint8)
     if roles and len(found):
@@ -365,7 +434,20 @@ def trained_tokens(conversation: Conversation, begins: np.ndarray) -> Trained:
         ranks[np.isin(cuts, first[np.array(roles[1:]) == "user"])] = BEST
         ranks[cuts <= system] = NEVER
     to_the_end = bool(len(spans)) and int(spans[-1, 1]) == len(conversation.text)
-    return Trained(found, weight[found[:, 0]], turns, cuts, ranks, system, float(weights[-1]) if to_the_end else 0.0)
+    eos_weight = float(weights[-1]) if to_the_end else 0.0
+    return Trained(found, weight[found[:, 0]], turns, cuts, ranks, system, eos_weight, places)
+
+
+def _all_trained(conversation: Conversation, n: int, places: Places) -> Trained:
+    """What `trained_tokens` gives of n tokens of which all but places is trained."""
+    weight = conversation.weights[0] if conversation.weights else 1.0
+    edges = np.concatenate(([0], places.spans.reshape(-1), [n])).reshape(-1, 2)
+    found = edges[edges[:, 0] < edges[:, 1]]
+    nothing = np.zeros(0, np.int64)
+    return Trained(
+        found, np.full(len(found), weight, np.float32), np.full((len(found), 2), n, np.int64), nothing,
+        nothing.astype(np.uint8), 0, weight, places,
+    )  # fmt: skip
 
 
 def tokenize_supervised(
@@ -380,15 +462,26 @@ def tokenize_supervised(
     A rejected document is not among them.
     """
     if not conversations:
-        return tokenize(engine, texts, special_text, vocabulary), {}
-    plain = [i for i in range(len(texts)) if i not in conversations]
+        tokens = tokenize(engine, texts, special_text, vocabulary)
+        return (refuse_strays(tokens, vocabulary) if vocabulary.media else tokens), {}
+    whole = {i for i, found in conversations.items() if found.places and found.trains_all}
+    plain = [i for i in range(len(texts)) if i not in conversations or i in whole]
     chats = [i for i in sorted(conversations) if conversations[i].chat]
-    spans = [i for i in sorted(conversations) if not conversations[i].chat]
-    strings = [conversations[i].strings for i in chats]
-    groups = [
-        (group, tokenize(engine, [texts[i] for i in group], special_text, vocabulary, characters, chat))
-        for group, characters, chat in ((plain, False, None), (spans, True, None), (chats, True, strings))
-    ]
+    spans = [i for i in sorted(conversations) if not conversations[i].chat and i not in whole]
+    groups: list[tuple[list[int], Tokens]] = []
+    places_of: dict[int, Places] = {}
+    for group, characters, is_chat in ((plain, False, False), (spans, True, False), (chats, True, True)):
+        places = [conversations[i].places if i in conversations else () for i in group]
+        if is_chat:
+            strings = [conversations[i].strings for i in group]
+            tokens = tokenize(engine, [texts[i] for i in group], special_text, vocabulary, True, strings)
+        else:
+            pieces = [piece for i, own in zip(group, places, strict=True) for piece in pieces_of(texts[i], own)]
+            tokens = tokenize(engine, pieces, special_text, vocabulary, characters)
+        if vocabulary.media:
+            tokens, found = (put_in_chats if is_chat else put_in)(tokens, places, vocabulary)
+            places_of |= {group[k]: own for k, own in found.items()}
+        groups.append((group, tokens))
     lengths = np.zeros(len(texts), np.int64)
     for group, tokens in groups:
         lengths[group] = np.diff(tokens.offsets)
@@ -402,10 +495,16 @@ def tokenize_supervised(
         ids[shift + np.arange(len(tokens.ids))] = tokens.ids
         turned_away = {k for k, _, _ in tokens.rejected}
         rejected += [(group[k], reason, detail) for k, reason, detail in tokens.rejected]
+        bounds = tokens.offsets.tolist()
         for k, i in enumerate(group):
-            if tokens.characters is not None and k not in turned_away:
-                one, characters = conversations[i], tokens.characters[tokens.offsets[k] : tokens.offsets[k + 1]]
-                trained[i] = trained_tokens(one, counted_begins(characters, one.blocks))
+            if i not in conversations or k in turned_away:
+                continue
+            one, own = conversations[i], places_of.get(i, NO_PLACES)
+            if tokens.characters is None:
+                trained[i] = _all_trained(one, bounds[k + 1] - bounds[k], own)
+            else:
+                begins = counted_begins(tokens.characters[bounds[k] : bounds[k + 1]], one.blocks)
+                trained[i] = trained_tokens(one, begins, own)
     return Tokens(ids, offsets, sorted(rejected)), trained
 
 
@@ -422,7 +521,7 @@ def training_columns(
     order = sorted(trained)
     rows = [trained[i] for i in order]
     supervised, eos_weight = np.zeros(documents, np.uint8), np.zeros(documents, np.float32)
-    system, n_spans, n_cuts = (np.zeros(documents, np.int64) for _ in range(3))
+    system, n_spans, n_cuts, n_places = (np.zeros(documents, np.int64) for _ in range(4))
     turns, ranks = (np.concatenate(columns) for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True))
     if law == 2:
         turns[:, 1], ranks[:] = _EVERYWHERE, ANYWHERE
@@ -433,6 +532,7 @@ def training_columns(
     system[order] = [row.system for row in rows]
     n_spans[order] = [len(row.spans) for row in rows]
     n_cuts[order] = [len(row.cuts) for row in rows]
+    n_places[order] = [len(row.places.first) for row in rows]
     zero = np.zeros(1, np.int64)
     return Training(
         supervised,
@@ -445,4 +545,6 @@ def training_columns(
         ranks,
         system,
         eos_weight,
+        np.concatenate((zero, np.cumsum(n_places))),
+        joined([row.places for row in rows if len(row.places.first)]),
     )

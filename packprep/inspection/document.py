@@ -312,7 +312,14 @@ def _read_again(
     try:
         for part in _parts_at(source, i, position):
             for batch, _ in read_supervised(
-                part, source.source, plan.recipe.documents, plan.stored["chat_template"], keep, 1 << 16, law=plan.law
+                part,
+                source.source,
+                plan.recipe.documents,
+                plan.stored["chat_template"],
+                keep,
+                1 << 16,
+                law=plan.law,
+                kinds=source.kinds,
             ):
                 there = True
                 text = batch.texts[0][:SHOWN_CHARACTERS] if batch.texts else text
@@ -450,7 +457,14 @@ def _first_looks(
             yield read.positions, read.rejects, _stored_contents(read)
         return
     for batch, conversations in read_supervised(
-        part, source.source, documents, plan.stored["chat_template"], keep, 1 << 16, law=plan.law
+        part,
+        source.source,
+        documents,
+        plan.stored["chat_template"],
+        keep,
+        1 << 16,
+        law=plan.law,
+        kinds=source.kinds,
     ):
         yield batch.positions, batch.rejects, _contents(plan, batch, conversations)
 

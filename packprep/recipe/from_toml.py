@@ -260,6 +260,16 @@ def check_together(recipe: Recipe) -> None:
             "packing.pad_seq_to_mult needs best_fit, first_fit or next_fit: concat leaves no room between segments",
             ("packing", "pad_seq_to_mult"),
         )
+    if recipe.specials.media and recipe.packing.algorithm == "concat":
+        raise RecipeError(
+            'specials.media: concat cuts where rows end, and so through places of media; use packing.algorithm = "best_fit"',
+            ("packing", "algorithm"),
+        )
+    if recipe.specials.media and recipe.documents.loss_spans == "ignore":
+        raise RecipeError(
+            'specials.media needs documents.loss_spans = "use": a place of media is not trained, and that is said as spans are',
+            ("documents", "loss_spans"),
+        )
     if recipe.total_tokens and recipe.sources[0].share is None:
         raise RecipeError(
             "total_tokens goes with share: give each source a share, or leave total_tokens out", ("total_tokens",)

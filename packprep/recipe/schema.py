@@ -156,6 +156,39 @@ Sentinels = Annotated[
 ]
 
 
+MOST_KINDS = 64
+
+
+def _read_media(value: Mapping[str, Any]) -> dict[str, tuple[str | int, str | int, str | int]]:
+    """Kind → its begin, slot and end token, "" for a begin or end that it has not; by name, as their numbers are."""
+    made = {}
+    for kind, given in sorted(value.items()):
+        begin, slot, end = ("", given, "") if isinstance(given, str | int) else given
+        if kind == "text" or slot == "" or (begin == slot != "") or end == slot:
+            raise ValueError
+        made[kind] = (begin, slot, end)
+    return made
+
+
+_TokenOrNone = Annotated[str, Meta()] | Annotated[int, Meta(ge=0)]
+Media = Annotated[
+    Any,
+    Meta(
+        title='a table: a kind and its [begin, slot, end] tokens, "" for none, or its slot token alone',
+        extra={
+            "given": Annotated[
+                dict[
+                    Annotated[str, Meta(min_length=1, pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*$(?!\n)")],
+                    Role | Annotated[tuple[_TokenOrNone, ...], Meta(min_length=3, max_length=3)],
+                ],
+                Meta(min_length=1, max_length=MOST_KINDS),
+            ],
+            "read": _read_media,
+        },
+    ),
+]
+
+
 def _key(meaning: str, kind: str | None = None, *, later: bool = False, **limits: Any) -> Meta:
     """A key's declaration, beside its type: its meaning, what it is in words where neither type nor limits say so, and the
     limits as `msgspec.Meta` has them.
@@ -321,6 +354,14 @@ class Specials:
         _key(
             'the sentinels of span corruption, "<extra_id_{}>" by default; "auto" with missing = "add": as many as needed; '
             "≤ 2²⁰"
+        ),
+    ] = None
+    media: Annotated[
+        Media,
+        _key(
+            "kinds of media in documents' media and in parts of messages: image = ["
+            '"<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]; without it places are not looked at',
+            later=True,
         ),
     ] = None
     mode_tokens: Annotated[

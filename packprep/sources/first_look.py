@@ -322,7 +322,8 @@ def _mistake_of_lines(
         first = first or document
         text, value = field_at(document, text_key), partial(_value, document, text_key)
         layout = fields.layout_of(value, text is not None)
-        if layout and (layout.advice or not messages or not fields.record(layout, value).keys() >= set(layout.needs)):
+        has_all = layout and fields.of_layout(layout, None, None, value).record.keys() >= set(layout.needs)
+        if layout and (layout.advice or not messages or not has_all):
             layouts.append(layout)
         elif layout:
             if not (key := _instead_of_content(value(fields.messages_key), template)):

@@ -58,9 +58,11 @@ class PlannedSource:
         law: int = LAW_VERSION,
         in_order: bool = False,
         open_store: Callable[[str], Any] | None = None,
+        kinds: tuple[str, ...] = (),
     ):
         """resolved: the plan's ratios, repeat and step_bytes. law: the plan's law_version. in_order: the pieces stay in the
-        files' order, as in a token store. open_store: a store's place → the store."""
+        files' order, as in a token store. open_store: a store's place → the store. kinds: of media, by name."""
+        self.kinds = kinds
         self.in_order = in_order
         self._open_store = open_store
         self.source, self.index, self.prefix, self.files, self.first_file = source, index, prefix, files, first_file

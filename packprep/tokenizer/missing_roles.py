@@ -93,7 +93,8 @@ def _lines_from_reserved(
     reserved: Sequence[int], spare_sentinels: Sequence[int], tokens: TokenTable, missing: Sequence[Missing]
 ) -> tuple[list[str], bool]:
     """TOML lines that give missing roles to tokens that are there, and whether they are enough for all roles."""
-    singles = [part for part in missing if part.key != "sentinels"]
+    singles = [part for part in missing if part.key not in ("sentinels", "media")]
+    can_be_all = not any(part.key == "media" for part in missing)  # whose tokens stand inside of a table
     spans = next((part for part in missing if part.key == "sentinels"), None)
     known = [part for part in singles if part.instead]
     singles = [part for part in singles if not part.instead]
@@ -105,7 +106,7 @@ def _lines_from_reserved(
     played += [(part, tokens.texts[id]) for part, id in zip(singles, free, strict=False)]
     lines = [f"{_toml_key(part.key)} = {as_toml(text)}" for part, text in played]
     if spans is None:
-        return lines, len(lines) == len(known) + len(singles)
+        return lines, can_be_all and len(lines) == len(known) + len(singles)
     rest = free[len(singles) :]
     run = _consecutive(rest, spans.wanted)
     if run:
@@ -113,7 +114,7 @@ def _lines_from_reserved(
     elif rest:
         texts = ", ".join(as_toml(tokens.texts[id]) for id in rest[: spans.wanted])
         lines.append(f"sentinels = [{texts}]")
-    return lines, bool(rest)
+    return lines, can_be_all and bool(rest)
 
 
 def _consecutive(ids: Sequence[int], count: int) -> Sequence[int]:

@@ -149,6 +149,7 @@ class Vocabulary:
     roles           role → id; pad is always there
     sentinels       the k-th marks the k-th span
     mode_tokens     text as a task writes it → id
+    media           kind, by name → (begin, slot, end), -1 where it has none: of places of media
     added_tokens    {"id", "text", "role"} of those that packprep added; role is a key of specials()
     special_ids     ascending: ids that are no ordinary text. Special tokens, whatever plays a role, and ids below
                     vocab_size that no token has
@@ -166,6 +167,7 @@ class Vocabulary:
     special_ids: tuple[int, ...]
     notes: tuple[str, ...] = field(compare=False)
     beside: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
+    media: dict[str, tuple[int, int, int]] = field(default_factory=dict, hash=False)
 
     def specials(self) -> dict[str, int | list[int]]:
         """Role → id, "sentinels" → ids, mode token → id, as the manifest keeps them."""
@@ -181,6 +183,7 @@ class Vocabulary:
             "mode_tokens": {text: int(i) for text, i in self.mode_tokens.items()},
             "added_tokens": list(self.added_tokens),
             "special_ids": [int(i) for i in self.special_ids],
+            "media": {kind: [int(i) for i in ids] for kind, ids in self.media.items()} or None,
         }
 
 
@@ -191,6 +194,7 @@ class _Parts:
     roles: dict[str, int]
     sentinels: tuple[int, ...]
     mode_tokens: dict[str, int]
+    media: dict[str, tuple[int, int, int]]
     missing: tuple[Missing, ...]
     notes: tuple[str, ...]
     found: dict[str, str]  # note on each role that was found and is used
@@ -294,6 +298,7 @@ def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, n
         ),
         notes=tuple(notes),
         beside=tuple(beside),
+        media=parts.media,
     )
 
 
@@ -329,7 +334,11 @@ def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[
     given = {key: id for key, value in wishes.items() if (id := _id_of(value, tokens)) is not None}
     missing = [_not_there(key, value, tokens, hints) for key, value in wishes.items() if key not in given]
 
-    taken = {id: key for key, id in given.items()}
+    media, media_missing = _media(tokens, specials)
+    missing += media_missing
+    of_media = sorted({id for ids in media.values() for id in ids if id >= 0})
+
+    taken = {id: key for key, id in given.items()} | dict.fromkeys(of_media, "media")
     sentinels, sentinels_missing, notes = _sentinels(tokens, specials, needs, taken)
     missing += sentinels_missing
     playing: dict[int, set[str]] = {id: {key} for id, key in taken.items()}
@@ -357,11 +366,33 @@ def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[
         roles=roles,
         sentinels=sentinels,
         mode_tokens=mode_tokens,
+        media=media,
         missing=tuple(missing),
         notes=tuple(notes),
         found=found,
-        players=(*roles.items(), *mode_tokens.items(), *(("sentinels", id) for id in sentinels)),
+        players=(
+            *roles.items(),
+            *mode_tokens.items(),
+            *(("media", id) for id in of_media),
+            *(("sentinels", id) for id in sentinels),
+        ),
     )
+
+
+def _media(tokens: TokenTable, specials: Specials) -> tuple[dict[str, tuple[int, int, int]], list[Missing]]:
+    """(the ids of each kind of media, -1 for none; those of its tokens that are not there)."""
+    found, missing = {}, []
+    for kind, values in sorted((specials.media or {}).items()):
+        ids = []
+        for value in values:
+            id = -1 if value == "" else _id_of(value, tokens)
+            if id is None:
+                what = f"id {value}" if isinstance(value, int) else repr(value)
+                absent = f"kind {kind!r}: no token {what}"
+                missing.append(Missing("media", absent, (value,) if isinstance(value, str) else ()))
+            ids.append(-1 if id is None else id)
+        found[kind] = (ids[0], ids[1], ids[2])
+    return found, missing
 
 
 def _id_of(value: str | int, tokens: TokenTable) -> int | None:

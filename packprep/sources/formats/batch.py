@@ -68,8 +68,8 @@ MAX_DETAIL = 200  # characters of a reject's detail
 _LEAST_BYTES = 64  # what a document counts in a batch at least: it is some objects, however short its text
 
 SURROGATE = re.compile("[\ud800-\udfff]")
-LOSS_SPANS, MESSAGES = "loss_spans", "messages"
-"""The fields by which a document says what of it is trained."""
+LOSS_SPANS, MESSAGES, MEDIA = "loss_spans", "messages", "media"
+"""The fields by which a document says what of it is trained, and where places of media stand."""
 
 # Why a document can be rejected. A reason, a position and a detail are part of a dataset's bytes: nothing in them
 # may depend on the version of Python or of a library.
@@ -86,6 +86,7 @@ BAD_REASONS = (
     "bad_messages",
     "template_error",
     "template_not_incremental",
+    "bad_media",
 )
 
 Keep = Callable[[int, np.ndarray], np.ndarray] | Choice
@@ -120,20 +121,22 @@ class Supervision:
     loss_spans  of any type; None: it has none
     record      field → value, of any type, of a layout: under the layout's own names, whatever a recipe calls them; without null
     layout      which one, of those in `documents/layouts.py`; "": none
+    kinds       of media that a document may have; (): media is not looked at
     """
 
     text: str | None
     loss_spans: Any
     record: Mapping[str, Any] = field(default_factory=dict)
     layout: str = ""
+    kinds: tuple[str, ...] = ()
 
 
 class Batch(NamedTuple):
     """Documents in file order, and the rejected ones among them.
 
     texts: n texts;  files: int32[n];  positions: int64[n], strictly increasing within one file
-    supervision: document's number in the batch → its fields, of those that have loss_spans or messages and where somebody
-    asked; one without a text of its own has the text "" here
+    supervision: document's number in the batch → its fields, of those that have loss_spans, messages or media and where
+    somebody asked; one without a text of its own has the text "" here
     tokens: n documents of a source of tokens, whose batches have no texts and no supervision; None: a source of text
     """
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import Source
-from packprep.sources.formats.batch import LOSS_SPANS, MESSAGES
+from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, MESSAGES, Supervision
 
 OLD_MESSAGES = "messages of law 2"
 
@@ -92,17 +92,19 @@ class Fields:
 
     format: a layout's name, of all records; "auto": of those without a text, by their fields
     law: the plan's law_version; up to 2 there are messages alone, of role and content
+    kinds: of media, by name; (): it is not looked at
     """
 
     messages_key: str = "messages"
     tools_key: str = "tools"
     format: str = "auto"
     law: int = LAW_VERSION
+    kinds: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, source: Source, law: int = LAW_VERSION) -> "Fields":
+    def of(cls, source: Source, law: int = LAW_VERSION, kinds: tuple[str, ...] = ()) -> "Fields":
         """Those of a recipe's source."""
-        return cls(source.messages_key, source.tools_key, source.messages_format, law)
+        return cls(source.messages_key, source.tools_key, source.messages_format, law, kinds)
 
     def key_of(self, field: str) -> str:
         """Where a layout's field stands in a record."""
@@ -113,13 +115,14 @@ class Fields:
 
     def beside_text(self, text_key: str) -> list[str]:
         """The keys at which a record that has a text may have more than it: their begins, where they are nested."""
-        keys = (LOSS_SPANS, self.messages_key, self.messages_key.split(".")[0])
+        keys = (LOSS_SPANS, self.messages_key, self.messages_key.split(".")[0], *([MEDIA] if self.kinds else []))
         return [key for key in dict.fromkeys(keys) if key != text_key]
 
     def says(self, key: str) -> bool:
         """Whether what stands at a key says something of a record that has a text."""
         messages = LAYOUTS[0]
-        return key in (LOSS_SPANS, *map(self.key_of, (*messages.needs, *messages.may_have)))
+        own = (LOSS_SPANS, MEDIA) if self.kinds else (LOSS_SPANS,)
+        return key in (*own, *map(self.key_of, (*messages.needs, *messages.may_have)))
 
     def layout_of(self, value: Callable[[str], Any], has_text: bool) -> Layout | None:
         """The layout of a record; None: it has none.
@@ -143,15 +146,25 @@ class Fields:
         needs = ([self.key_of(field) for field in layout.needs] for layout in layouts)
         return list(dict.fromkeys(key for keys in needs if all(key in columns for key in keys) for key in keys))
 
-    def of_text(self, value: Callable[[str], Any]) -> dict[str, Any]:
-        """Field → value of what a record with a text and loss_spans may have beside them."""
+    def of_text(self, text: str, spans: Any, value: Callable[[str], Any]) -> str | Supervision:
+        """What a record of no layout is: its text; with loss_spans or media, these and what may stand beside them."""
+        media = value(MEDIA) if self.kinds else None
+        if spans is None and (media is None or media == []):
+            return text
         weight = value("weight") if self.law > 2 else None
-        return {} if weight is None else {"weight": weight}
+        beside = {"weight": weight, MEDIA: media}
+        return Supervision(
+            text, spans, {key: given for key, given in beside.items() if given is not None}, kinds=self.kinds
+        )
 
-    def record(self, layout: Layout, value: Callable[[str], Any]) -> dict[str, Any]:
-        """Field → value of those fields of a layout that a record has. value: as for `layout_of`."""
-        found = ((field, value(self.key_of(field))) for field in (*layout.needs, *layout.may_have))
-        return {field: given for field, given in found if given is not None}
+    def of_layout(self, layout: Layout, text: str | None, spans: Any, value: Callable[[str], Any]) -> Supervision:
+        """What a record of a layout is: its text and loss_spans, and those fields of the layout that it has. value: as for
+        `layout_of`."""
+        found = [(field, value(self.key_of(field))) for field in (*layout.needs, *layout.may_have)]
+        if self.kinds:
+            found.append((MEDIA, value(MEDIA)))
+        record = {field: given for field, given in found if given is not None}
+        return Supervision(text, spans, record, layout.name, self.kinds)
 
 
 OLD = Layout(OLD_MESSAGES, ("messages",))

@@ -134,7 +134,7 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
         if layout and layout.advice:
             return "bad_messages", refused(layout)
         if layout and (text is None or fields.format != "auto"):
-            return Supervision(None, spans, fields.record(layout, value), layout.name)
+            return fields.of_layout(layout, None, spans, value)
     if text is None and text_key not in record:
         keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
         return "missing_text", f"no key {ascii(text_key[:40])}; the line's keys are: {keys or 'none'}"
@@ -143,10 +143,8 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
     if found := SURROGATE.search(text):
         return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
     if fields and layout:
-        return Supervision(text, spans, fields.record(layout, value), layout.name)
-    if fields is None or spans is None:
-        return text
-    return Supervision(text, spans, fields.of_text(value))
+        return fields.of_layout(layout, text, spans, value)
+    return text if fields is None else fields.of_text(text, spans, value)
 
 
 def _value(record: dict[str, Any], text_key: str, key: str) -> Any:

@@ -16,6 +16,7 @@ from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import (
     LOSS_SPANS,
     MAX_DETAIL,
+    MEDIA,
     MESSAGES,
     TOKEN_TEXT_BYTES,
     Batch,
@@ -78,7 +79,8 @@ def find_columns(path: str, schema: pa.Schema, text_key: str, fields: Fields | N
     elif not any(not layout.advice for layout in layouts):
         raise _no_layout(path, schema, text_key, fields, layouts)
     names = [name for layout in layouts for name in (*layout.needs, *layout.may_have)]
-    for key in map(fields.key_of, [*names, *(["weight"] if spans else [])]):
+    media = [MEDIA] if fields.kinds and _column(path, schema, MEDIA, text_key) else []
+    for key in map(fields.key_of, [*names, *media, *(["weight"] if spans or media else [])]):
         if at := _column(path, schema, key, text_key):
             found[key] = at
     return found
@@ -378,10 +380,10 @@ def _document(
     if layout and layout.advice:
         return "bad_messages", refused(layout)
     if layout:
-        return Supervision(text, spans, fields.record(layout, value_at), layout.name)
+        return fields.of_layout(layout, text, spans, value_at)
     if text is None:
         return "not_a_string", "the value is null"
-    return text if spans is None else Supervision(text, spans, fields.of_text(value_at))
+    return fields.of_text(text, spans, value_at)
 
 
 SLICE_LISTS = 1 << 16  # rows that are looked at together

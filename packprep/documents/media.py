@@ -1,0 +1,276 @@
+"""Places of media in a document: the slots that belong to a picture, a sound or a film, whose pixels are the trainer's.
+
+```
+record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
+ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .       specials.media = {image = ["<begin>", "<slot>", "<end>"]}
+place       spans [2, 7)   first 3   tokens 3   kind 0   ref cat.jpg
+```
+What stands between two places is tokenized by itself, as Transformers' processors do, in whose text a placeholder is a special
+token. A chat template writes a part in its own way, with one slot token, which is repeated as often as the part says; begin and
+end are of the place where they stand beside it. A slot token anywhere else rejects the document: each slot has its ref.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.sources.formats.batch import MAX_DOCUMENT_TOKENS, SURROGATE
+from packprep.tokenizer.encoding import Tokens
+from packprep.tokenizer.engines.engine import offsets_of
+from packprep.tokenizer.roles import Vocabulary
+
+BAD_MEDIA = "bad_media"
+OF_PART = ("ref", "tokens")
+"""What a part of a message has that its template does not see."""
+
+
+class Place(NamedTuple):
+    """A place of media, as a document says it. at: characters of the text before it; −1: where a chat template puts it."""
+
+    kind: str
+    tokens: int
+    ref: str
+    at: int = -1
+
+
+class BadMedia(Exception):
+    """What is wrong with a document's places, as a reject's detail says it."""
+
+
+class Places(NamedTuple):
+    """The places of one document, or of many one after the other, [k] each, in the text's order, by its tokens' numbers."""
+
+    spans: np.ndarray  # int64[k, 2]: what is never cut, noised or trained: begin, slots and end
+    first: np.ndarray  # int64: the first slot
+    tokens: np.ndarray  # int64: slots
+    kind: np.ndarray  # int64: number of the kind, by name
+    ref_offsets: np.ndarray  # int64[k + 1]
+    refs: np.ndarray  # uint8: UTF-8
+
+    def at(self, which: np.ndarray) -> "Places":
+        """Those of these numbers, in this order."""
+        lengths = np.diff(self.ref_offsets)[which]
+        offsets = offsets_of(lengths)
+        bytes_of = np.arange(int(offsets[-1])) + np.repeat(self.ref_offsets[which] - offsets[:-1], lengths)
+        spans, first, tokens, kind = (column[which] for column in self[:4])
+        return Places(spans, first, tokens, kind, offsets, self.refs[bytes_of])
+
+    def of(self, begin: int, end: int) -> "Places":
+        """Those from number `begin` to `end`, as views."""
+        first, last = self.ref_offsets[[begin, end]].tolist()
+        spans, of_place, tokens, kind = (column[begin:end] for column in self[:4])
+        return Places(spans, of_place, tokens, kind, self.ref_offsets[begin : end + 1] - first, self.refs[first:last])
+
+
+_NONE = np.zeros(0, np.int64)
+NO_PLACES = Places(_NONE.reshape(0, 2), _NONE, _NONE, _NONE, np.zeros(1, np.int64), np.zeros(0, np.uint8))
+
+
+def joined(parts: Sequence[Places]) -> Places:
+    """Places of documents, one after the other."""
+    every = (NO_PLACES, *parts)
+    spans, first, tokens, kind = (np.concatenate(column) for column in zip(*(part[:4] for part in every), strict=True))
+    lengths = np.concatenate([np.diff(part.ref_offsets) for part in every])
+    return Places(spans, first, tokens, kind, offsets_of(lengths), np.concatenate([part.refs for part in every]))
+
+
+def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[Place, ...]:
+    """The places of a text's `media`, as its record has it; None: it has none. Raises BadMedia."""
+    if entries is None:
+        return ()
+    if not isinstance(entries, list):
+        raise BadMedia("a list of {at, tokens, ref, kind} is wanted")
+    found: list[Place] = []
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise BadMedia(f"entry {i} is no object of at, tokens, ref and kind")
+        at, kind = entry.get("at"), entry.get("kind")
+        if type(at) is not int or not 0 <= at <= len(text):
+            raise BadMedia(f"entry {i}: at is {_shown(at)}; a character of the text, 0 … {len(text)}, is wanted")
+        if found and at < found[-1].at:
+            raise BadMedia(
+                f"entry {i}: at is {at}, before the one before it, {found[-1].at}: write them in the text's order"
+            )
+        if not isinstance(kind, str) or kind not in kinds:
+            raise BadMedia(f"entry {i}: kind is {_shown(kind)}; specials.media has {', '.join(kinds)}")
+        found.append(Place(kind, *read_slots(entry, f"entry {i}"), at))
+    refuse_many(found)
+    return tuple(found)
+
+
+def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
+    """(tokens, ref) of an entry of media or of a message's part. Raises BadMedia."""
+    tokens, ref = entry.get("tokens"), entry.get("ref")
+    if type(tokens) is not int or not 1 <= tokens <= MAX_DOCUMENT_TOKENS:
+        raise BadMedia(f"{where}: tokens is {_shown(tokens)}; a count, 1 … {MAX_DOCUMENT_TOKENS}, is wanted")
+    if not isinstance(ref, str) or SURROGATE.search(ref):
+        raise BadMedia(f"{where}: ref is {_shown(ref)}; a text of whole characters is wanted")
+    return tokens, ref
+
+
+def refuse_many(places: Sequence[Place]) -> None:
+    """BadMedia for more slots than a document may have."""
+    if (slots := slots_of(places)) > MAX_DOCUMENT_TOKENS:
+        raise BadMedia(f"{slots} slots; at most {MAX_DOCUMENT_TOKENS}")
+
+
+def slots_of(places: Sequence[Place]) -> int:
+    """The slots of a document's places, begins and ends not counted."""
+    return sum(place.tokens for place in places)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null or missing"
+    if isinstance(value, str):
+        return ascii(value[:40])
+    return str(value) if type(value) is int and abs(value) < 1 << 64 else f"a {type(value).__name__}"
+
+
+def content_of(places: Sequence[Place]) -> bytes:
+    """What a source's digest gets of a document's places."""
+    return repr([(place.kind, place.tokens, place.ref, place.at) for place in places]).encode()
+
+
+def pieces_of(text: str, places: Sequence[Place]) -> list[str]:
+    """What of a text stands before, between and behind its places, one more than these."""
+    bounds = [0, *(place.at for place in places), len(text)]
+    return [text[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+
+
+# Places among tokens
+
+
+def put_in(
+    tokens: Tokens, places: Sequence[Sequence[Place]], vocabulary: Vocabulary
+) -> tuple[Tokens, dict[int, Places]]:
+    """(the documents' tokens, those with places; document → its places) of tokenized pieces of documents, as `pieces_of` cuts
+    them. places: of each document.
+
+    A rejected piece rejects its document.
+    """
+    tokens = refuse_strays(tokens, vocabulary)
+    count = np.array([len(own) for own in places], np.int64)
+    first_piece = np.cumsum(count + 1) - (count + 1)
+    flat = [place for own in places for place in own]
+    document = np.repeat(np.arange(len(places)), count)
+    # behind which piece: each document has one more of these than places
+    piece = np.arange(len(flat)) + document
+    ids = np.array([vocabulary.media[place.kind] for place in flat], np.int64).reshape(-1, 3)
+    there = ids.reshape(-1) >= 0
+    before = np.repeat(tokens.offsets[piece + 1], 3)[there]
+    number = np.arange(int(there.sum()))
+    slots = (before + number)[np.tile([False, True, False], len(flat))[there]]
+    offsets = np.append(tokens.offsets[first_piece], tokens.offsets[-1])
+    offsets += np.append(
+        0, np.cumsum(np.bincount(document, there.reshape(-1, 3).sum(axis=1), len(places)).astype(np.int64))
+    )
+    characters = tokens.characters
+    if characters is not None:
+        begins = np.array([at for own in places for at in (0, *(place.at for place in own))], np.int64)
+        characters = characters + np.repeat(begins, np.diff(tokens.offsets))[:, None]
+        at = np.repeat(np.array([place.at for place in flat], np.int64), 3)[there]
+        characters = np.insert(characters, before, np.stack((at, at), 1), axis=0)
+    together = np.insert(tokens.ids, before, ids.reshape(-1)[there])
+    owner = np.repeat(np.arange(len(places)), count + 1)
+    rejected: dict[int, tuple[str, str]] = {}
+    for k, reason, detail in tokens.rejected:
+        i = int(owner[k])
+        begin = places[i][k - int(first_piece[i]) - 1].at if k > first_piece[i] else 0
+        rejected.setdefault(i, (reason, f"{detail}, counted from character {begin}" if begin else detail))
+    return _repeated(
+        Tokens(together, offsets, [(i, *rejected[i]) for i in sorted(rejected)], characters), slots, places, vocabulary
+    )
+
+
+def put_in_chats(
+    tokens: Tokens, places: Sequence[Sequence[Place]], vocabulary: Vocabulary
+) -> tuple[Tokens, dict[int, Places]]:
+    """What `put_in` gives, of rendered conversations that have a slot token for each place; one that has others is rejected."""
+    found = slot_tokens(tokens.ids, vocabulary)
+    document = np.searchsorted(tokens.offsets, found, "right") - 1
+    ids, rejected = tokens.ids[found].tolist(), {k: (reason, detail) for k, reason, detail in tokens.rejected}
+    of_document: dict[int, list[int]] = {}
+    for i, id in zip(document.tolist(), ids, strict=True):
+        of_document.setdefault(i, []).append(id)
+    for i, own in enumerate(places):
+        wanted, there = [vocabulary.media[place.kind][1] for place in own], of_document.get(i, [])
+        if i not in rejected and wanted != there:
+            at = next((k for k, pair in enumerate(zip(wanted, there, strict=False)) if pair[0] != pair[1]), -1)
+            detail = f"the template writes {len(there)} placeholders for {len(wanted)} parts of media"
+            if at >= 0:
+                detail = (
+                    f"the template writes another placeholder than that of part {at} of media, which is {own[at].kind}"
+                )
+            rejected[i] = (BAD_MEDIA, detail)
+    good = np.array([i not in rejected for i in range(len(places))], np.bool_)
+    kept = [own if good[i] else () for i, own in enumerate(places)]
+    told = Tokens(tokens.ids, tokens.offsets, [(i, *rejected[i]) for i in sorted(rejected)], tokens.characters)
+    return _repeated(told, found[good[document]], kept, vocabulary)
+
+
+def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """int64[k]: where slot tokens stand among ids."""
+    slots = sorted({slot for _, slot, _ in vocabulary.media.values()})
+    if not slots or not len(ids) or ids.max() < slots[0]:
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(np.isin(ids, slots))
+
+
+def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
+    """The tokens, with documents rejected that have a slot token, of documents without places."""
+    found = slot_tokens(tokens.ids, vocabulary)
+    if not len(found):
+        return tokens
+    rejected = {i: (reason, detail) for i, reason, detail in tokens.rejected}
+    for i, at in zip((np.searchsorted(tokens.offsets, found, "right") - 1).tolist(), found.tolist(), strict=True):
+        stray = f"token {at - int(tokens.offsets[i])} is the slot token {int(tokens.ids[at])} of media, at no place"
+        rejected.setdefault(i, (BAD_MEDIA, stray))
+    return _without_rejected(tokens._replace(rejected=[(i, *rejected[i]) for i in sorted(rejected)]))
+
+
+def _without_rejected(tokens: Tokens) -> Tokens:
+    """The tokens without those of rejected documents."""
+    lengths = np.diff(tokens.offsets)
+    kept = np.ones(len(lengths), np.bool_)
+    kept[[i for i, *_ in tokens.rejected]] = False
+    if kept.all():
+        return tokens
+    of_kept = np.repeat(kept, lengths)
+    characters = None if tokens.characters is None else tokens.characters[of_kept]
+    return Tokens(tokens.ids[of_kept], offsets_of(np.where(kept, lengths, 0)), tokens.rejected, characters)
+
+
+def _repeated(
+    tokens: Tokens, slots: np.ndarray, places: Sequence[Sequence[Place]], vocabulary: Vocabulary
+) -> tuple[Tokens, dict[int, Places]]:
+    """The tokens with each slot token repeated as its place says, and each document's places. slots: int64[k], where these
+    stand."""
+    flat = [place for own in places for place in own]
+    times = np.ones(len(tokens.ids), np.int64)
+    times[slots] = [place.tokens for place in flat]
+    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(times)))
+    offsets = ends[tokens.offsets]
+    document = np.repeat(np.arange(len(places)), [len(own) for own in places])
+    ids = np.array([vocabulary.media[place.kind] for place in flat], np.int64).reshape(-1, 3)
+    first, count = ends[slots], times[slots]
+    has_begin = (ids[:, 0] >= 0) & (slots > tokens.offsets[document])
+    has_begin &= np.take(tokens.ids, slots - 1, mode="wrap") == ids[:, 0] if len(slots) else has_begin
+    has_end = (ids[:, 2] >= 0) & (slots + 1 < tokens.offsets[document + 1])
+    has_end &= np.take(tokens.ids, slots + 1, mode="wrap") == ids[:, 2] if len(slots) else has_end
+    relative = first - offsets[document]
+    spans = np.stack((relative - has_begin, relative + count + has_end), 1)
+    same = document[1:] == document[:-1]  # one token may end a place and begin the next
+    spans[1:, 0] = np.where(same, np.maximum(spans[1:, 0], spans[:-1, 1]), spans[1:, 0])
+    refs = [place.ref.encode() for place in flat]
+    names = {kind: k for k, kind in enumerate(vocabulary.media)}
+    every = Places(
+        spans, relative, count, np.array([names[place.kind] for place in flat], np.int64),
+        offsets_of(np.array([len(ref) for ref in refs], np.int64)), np.frombuffer(b"".join(refs), np.uint8),
+    )  # fmt: skip
+    characters = None if tokens.characters is None else np.repeat(tokens.characters, times, axis=0)
+    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum([len(own) for own in places], dtype=np.int64))).tolist()
+    of_documents = {i: every.of(bounds[i], bounds[i + 1]) for i, own in enumerate(places) if own}
+    made = Tokens(np.repeat(tokens.ids, times).astype(np.int32, copy=False), offsets, tokens.rejected, characters)
+    return _without_rejected(made), of_documents
