@@ -361,7 +361,7 @@ def _difference(
         found, again = arrays[f"segment_{name}"][g], made[f"segment_{name}"][0]
         if found != again and not (stratified and name in ("noise", "loss_weight")):
             return f"segment_{name} is {found} and should be {again}"
-    if difference := _difference_of_ranges(arrays, stored, g, made):
+    if difference := _difference_of_ranges(arrays, stored, g, made) or _difference_of_media(arrays, stored, g, made):
         return difference
     row, begin = int(stored.row[g]), int(stored.first_slot[g])
     changing = ("labels",) if stratified else ("tokens", "loss_mask", "labels")
@@ -406,6 +406,26 @@ def _difference_of_ranges(
     elif "trained_offsets" in made or stored.first_trained[g] >= 0:  # its source gives no document ranges
         return f"its trained ranges are {'missing' if 'trained_offsets' in made else 'none of its document'}"
     return ""
+
+
+def _difference_of_media(
+    arrays: Mapping[str, np.ndarray], stored: SegmentTable, g: int, made: Mapping[str, np.ndarray]
+) -> str:
+    """What differs between the places of media of stored segment g and those made again, in words."""
+    found, again = (_places_of(own, i, at) for own, i, at in ((arrays, g, int(stored.first_slot[g])), (made, 0, 0)))
+    return "" if found == again else f"its places of media are {found} and should be {again}"[:500]
+
+
+def _places_of(arrays: Mapping[str, np.ndarray], segment: int, begin: int) -> list[tuple[int, int, int, str]]:
+    """(slot from `begin` on, slots, kind, ref) of the places of media of a segment."""
+    if "media_offsets" not in arrays:
+        return []
+    found = []
+    for i in range(*arrays["media_offsets"][segment : segment + 2].tolist()):
+        ref = arrays["media_ref"][slice(*arrays["media_ref_offsets"][i : i + 2].tolist())].tobytes()
+        slot, tokens, kind = (int(arrays[f"media_{name}"][i]) for name in ("slot", "tokens", "kind"))
+        found.append((slot - begin, tokens, kind, ref.decode(errors="replace")))
+    return found
 
 
 class RestoredDocuments(NamedTuple):

@@ -97,7 +97,7 @@ class Collator:
                 "the rows to collate are none of packprep.adapters.torch.Rows: give Rows(directory) as train_dataset, and set "
                 "remove_unused_columns=False"
             )
-        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if torch.is_tensor(rows[0][name])}
         if self.attention == "flex_attention":
             if get_worker_info() is not None:
                 raise ArgumentError("a BlockMask cannot be sent from a worker process; use dataloader_num_workers=0")

@@ -27,7 +27,7 @@ from packprep.dataset.batches import Batches, check_state
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.dataset.order import integer
-from packprep.dataset.rows import AHEAD
+from packprep.dataset.rows import AHEAD, MEDIA
 from packprep.errors import ArgumentError, StateError
 
 LAYOUTS = ("bshd", "thd")
@@ -80,6 +80,10 @@ class Form:
             )
         self.layout, self.ignore_index, self.tail = layout, ignore_index, tail
         wanted = default_columns(dataset) if columns is None else dataset.checked_columns(columns)
+        if layout == "thd" and MEDIA in wanted:
+            raise ArgumentError(
+                "layout 'thd' lays rows end to end, in which slots of media are others: take 'bshd', or leave media out"
+            )
         # The layout and the sums are made from these two; labels need the mask where an ignore_index goes into them.
         needed = ["segment_ids"] if layout == "thd" else []
         if "prefix_ends" in wanted and any(RULES[task["attention"]].in_blocks for task in tasks_of(dataset)):
@@ -351,7 +355,7 @@ class Rows(TorchDataset):
         """Rows by one gather; DataLoader asks for a batch at once."""
         rows = np.asarray(indices, np.int64)
         batch = self.dataset.batch(rows, columns=self._form.columns, dtype=DTYPES)
-        return [{name: torch.from_numpy(values[i]) for name, values in batch.items()} for i in range(len(rows))]
+        return [tensors({name: values[i] for name, values in batch.items()}) for i in range(len(rows))]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return self.__getitems__([index])[0]

@@ -115,6 +115,12 @@ def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
                 "same, or make a store with it",
                 ("documents", key),
             )
+    if recipe.specials.media != made.specials.media:
+        raise RecipeError(
+            f"specials.media is {recipe.specials.media!r} here, and {made.specials.media!r} in the token store {store}, whose "
+            "tokens depend on it: say the same, or make a store with it",
+            ("specials", "media"),
+        )
 
 
 def check_tokenizer(recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str, TokenStore]) -> None:

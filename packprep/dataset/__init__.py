@@ -7,6 +7,7 @@ rows.py                         segments of some rows; their columns, stored or 
 batches.py ─► loader.py         what a trainer reads: rows, batches, an iteration with a state; which shards are open
 order.py, redraw.py             which row of which dataset comes when; later epochs, by the laws of noise.py and token_slots.py
 mixture.py                      several datasets as one, by share
+row_media.py                    which slots of rows belong to which picture, sound or film
 boundaries.py                   where segments lie, by cu_seqlens or by ids
 attention.py                    attention rules, layouts for attention kernels
 ```

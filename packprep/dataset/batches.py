@@ -13,7 +13,19 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import StoredTask
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import check_accelerate
-from packprep.dataset.rows import AHEAD, BY_ROW, COLUMNS, DISTANCES, KNOWN, MADE_FROM, MORE_COLUMNS, SLOTS, own_dtype
+from packprep.dataset.row_media import Media
+from packprep.dataset.rows import (
+    AHEAD,
+    BY_ROW,
+    COLUMNS,
+    DISTANCES,
+    KNOWN,
+    MADE_FROM,
+    MEDIA,
+    MORE_COLUMNS,
+    SLOTS,
+    own_dtype,
+)
 from packprep.errors import ArgumentError, Exhausted, StateError
 
 _AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
@@ -41,6 +53,7 @@ class Reader:
     """The face of a Dataset and of a Mixture. They have what a batch needs to know, a fingerprint, a digest, a length, `row`, and
 
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
+    kinds, _media(found)                                      of media; the places in rows
     rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(), tasks_with_loss()
     costs(rows, attention, linear), epoch_rows                what balanced steps need
     rows_of_steps(…)                                          what steps of several row lengths need
@@ -51,6 +64,7 @@ class Reader:
     token_dtype: np.dtype
     what = "dataset"
     seq_lengths: tuple[int, ...] | None = None  # of each dataset, where they differ: then each step is of one
+    kinds: tuple[str, ...] = ()  # of media, by name
     samples_at_once: int | None = None  # how far to look ahead where that takes time; None: as far as one likes
     _columns: tuple[str, ...] = COLUMNS
     _dtype: Any = None
@@ -70,6 +84,9 @@ class Reader:
         raise NotImplementedError
 
     def _fill(self, found: Any, batch: dict[str, np.ndarray], epochs: Sequence[int] | None, accelerate: str) -> None:
+        raise NotImplementedError
+
+    def _media(self, found: Any) -> Media:
         raise NotImplementedError
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -124,14 +141,14 @@ class Reader:
         vars(again).update(vars(self), **changes)
         return again
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         """tokens, labels, segment_ids, position_ids, loss_mask of one row, or the columns of `with_columns`: [T] each,
         writable copies."""
         return {name: values[0] for name, values in self.batch([self._place(index)]).items()}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """A list of what ds[i] gives, views of one gathered batch; torch's DataLoader calls it."""
-        items: list[dict[str, np.ndarray]] = [{} for _ in indices]
+        items: list[dict[str, Any]] = [{} for _ in indices]
         for name, values in self.batch(indices).items():
             for item, row in zip(items, values, strict=True):
                 item[name] = row
@@ -162,7 +179,7 @@ class Reader:
         dtype: Any = None,
         epochs: Sequence[int] | np.ndarray | None = None,
         accelerate: str = "numpy",
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Any]:
         """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss), loss_weight_sum and row_cost
         (Σn² over the row's segments of n slots) are [B].
 
@@ -170,7 +187,7 @@ class Reader:
         (k = 2 … 8) say of the token k slots ahead what labels, loss_mask and loss_weights say of the next one. dtype: of tokens,
         labels, labels_k, segment_ids, position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to
         write into, whose dtypes then decide; its arrays are returned. epochs: one for each row; above 0 it is drawn anew, as
-        `redraw` and `accelerate` of `batches` say.
+        `redraw` and `accelerate` of `batches` say. "media": the rows' places of media, a Media of flat arrays, in no `out`.
         """
         names = self._columns  # known to be columns
         if columns is not None:
@@ -182,6 +199,7 @@ class Reader:
             if len(epochs) != len(rows):
                 raise ArgumentError(f"{len(epochs)} epochs are given for {len(rows)} rows")
             epochs = [integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
+        with_media, names = MEDIA in names, tuple(name for name in names if name != MEDIA)
         dtypes = self._dtypes(self._dtype if dtype is None else dtype, names)
         found, batch = self._find(rows), {}  # first: a manifest may claim more than there is
         for name in names:
@@ -196,7 +214,7 @@ class Reader:
                 self._check_holds(name, out[name].dtype)
                 batch[name] = out[name]
         self._fill(found, batch, epochs, accelerate)
-        return batch
+        return {**batch, MEDIA: self._media(found)} if with_media else batch
 
     def _dtypes(self, dtype: Any, names: Sequence[str] = COLUMNS + MORE_COLUMNS) -> dict[str, np.dtype]:
         """Column → dtype, where `dtype` is asked for: one for all ids, or a mapping column → dtype."""
@@ -353,7 +371,7 @@ class Batches:
     def __iter__(self) -> "Batches":
         return self
 
-    def __next__(self) -> dict[str, np.ndarray]:
+    def __next__(self) -> dict[str, Any]:
         if not self._ahead:
             self._draw()
         if not self._ahead:
@@ -498,7 +516,7 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
     known = KNOWN.difference(without) if without else KNOWN
     for name in names:
         if name not in known:
-            there = [column for column in COLUMNS + MORE_COLUMNS if column in known and column not in AHEAD]
+            there = [column for column in (*COLUMNS, *MORE_COLUMNS, MEDIA) if column in known and column not in AHEAD]
             ahead = f"labels_k, loss_mask_k and loss_weights_k with k = {DISTANCES[0]} … {DISTANCES[-1]}"
             layout = ""
             if name in ("cu_seqlens", "max_seqlen"):

@@ -25,6 +25,7 @@ from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_ro
 from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
+from packprep.dataset.row_media import Media, kinds_of, media_of
 from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
@@ -185,6 +186,14 @@ class Dataset(Reader):
                 read = ("labels",) if self._predicts_in_place else ()
                 whole = tuple(name for name in self._laws.written if name not in read)
             gather(self.facts, found, batch, partial(self.redraw, epochs=epochs, accelerate=accelerate), whole)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The kinds of media, by name."""
+        return kinds_of(self.manifest)
+
+    def _media(self, found: list[Place]) -> Media:
+        return media_of(found, self.kinds)
 
     def redraw(
         self, segments: Segments, columns: Mapping[str, np.ndarray], epochs: Sequence[int], accelerate: str = "numpy"

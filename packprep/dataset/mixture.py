@@ -20,6 +20,7 @@ from packprep.dataset import order
 from packprep.dataset.batches import Reader
 from packprep.dataset.manifest import StoredTask
 from packprep.dataset.order import integer
+from packprep.dataset.row_media import Media, joined
 from packprep.dataset.rows import Row
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format import read_file
@@ -148,6 +149,15 @@ class Mixture(Reader):
             if part is not batch:
                 for name, values in part.items():
                     batch[name][where] = values
+
+    @property
+    def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The kinds of media that any of its datasets has, by name."""
+        return tuple(sorted({kind for dataset in self.datasets for kind in dataset.kinds}))
+
+    def _media(self, found: list[Any]) -> Media:
+        parts = [dataset._media(dataset._find(own)) for dataset, _, own in found]
+        return joined(parts, self.kinds, np.concatenate([np.zeros(0, np.int64), *(where for _, where, _ in found)]))
 
     def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
         """(rows, epoch of each in its dataset), int64, shaped as `samples`: global samples g ≥ 0."""

@@ -18,6 +18,7 @@ import numpy as np
 from packprep.dataset import attention
 from packprep.dataset.boundaries import boundaries, fill_slots, next_token_loss_mask, put_blocks, segment_ids
 from packprep.dataset.manifest import Manifest, StoredTask
+from packprep.dataset.row_media import Media, media_of
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
 
@@ -335,7 +336,9 @@ MADE_FROM = {**SUMS, **{name: next_slot for name, (next_slot, _) in AHEAD.items(
 """Column → the one that it is made from, after an epoch has drawn that anew."""
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
 MORE_COLUMNS = (*(name for name in SLOTS if name not in COLUMNS), *BY_ROW)  # given on request
-KNOWN = frozenset(COLUMNS + MORE_COLUMNS)
+MEDIA = "media"
+"""A column that is no array: `dataset/row_media.py`'s Media of the rows."""
+KNOWN = frozenset((*COLUMNS, *MORE_COLUMNS, MEDIA))
 
 
 def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
@@ -450,6 +453,7 @@ class Row:
         labels_k, loss_mask_k, loss_weights_k: as of `batch`
         cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter None where segments are contiguous
         segments      the header's columns by their short names, [n_segments] each, and begin, end: physical slots
+        media         its places of media, a Media of one row
 
     Made by Dataset.row. Reading a part that is damaged raises DatasetError with file and row.
     """
@@ -535,6 +539,10 @@ class Row:
         columns = {name: self._segments.column(name) for name in HEADER}
         physical = self.cu_seqlens if self.cu_seqlens_padded is None else self.cu_seqlens_padded
         return {**columns, "begin": physical[:-1], "end": read_only(physical[:-1] + np.diff(self.cu_seqlens))}
+
+    @cached_property
+    def media(self) -> Media:
+        return media_of([(self._shard, self._row)], self.dataset.kinds)
 
     @cached_property
     def weighted_ranges(self) -> list[tuple[int, int, int, float]]:

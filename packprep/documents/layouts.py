@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.documents.media import BAD_MEDIA, OF_PART, BadMedia, Place, read_slots, refuse_many
+from packprep.documents.media import BAD_MEDIA, OF_PART, BadMedia, MediaPlace, read_slots, refuse_many
 from packprep.recipe.schema import OF_PACKPREP
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, SURROGATE, Supervision, too_large
@@ -64,7 +64,7 @@ class Dialogue:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     train: tuple[bool | None, ...] = ()
     weights: tuple[float, ...] = ()
-    media: tuple[Place, ...] = ()
+    media: tuple[MediaPlace, ...] = ()
 
 
 class _Bad(Exception):
@@ -173,7 +173,7 @@ def _dialogue(
     """The dialogue of messages of either kind. kinds: of media; system: what a record says beside them; untrained: how many of
     the first are trained only if they say so."""
     messages, train, weights = [], [], []
-    media: list[Place] = []
+    media: list[MediaPlace] = []
     of_record = _weight(record, "the document")
     for k, message in enumerate(given):
         what = f"message {k}"
@@ -202,13 +202,13 @@ def _dialogue(
     return Dialogue(messages, _tools(record), _kwargs(record), tuple(train), tuple(weights), tuple(media))
 
 
-def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[Place]:
+def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:
     """The places of a message's parts of media, whose ref and tokens are taken off. Raises BadMedia."""
     content = message.get("content")
     if not kinds or not isinstance(content, list):
         return []
     found = [
-        Place(part["type"], *read_slots(part, f"{what}: part {j}"))
+        MediaPlace(part["type"], *read_slots(part, f"{what}: part {j}"))
         for j, part in enumerate(content)
         if part["type"] in kinds
     ]

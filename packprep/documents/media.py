@@ -1,4 +1,4 @@
-"""Places of media in a document: the slots that belong to a picture, a sound or a film, whose pixels are the trainer's.
+"""MediaPlaces of media in a document: the slots that belong to a picture, a sound or a film, whose pixels are the trainer's.
 
 ```
 record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
@@ -25,7 +25,7 @@ OF_PART = ("ref", "tokens")
 """What a part of a message has that its template does not see."""
 
 
-class Place(NamedTuple):
+class MediaPlace(NamedTuple):
     """A place of media, as a document says it. at: characters of the text before it; −1: where a chat template puts it."""
 
     kind: str
@@ -38,7 +38,7 @@ class BadMedia(Exception):
     """What is wrong with a document's places, as a reject's detail says it."""
 
 
-class Places(NamedTuple):
+class MediaPlaces(NamedTuple):
     """The places of one document, or of many one after the other, [k] each, in the text's order, by its tokens' numbers."""
 
     spans: np.ndarray  # int64[k, 2]: what is never cut, noised or trained: begin, slots and end
@@ -48,40 +48,42 @@ class Places(NamedTuple):
     ref_offsets: np.ndarray  # int64[k + 1]
     refs: np.ndarray  # uint8: UTF-8
 
-    def at(self, which: np.ndarray) -> "Places":
+    def at(self, which: np.ndarray) -> "MediaPlaces":
         """Those of these numbers, in this order."""
         lengths = np.diff(self.ref_offsets)[which]
         offsets = offsets_of(lengths)
         bytes_of = np.arange(int(offsets[-1])) + np.repeat(self.ref_offsets[which] - offsets[:-1], lengths)
         spans, first, tokens, kind = (column[which] for column in self[:4])
-        return Places(spans, first, tokens, kind, offsets, self.refs[bytes_of])
+        return MediaPlaces(spans, first, tokens, kind, offsets, self.refs[bytes_of])
 
-    def of(self, begin: int, end: int) -> "Places":
+    def of(self, begin: int, end: int) -> "MediaPlaces":
         """Those from number `begin` to `end`, as views."""
         first, last = self.ref_offsets[[begin, end]].tolist()
         spans, of_place, tokens, kind = (column[begin:end] for column in self[:4])
-        return Places(spans, of_place, tokens, kind, self.ref_offsets[begin : end + 1] - first, self.refs[first:last])
+        return MediaPlaces(
+            spans, of_place, tokens, kind, self.ref_offsets[begin : end + 1] - first, self.refs[first:last]
+        )
 
 
 _NONE = np.zeros(0, np.int64)
-NO_PLACES = Places(_NONE.reshape(0, 2), _NONE, _NONE, _NONE, np.zeros(1, np.int64), np.zeros(0, np.uint8))
+NO_PLACES = MediaPlaces(_NONE.reshape(0, 2), _NONE, _NONE, _NONE, np.zeros(1, np.int64), np.zeros(0, np.uint8))
 
 
-def joined(parts: Sequence[Places]) -> Places:
-    """Places of documents, one after the other."""
+def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
+    """MediaPlaces of documents, one after the other."""
     every = (NO_PLACES, *parts)
     spans, first, tokens, kind = (np.concatenate(column) for column in zip(*(part[:4] for part in every), strict=True))
     lengths = np.concatenate([np.diff(part.ref_offsets) for part in every])
-    return Places(spans, first, tokens, kind, offsets_of(lengths), np.concatenate([part.refs for part in every]))
+    return MediaPlaces(spans, first, tokens, kind, offsets_of(lengths), np.concatenate([part.refs for part in every]))
 
 
-def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[Place, ...]:
+def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlace, ...]:
     """The places of a text's `media`, as its record has it; None: it has none. Raises BadMedia."""
     if entries is None:
         return ()
     if not isinstance(entries, list):
         raise BadMedia("a list of {at, tokens, ref, kind} is wanted")
-    found: list[Place] = []
+    found: list[MediaPlace] = []
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise BadMedia(f"entry {i} is no object of at, tokens, ref and kind")
@@ -94,7 +96,7 @@ def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[Place, ..
             )
         if not isinstance(kind, str) or kind not in kinds:
             raise BadMedia(f"entry {i}: kind is {_shown(kind)}; specials.media has {', '.join(kinds)}")
-        found.append(Place(kind, *read_slots(entry, f"entry {i}"), at))
+        found.append(MediaPlace(kind, *read_slots(entry, f"entry {i}"), at))
     refuse_many(found)
     return tuple(found)
 
@@ -109,13 +111,13 @@ def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
     return tokens, ref
 
 
-def refuse_many(places: Sequence[Place]) -> None:
+def refuse_many(places: Sequence[MediaPlace]) -> None:
     """BadMedia for more slots than a document may have."""
     if (slots := slots_of(places)) > MAX_DOCUMENT_TOKENS:
         raise BadMedia(f"{slots} slots; at most {MAX_DOCUMENT_TOKENS}")
 
 
-def slots_of(places: Sequence[Place]) -> int:
+def slots_of(places: Sequence[MediaPlace]) -> int:
     """The slots of a document's places, begins and ends not counted."""
     return sum(place.tokens for place in places)
 
@@ -128,23 +130,23 @@ def _shown(value: Any) -> str:
     return str(value) if type(value) is int and abs(value) < 1 << 64 else f"a {type(value).__name__}"
 
 
-def content_of(places: Sequence[Place]) -> bytes:
+def content_of(places: Sequence[MediaPlace]) -> bytes:
     """What a source's digest gets of a document's places."""
     return repr([(place.kind, place.tokens, place.ref, place.at) for place in places]).encode()
 
 
-def pieces_of(text: str, places: Sequence[Place]) -> list[str]:
+def pieces_of(text: str, places: Sequence[MediaPlace]) -> list[str]:
     """What of a text stands before, between and behind its places, one more than these."""
     bounds = [0, *(place.at for place in places), len(text)]
     return [text[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
 
 
-# Places among tokens
+# MediaPlaces among tokens
 
 
 def put_in(
-    tokens: Tokens, places: Sequence[Sequence[Place]], vocabulary: Vocabulary
-) -> tuple[Tokens, dict[int, Places]]:
+    tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
+) -> tuple[Tokens, dict[int, MediaPlaces]]:
     """(the documents' tokens, those with places; document → its places) of tokenized pieces of documents, as `pieces_of` cuts
     them. places: of each document.
 
@@ -185,8 +187,8 @@ def put_in(
 
 
 def put_in_chats(
-    tokens: Tokens, places: Sequence[Sequence[Place]], vocabulary: Vocabulary
-) -> tuple[Tokens, dict[int, Places]]:
+    tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
+) -> tuple[Tokens, dict[int, MediaPlaces]]:
     """What `put_in` gives, of rendered conversations that have a slot token for each place; one that has others is rejected."""
     found = slot_tokens(tokens.ids, vocabulary)
     document = np.searchsorted(tokens.offsets, found, "right") - 1
@@ -243,8 +245,8 @@ def _without_rejected(tokens: Tokens) -> Tokens:
 
 
 def _repeated(
-    tokens: Tokens, slots: np.ndarray, places: Sequence[Sequence[Place]], vocabulary: Vocabulary
-) -> tuple[Tokens, dict[int, Places]]:
+    tokens: Tokens, slots: np.ndarray, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
+) -> tuple[Tokens, dict[int, MediaPlaces]]:
     """The tokens with each slot token repeated as its place says, and each document's places. slots: int64[k], where these
     stand."""
     flat = [place for own in places for place in own]
@@ -265,7 +267,7 @@ def _repeated(
     spans[1:, 0] = np.where(same, np.maximum(spans[1:, 0], spans[:-1, 1]), spans[1:, 0])
     refs = [place.ref.encode() for place in flat]
     names = {kind: k for k, kind in enumerate(vocabulary.media)}
-    every = Places(
+    every = MediaPlaces(
         spans, relative, count, np.array([names[place.kind] for place in flat], np.int64),
         offsets_of(np.array([len(ref) for ref in refs], np.int64)), np.frombuffer(b"".join(refs), np.uint8),
     )  # fmt: skip

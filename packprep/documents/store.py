@@ -20,6 +20,11 @@ of which S are supervised and R rejected, in K parts of pieces:
     part_file, part_piece              u32 [K]: the plan's file, and which of its pieces
     supervised, rejected               u32 [S], u32 [R]: numbers of documents
     reject_text, ranks                 u8
+
+Where a document has places of media, k of them, also
+
+    place_offsets, place_ref_offsets   i64 [S + 1], i64 [k + 1]
+    place_spans i64 [k, 2], place_first, place_tokens, place_kind i64 [k], place_refs u8: as `media.MediaPlaces`
 """
 
 import mmap
@@ -34,6 +39,7 @@ import xxhash
 from packprep.clock import Clock
 from packprep.dataset.shard import Places, encoded, places_in
 from packprep.documents.calibration import Estimates
+from packprep.documents.media import NO_PLACES, MediaPlaces
 from packprep.documents.reading import ReadDocuments, Rejected, fail_on_bad, refuse_beyond, tokenized
 from packprep.documents.supervision import Trained
 from packprep.errors import DatasetError, SourceError
@@ -59,7 +65,15 @@ _TYPES = {
     ),
     **dict.fromkeys(("reject_text", "ranks"), "u1"),
 }
-_PAIRS = ("spans", "turns")
+_OF_PLACES = ("spans", "first", "tokens", "kind")
+_MEDIA_TYPES = {
+    "place_offsets": "<i8",
+    "place_ref_offsets": "<i8",
+    **dict.fromkeys((f"place_{name}" for name in _OF_PLACES), "<i8"),
+    "place_refs": "u1",
+}
+_ALL_TYPES = {**_TYPES, **_MEDIA_TYPES}
+_PAIRS = ("spans", "turns", "place_spans")
 _OF_TRAINED = ("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight")
 
 
@@ -105,7 +119,7 @@ class _Columns:
             self.of.setdefault(name, []).append(np.asarray(values))
 
     def array(self, name: str) -> np.ndarray:
-        kind = np.dtype(_TYPES[name])
+        kind = np.dtype(_ALL_TYPES[name])
         empty = np.zeros((0, 2) if name in _PAIRS else 0, kind)
         values = np.concatenate([empty, *(part.astype(kind, copy=False) for part in self.of.get(name, ()))])
         return np.concatenate((np.zeros(1, kind), np.cumsum(values))) if name.endswith("_offsets") else values
@@ -145,7 +159,8 @@ def stored(
             fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
         n_read[source.name] += columns.documents - first
         n_tokens[source.name] += sum(len(read.tokens.ids) for read in reads)
-    arrays = {name: columns.array(name) for name in _TYPES}
+    has_media = any(map(len, columns.of.get("place_first", ())))
+    arrays = {name: columns.array(name) for name in (_ALL_TYPES if has_media else _TYPES)}
     if plan.token_dtype == np.uint16:
         arrays["tokens"] = arrays["tokens"].astype("<u2")
     said = {name: digest.hexdigest() for name, digest in digests.items()}
@@ -172,6 +187,9 @@ def _add_part(
             own = read.trained[i]
             columns.add(supervised=[place[at + i]], span_offsets=[len(own.spans)], cut_offsets=[len(own.cuts)])
             columns.add(**{name: np.atleast_1d(getattr(own, name)) for name in _OF_TRAINED})
+            places = own.places
+            columns.add(place_offsets=[len(places.first)], place_ref_offsets=np.diff(places.ref_offsets))
+            columns.add(**{f"place_{name}": getattr(places, name) for name in _OF_PLACES}, place_refs=places.refs)
         at += len(read.positions)
     texts = [f"{reason} {detail}".encode() for _, reason, detail in rejects]
     numbers = place[order][np.searchsorted(position[order], [position for position, *_ in rejects])]
@@ -207,8 +225,8 @@ def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.n
 
 
 def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
-    """The bytes of a store's shard as buffers, `_TYPES`' arrays in its order."""
-    return encoded({name: arrays[name] for name in _TYPES}, METADATA)
+    """The bytes of a store's shard as buffers, `_TYPES`' arrays in its order, and then those of media that there are."""
+    return encoded({name: arrays[name] for name in _ALL_TYPES if name in arrays}, METADATA)
 
 
 def open_arrays(data: Any, where: str) -> dict[str, np.ndarray]:
@@ -222,9 +240,10 @@ _HEAD_BYTES = 16 << 10
 
 
 def _layout(head: bytes, size: int, where: str) -> Places:
-    layout = places_in(head, size, where, METADATA, list(_TYPES))
+    has_media = b'"place_offsets"' in head
+    layout = places_in(head, size, where, METADATA, list(_ALL_TYPES if has_media else _TYPES))
     for name, (dtype, shape, _) in layout.items():
-        good = dtype == _TYPES[name] or (name == "tokens" and dtype == np.uint16)
+        good = dtype == _ALL_TYPES[name] or (name == "tokens" and dtype == np.uint16)
         if not good or len(shape) != 1 + (name in _PAIRS):
             raise DatasetError(f"{where}: array {name!r} has dtype {dtype} and shape {shape}: it is damaged")
     return layout
@@ -414,5 +433,13 @@ def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
     spans, cuts = (slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets"))
     return Trained(
         arrays["spans"][spans], arrays["weights"][spans], arrays["turns"][spans], arrays["cuts"][cuts],
-        arrays["ranks"][cuts], int(arrays["system"][s]), float(arrays["eos_weight"][s]),
+        arrays["ranks"][cuts], int(arrays["system"][s]), float(arrays["eos_weight"][s]), _places(arrays, s),
     )  # fmt: skip
+
+
+def _places(arrays: Mapping[str, np.ndarray], s: int) -> MediaPlaces:
+    if "place_offsets" not in arrays:
+        return NO_PLACES
+    spans, first, tokens, kind = (arrays[f"place_{name}"] for name in _OF_PLACES)
+    every = MediaPlaces(spans, first, tokens, kind, arrays["place_ref_offsets"], arrays["place_refs"])
+    return every.of(*arrays["place_offsets"][s : s + 2].tolist())

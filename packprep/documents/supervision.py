@@ -31,8 +31,8 @@ from packprep.documents.media import (
     BAD_MEDIA,
     NO_PLACES,
     BadMedia,
-    Place,
-    Places,
+    MediaPlace,
+    MediaPlaces,
     joined,
     pieces_of,
     put_in,
@@ -82,7 +82,7 @@ class Conversation:
     strings: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     blocks: tuple[int, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[MediaPlace, ...] = ()
 
     @property
     def trains_all(self) -> bool:
@@ -367,7 +367,7 @@ class Training(NamedTuple):
     system: np.ndarray  # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
     eos_weight: np.ndarray  # float32[D]: with which the end of the text is trained; 0: it is not
     place_offsets: np.ndarray  # int64[D + 1]
-    places: Places  # of media
+    places: MediaPlaces  # of media
 
 
 class Trained(NamedTuple):
@@ -380,7 +380,7 @@ class Trained(NamedTuple):
     ranks: np.ndarray  # uint8[c]
     system: int
     eos_weight: float
-    places: Places = NO_PLACES
+    places: MediaPlaces = NO_PLACES
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
@@ -396,7 +396,7 @@ def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
     return np.maximum.accumulate(np.where(following < ends, following, begins))
 
 
-def trained_tokens(conversation: Conversation, begins: np.ndarray, places: Places = NO_PLACES) -> Trained:
+def trained_tokens(conversation: Conversation, begins: np.ndarray, places: MediaPlaces = NO_PLACES) -> Trained:
     """What is trained of a document whose tokens count from the characters `begins: int64[n]`, ascending. places: of media.
 
     Where roles are known, a cut at a user's message is BEST, and NEVER one that parts a trained turn from the message that it
@@ -438,7 +438,7 @@ def trained_tokens(conversation: Conversation, begins: np.ndarray, places: Place
     return Trained(found, weight[found[:, 0]], turns, cuts, ranks, system, eos_weight, places)
 
 
-def _all_trained(conversation: Conversation, n: int, places: Places) -> Trained:
+def _all_trained(conversation: Conversation, n: int, places: MediaPlaces) -> Trained:
     """What `trained_tokens` gives of n tokens of which all but places is trained."""
     weight = conversation.weights[0] if conversation.weights else 1.0
     edges = np.concatenate(([0], places.spans.reshape(-1), [n])).reshape(-1, 2)
@@ -469,7 +469,7 @@ def tokenize_supervised(
     chats = [i for i in sorted(conversations) if conversations[i].chat]
     spans = [i for i in sorted(conversations) if not conversations[i].chat and i not in whole]
     groups: list[tuple[list[int], Tokens]] = []
-    places_of: dict[int, Places] = {}
+    places_of: dict[int, MediaPlaces] = {}
     for group, characters, is_chat in ((plain, False, False), (spans, True, False), (chats, True, True)):
         places = [conversations[i].places if i in conversations else () for i in group]
         if is_chat:

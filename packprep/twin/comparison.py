@@ -14,6 +14,7 @@ from packprep.twin.shard import (
     documents_of,
     laid_out,
     loss_weights,
+    places_in,
     render,
     rendered_row,
     row_arrays,
@@ -21,6 +22,7 @@ from packprep.twin.shard import (
 )
 
 ROW_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
+MEDIA = [f"media_{name}" for name in ("offsets", "ref_offsets", "slot", "tokens", "kind", "ref")]
 WEIGHTS = "trained_weights"  # is there only where one is not 1
 LOSS_WEIGHTS = "loss_weights"  # is there in later epochs alone, in the place of what shards store of blocks
 MAX_DIFFERENCES = 3
@@ -59,12 +61,12 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int
     count = sum(map(len, of_rows))
     if found := _differing_documents(twin, of_rows, arrays):
         return found, count
-    if (found := _differing_names(twin, documents, arrays)) or (found := _differing_counts(of_rows, arrays)):
+    if (found := _differing_names(twin, documents, of_rows, arrays)) or (found := _differing_counts(of_rows, arrays)):
         return found, count
     supervised = any(document.trained is not None for document in documents)
     reported: dict[str, int] = {}
     columns: dict[str, list[Any]] = {name: [] for name in arrays if name not in (*ROW_ARRAYS, LOSS_WEIGHTS)}
-    for name in ("row_offsets", "block_offsets", "trained_offsets"):
+    for name in ("row_offsets", "block_offsets", "trained_offsets", "media_offsets", "media_ref_offsets"):
         if name in columns:
             columns[name].append(0)
     for r, row in enumerate(of_rows):
@@ -87,8 +89,10 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int
             if name in columns:
                 columns[name] += plain[name]
         columns["row_offsets"].append(columns["row_offsets"][-1] + len(row))
-        for segment, one in zip(row, made, strict=True):
+        for begin, segment, one in zip(plain["cu_seqlens_padded"] or plain["cu_seqlens"], row, made, strict=False):
             _add_header(columns, segment, one)
+            if "media_offsets" in columns:
+                _add_media(columns, begin, one, sorted(twin.media))
         done(r + 1, len(of_rows))
     if WEIGHTS in columns and set(columns[WEIGHTS]) <= {1.0} and WEIGHTS not in arrays:
         del columns[WEIGHTS]
@@ -112,6 +116,17 @@ def _add_header(columns: dict[str, list[Any]], segment: Segment, one: Rendered) 
         columns["trained_offsets"].append(columns["trained_offsets"][-1] + len(one.trainable))
         columns["trained_ranges"] += [(begin, end) for begin, end, _ in one.trainable]
         columns.setdefault(WEIGHTS, []).extend(weight for _, _, weight in one.trainable)
+
+
+def _add_media(columns: dict[str, list[Any]], begin: int, one: Rendered, kinds: Sequence[str]) -> None:
+    for slot, place in one.media:
+        ref = place.ref.encode()
+        columns["media_slot"].append(begin + slot)
+        columns["media_tokens"].append(place.slots)
+        columns["media_kind"].append(kinds.index(place.kind))
+        columns["media_ref"] += ref
+        columns["media_ref_offsets"].append(columns["media_ref_offsets"][-1] + len(ref))
+    columns["media_offsets"].append(columns["media_offsets"][-1] + len(one.media))
 
 
 def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
@@ -184,8 +199,11 @@ def _document(twin: Twin, location: tuple[int, int, int, int]) -> str:
     return f"the document at {position} of {name!r} of source {source_name!r} (use {use})"
 
 
-def _differing_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) -> list[Difference]:
+def _differing_names(
+    twin: Twin, documents: Sequence[Document], of_rows: Sequence[Sequence[Segment]], arrays: Arrays
+) -> list[Difference]:
     """Arrays that are there and should not be, or the other way round."""
+    has_media = any(places_in(segment) for row in of_rows for segment in row)
     supervised = any(document.trained is not None for document in documents)
     compact = twin.recipe["output"]["columns"] == "compact"
     expected = {
@@ -199,6 +217,7 @@ def _differing_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) 
         "block_offsets": twin.with_blocks,
         **dict.fromkeys(("block_noise", "block_loss_weight"), twin.with_blocks and LOSS_WEIGHTS not in arrays),
         **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
+        **dict.fromkeys(MEDIA, has_media),
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
     stored = {name for name in arrays if not name.startswith("segment_") or name == "segment_ids"} - {
@@ -297,4 +316,15 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, 
             first, last = arrays[f"{name.split('_')[0]}_offsets"][g : g + 2]
             stored = arrays[name][first:last] if name in arrays else np.ones(last - first, np.float32)
             for difference in _differences_of(name, stored, ours, reported, None):
+                yield difference._replace(row=row)
+    media: dict[str, list[Any]] = {name: [0] if name.endswith("offsets") else [] for name in MEDIA}
+    _add_media(media, begin, one, sorted(twin.media))
+    first, last = arrays["media_offsets"][g : g + 2] if MEDIA[0] in arrays else (0, 0)
+    if last - first != len(one.media):
+        yield Difference(f"it has {last - first} places of media, the twin's {len(one.media)}", row)
+    elif last > first:
+        low, high = arrays["media_ref_offsets"][[first, last]]
+        parts_of = {name: slice(first, last) for name in MEDIA} | {"media_ref": slice(low, high)}
+        for name in MEDIA[2:]:
+            for difference in _differences_of(name, arrays[name][parts_of[name]], media[name], reported, None):
                 yield difference._replace(row=row)

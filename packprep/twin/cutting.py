@@ -163,8 +163,9 @@ def cut_supervised(n_tokens, trained, recipe):
 
     trained: as tokens.Trained. Cuts fall on messages' begins where one lies in reach, else as in other documents: where roles
     are known on a user's, or on another's that no answer behind it looks back over. Later pieces repeat `copy` tokens of the
-    system message where that leaves room for two tails. Pieces without a trained token are left out. first_trained: number in
-    the body, None where all of it is trained.
+    system message where that leaves room for two tails and any place of media. Pieces without a trained token are left out.
+    No cut falls into a place: it falls before it, or behind one with which the piece begins; [] where that does not fit.
+    first_trained: number in the body, None where all of it is trained.
     """
     rest_trained = recipe["long_answers"] == "continue"
     users = {first for first, role in trained.messages if role == "user"}
@@ -180,7 +181,8 @@ def cut_supervised(n_tokens, trained, recipe):
         most = capacity(recipe, task, bos, recipe["append_eos"])
         inner = inner_capacity(recipe, task, bos)
         copy = trained.system if start else 0
-        if most - copy < 2 * min_tail - 1 or inner - copy < 2 * min_tail - 1:
+        needed = max([2 * min_tail - 1, *(place.end - place.begin for place in trained.media)])
+        if most - copy < needed or inner - copy < needed:
             copy = 0
         n, eos = rest, recipe["append_eos"]
         if rest > most - copy:
@@ -196,6 +198,13 @@ def cut_supervised(n_tokens, trained, recipe):
                 at_messages = at_users or [c for c in at_messages if not looked_back_over(trained, c)]
             if at_messages:
                 n = at_messages[-1] - start
+            across = next((place for place in trained.media if place.begin < start + n < place.end), None)
+            if across is not None:
+                n = (across.begin if across.begin > start else across.end) - start
+                if across.begin == start and (n == rest or n > max(space, most - copy)):
+                    return []
+                if n < 3:
+                    task = len(recipe["tasks"])
         if spans := trained_in(trained, start, n, rest_trained):
             first = copy + spans[0][0] - start
             if first == 0 and sum(end - begin for begin, end, _ in spans) == n:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
 from packprep.twin import chance, records
-from packprep.twin.records import MAX_TEXT, Keys, Passage, Talk, at, ranges_of
+from packprep.twin.records import MAX_TEXT, Keys, Passage, Picture, Talk, at, pictures_of, ranges_of
 
 PIECE_BYTES = 4 * 2**20
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -204,6 +204,7 @@ class Text(NamedTuple):
     system_end  of a chat: how many characters the leading system message and tools take
     strings     of a chat: all that is not the template's
     blocks      of a chat: the characters at which trained {% generation %} blocks begin
+    media       places of media, in the text's order
     """
 
     text: str
@@ -214,6 +215,7 @@ class Text(NamedTuple):
     system_end: int = 0
     strings: Sequence[str] = ()
     blocks: Sequence[int] = ()
+    media: Sequence[Picture] = ()
 
 
 class TextReader(NamedTuple):
@@ -397,17 +399,21 @@ def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | No
         return reader.conversation(found)
     if found is None:
         return None
-    text, spans, weight = found
+    text, spans, weight, media = found
     if not isinstance(text, str):
         return None
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
         return None
-    if spans is None:
+    media = pictures_of(media if keys.kinds else None, text, keys.kinds)
+    if media is None:
+        return None
+    if spans is None and not media:
         return Text(text)
+    spans = [[0, len(text)]] if spans is None else spans
     ranges = ranges_of(spans, len(text), weight if reader.weights else None, reader.weights)
-    return None if ranges is None else Text(text, ranges)
+    return None if ranges is None else Text(text, ranges, media=media)
 
 
 def _rows(

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 MAX_DEPTH = 256
 MAX_TEXT = 8 * 2**20  # bytes of a document, as it stands in its file
-SPANS, MESSAGES = "loss_spans", "messages"
+SPANS, MESSAGES, MEDIA = "loss_spans", "messages", "media"
+MOST_SLOTS = 8 * 2**20  # of media of a document
 LARGEST = 3.4028234663852886e38  # of float32
 USERS, TOOLS = ("human", "user"), ("tool", "observation", "function_response")
 ASSISTANTS = ("gpt", "assistant", "chatgpt", "model", "bard", "bing", "function_call")
@@ -29,7 +30,8 @@ OTHERS = ["chosen", "rejected", "label", "completions", "labels", "input", "syst
 
 
 class Keys(NamedTuple):
-    """What a source calls its fields, which format its recipe says, the plan's law, and whose messages are trained."""
+    """What a source calls its fields, which format its recipe says, the plan's law, whose messages are trained, and kinds of
+    media."""
 
     text: str
     messages: str = MESSAGES
@@ -37,6 +39,7 @@ class Keys(NamedTuple):
     format: str = "auto"
     law: int = 2
     roles: tuple[str, ...] = ("assistant",)
+    kinds: tuple[str, ...] = ()
 
     def place(self, name: str) -> str:
         """Where a field stands."""
@@ -49,7 +52,8 @@ class Keys(NamedTuple):
         if self.law < 3:
             return [self.text, SPANS, MESSAGES]
         needed = [self.place(name) for names in NEEDED.values() for name in names]
-        return [self.text, SPANS, *needed, self.tools, "chat_template_kwargs", *OTHERS]
+        media = [MEDIA] if self.kinds else []
+        return [self.text, SPANS, *media, *needed, self.tools, "chat_template_kwargs", *OTHERS]
 
 
 def size(record: dict[str, Any], keys: Keys) -> int:
@@ -72,22 +76,29 @@ def _length(value: Any) -> int:
     return len(value.encode() if isinstance(value, str) else value) if isinstance(value, str | bytes | list) else 0
 
 
+Picture = tuple[str, int, str, int]
+"""A place of media: its kind, how many slots, its ref, and how many characters of the text stand before it (−1: unsaid)."""
+
+
 class Talk(NamedTuple):
-    """Messages for a template, its tools and variables; of each message whether it is trained (None: unsaid), and its weight."""
+    """Messages for a template, its tools and variables; of each message whether it is trained (None: unsaid), and its weight;
+    and what stands for their parts of media."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
     variables: dict[str, Any]
     train: tuple[bool | None, ...]
     weights: tuple[float, ...]
+    media: tuple[Picture, ...] = ()
 
 
 class Passage(NamedTuple):
-    """A text, its loss_spans as they stand in the record (None: it has none), and the record's weight, unchecked."""
+    """A text, its loss_spans as they stand in the record (None: it has none), the record's weight and its media, unchecked."""
 
     text: Any
     spans: Any = None
     weight: Any = None
+    media: Any = None
 
 
 class _BadRecord(Exception):
@@ -130,12 +141,15 @@ def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
     try:
         kind = _kind(fields, keys, text is not None or spans is not None) if format == "auto" else format
         if not kind:
-            return Passage(text, spans, fields.get("weight"))
+            return Passage(text, spans, fields.get("weight"), fields.get(MEDIA))
         _need(spans is None and (text is None or format != "auto"))
         found = {
             name: fields.get(keys.place(name)) for name in [*NEEDED[kind], "tools", "chat_template_kwargs", *OTHERS]
         }
-        made = _old(found[MESSAGES]) if keys.law < 3 else _of_kind(kind, found)
+        made = _old(found[MESSAGES]) if keys.law < 3 else _of_kind(kind, found, keys.kinds)
+        if isinstance(made, Passage):
+            return made._replace(media=fields.get(MEDIA))
+        _need(not fields.get(MEDIA))
         if isinstance(made, Talk):
             trained = [message["role"] in keys.roles for message in made.messages]
             _need(any(said or (said is None and own) for said, own in zip(made.train, trained, strict=True)))
@@ -160,7 +174,7 @@ def _kind(fields: dict[str, Any], keys: Keys, has_text: bool) -> str:
     return next((kind for kind, names in NEEDED.items() if has(*names)), "")
 
 
-def _of_kind(kind: str, found: dict[str, Any]) -> Talk | Passage:
+def _of_kind(kind: str, found: dict[str, Any], kinds: tuple[str, ...]) -> Talk | Passage:
     system, answers_from = None, 0
     if kind == "prompt_completion":
         prompt, completion = found["prompt"], found["completion"]
@@ -185,12 +199,13 @@ def _of_kind(kind: str, found: dict[str, Any]) -> Talk | Passage:
         (name,) = NEEDED[kind]
         messages, system = found[name], found["system"] if kind == "sharegpt" else None
         _need(isinstance(messages, list) and messages)
-    return _talk(messages, answers_from, system, found)
+    return _talk(messages, answers_from, system, found, kinds)
 
 
-def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, Any]) -> Talk:
+def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, Any], kinds: tuple[str, ...]) -> Talk:
     of_all = _weight(found["weight"])
     said = []
+    media: list[Picture] = []
     for i, message in enumerate(messages):
         _need(isinstance(message, dict))
         own = dict(message)
@@ -201,7 +216,14 @@ def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, 
         own = {key: value for key, value in own.items() if value is not None or key == "content"}
         if own.get("tool_calls") == []:
             del own["tool_calls"]
-        _need(_sound(own))
+        _need(_sound(own, kinds))
+        if isinstance(own.get("content"), list):
+            pictures = [part for part in own["content"] if part["type"] in kinds]
+            media += [(part["type"], *_slots(part), -1) for part in pictures]
+            own["content"] = [
+                {key: value for key, value in part.items() if part not in pictures or key not in ("ref", "tokens")}
+                for part in own["content"]
+            ]
         said.append((own, train if train is not None or i >= answers_from else False, weight))
     if system:
         _need(isinstance(system, str) and said[0][0]["role"] != "system")
@@ -212,8 +234,37 @@ def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, 
     variables = {} if variables is None else variables
     _need(isinstance(variables, dict))
     _need(not variables.keys() & {"messages", "tools", "add_generation_prompt", "packprep_generation"})
+    _need(sum(slots for _, slots, *_ in media) <= MOST_SLOTS)
     all_messages, trains, weights = zip(*said, strict=True)
-    return Talk(list(all_messages), tools, variables, trains, weights)
+    return Talk(list(all_messages), tools, variables, trains, weights, tuple(media))
+
+
+def _slots(entry: dict[str, Any]) -> tuple[int, str]:
+    """How many slots an entry of media asks for, and its ref."""
+    slots, ref = entry.get("tokens"), entry.get("ref")
+    try:
+        if type(slots) is int and 1 <= slots <= MOST_SLOTS and isinstance(ref, str) and ref.encode() is not None:
+            return slots, ref
+    except UnicodeEncodeError:
+        pass
+    raise _BadRecord
+
+
+def pictures_of(media: Any, text: str, kinds: tuple[str, ...]) -> list[Picture] | None:
+    """The places of a text's media; None where they are none."""
+    found: list[Picture] = []
+    try:
+        _need(media is None or isinstance(media, list))
+        for entry in media or []:
+            _need(isinstance(entry, dict) and entry.get("kind") in kinds)
+            at = entry.get("at")
+            _need(isinstance(at, int) and not isinstance(at, bool))
+            _need((found[-1][3] if found else 0) <= at <= len(text))
+            found.append((entry["kind"], *_slots(entry), at))
+        _need(sum(slots for _, slots, *_ in found) <= MOST_SLOTS)
+    except (_BadRecord, TypeError):
+        return None
+    return found
 
 
 def _spoken(own: dict[str, Any]) -> dict[str, Any]:
@@ -241,8 +292,8 @@ def _spoken(own: dict[str, Any]) -> dict[str, Any]:
     return {**made, **own}
 
 
-def _sound(own: dict[str, Any]) -> bool:
-    """Whether a message is such as templates take."""
+def _sound(own: dict[str, Any], kinds: tuple[str, ...]) -> bool:
+    """Whether a message is such as templates take. kinds: of media."""
     role, content = own.get("role"), own.get("content")
     texts = [own[key] for key in ("name", "tool_call_id", "reasoning_content", "thinking") if key in own]
     if not (isinstance(role, str) and role and all(isinstance(text, str) for text in texts)):
@@ -258,7 +309,8 @@ def _sound(own: dict[str, Any]) -> bool:
         return len(own.keys() - {"role", "content", "name", "tool_call_id"}) > 0
     if isinstance(content, list):
         parts = [part if isinstance(part, dict) else {} for part in content]
-        return all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts)
+        words = [part for part in parts if not (isinstance(part.get("type"), str) and part["type"] in kinds)]
+        return all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in words)
     return isinstance(content, str)
 
 

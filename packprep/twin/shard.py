@@ -9,7 +9,7 @@ from packprep.twin import chance, cutting, objectives, reading, tokens
 from packprep.twin.chance import CandidateSlots
 from packprep.twin.reading import Text, TextReader
 from packprep.twin.records import Keys, Talk
-from packprep.twin.tokens import Tokenizer, Trained
+from packprep.twin.tokens import Spot, Tokenizer, Trained
 from packprep.twin.turns import Template, text_of_talk
 
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
@@ -59,6 +59,7 @@ class Rendered(NamedTuple):
     weight: float
     blocks: list[tuple[float, float]]  # level and weight of each
     trainable: list[tuple[int, int, float]]  # ranges of slots that may be trained, and their weight
+    media: list[tuple[int, Spot]]  # places of media: the slot at which each begins, and what it is
 
 
 class Twin:
@@ -84,9 +85,9 @@ class Twin:
         special = set(vocabulary["special_ids"])
         self.ordinary = [i for i in range(vocabulary["vocab_size"]) if i not in special]
         self.vocab_size: int = vocabulary["vocab_size"]
-        self.tokenizer = Tokenizer(
-            tokenizer_json, vocabulary["special_ids"], documents["special_text"], plan["engine"]["name"]
-        )
+        self.media: dict[str, Sequence[int]] = vocabulary["media"] or {}
+        how = documents["special_text"], plan["engine"]["name"], self.media
+        self.tokenizer = Tokenizer(tokenizer_json, vocabulary["special_ids"], *how)
         self.template, self.turns_taken = template, 0
         self.reader = TextReader(documents["loss_spans"] == "use", self._conversation, plan["law_version"] > 2)
         self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
@@ -143,6 +144,7 @@ class Twin:
                 given["messages_format"],
                 self.plan["law_version"],
                 tuple(self.recipe["documents"]["trained_roles"]),
+                tuple(self.media),
             ),
             **{key: resolved[key] for key in ("repeat", "ratios", "step_bytes")},
             "seed": self.recipe["seed"],
@@ -207,6 +209,7 @@ def _token_documents(
     name = source["files"][part.file][0]
     if reading.format_of(source, name)[0] in reading.TOKEN_FORMATS:
         forbidden = twin.tokenizer.forbidden_ids if twin.recipe["documents"]["special_text"] == "reject" else set()
+        forbidden = forbidden | twin.tokenizer.slots
         eos, bos = (
             twin.roles[role] if twin.cutting[key] else None
             for role, key in (("eos", "append_eos"), ("bos", "prepend_bos"))
@@ -341,9 +344,19 @@ def render(
         level, weight, blocks = found[number_in_row]
     elif trainable is not None:
         loss = [1 if loss[t] and trainable[t + 1] else 0 for t in range(len(slots))]
-    return Rendered(
-        slots, loss, labels, prefix, level, weight, blocks, tokens.runs(trainable) if trainable is not None else []
-    )
+    media = []
+    for place in places_in(segment):
+        i = segment.copy + place.first - segment.start
+        behind = len(slots) - len(head) - len(tail) - len(body) if not in_place and i >= prefix - len(head) else 0
+        media.append((len(head) + i + behind, place))
+    ranges = tokens.runs(trainable) if trainable is not None else []
+    return Rendered(slots, loss, labels, prefix, level, weight, blocks, ranges, media)
+
+
+def places_in(segment: Segment) -> list[Spot]:
+    """A segment's places of media."""
+    trained, end = segment.document.trained, segment.start + segment.n
+    return [place for place in trained.media if segment.start <= place.first < end] if trained is not None else []
 
 
 def rendered_row(twin: Twin, row: Sequence[Segment], supervised: bool, epoch: int) -> list[Rendered]:

@@ -3,10 +3,14 @@
 import bisect
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from packprep.twin.reading import Text
+from packprep.twin.records import Picture
 
 
 class Trained(NamedTuple):
@@ -18,16 +22,39 @@ class Trained(NamedTuple):
     system: int  # leading tokens that later pieces repeat
     eos: float  # the weight of the end of the text; 0 where it is not trained
     messages: list[tuple[int, str]] = []  # first token and role of each, where roles are known and count
+    media: list["Spot"] = []
+
+
+class Spot(NamedTuple):
+    """Where a place of media stands among a document's tokens: all of it, its slots, and what they stand for."""
+
+    begin: int
+    end: int
+    first: int
+    slots: int
+    kind: str
+    ref: str
 
 
 class Tokenizer:
     """The dataset's tokenizer with nothing that adds, cuts, pads or draws; loaded once in a process.
 
-    engine: the plan's. Where it is `fastokens`, that is asked for a text on which `tokenizers` fails.
+    engine: the plan's. Where it is `fastokens`, that is asked for a text on which `tokenizers` fails. media: kind → ids of what
+    begins a place, fills its slots and ends it; −1 for none.
     """
 
-    def __init__(self, tokenizer_json: bytes, special_ids: list[int], special_text: str, engine: str = ""):
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        special_ids: list[int],
+        special_text: str,
+        engine: str = "",
+        media: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ):
         import tokenizers
+
+        self.media = media
+        self.slots = {slot for _, slot, _ in media.values()}
 
         parsed = json.loads(tokenizer_json)
         self.parsed, self.special_text = parsed, special_text
@@ -57,28 +84,83 @@ class Tokenizer:
     def encode(self, document: Text) -> tuple[list[int], Trained | None] | None:
         """(ids, what is trained); None where the text of a special token turns the document away, or the tokenizer fails."""
         limited = self.special_text != "special"
+        cuts = [0, *(at for *_, at in document.media), len(document.text)]
+        parts = [document.text] if document.chat else [document.text[a:b] for a, b in pairwise(cuts)]
         if limited and (document.chat or self.special_text == "reject"):
-            looked_at = document.strings if document.chat else [document.text]
+            looked_at = document.strings if document.chat else parts
             there = [special for special in self._special_texts if any(special in text for text in looked_at)]
             if there:
                 return None
-        if self._outgrows(document.text):
-            return None
         tokenizer = self._chat if document.chat else self._plain
-        encoding = _unless_it_fails(lambda: tokenizer.encode(document.text, add_special_tokens=False))
-        if encoding is None:
-            fast = self._fast and document.spans is None
-            ids = _unless_it_fails(lambda: self._other_ids(document.text)) if fast else None
-            if ids is None:
-                return None
-        else:
-            ids = encoding.ids
+        # Where all is trained it does not matter where tokens begin, and any engine may be asked.
+        everything = bool(document.media) and not document.chat and self._trains_all(document)
         forbidden = self._forbidden_in_chat if document.chat else self._forbidden
-        if limited and not forbidden.isdisjoint(ids):
-            return None
+        ids: list[int] = []
+        begins: list[int] = []
+        spots: list[Spot] = []
+        for i, part in enumerate(parts):
+            if self._outgrows(part):
+                return None
+            encoding = _unless_it_fails(partial(tokenizer.encode, part, add_special_tokens=False))
+            if encoding is None:
+                fast = self._fast and (document.spans is None or everything)
+                own = _unless_it_fails(partial(self._other_ids, part)) if fast else None
+                if own is None:
+                    return None
+                where = [(0, 0)] * len(own)
+            else:
+                own, where = encoding.ids, encoding.offsets
+            if limited and not forbidden.isdisjoint(own):
+                return None
+            if not document.chat and not self.slots.isdisjoint(own):
+                return None
+            ids += own
+            if document.spans is not None:
+                begins += [cuts[i] + begin for begin in counted_from(document.blocks, where)]
+            if not document.chat and i < len(document.media):
+                kind, count, ref, at = document.media[i]
+                before, slot, behind = self.media[kind]
+                head, tail = [before] if before >= 0 else [], [behind] if behind >= 0 else []
+                first = len(ids) + len(head)
+                spots.append(Spot(len(ids), first + count + len(tail), first, count, kind, ref))
+                ids += head + [slot] * count + tail
+                begins += [at] * (len(head) + count + len(tail))
+        if document.chat and self.media:
+            found = self._filled(ids, begins, document.media)
+            if found is None:
+                return None
+            ids, begins, spots = found
         if document.spans is None:
             return ids, None
-        return ids, trained_tokens(document, counted_from(document.blocks, encoding.offsets))
+        return ids, trained_tokens(document, begins, spots)
+
+    def _trains_all(self, document: Text) -> bool:
+        spans = document.spans or []
+        return [span[:2] for span in spans] == [(0, len(document.text))] or not document.text
+
+    def _filled(
+        self, ids: list[int], begins: list[int], media: Sequence[Picture]
+    ) -> tuple[list[int], list[int], list[Spot]] | None:
+        """(ids, begins, places) of a chat whose k-th slot token stands as often as its k-th part says; None where the slot
+        tokens are not those of its parts."""
+        if [i for i in ids if i in self.slots] != [self.media[kind][1] for kind, *_ in media]:
+            return None
+        left = list(media)
+        made: list[int] = []
+        where: list[int] = []
+        spots: list[Spot] = []
+        for i, id in enumerate(ids):
+            times = 1
+            if id in self.slots:
+                kind, times, ref, _ = left.pop(0)
+                before, _, behind = self.media[kind]
+                has_begin = i > 0 and ids[i - 1] == before >= 0 and not (spots and spots[-1].end == len(made))
+                has_end = i + 1 < len(ids) and ids[i + 1] == behind >= 0
+                first = len(made)
+                spots.append(Spot(first - has_begin, first + times + has_end, first, times, kind, ref))
+            made += [id] * times
+            where += [begins[i]] * times
+        return made, where, spots
 
     def _outgrows(self, text: str) -> bool:
         """Whether a step of the normalizer makes more than 2²⁰ characters of a text, and more than 16 times its own."""
@@ -183,23 +265,29 @@ def counted_from(blocks: Sequence[int], characters: Iterable[tuple[int, int]]) -
     return counted[1:]
 
 
-def trained_tokens(document: Text, begins: list[int]) -> Trained:
-    """A token is trained if the character from which it counts lies in a span, with the span's weight."""
+def trained_tokens(document: Text, begins: list[int], spots: Sequence[Spot] = ()) -> Trained:
+    """A token is trained if the character from which it counts lies in a span, with the span's weight, and it is of no place."""
     weights, k = [], 0
     spans = document.spans or []
     for begin in begins:
         while k < len(spans) and spans[k][1] <= begin:
             k += 1
         weights.append(spans[k][2] if k < len(spans) and spans[k][0] <= begin else 0.0)
+    for spot in spots:
+        weights[spot.begin : spot.end] = [0.0] * (spot.end - spot.begin)
     first_at = [bisect.bisect_left(begins, boundary) for boundary in document.boundaries]
     found = runs(weights)
+    system = sum(begin < document.system_end for begin in begins)
+    if spots and spots[0].begin < system:
+        system = 0  # a place stands once
     return Trained(
         [(begin, end) for begin, end, _ in found],
         [weight for _, _, weight in found],
         sorted({first for first in first_at if 0 < first < len(begins)}),
-        sum(begin < document.system_end for begin in begins),
+        system,
         spans[-1][2] if spans and spans[-1][1] == len(document.text) else 0.0,
         list(zip([0, *first_at], document.roles, strict=True)) if document.roles else [],
+        list(spots),
     )
 
 

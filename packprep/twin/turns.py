@@ -95,6 +95,7 @@ def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
         theirs.system_end if end is None else end,
         list(_strings([talk.messages, talk.tools, variables])),
         [begin for begin, _, k in spans if chat.has_blocks and template.law > 2 and chat.roles[k] == "assistant"],
+        talk.media,
     )
     return found, taken
 

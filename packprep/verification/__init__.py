@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array_tasks import share_of
-from packprep.building.ledger import WEIGHTED, add_ledgers
+from packprep.building.ledger import MEDIA, WEIGHTED, add_ledgers
 from packprep.building.plan import Plan, at_text, check_law, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.run import Progress
@@ -82,6 +82,7 @@ PROMISES = {
     "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
     "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
     "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
+    "P23": "places of media lie whole in their segment, in order, each with its ref; slot tokens stand there alone, untrained",
 }
 """Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
 
@@ -399,12 +400,10 @@ def _check_counts(
             faults.add("P16", name, f"source {source} is not in the ledger")
             continue
         slots = said["slots"]["total"] - said["slots"]["padding"]
-        if (said["segments"], said["slots"]["used"], slots, said["slots"].get(WEIGHTED, 0)) != (
-            counted["segments"],
-            counted["tokens"],
-            counted["slots"],
-            counted[WEIGHTED],
-        ):
+        within = [said["slots"].get(kind, 0) for kind in (WEIGHTED, MEDIA)]
+        if [said["segments"], said["slots"]["used"], slots, *within] != [
+            counted[what] for what in ("segments", "tokens", "slots", WEIGHTED, MEDIA)
+        ]:
             faults.add("P16", name, f"source {source}: the ledger's counts are not those of the arrays, {counted}")
     if ledger["rows"] != len(arrays["row_offsets"]) - 1:
         faults.add("P16", name, "the ledger's rows are not the shard's", value=ledger["rows"])

@@ -1,4 +1,4 @@
-"""P3 to P5, P11 to P15 and P18 to P20 of a shard's arrays, recomputed from its header; `slots` walks the slots.
+"""P3 to P5, P11 to P15, P18 to P20 and P23 of a shard's arrays, recomputed from its header; `slots` walks the slots.
 
 The arrays are those that are stored, or as an epoch has them: from the loader's own redraw, for the same checks.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from packprep.building.ledger import WEIGHTED, weighted_slots
+from packprep.building.ledger import MEDIA, WEIGHTED, media_slots, weighted_slots
 from packprep.building.plan import Plan
 from packprep.building.render import draw_noise, expected_prefix, target_of
 from packprep.building.segments import SegmentTable
@@ -95,7 +95,7 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
 
 
 def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults, epoch: int = 0) -> bool:
-    """P4 … P15 and P18 … P20 of one shard. Whether its segments can be inverted and counted. epoch: whose chance the arrays
+    """P4 … P15, P18 … P20 and P23 of one shard. Whether its segments can be inverted and counted. epoch: whose chance the arrays
     have, as `arrays_in_epoch` gives them."""
     recipe = plan.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
@@ -114,6 +114,8 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     if WEIGHTS in arrays:
         _check_weights(plan, arrays, stored, blocks, file, faults)
     _check_repeated(plan, arrays, stored, file, faults)
+    if plan.vocabulary.media:
+        _check_media(plan, arrays, stored, file, faults)
     _check_coverage(plan, arrays, stored, file, faults)
     return True
 
@@ -340,9 +342,9 @@ def _may_be_limited(plan: Plan, arrays: Mapping[str, np.ndarray], order: np.ndar
 
 def count_arrays(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
     """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger. By source also the slots
-    of other weights than 1."""
+    of other weights than 1 and of media."""
     _, _, slots = segment_slots(arrays)
-    weighted = weighted_slots(arrays)
+    within = {WEIGHTED: weighted_slots(arrays), MEDIA: media_slots(arrays)}
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
     for kind, names in (("sources", [s.name for s in plan.sources]), ("tasks", [t.name for t in plan.tasks])):
         which = arrays["segment_source" if kind == "sources" else "segment_task"]
@@ -352,7 +354,7 @@ def count_arrays(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict
                 "segments": int(counted.sum()),
                 "tokens": int(arrays["segment_tokens"][counted].sum(dtype=np.int64)),
                 "slots": int(slots[counted].sum()),
-                **({WEIGHTED: int(weighted[counted].sum())} if kind == "sources" else {}),
+                **{kind_of: int(own[counted].sum()) for kind_of, own in within.items() if kind == "sources"},
             }
     return counts
 
@@ -363,15 +365,23 @@ def _plain(value: np.generic) -> float | int | str:
 
 
 def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
-    """P19 and P20, as far as the arrays can be walked: offsets, ranges and counts."""
+    """P19, P20 and P23, as far as the arrays can be walked: offsets, ranges and counts."""
     before = faults.total
     row, _, slots = segment_slots(arrays)
-    for name, values, promise in (("trained", "trained_ranges", "P19"), ("block", "block_noise", "P20")):
-        if f"{name}_offsets" not in arrays:
+    if "media_offsets" in arrays and not (plan.vocabulary.media and len(arrays["media_slot"])):
+        faults.add("P3", file, "there are arrays of media, and no place of it, or no kind in the recipe")
+        return False
+    for name, values, promise in (
+        ("trained_offsets", "trained_ranges", "P19"),
+        ("block_offsets", "block_noise", "P20"),
+        ("media_offsets", "media_slot", "P23"),
+        ("media_ref_offsets", "media_ref", "P23"),
+    ):
+        if name not in arrays:
             continue
-        bounds = arrays[f"{name}_offsets"]
+        bounds = arrays[name]
         if bounds[0] != 0 or bounds[-1] != len(arrays[values]) or (np.diff(bounds) < 0).any():
-            message = f"{name}_offsets does not ascend from 0 to the number of {values}"
+            message = f"{name} does not ascend from 0 to the number of {values}"
             faults.add(promise, file, message, value=int(bounds[-1]))
             return False
     if "trained_offsets" in arrays:
@@ -404,6 +414,50 @@ def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
         for i in np.flatnonzero(~((noise > 0) & (noise <= 1) & np.isfinite(weight))):
             faults.add("P20", file, f"block {i}: its level or weight is out of range", value=str(noise[i]))
     return faults.total == before
+
+
+def _check_media(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> None:
+    """P23."""
+    length, kinds = plan.recipe.seq_length, np.array([slot for _, slot, _ in plan.vocabulary.media.values()])
+    tokens = arrays["tokens"].reshape(-1)
+    inside = np.zeros(len(tokens), np.bool_)
+    if "media_offsets" in arrays:
+        segment = np.repeat(np.arange(len(stored.row)), np.diff(arrays["media_offsets"]))
+        row, first = stored.row[segment], stored.first_slot[segment]
+        begin = arrays["media_slot"].astype(np.int64)
+        many, kind = arrays["media_tokens"].astype(np.int64), arrays["media_kind"]
+        after = first.copy()  # where the place before it in its segment ends
+        same = segment[1:] == segment[:-1]
+        after[1:][same] = (begin + many)[:-1][same]
+        bad = (many < 1) | (begin < after) | (begin + many > first + stored.slots[segment]) | (kind >= len(kinds))
+        for i in np.flatnonzero(bad)[:MAX_LISTED]:
+            message = (
+                f"segment {segment[i]}: a place of {many[i]} slots of kind {kind[i]} lies outside of it, or in another"
+            )
+            faults.add("P23", file, message, int(row[i]), int(begin[i]))
+        if bad.any():
+            return
+        ends = np.cumsum(many)
+        at = np.arange(int(ends[-1])) + np.repeat(row * length + begin - (ends - many), many)
+        inside[at] = True
+        for name in ("tokens", *(["labels"] if "labels" in arrays else [])):
+            in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+            values, own = arrays[name].reshape(-1)[at], np.repeat(in_place[segment] | (name == "tokens"), many)
+            for i in np.flatnonzero(own & (values != np.repeat(kinds[kind], many)))[:MAX_LISTED]:
+                message = f"{name}: no slot token in a place of media"
+                faults.add("P23", file, message, int(at[i] // length), int(at[i] % length), int(values[i]))
+        trainable = trainable_slots(arrays, stored).reshape(-1)
+        for i in at[trainable[at] != 0][:MAX_LISTED] if len(trainable) else at[:1]:
+            faults.add("P23", file, "a slot of media may be trained", int(i // length), int(i % length))
+        data, bounds = arrays["media_ref"].tobytes(), arrays["media_ref_offsets"].tolist()
+        for i, (low, high) in enumerate(itertools.pairwise(bounds)):
+            try:
+                data[low:high].decode()
+            except UnicodeDecodeError:
+                faults.add("P23", file, f"segment {segment[i]}: a ref is not UTF-8", int(row[i]), int(begin[i]))
+    for i in np.flatnonzero(np.isin(tokens, kinds) & ~inside)[:MAX_LISTED]:
+        message = "a slot token of media, at no place"
+        faults.add("P23", file, message, int(i // length), int(i % length), int(tokens[i]))
 
 
 Blocks = list[tuple[np.ndarray, int, tuple[np.ndarray, np.ndarray, np.ndarray]]]

@@ -156,7 +156,7 @@ def twin_of(plan: Plan) -> Twin:
     settings, stored = plan.recipe.documents, plan_for_twin(plan)
 
     def find(talk: Talk) -> Turns | None:
-        found = rendered_turns(Dialogue(*talk), stored["chat_template"], settings, plan.law)
+        found = rendered_turns(Dialogue(*talk[:5]), stored["chat_template"], settings, plan.law)
         if not isinstance(found, Turns):
             return None
         compile_template(stored["chat_template"], settings.template_date).begin()

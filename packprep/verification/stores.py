@@ -76,6 +76,9 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
         "cut_offsets": (len(arrays["supervised"]), len(arrays["cuts"])),
         "reject_offsets": (len(arrays["rejected"]), len(arrays["reject_text"])),
     }
+    if "place_offsets" in arrays:
+        ends["place_offsets"] = (len(arrays["supervised"]), len(arrays["place_first"]))
+        ends["place_ref_offsets"] = (len(arrays["place_first"]), len(arrays["place_refs"]))
     for name, (count, end) in ends.items():
         offsets = arrays[name]
         if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():

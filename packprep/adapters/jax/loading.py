@@ -17,7 +17,7 @@ from packprep.dataset.batches import refuse_columns
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.manifest import StoredTask, drawn_tasks
 from packprep.dataset.mixture import Mixture
-from packprep.dataset.rows import AHEAD, BY_ROW, MORE_COLUMNS
+from packprep.dataset.rows import AHEAD, BY_ROW, MEDIA, MORE_COLUMNS
 from packprep.errors import ArgumentError
 
 ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in BY_ROW)
@@ -219,7 +219,7 @@ def loader(
     if columns is not None:
         if names != "packprep":
             raise ArgumentError(f"names={names!r} says which columns there are: leave columns out")
-        refuse_columns(columns, without=BY_ROW)
+        refuse_columns(columns, without=(*BY_ROW, MEDIA))
         dataset.checked_columns(columns)
     named = _named(tasks, weighted, columns, names, attention or "causal", max_segments)
     form = _Form(named | (_MAXTEXT_IN_PLACE if in_place else {}), max_segments, prefix_bidirectional, noised_alone)
