@@ -360,7 +360,7 @@ def _saying(message: Message, word: str, names: bool) -> Message:
 
     def of_content(content: Any) -> Any:
         if isinstance(content, list):
-            return [{**part, "text": of_content(part["text"])} for part in content]
+            return [{**part, "text": of_content(part["text"])} if "text" in part else part for part in content]
         if not isinstance(content, str):
             return content
         return "".join(part if THINK_TAG.fullmatch(part) else instead(part) for part in THINK_TAG.split(content))
@@ -398,7 +398,7 @@ def _alike(asks: str, written: str) -> int | None:
 def _contents(message: Message) -> Iterator[str]:
     content = message.get("content")
     for part in content if isinstance(content, list) else [{"text": content}]:
-        if isinstance(part["text"], str):
+        if isinstance(part.get("text"), str):
             yield part["text"]
 
 
