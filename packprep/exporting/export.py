@@ -85,6 +85,10 @@ def export_dataset(
         identity = {"format": FORMAT, "version": VERSION, **form, "dataset": dataset}
         exporting = Exporting(local, manifest, "".join([*form.values()][1:]), target, workers, progress, card)
         module.check(exporting)
+        if any(source["slots"].get("media") for source in manifest["ledger"]["sources"].values()):
+            progress.say(
+                "warning: the export has the slots of media and none of their refs: packprep's loader gives both, as column media"
+            )
         receipt = standing_export(target, identity)
         if receipt is not None:
             progress.say(f"nothing to make: {target} holds this export")

@@ -244,6 +244,14 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
     if name.startswith(("block_", "trained_")):
         own = shard.arrays["block_offsets" if name.startswith("block_") else "trained_offsets"]
         segment = max(at - 1, 0) if name.endswith("_offsets") else int(np.searchsorted(own, at, "right")) - 1
+    if name.startswith("media_"):
+        place = at
+        if name == "media_ref":
+            place = int(np.searchsorted(shard.arrays["media_ref_offsets"], at, "right")) - 1
+        elif name == "media_ref_offsets":
+            place = max(at - 1, 0)
+        own = shard.arrays["media_offsets"]
+        segment = max(at - 1, 0) if name == "media_offsets" else int(np.searchsorted(own, place, "right")) - 1
     row = int(np.searchsorted(offsets, segment, "right")) - 1
     return row, segment - int(offsets[row]), at
 

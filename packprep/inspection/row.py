@@ -22,6 +22,7 @@ from packprep.inspection.text import (
     NOT_TRAINED,
     TRAINED,
     Unit,
+    clipped,
     counted,
     shortened,
     special,
@@ -138,6 +139,13 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
             raise DatasetError(
                 f"{dataset.directory}: row {row.index}: segment_{name} {columns[name]} is beyond the manifest's {len(entries)}"
             )
+    of_row = row.media
+    media = [
+        {"slot": slot, "slots": slots, "kind": kind, "ref": ref}
+        for slot, slots, kind, ref in zip(
+            of_row.slot.tolist(), of_row.tokens.tolist(), of_row.kinds, of_row.refs, strict=True
+        )
+    ]
     task, begin, end = dataset.tasks[columns["task"]], columns["begin"], columns["end"]
     next_begin = int(row.segments["begin"][i + 1]) if i + 1 < row.n_segments else end
     return {
@@ -157,12 +165,13 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         "noise": columns["noise"],
         "loss_weight": columns["loss_weight"],
         "weights": [[first, last, weight] for segment, first, last, weight in row.weighted_ranges if segment == i],
+        "media": [place for place in media if begin <= place["slot"] < end],
         "key": f"{columns['key']:016x}",
         "repeat": columns["repeat"],
         "rebuilt": rebuilt,
         "predicts": "in place" if task["label_alignment"] == "same_slot" else "next",
         "parts": [
-            {"name": name, "pieces": _pieces(texts, values[low:high], row.loss_mask[low:high])}
+            {"name": name, "pieces": _pieces(texts, values[low:high], row.loss_mask[low:high], media, low)}
             for name, values, low, high in _parts(row, task, begin, end, columns["prefix"])
             if low < high
         ],
@@ -188,15 +197,28 @@ def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int)
     return [("text", row.tokens, begin, end)]
 
 
-def _pieces(texts: TokenTexts, ids: np.ndarray, loss: np.ndarray) -> list[dict[str, Any]]:
-    pieces, at = [], 0
-    for piece in texts.pieces(ids.tolist()):
-        end = at + len(piece.ids)
-        pieces.append({"text": piece.text, "ids": piece.ids, "loss": loss[at:end].tolist(), "kind": piece.kind})
-        at = end
+def _pieces(
+    texts: TokenTexts, ids: np.ndarray, loss: np.ndarray, media: Sequence[Mapping[str, Any]], first: int
+) -> list[dict[str, Any]]:
+    """The pieces of slots from number `first` of the row on; a place of media is one, with its ref."""
+    pieces: list[dict[str, Any]] = []
+    at = 0
+    inside = [place for place in media if first <= place["slot"] < first + len(ids)]
+    for place in (*inside, None):
+        upto = place["slot"] - first if place else len(ids)
+        for piece in texts.pieces(ids[at:upto].tolist()):
+            end = at + len(piece.ids)
+            pieces.append({"text": piece.text, "ids": piece.ids, "loss": loss[at:end].tolist(), "kind": piece.kind})
+            at = end
+        if place:
+            end = at + place["slots"]
+            text = f"{place['kind']} of {counted(place['slots'], 'slot')}: {clipped(place['ref'], MOST_OF_REF)}"
+            pieces.append({"text": text, "ids": ids[at:end].tolist(), "loss": loss[at:end].tolist(), "kind": SPECIAL})
+            at = end
     return pieces
 
 
+MOST_OF_REF = 60  # characters of a ref that are shown
 MOST_SEGMENTS = 24  # of a row that are printed, beside the first of each task
 MOST_WEIGHTS = 8  # of a segment that are printed
 STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}

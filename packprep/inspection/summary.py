@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import APART, is_ledger
+from packprep.building.ledger import APART, MEDIA, is_ledger
 from packprep.building.run import Outcome
 from packprep.dataset.boundaries import next_token_loss_mask
 from packprep.dataset.manifest import Manifest, read_manifest
@@ -100,6 +100,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
             "used": sum(source["slots"]["used"] for source in sources.values()),
             "added": _summed(source["slots"]["added"] for source in sources.values()),
             "padding_inside": inside,
+            MEDIA: sum(source["slots"].get(MEDIA, 0) for source in sources.values()),
             "row_padding": padding,
         },
         "utilisation": {
@@ -310,12 +311,16 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"; {tokens[APART]:,} of answers are not trained: their question is in another piece" if tokens[APART] else ""
     )
     inside = f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
+    of_media = f", {slots[MEDIA]:,} of them of media" if slots[MEDIA] else ""
     without = fill["without_last_rows"]
     last = "" if without is None else f"; {percent(without)} without each shard's last row"
     return [
         ("documents", f"{documents['read']:,} read, {documents['used']:,} used{_listed(', rejected: ', rejected)}"),
         ("tokens", f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}{apart}"),
-        ("slots", f"{slots['total']:,}: {slots['used']:,} tokens{_listed(', added: ', slots['added'])}{inside}"),
+        (
+            "slots",
+            f"{slots['total']:,}: {slots['used']:,} tokens{of_media}{_listed(', added: ', slots['added'])}{inside}",
+        ),
         ("utilisation", f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows{last}"),
         ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}, by engine {engine_name}"),
         ("fingerprint", s["fingerprint"]),

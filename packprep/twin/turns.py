@@ -398,8 +398,9 @@ def _alike(asks: str, written: str) -> int | None:
 def _contents(message: Message) -> Iterator[str]:
     content = message.get("content")
     for part in content if isinstance(content, list) else [{"text": content}]:
-        if isinstance(part.get("text"), str):
-            yield part["text"]
+        text = part.get("text")
+        if isinstance(text, str):
+            yield text
 
 
 def _strings(value: Any) -> Iterator[str]:
