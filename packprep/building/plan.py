@@ -240,7 +240,7 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
     wanted = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
     if not wanted <= stored["vocabulary"]["mode_tokens"].keys():
         raise PlanError("plan.json: its vocabulary has not the mode tokens of its tasks")
-    if (stored["vocabulary"]["media"] or {}).keys() != (recipe.specials.media or {}).keys():
+    if (stored["vocabulary"].get("media") or {}).keys() != (recipe.specials.media or {}).keys():
         raise PlanError("plan.json: its vocabulary has not the kinds of media of its recipe")
     return recipe
 
@@ -324,7 +324,7 @@ class Plan:
             added_tokens=tuple(vocabulary["added_tokens"]),
             special_ids=tuple(vocabulary["special_ids"]),
             notes=(),
-            media={kind: tuple(ids) for kind, ids in sorted((vocabulary["media"] or {}).items())},
+            media={kind: tuple(ids) for kind, ids in sorted((vocabulary.get("media") or {}).items())},
         )
         self.token_dtype = np.dtype(stored["token_dtype"])
         self.tasks: list[Task] = resolve(

@@ -11,13 +11,16 @@ end are of the place where they stand beside it. A slot token anywhere else reje
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.errors import RecipeError
 from packprep.sources.formats.batch import MAX_DOCUMENT_TOKENS, SURROGATE
 from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.engines.engine import offsets_of
+from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.roles import Vocabulary
 
 BAD_MEDIA = "bad_media"
@@ -106,7 +109,7 @@ def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
     tokens, ref = entry.get("tokens"), entry.get("ref")
     if type(tokens) is not int or not 1 <= tokens <= MAX_DOCUMENT_TOKENS:
         raise BadMedia(f"{where}: tokens is {_shown(tokens)}; a count, 1 … {MAX_DOCUMENT_TOKENS}, is wanted")
-    if not isinstance(ref, str) or SURROGATE.search(ref):
+    if not isinstance(ref, str) or not (ref.isascii() or not SURROGATE.search(ref)):
         raise BadMedia(f"{where}: ref is {_shown(ref)}; a text of whole characters is wanted")
     return tokens, ref
 
@@ -130,6 +133,19 @@ def _shown(value: Any) -> str:
     return str(value) if type(value) is int and abs(value) < 1 << 64 else f"a {type(value).__name__}"
 
 
+def ranges_beside(places: Sequence[MediaPlaces], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(int64[k, 2], int64[n + 1]): the ranges of tokens beside places in documents of `lengths: int64[n]` tokens, one after the
+    other, and where those of each document begin."""
+    many = np.array([len(own.first) for own in places], np.int64)
+    spans = np.concatenate([NO_PLACES.spans, *(own.spans for own in places)])
+    ends = np.cumsum(many)
+    begins = np.insert(spans[:, 1], ends - many, 0)
+    ranges = np.stack((begins, np.insert(spans[:, 0], ends, lengths)), 1)
+    filled = ranges[:, 0] < ranges[:, 1]
+    count = np.bincount(np.repeat(np.arange(len(many)), many + 1), filled, len(many)).astype(np.int64)
+    return ranges[filled], offsets_of(count)
+
+
 def content_of(places: Sequence[MediaPlace]) -> bytes:
     """What a source's digest gets of a document's places."""
     return repr([(place.kind, place.tokens, place.ref, place.at) for place in places]).encode()
@@ -142,6 +158,28 @@ def pieces_of(text: str, places: Sequence[MediaPlace]) -> list[str]:
 
 
 # MediaPlaces among tokens
+
+
+_BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
+"""Texts beside places, by which a tokenizer is asked how it goes on behind a special token."""
+
+
+@lru_cache(maxsize=4)
+def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
+    """RecipeError where a tokenizer, by an engine of it, makes other ids of a text beside a special token than of the text alone:
+    then places in a text cannot be tokenized as a model's processor does."""
+    for kind, ids in vocabulary.media.items():
+        own = [id for id in ids if id >= 0]
+        between = "".join(texts_of_ids(vocabulary.tokenizer_json, own)[id] for id in own)
+        whole = engine.encode_with_characters([between.join(_BESIDE)], True)[0].tolist()
+        parts = [engine.encode_with_characters([text], False)[0].tolist() for text in _BESIDE]
+        apart = [*parts[0], *(id for part in parts[1:] for id in (*own, *part))]
+        if whole != apart:
+            raise RecipeError(
+                f"a text has media of kind {kind!r}, and the tokenizer makes other ids of what is beside a special token than of "
+                "the same text alone: write such documents as messages, with parts of media",
+                ("specials", "media"),
+            )
 
 
 def put_in(

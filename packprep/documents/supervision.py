@@ -19,9 +19,9 @@ inside a span. One that begins before a {% generation %} block and reaches into 
 transformers; law 2 leaves it out. Of a document with media all but its places is trained, or what it says.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -37,7 +37,9 @@ from packprep.documents.media import (
     pieces_of,
     put_in,
     put_in_chats,
+    ranges_beside,
     read_media,
+    refuse_other_beginnings,
     refuse_strays,
     slots_of,
 )
@@ -217,12 +219,15 @@ def _with_media(given: Supervision, law: int) -> Conversation | Problem:
         places = read_media(given.record.get(MEDIA), given.text, given.kinds) if given.kinds else ()
     except BadMedia as bad:
         return BAD_MEDIA, str(bad)
+    if given.loss_spans is None and given.text and "weight" not in given.record:
+        return Conversation(given.text, ((0, len(given.text)),), places=places)
     spans = given.loss_spans if given.loss_spans is not None else [[0, len(given.text)]]
-    found = _with_spans(given.text, spans, given.record.get("weight"), law)
-    return replace(found, places=places) if places and isinstance(found, Conversation) else found
+    return _with_spans(given.text, spans, given.record.get("weight"), law, places)
 
 
-def _with_spans(text: str, spans: Any, document_weight: Any, law: int) -> Conversation | Problem:
+def _with_spans(
+    text: str, spans: Any, document_weight: Any, law: int, places: tuple[MediaPlace, ...] = ()
+) -> Conversation | Problem:
     """The characters inside any of the spans, in whatever order those stand, overlap, are empty or reach beyond the text.
 
     document_weight: what the record has as its weight, by which those of the spans are multiplied; None: 1. Spans of unequal
@@ -262,7 +267,7 @@ def _with_spans(text: str, spans: Any, document_weight: Any, law: int) -> Conver
                 return "bad_loss_spans", f"character {begin} is in spans of unequal weight, {other:g} and {weight:g}"
             begin, end = first, max(end, last)
         united.append((begin, end, weight))
-    return weighted(text, ((begin, end, weight * of_document) for begin, end, weight in united))
+    return weighted(text, ((begin, end, weight * of_document) for begin, end, weight in united), places=places)
 
 
 def _is_of_floats(span: Any) -> bool:
@@ -438,16 +443,19 @@ def trained_tokens(conversation: Conversation, begins: np.ndarray, places: Media
     return Trained(found, weight[found[:, 0]], turns, cuts, ranks, system, eos_weight, places)
 
 
-def _all_trained(conversation: Conversation, n: int, places: MediaPlaces) -> Trained:
-    """What `trained_tokens` gives of n tokens of which all but places is trained."""
-    weight = conversation.weights[0] if conversation.weights else 1.0
-    edges = np.concatenate(([0], places.spans.reshape(-1), [n])).reshape(-1, 2)
-    found = edges[edges[:, 0] < edges[:, 1]]
-    nothing = np.zeros(0, np.int64)
-    return Trained(
-        found, np.full(len(found), weight, np.float32), np.full((len(found), 2), n, np.int64), nothing,
-        nothing.astype(np.uint8), 0, weight, places,
-    )  # fmt: skip
+def _all_trained(
+    conversations: Sequence[Conversation], lengths: np.ndarray, places: Sequence[MediaPlaces]
+) -> list[Trained]:
+    """What `trained_tokens` gives of documents of `lengths: int64[n]` tokens of which all but their places is trained."""
+    ranges, offsets = ranges_beside(places, lengths)
+    of_document = np.array([one.weights[0] if one.weights else 1.0 for one in conversations], np.float32)
+    count, bounds = np.diff(offsets), offsets.tolist()
+    weights, turns = np.repeat(of_document, count), np.repeat(np.stack((lengths, lengths), 1), count, axis=0)
+    cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    return [
+        Trained(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own)
+        for a, b, weight, own in zip(bounds, bounds[1:], of_document.tolist(), places, strict=False)
+    ]
 
 
 def tokenize_supervised(
@@ -477,6 +485,8 @@ def tokenize_supervised(
             tokens = tokenize(engine, [texts[i] for i in group], special_text, vocabulary, True, strings)
         else:
             pieces = [piece for i, own in zip(group, places, strict=True) for piece in pieces_of(texts[i], own)]
+            if len(pieces) > len(group):
+                refuse_other_beginnings(cast(Hashable, engine), vocabulary)
             tokens = tokenize(engine, pieces, special_text, vocabulary, characters)
         if vocabulary.media:
             tokens, found = (put_in_chats if is_chat else put_in)(tokens, places, vocabulary)
@@ -495,16 +505,16 @@ def tokenize_supervised(
         ids[shift + np.arange(len(tokens.ids))] = tokens.ids
         turned_away = {k for k, _, _ in tokens.rejected}
         rejected += [(group[k], reason, detail) for k, reason, detail in tokens.rejected]
+        used = [(k, i) for k, i in enumerate(group) if i in conversations and k not in turned_away]
+        if tokens.characters is None:
+            of_group = np.diff(tokens.offsets)[[k for k, _ in used]]
+            all_trained = _all_trained([conversations[i] for _, i in used], of_group, [places_of[i] for _, i in used])
+            trained |= {i: own for (_, i), own in zip(used, all_trained, strict=True)}
+            continue
         bounds = tokens.offsets.tolist()
-        for k, i in enumerate(group):
-            if i not in conversations or k in turned_away:
-                continue
-            one, own = conversations[i], places_of.get(i, NO_PLACES)
-            if tokens.characters is None:
-                trained[i] = _all_trained(one, bounds[k + 1] - bounds[k], own)
-            else:
-                begins = counted_begins(tokens.characters[bounds[k] : bounds[k + 1]], one.blocks)
-                trained[i] = trained_tokens(one, begins, own)
+        for k, i in used:
+            begins = counted_begins(tokens.characters[bounds[k] : bounds[k + 1]], conversations[i].blocks)
+            trained[i] = trained_tokens(conversations[i], begins, places_of.get(i, NO_PLACES))
     return Tokens(ids, offsets, sorted(rejected)), trained
 
 

@@ -208,10 +208,12 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
 def check_supervised(recipe: Recipe, source: int) -> None:
     """RecipeError unless a source, whose documents have loss_spans or messages, draws a task that takes them."""
     if not thresholds(recipe, supervised=True)[source, -1]:
+        or_media = ", or media," if recipe.specials.media else ""
+        or_ignore = ', or set documents.loss_spans = "ignore"'
         takers = ", ".join(sorted(name for name, objective in REGISTRY.items() if objective.supervised))
         raise RecipeError(
-            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages and none of its tasks takes "
-            f'them; give it a task of {takers}, or set documents.loss_spans = "ignore"'
+            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages{or_media} and none of its tasks "
+            f"takes them; give it a task of {takers}{'' if or_media else or_ignore}"
         )
 
 

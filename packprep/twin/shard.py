@@ -85,7 +85,7 @@ class Twin:
         special = set(vocabulary["special_ids"])
         self.ordinary = [i for i in range(vocabulary["vocab_size"]) if i not in special]
         self.vocab_size: int = vocabulary["vocab_size"]
-        self.media: dict[str, Sequence[int]] = vocabulary["media"] or {}
+        self.media: dict[str, Sequence[int]] = vocabulary.get("media") or {}
         how = documents["special_text"], plan["engine"]["name"], self.media
         self.tokenizer = Tokenizer(tokenizer_json, vocabulary["special_ids"], *how)
         self.template, self.turns_taken = template, 0

@@ -115,7 +115,12 @@ class Fields:
 
     def beside_text(self, text_key: str) -> list[str]:
         """The keys at which a record that has a text may have more than it: their begins, where they are nested."""
-        keys = (LOSS_SPANS, self.messages_key, self.messages_key.split(".")[0], *([MEDIA] if self.kinds else []))
+        keys = (
+            LOSS_SPANS,
+            self.messages_key,
+            self.messages_key.split(".")[0],
+            *((MEDIA, "weight") if self.kinds else ()),
+        )
         return [key for key in dict.fromkeys(keys) if key != text_key]
 
     def says(self, key: str) -> bool:

@@ -27,6 +27,7 @@ from packprep.errors import SourceError
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import (
     LOSS_SPANS,
+    MEDIA,
     SURROGATE,
     Batch,
     BatchBuilder,
@@ -63,6 +64,8 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
     names = fields.beside_text(text_key) if fields else []
     decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
     fast, others = decoder.decode if decoder else _refuse, [attrgetter(f"field{i}") for i in range(len(names))]
+    of_media = others[names.index(MEDIA)] if MEDIA in names else None
+    without_media = [get for get in others if get is not of_media]
     if fields and fields.format != "auto":
         fast = _refuse
 
@@ -71,12 +74,17 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
             record = fast(line)
             text: str = record.text
             nests = len(line) - len(text) >= MIN_NESTED_BYTES and nested_too_deep(line)
-            if nests or any(get(record) for get in others):
+            media = of_media(record) if of_media else None
+            if nests or any(get(record) for get in (without_media if media else others)):
                 return decode_slowly(line, text_key, fields)
             # msgspec does not look at the UTF-8 of what it skips.
             if not line.isascii():
                 line.decode()
-            return text
+            if not media:
+                return text
+            places = json.loads(bytes(media), parse_constant=_refuse, parse_int=read_integer)
+            assert fields
+            return fields.of_text(text, None, {MEDIA: places}.get)
         except (ValueError, msgspec.MsgspecError, RecursionError):
             return decode_slowly(line, text_key, fields)
 
@@ -140,7 +148,7 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
         return "missing_text", f"no key {ascii(text_key[:40])}; the line's keys are: {keys or 'none'}"
     if not isinstance(text, str):
         return "not_a_string", f"the value of {ascii(text_key[:40])} is {_kind(text)}"
-    if found := SURROGATE.search(text):
+    if not text.isascii() and (found := SURROGATE.search(text)):
         return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
     if fields and layout:
         return fields.of_layout(layout, text, spans, value)
