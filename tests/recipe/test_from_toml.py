@@ -186,6 +186,14 @@ def test_mode_tokens_are_quoted_keys_of_specials():
         read(specials={"[NLU]": -1})
 
 
+@pytest.mark.parametrize("media", [{"text": "x"}, {"a": ["x", "x", "y"]}, {"a": ["y", "x", "x"]}, {"a": ["", "", "y"]}])
+def test_a_kind_of_media_has_a_slot_token_of_its_own(media):
+    with pytest.raises(
+        RecipeError, match=r"specials.media = .*: expected a table: a kind and its \[begin, slot, end\] tokens"
+    ):
+        read(specials={"media": media})
+
+
 # Presets
 
 

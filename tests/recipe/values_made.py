@@ -121,6 +121,13 @@ VALUES = {
             list(range(2**20 + 1)),
         ],
     ),
+    ("specials", "media"): (
+        [
+            ({"image": "<|image|>"}, {"image": ("", "<|image|>", "")}),
+            ({"b": ["<b>", 7, ""], "a": 9}, {"a": ("", 9, ""), "b": ("<b>", 7, "")}),
+        ],
+        [{}, {"": "x"}, {"a": ""}, {"a": ["x"]}, {"a": ["x", "y", -1]}, {"a": -1}, {"a": None}, "x", 1, []],
+    ),
     ("specials", "vocab_size"): ([0, 50_000], [-1, 1 << 31, 1.0, *NUMBERS]),
     ("tasks", "name"): (["a"], ["a\0", "a\nb", *TEXTS]),
     ("tasks", "objective"): (["causal"], TEXTS),

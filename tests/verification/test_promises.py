@@ -15,6 +15,7 @@ from packprep.verification import PROMISES
 from packprep.verification.arrays import check_arrays, check_layout
 from packprep.verification.faults import Faults
 from tests import made as builds
+from tests import media_made
 from tests.golden.datasets import LAW3
 from tests.verification.damage import (
     arrays_of,
@@ -119,7 +120,7 @@ def test_a_signed_copy_has_no_faults(directory):
 
 
 def test_every_promise_has_a_number_and_words():
-    assert list(PROMISES) == [f"P{i + 1}" for i in range(22)]
+    assert list(PROMISES) == [f"P{i + 1}" for i in range(23)]
 
 
 # P1, P2
@@ -970,3 +971,93 @@ def test_p20_offsets_of_blocks_that_do_not_ascend(mixed_directory, at, value):
         arrays["block_offsets"][at] = value
     (fault,) = faults_of(mixed_directory)
     assert fault["promise"] == "P20" and "block_offsets does not ascend" in fault["message"]
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory):
+    """Texts and chats with places of media."""
+    folder = tmp_path_factory.mktemp("media")
+    media_made.corpus(folder)
+    builds.build(media_made.table(), folder, folder / "out")
+    return folder / "out"
+
+
+@pytest.fixture
+def media_directory(media, tmp_path):
+    return copied(media, tmp_path)
+
+
+def test_p23_offsets_of_places_that_do_not_ascend(media_directory):
+    with resigned(media_directory) as arrays:
+        arrays["media_ref_offsets"][3] = 10**9
+    (fault,) = faults_of(media_directory)
+    assert fault["promise"] == "P23" and "media_ref_offsets does not ascend" in fault["message"]
+
+
+@pytest.mark.parametrize("name, value", [("slot", 127), ("slot", -1), ("tokens", 0), ("tokens", 128), ("kind", 7)])
+def test_p23_a_place_beyond_its_segment(media_directory, name, value):
+    with resigned(media_directory) as arrays:
+        i = int(np.argmax(arrays["media_tokens"] > 1))
+        arrays[f"media_{name}"][i] = value
+        g = int(np.searchsorted(arrays["media_offsets"], i, "right")) - 1
+    faults = [fault for fault in faults_of(media_directory) if fault["promise"] != "P16"]  # its slots are counted
+    assert promises_of(faults) == {"P23"} and f"segment {g}: a place of" in faults[0]["message"]
+
+
+def test_p23_a_place_of_another_kind(media_directory):
+    with resigned(media_directory) as arrays:
+        arrays["media_kind"][0] ^= 1
+        slot = int(arrays["media_slot"][0])
+    faults = faults_of(media_directory)
+    assert promises_of(faults) == {"P23"} and faults[0]["slot"] == slot and "no slot token" in faults[0]["message"]
+
+
+def test_p23_a_place_that_is_left_out(media_directory):
+    with resigned(media_directory) as arrays:
+        slot, last = int(arrays["media_slot"][-1]), int(arrays["media_ref_offsets"][-2])
+        for name in ("slot", "tokens", "kind"):
+            arrays[f"media_{name}"] = arrays[f"media_{name}"][:-1].copy()
+        arrays["media_ref"], arrays["media_ref_offsets"] = (
+            arrays["media_ref"][:last].copy(),
+            arrays["media_ref_offsets"][:-1].copy(),
+        )
+        arrays["media_offsets"] = np.minimum(arrays["media_offsets"], len(arrays["media_slot"]))
+    faults = [fault for fault in faults_of(media_directory) if fault["promise"] != "P16"]
+    assert promises_of(faults) == {"P23"} and faults[0]["slot"] == slot and "at no place" in faults[0]["message"]
+
+
+def test_p23_a_ref_that_is_no_text(media_directory):
+    with resigned(media_directory) as arrays:
+        arrays["media_ref"][0] = 0xFF
+    assert_only(
+        [{**fault, "row": None, "slot": None} for fault in faults_of(media_directory)],
+        "P23",
+        words="a ref is not UTF-8",
+    )
+
+
+def test_p23_a_slot_of_media_that_may_be_trained(media_directory):
+    """A range that grows into the place behind it, and the loss with it."""
+    with resigned(media_directory) as arrays:
+        causal = segments_of(media_directory, arrays, "causal")
+        rows, begins, _ = places_of(arrays)
+        for i in range(len(arrays["media_slot"])):
+            g = int(np.searchsorted(arrays["media_offsets"], i, "right")) - 1
+            slot, row = int(arrays["media_slot"][i]), int(rows[g])
+            which = slice(*arrays["trained_offsets"][g : g + 2])
+            ends = np.flatnonzero(arrays["trained_ranges"][which, 1] == slot - begins[g])
+            if g in causal and arrays["media_kind"][i] == 0 and len(ends) and arrays["media_tokens"][i] > 1:
+                arrays["trained_ranges"][which.start + ends[0], 1] += 1
+                arrays["loss_mask"][row, slot - 1] = 1
+                break
+    assert_only(faults_of(media_directory), "P23", row=row, slot=slot, words="a slot of media may be trained")
+
+
+def test_p17_another_ref_is_found_by_replay(media, media_directory):
+    with resigned(media_directory) as arrays:
+        arrays["media_ref"][0] ^= 1
+    for replay in (-1, 10**6):
+        (fault,) = faults_of(media_directory, replay, texts=media.parent, chats=media.parent)
+        assert fault["promise"] == "P17" and (
+            "media_ref" in fault["message"] or "its places of media are" in fault["message"]
+        )

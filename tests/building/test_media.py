@@ -1,0 +1,144 @@
+"""Places of media from records to rows: whole, in order, untrained, by replay and twin alike."""
+
+import json
+
+import numpy as np
+import pytest
+
+from packprep.building.plan import open_plan
+from packprep.building.work import make_shard
+from packprep.dataset.loader import open_dataset
+from packprep.errors import PackprepError, RecipeError
+from packprep.verification import ALL, verify_dataset
+from tests import made, media_made
+
+
+def built(folder, out="out", **changes):
+    made.build(media_made.table(**changes), folder, folder / out)
+    return folder / out
+
+
+def verified(out, replay=ALL, twin=True, epoch=0):
+    report = verify_dataset(out, replay, {}, (0, 1), 0, made.Silent(), twin, epoch=epoch)
+    assert report["faults"] == 0, report["listed"]
+    return report
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("media")
+    media_made.corpus(folder)
+    return folder
+
+
+@pytest.mark.parametrize("changes", [
+    {},
+    {"tokenizer": "bpe", "packing": {"pad_seq_to_mult": 8, "algorithm": "next_fit"}, "output": {"columns": "compact"}},
+])  # fmt: skip
+def test_replay_twin_and_later_epochs_give_the_same_rows(corpus, changes):
+    out = built(corpus, f"out{len(changes)}", **changes)
+    assert verified(out)["twin"] > 80
+    verified(out, 40, epoch=2)
+
+
+def test_a_token_store_gives_the_bytes_of_the_text(corpus):
+    out = built(corpus, "text", tokenizer="bpe")
+    made.build(media_made.table(tokenizer="bpe"), corpus, corpus / "store", is_store=True)
+    verified(corpus / "store", twin=False)
+    sources = [{"name": name, "paths": [str(corpus / "store")], "format": "store"} for name in ("texts", "chats")]
+    sources[1]["tasks"] = ["causal", "prefix_lm", "masked_diffusion"]
+    of_store = built(corpus, "of_store", tokenizer="bpe", sources=sources)
+    assert made.contents(out, "shards") == made.contents(of_store, "shards")
+    others = {"missing": "add", "media": {"image": "<|image|>", "film": "<|film|>"}}
+    with pytest.raises(RecipeError, match=r"specials\.media is .* here, and .* in the token store"):
+        built(corpus, "other", tokenizer="bpe", sources=sources, specials=others)
+
+
+def test_each_place_is_found_once_whole_and_in_order(corpus):
+    """Of texts, whose records say all: the places of a document's pieces, one after the other, are the record's."""
+    out = built(corpus, "causal", sources=[{"name": "texts", "paths": ["a.jsonl"]}], tasks=[{"objective": "causal"}])
+    dataset, wanted, position = open_dataset(out), {}, 0
+    slots = {name: ids[1] for name, ids in open_plan(out).vocabulary.media.items()}
+    for record in media_made.texts(60):
+        wanted[position] = [(e["tokens"], e["ref"], e["kind"]) for e in record["media"]]
+        position += len(json.dumps(record, ensure_ascii=False).encode()) + 1
+    found = {}
+    for i in range(len(dataset)):
+        row = dataset.row(i)
+        media, inside = row.media, np.zeros(len(row.tokens), bool)
+        for slot, tokens, ref, kind in zip(media.slot, media.tokens, media.refs, media.kinds, strict=True):
+            segment = int(row.segment_ids[slot]) - 1
+            assert (row.segment_ids[slot : slot + tokens] == segment + 1).all()
+            assert (row.tokens[slot : slot + tokens] == slots[kind]).all() and not row.loss_mask[
+                slot - 1 : slot + tokens - 1
+            ].any()
+            inside[slot : slot + tokens] = True
+            place = int(row.segments["doc"][segment]), int(row.segments["start"][segment]), int(slot)
+            found.setdefault(place[0], []).append((place[1:], (int(tokens), ref, kind)))
+        assert not np.isin(row.tokens[~inside], list(slots.values())).any()
+    used = {int(doc) for i in range(len(dataset)) for doc in dataset.row(i).segments["doc"]}
+    kept = 0
+    for position in used:
+        own = [what for _, what in sorted(found.get(position, []))]
+        assert own == [what for what in wanted[position] if what in own]  # pieces of nothing but places are left out
+        kept += len(own)
+    assert kept > 60 and kept == sum(len(dataset.row(i).media.slot) for i in range(len(dataset)))
+    ledger = dataset.manifest["ledger"]["sources"]["texts"]
+    assert ledger["slots"]["media"] == sum(int(dataset.row(i).media.tokens.sum()) for i in range(len(dataset)))
+
+
+def test_a_cut_falls_before_a_place_or_behind_one_that_begins_its_piece(tmp_path):
+    """Rows of 32 bytes and eos: "x" · 20, a place of 15 with begin and end, "y" · 3, …"""
+
+    def pieces(*parts):
+        text, media = "", []
+        for part in parts:
+            if isinstance(part, str):
+                text += part
+            else:
+                media.append({"at": len(text), "tokens": part, "ref": "r", "kind": "film"})
+        media_made.write(tmp_path, "a.jsonl", [{"text": text, "media": media}, {"text": "other"}])
+        table = media_made.table(
+            seq_length=32, sources=[{"paths": ["a.jsonl"]}], tasks=[{"objective": "causal"}], documents={"max_bad_fraction": 1.0}
+        )  # fmt: skip
+        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        made.build(table, tmp_path, out)
+        made_again = make_shard(open_plan(out), 0)
+        own = made_again.table.of(np.flatnonzero(made_again.documents.position[made_again.table.document] == 0))
+        reasons = [record["reason"] for record in made_again.documents.rejected.records()]
+        verified(out)
+        return sorted(zip(own.start.tolist(), own.n.tolist(), strict=True)), reasons
+
+    assert pieces("x" * 20, 15, "y" * 9) == ([(0, 20), (20, 24)], [])
+    assert pieces("x" * 2, 32, "y" * 9) == ([(0, 2), (34, 9)], [])  # of a place alone nothing is trained
+    assert pieces("x" * 9, 26, "y" * 2, 26, "z" * 3) == ([(0, 9), (9, 28), (37, 29)], [])
+    assert pieces("x" * 9, 30, "y" * 2) == ([(0, 9), (39, 2)], [])  # the rest of two tokens does not fit beside it
+    assert pieces("x" * 9, 33, "y") == ([], ["place_too_long"])
+    assert pieces("x" * 9, 32) == ([], ["place_too_long"])  # with its eos it does not fit
+    assert pieces(5, 7) == ([], ["untrained"])
+
+
+def test_documents_without_media_keep_their_bytes(tmp_path):
+    """A recipe of kinds gives documents without places what one without gives, but for the special tokens that it adds."""
+    made.write_lines(tmp_path / "in" / "a.jsonl", made.texts(60))
+    made.build(made.table("in/a.jsonl"), tmp_path, tmp_path / "plain")
+    made.build(made.table("in/a.jsonl", specials=media_made.SPECIALS), tmp_path, tmp_path / "media")
+    assert made.contents(tmp_path / "plain", "shards") == made.contents(tmp_path / "media", "shards")
+    plan = json.loads((tmp_path / "plain" / "plan.json").read_text())
+    assert "media" not in plan["recipe"]["specials"] and "media" not in plan["vocabulary"]
+    ledger = json.loads((tmp_path / "media" / "dataset.json").read_text())["ledger"]
+    assert "media" not in ledger["sources"]["source0"]["slots"]
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"packing": {"algorithm": "concat"}}, "concat cuts where rows end, and so through places of media"),
+    ({"documents": {"loss_spans": "ignore"}}, 'specials.media needs documents.loss_spans = "use"'),
+    ({"tasks": [{"objective": "span_corruption"}]}, "loss_spans or messages, or media, and none of its tasks takes them"),
+    ({"specials": {"media": {"image": "<|image|>"}}}, "kind 'image': no token '<|image|>'"),
+    ({"specials": {"missing": "add", "mask": "<|i|>", "media": {"image": "<|i|>"}}, "tasks": [{"preset": "mlm"}]},
+     "would play mask and media"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_by_a_message(corpus, tmp_path, changes, words):
+    with pytest.raises(PackprepError) as raised:
+        made.build(media_made.table(sources=[{"paths": ["a.jsonl"]}], **changes), corpus, tmp_path / "out")
+    assert words in str(raised.value)
