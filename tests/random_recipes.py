@@ -23,7 +23,7 @@ if __name__ == "__main__":  # as a command, of which Python knows the folder alo
 
 from packprep.errors import PackprepError
 from packprep.verification import verify_dataset
-from tests import made, tokens_made
+from tests import made, media_made, tokens_made
 from tests.tokenizer import tokenizers_made
 
 ALL = -1
@@ -78,6 +78,9 @@ def write_corpus(folder: Path) -> None:
     made.write(folder / "spans.jsonl", "\n".join(map(json.dumps, _with_spans(random.Random(1)))).encode())
     made.write(folder / "chats.jsonl", "\n".join(map(json.dumps, _chats(random.Random(2)))).encode())
     made.write(folder / "t.jinja", TEMPLATE.encode())
+    made.write(folder / "shown.jinja", media_made.TEMPLATE.encode())
+    media_made.write(folder, "media.jsonl", media_made.texts(12, 12, 40, 90))
+    media_made.write(folder, "shown.jsonl", media_made.chats(6, 13, 25))
     tokenizers_made.write(
         folder / "bpe",
         tokenizers_made.byte_level(*ROLES, *(f"<extra_id_{k}>" for k in range(40))),
@@ -108,7 +111,28 @@ def _chats(chance: random.Random) -> list[dict[str, Any]]:
 
 
 def recipe_of(seed: int) -> dict[str, Any]:
-    """The table of a recipe, of write_corpus' folder."""
+    """The table of a recipe, of write_corpus' folder; every fourth has media, too."""
+    return _with_media(_recipe_of(seed), random.Random(f"media {seed}"))
+
+
+def _with_media(recipe: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    if chance.random() < 0.75:
+        return recipe
+    name = chance.choice(["media", "shown"])
+    share = {"share": 0.5} if "share" in recipe["sources"][0] else {}
+    own = {"name": name, "paths": [f"{name}.jsonl"], **share}
+    given = chance.choice(
+        [media_made.SPECIALS["media"], {"image": "<|image|>", "film": ["<|begin|>", "<|film|>", "<|end|>"]}]
+    )
+    documents = {**recipe["documents"], "loss_spans": "use", "chat_template": "shown.jinja"}
+    if chance.random() < 0.9:  # or else it is refused, mostly
+        recipe["packing"] = {**recipe["packing"], "algorithm": "best_fit"}
+        recipe["tasks"] = [*recipe["tasks"], {"preset": chance.choice(["causal", "prefix_lm", "llada", "mlm"])}]
+    specials = {**recipe.get("specials", {}), "missing": "add", "media": given}
+    return {**recipe, "sources": [*recipe["sources"], own], "documents": documents, "specials": specials}
+
+
+def _recipe_of(seed: int) -> dict[str, Any]:
     chance = random.Random(seed)
     some = partial(_maybe, chance)
     tasks = [_task(chance, i) for i in range(chance.choice([1, 1, 2, 2, 3, 5]))]

@@ -228,7 +228,7 @@ def _cut_supervised(
                     apart[d] += end - begin
                 inside += 1
             if first >= 0:
-                if write:
+                if write and count < document.shape[0]:  # of a document that is turned away later, there may be no room
                     document[count], start[count], n[count], task[count] = d, at, take, t
                     bos[count], eos[count], key[count] = b, e, k
                     copy[count], first_trained[count] = repeated, repeated + first - at
