@@ -285,6 +285,8 @@ def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
         why = f'packing.algorithm = "{packing.algorithm}" leaves rows empty that "best_fit" would fill'
     elif packing.max_segments_per_row:
         why = f"packing.max_segments_per_row = {packing.max_segments_per_row} ends them: allow more"
+    elif recipe.seq_lengths and recipe.documents.long != "decompose":
+        why = 'the documents of one length leave gaps that shorter ones would fill: documents.long = "decompose" leaves none'
     else:
         why = "segments are of lengths that do not fill them: choose another seq_length, or documents.max_tokens"
     return [f"rows are only {packed.without_last:.1%} full: {why}"]
