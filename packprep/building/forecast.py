@@ -18,6 +18,7 @@ from packprep.cache import is_kept
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import Documents
+from packprep.documents.store import DOCUMENT_BYTES
 from packprep.documents.supervision import Training
 from packprep.kernel import compiling
 from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
@@ -140,6 +141,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
             "without_last_rows": packed.without_last,
         },
         "output_bytes": round(packed.file_bytes),
+        "store": None if inputs.stores else _of_store(plan, recipe),
         "worker_bytes": PROCESS_BYTES + round(per_shard * 3 * item + slots_per_shard * slot_bytes * 2),
         "engine": plan["engine"],
         "fingerprint": plan["fingerprint"],
@@ -147,6 +149,19 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         "tasks": task_rows,
         "warnings": warnings,
     }
+
+
+def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """What a token store of a plan's sources would hold, each document once: {documents, tokens, token_error, bytes}."""
+    uses = [
+        s["repeat"] * (one.sample[1] - one.sample[0]) for s, one in zip(plan["sources"], recipe.sources, strict=True)
+    ]
+    tokens = [source["tokens"] / use for source, use in zip(plan["sources"], uses, strict=True)]
+    documents = sum(source["documents"] / use for source, use in zip(plan["sources"], uses, strict=True))
+    size = np.dtype(plan["token_dtype"]).itemsize * sum(tokens) + DOCUMENT_BYTES * documents
+    errors = [source["relative_error"] * count for source, count in zip(plan["sources"], tokens, strict=True)]
+    counts = {"documents": round(documents), "tokens": round(sum(tokens)), "bytes": round(size)}
+    return {**counts, "token_error": math.hypot(*errors) / max(1, sum(tokens))}
 
 
 def outlook(found: Mapping[str, Any], rate: int, missing: int, workers: int) -> dict[str, Any]:

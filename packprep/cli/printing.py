@@ -82,6 +82,10 @@ def print_forecast(f: dict[str, Any]) -> None:
         put_line(f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip())
     for warning in f["warnings"]:
         put_line(f"warning: {warning}")
+    if f["store"] is not None:
+        s = f["store"]
+        held = f"{s['documents']:,} documents, {s['tokens']:,} tokens (± {s['token_error']:.2%}), {s['bytes']:,} bytes"
+        put_line(f"as a token store about {held}")
 
 
 def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] | None) -> None:
