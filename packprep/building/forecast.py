@@ -24,7 +24,7 @@ from packprep.kernel import compiling
 from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
 from packprep.randomness import permute, text_key
 from packprep.recipe import Recipe
-from packprep.sources.files import named_twice, texts_among_others
+from packprep.sources.files import named_twice, odd_files
 
 FAR = 0.1
 """A realised figure this far from the wanted one, relatively, is worth a warning."""
@@ -120,7 +120,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         )
     if twice := named_twice(recipe.sources, inputs.files):
         warnings.append(twice)
-    warnings += texts_among_others(recipe.sources, inputs.files)
+    warnings += odd_files(recipe.sources, inputs.files)
     shares = [source.share for source in recipe.sources if source.share is not None]
     if shares and abs(sum(shares) - 1) > 1e-6:
         parts = ", ".join(f"{source.name} {(source.share or 0) / sum(shares):.1%}" for source in recipe.sources)

@@ -378,6 +378,7 @@ def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray 
                     yield clock.take()
                 if item is not None:
                     written = writer.submit(commit_shard, out, plan, item.number, made)
+                    del made  # its memory serves the next one once it is written
 
     return make_all
 
