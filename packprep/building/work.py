@@ -132,7 +132,7 @@ def make_shard(
         source, n = plan.sources[documents.source[d]], int(documents.offsets[d + 1] - documents.offsets[d])
         at = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
         if lost.elsewhere[d]:
-            documents.rejected.add(*at, OTHER_LENGTH, f"{n} tokens, which rows of other lengths have")
+            documents.rejected.add(*at, OTHER_LENGTH, f"{n} tokens")
             continue
         if recipe.documents.long != "drop":
             detail = "each of its answers is in another piece than what it answers"
