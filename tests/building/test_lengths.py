@@ -97,7 +97,8 @@ def test_pieces_of_a_decomposed_document_tile_it_over_the_datasets(corpus, tmp_p
         assert [start for start, _ in sorted(parts)] == ends[:-1] and ends[-1] == tokens[use]
 
 
-def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path):
+def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("packprep.building.run.LIST_AGAIN_S", 0)
     folder, (web, *_) = corpus
     sources = [web]
     table = recipe(sources, output={"shard_text_bytes": 100_000})
