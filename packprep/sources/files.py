@@ -343,8 +343,7 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
 
 
 def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
-    """Messages about sources of which some files are tables or JSONL and others are each read as one text, as a README is; and
-    about files that lie beside a compressed copy of themselves, by its name."""
+    """Messages about sources with texts among tables or JSONL, as a README is, or with files beside a compressed copy."""
     messages = []
     for source, files in zip(sources, found, strict=True):
         texts = [name for name, (format, _) in zip(files.names, files.formats, strict=True) if format == "text"]
@@ -354,9 +353,8 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
                 f"text each, as {texts[0]} is: name the others alone in paths if that is not meant"
             )
         if len(files.kinds) > 1:
-            names = set(files.names)
-            compressed = [name for name, (_, by) in zip(files.names, files.formats, strict=True) if by]
-            if copies := [name for name in compressed if name.rpartition(".")[0] in names]:
+            names, kinds = set(files.names), zip(files.names, files.formats, strict=True)
+            if copies := [name for name, (_, by) in kinds if by and name.rpartition(".")[0] in names]:
                 more = f", and {len(copies) - 1} more pairs" if len(copies) > 1 else ""
                 messages.append(
                     f"source {source.name}: {copies[0]} and {copies[0].rpartition('.')[0]} are both read{more}: name one of them "
