@@ -73,6 +73,8 @@ _MEDIA_TYPES = {
     "place_refs": "u1",
 }
 _ALL_TYPES = {**_TYPES, **_MEDIA_TYPES}
+DOCUMENT_BYTES = 28
+"""A document's in these arrays, without its tokens and what is trained of them."""
 _PAIRS = ("spans", "turns", "place_spans")
 _OF_TRAINED = ("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight")
 
