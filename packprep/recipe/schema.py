@@ -175,35 +175,21 @@ Sentinels = Annotated[
 ]
 
 
-MOST_KINDS = 64
-
-
-def _read_media(value: Mapping[str, Any]) -> dict[str, tuple[str | int, str | int, str | int]]:
+def _read_media(value: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:
     """Kind → its begin, slot and end token, "" for a begin or end that it has not; by name, as their numbers are."""
-    made = {}
-    for kind, given in sorted(value.items()):
-        begin, slot, end = ("", given, "") if isinstance(given, str | int) else given
-        if kind == "text" or slot == "" or (begin == slot != "") or end == slot:
-            raise ValueError
-        made[kind] = (begin, slot, end)
+    made = {kind: ("", own, "") if isinstance(own, str | int) else own for kind, own in sorted(value.items())}
+    if "text" in made or any(slot == "" or slot in (begin, end) for begin, slot, end in made.values()):
+        raise ValueError
     return made
 
 
-_TokenOrNone = Annotated[str, Meta()] | Annotated[int, Meta(ge=0)]
+_Tokens = Annotated[tuple[str | Annotated[int, Meta(ge=0)], ...], Meta(min_length=3, max_length=3)]
+_Kinds = Annotated[dict[Annotated[Name, Meta(min_length=1)], Role | _Tokens], Meta(min_length=1, max_length=64)]
 Media = Annotated[
     Any,
     Meta(
         title='a table: a kind and its [begin, slot, end] tokens, "" for none, or its slot token alone',
-        extra={
-            "given": Annotated[
-                dict[
-                    Annotated[str, Meta(min_length=1, pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*$(?!\n)")],
-                    Role | Annotated[tuple[_TokenOrNone, ...], Meta(min_length=3, max_length=3)],
-                ],
-                Meta(min_length=1, max_length=MOST_KINDS),
-            ],
-            "read": _read_media,
-        },
+        extra={"given": _Kinds, "read": _read_media},
     ),
 ]
 
@@ -379,14 +365,7 @@ class Specials:
             "≤ 2²⁰"
         ),
     ] = None
-    media: Annotated[
-        Media,
-        _key(
-            "kinds of media in documents' media and in parts of messages: image = ["
-            '"<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]; without it places are not looked at',
-            later=True,
-        ),
-    ] = None
+    media: Annotated[Media, _key("kinds of media in texts and in parts of messages", later=True)] = None
     mode_tokens: Annotated[
         Mapping[str, str | int] | None,
         Meta(title="a token's text or its id", extra={"given": Role}),  # of each key of [specials] that is no other

@@ -183,7 +183,7 @@ class Vocabulary:
             "mode_tokens": {text: int(i) for text, i in self.mode_tokens.items()},
             "added_tokens": list(self.added_tokens),
             "special_ids": [int(i) for i in self.special_ids],
-            "media": {kind: [int(i) for i in ids] for kind, ids in self.media.items()} or None,
+            **({"media": {kind: [int(i) for i in ids] for kind, ids in self.media.items()}} if self.media else {}),
         }
 
 
