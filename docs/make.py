@@ -283,7 +283,8 @@ def arrays() -> str:
 
     names = {10: "rows", 20: "segments", 8: "seq_length", 40: "blocks", 70: "ranges", 2: "2"}
     names |= {11: "rows + 1", 21: "segments + 1", 30: "segments + rows"}
-    full = layout(10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70, weighted=True)
+    names |= {50: "places", 51: "places + 1", 60: "bytes"}
+    full = layout(10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70, weighted=True, media=(50, 60))
     rows = []
     for name, (dtype, shape) in full.items():
         kind = "u16 or i32" if name in ("tokens", "labels") else f"{dtype.kind}{8 * dtype.itemsize}"
@@ -303,6 +304,12 @@ _MEANINGS = {
     "segment_key": "the key of the segment's chance",
     "block_offsets": "block diffusion: which of the blocks below belong to each segment",
     "trained_offsets": "supervised data: which of the ranges below belong to each segment",
+    "media_offsets": "media: which of the places below belong to each segment",
+    "media_ref_offsets": "where each place's ref begins in `media_ref`",
+    "media_slot": "the first slot of each place in its row",
+    "media_tokens": "how many slots it has",
+    "media_kind": "its kind: number in the recipe's `specials.media`, by name",
+    "media_ref": "the refs, in UTF-8, one after the other",
     "cu_seqlens": "for row r the slice `[row_offsets[r] + r : row_offsets[r+1] + r + 1]`: 0 and the running sum of real lengths",
     "cu_seqlens_padded": "the same in physical slots; only with `pad_seq_to_mult` above 1",
     "segment_tokens": "content tokens used, without bos and eos",
@@ -446,7 +453,7 @@ PARTS: dict[str, Callable[[], str]] = {
         "masked_diffusion", 12, 2, mode=False, spans=((3, 5), (9, 12))
     ),
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
-    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 23)},
+    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 24)},
     "promises": promises,
     "vectors": vectors,
     "arrays": arrays,
