@@ -122,7 +122,7 @@ def refuse_many(places: Sequence[MediaPlace]) -> None:
 
 def slots_of(places: Sequence[MediaPlace]) -> int:
     """The slots of a document's places, begins and ends not counted."""
-    return sum(place.tokens for place in places)
+    return sum([place.tokens for place in places])
 
 
 def _shown(value: Any) -> str:

@@ -151,8 +151,7 @@ def _with_few_slots(
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
     """A batch in parts of about MOST_SLOTS slots of media."""
     slots = np.zeros(len(batch.texts), np.int64)
-    for i, found in conversations.items():
-        slots[i] = slots_of(found.places)
+    slots[[*conversations]] = [slots_of(found.places) for found in conversations.values()]
     part = (np.cumsum(slots) - slots) // MOST_SLOTS
     if not part.any():
         yield batch, conversations
