@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from packprep.building.plan import open_plan
@@ -142,3 +144,23 @@ def test_what_cannot_be_is_refused_by_a_message(corpus, tmp_path, changes, words
     with pytest.raises(PackprepError) as raised:
         made.build(media_made.table(sources=[{"paths": ["a.jsonl"]}], **changes), corpus, tmp_path / "out")
     assert words in str(raised.value)
+
+
+def test_tables_hold_media_too(corpus):
+    """Lists of structs, in Parquet texts and in Arrow chats: the tokens and places of the lines, by replay and twin."""
+    chats = media_made.chats(25)
+    for message in (message for record in chats for message in record["messages"]):
+        if isinstance(message["content"], str):  # a column has one type
+            message["content"] = [{"type": "text", "text": message["content"]}]
+    texts, talks = (pa.Table.from_pylist(records) for records in (media_made.texts(60), chats))
+    pq.write_table(texts, corpus / "a.parquet", row_group_size=20)
+    with pa.OSFile(str(corpus / "b.arrow"), "wb") as sink, pa.ipc.new_file(sink, talks.schema) as writer:
+        writer.write_table(talks, max_chunksize=10)
+    sources = media_made.table()["sources"]
+    sources[0]["paths"], sources[1]["paths"] = ["a.parquet"], ["b.arrow"]
+    out, of_lines = built(corpus, "tables", sources=sources), built(corpus, "lines")
+    verified(out)
+    ledgers = [json.loads((folder / "dataset.json").read_text())["ledger"]["sources"] for folder in (out, of_lines)]
+    for name in ("texts", "chats"):
+        assert ledgers[0][name]["tokens"]["read"] == ledgers[1][name]["tokens"]["read"] > 1000
+        assert ledgers[0][name]["documents"]["read"] == ledgers[1][name]["documents"]["read"]
