@@ -10,6 +10,7 @@ token. A chat template writes a part in its own way, with one slot token, which 
 end are of the place where they stand beside it. A slot token anywhere else rejects the document: each slot has its ref.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -148,7 +149,7 @@ def ranges_beside(places: Sequence[MediaPlaces], lengths: np.ndarray) -> tuple[n
 
 def content_of(places: Sequence[MediaPlace]) -> bytes:
     """What a source's digest gets of a document's places."""
-    return repr([(place.kind, place.tokens, place.ref, place.at) for place in places]).encode()
+    return json.dumps(places).encode()
 
 
 def pieces_of(text: str, places: Sequence[MediaPlace]) -> list[str]:
