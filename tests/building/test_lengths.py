@@ -149,7 +149,7 @@ def test_an_epoch_of_the_mixture_is_one_of_the_corpus(corpus, tmp_path):
     folder, sources = corpus
     made.build_lengths(recipe(sources), folder, tmp_path / "all")
     mixed = open_dataset(tmp_path / "all")
-    assert mixed.seq_lengths == tuple(LENGTHS)
+    assert mixed.seq_lengths == tuple(LENGTHS) and "shares at" not in str(mixed)
     batch_size = {64: 16, 256: 4, 1024: 1}
     slots = sum(len(dataset) * dataset.seq_length for dataset in mixed.datasets)
     batches = mixed.batches(batch_size=batch_size, seed=3)
@@ -235,6 +235,6 @@ def test_what_does_not_go_with_lengths_is_refused(corpus, tmp_path):
     for length in LENGTHS:
         shutil.rmtree(tmp_path / "all" / f"seq_{length}")
     assert "none of this build's: README.md, mixture.json" in refused(*go_on)
-    assert "no document is for rows of 16384" in refused(
+    assert "no document is for rows of 16384: give seq_length = 8192" in refused(
         *build[:-1], tmp_path / "long", "--set", "seq_lengths=[8192, 16384]", "--tasks", "causal"
     )
