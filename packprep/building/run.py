@@ -176,7 +176,7 @@ def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Pro
     if out.exists(PLAN_NAME):
         raise PlanError(f"{out} is a dataset, and seq_lengths make several: give --out another folder")
     is_begun = any(out.exists(f"{name}/{PLAN_NAME}") for name in names)
-    if not is_begun and (others := out.others()):
+    if not is_begun and (others := [name for name in out.others() if name not in names]):
         raise PlanError(
             f"{out} holds files that are none of this build's: {listed(others)}. Give --out a folder that is new or empty"
         )

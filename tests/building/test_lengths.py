@@ -235,6 +235,8 @@ def test_what_does_not_go_with_lengths_is_refused(corpus, tmp_path):
     for length in LENGTHS:
         shutil.rmtree(tmp_path / "all" / f"seq_{length}")
     assert "none of this build's: README.md, mixture.json" in refused(*go_on)
+    made.write(tmp_path / "just_begun" / "seq_64" / ".plan.json.tmp", b"")  # by another array task
+    assert inside(*go_on[:-1], tmp_path / "just_begun").status == 0
     assert "no document is for rows of 16384: give seq_length = 8192" in refused(
         *build[:-1], tmp_path / "long", "--set", "seq_lengths=[8192, 16384]", "--tasks", "causal"
     )
