@@ -132,6 +132,7 @@ def plan(
     one_thread()
     from packprep.building.commit import missing_shards
     from packprep.building.forecast import STORE_MB_S, forecast, outlook
+    from packprep.building.plan import plan_digests
     from packprep.building.planning import look_up, make_plan
     from packprep.building.run import begun, pace, workers_for
     from packprep.cli.printing import print_forecast
@@ -153,7 +154,7 @@ def plan(
     result = forecast(planned, found, samples)
     shards = missing = planned["shards"]
     if output is not None and standing is not None:
-        missing = len(missing_shards(output, standing[1], range(shards)))
+        missing = len(missing_shards(output, plan_digests(*standing), range(shards)))
     count = workers or workers_for(result["text_bytes"] * missing // shards)
     to_come = result["to_come"] = outlook(result, engine.rate if engine else STORE_MB_S, missing, count)
     if output is not None:

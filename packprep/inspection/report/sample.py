@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
+from packprep.building.removal import removed_segments
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Row
@@ -237,6 +238,8 @@ def _original(
 ) -> tuple[dict[str, Any] | None, str]:
     """(the segment before its objective, its corrupted tokens flagged; or None and why there is nothing to show)."""
     begin, number = segment["begin"], segment["number"] - 1
+    if removed_segments(arrays)[g]:
+        return None, "Its document was removed."
     if task["label_alignment"] == "same_slot":
         first_copy = slice(begin, begin + segment["slots"] // RULES[task["attention"]].copies)
         ids, noised = view.labels[first_copy], (view.tokens != view.labels)[first_copy]
