@@ -18,6 +18,7 @@ import zstandard
 from packprep.building import commit
 from packprep.building.run import Outcome
 from packprep.building.run import build as run_build
+from packprep.building.run import build_lengths as run_build_lengths
 from packprep.documents.reading import Documents
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import complete, resolve
@@ -189,6 +190,11 @@ def build(recipe: dict[str, Any], base: Path, out: Path, workers: int = 0, **opt
     return run_build(read_recipe(recipe, base), out, progress, workers, **options)
 
 
+def build_lengths(recipe: dict[str, Any], base: Path, out: Path, workers: int = 0, **options: Any) -> list[Outcome]:
+    """Build a recipe's table with seq_lengths into `out`; options as of `building.run.build`."""
+    return run_build_lengths(read_recipe(recipe, base), out, Silent(), workers=workers, **options)
+
+
 def build_without_rows(folder: Path) -> Path:
     """A dataset whose documents are empty, as older versions published it."""
     write_lines(folder / "a.jsonl", ["", ""])
@@ -218,7 +224,7 @@ if __name__ == "__main__":
     before = sys.argv[5] if len(sys.argv) > 5 else ""
     exec(before)
     try:
-        made.build(table, base, out, workers)
+        (made.build_lengths if "seq_lengths" in table else made.build)(table, base, out, workers)
     except PackprepError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         sys.exit(error.exit_status)

@@ -158,9 +158,15 @@ def recipe_of(seed: int) -> dict[str, Any]:
     }
     tokenizer = chance.choice(["bytes", "bytes", "bpe"])
     specials = _specials(chance, tokenizer)
+    seed_of_all = chance.choice([0, 1, 2**32, chance.getrandbits(63)])
+    lengths = {}
+    if chance.random() < 0.25:
+        lengths = {"seq_lengths": sorted({seq_length, *chance.sample([32, 48, 72, 160, 400], 2)})}
+        documents |= some("long", ["decompose"], 0.5)
     return {
         "seq_length": seq_length,
-        "seed": chance.choice([0, 1, 2**32, chance.getrandbits(63)]),
+        **lengths,
+        "seed": seed_of_all,
         "tokenizer": tokenizer,
         **({"total_tokens": chance.choice([500, 5000])} if by_share and chance.random() < 0.5 else {}),
         "sources": sources,

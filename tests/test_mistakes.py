@@ -1,5 +1,6 @@
 """What people do wrong: each mistake has one message that says what, where and what to do; then it can be put right."""
 
+import gzip
 import re
 import signal
 import subprocess
@@ -101,6 +102,21 @@ def test_a_readme_among_tables_is_said(tmp_path):
     made.write(folder / "data/README.md", b"# A corpus\n")
     said = typed(folder, mistakes_made.BUILD + " --set sources.0.paths=data/*")
     words = "source source0: 1 of its 3 files is read as one text each, as README.md is: name the others alone in paths"
+    assert said.status == 0 and words in said.err
+
+
+def test_a_file_beside_its_compressed_copy_is_said(tmp_path):
+    folder = project(tmp_path)
+    made.write(folder / "data/copied.jsonl.gz", gzip.compress(b'{"text": "one text, two files"}\n'))
+    assert (
+        "are both read"
+        not in typed(folder, mistakes_made.BUILD.replace("out out", "out alone") + " --set sources.0.paths=data/*").err
+    )
+    made.write(folder / "data/copied.jsonl", b'{"text": "one text, two files"}\n')
+    said = typed(folder, mistakes_made.BUILD.replace("out out", "out both") + " --set sources.0.paths=data/*")
+    words = (
+        "source source0: copied.jsonl.gz and copied.jsonl are both read: name one of them if they hold the same text"
+    )
     assert said.status == 0 and words in said.err
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from packprep.building.ledger import add_ledgers, check, is_ledger
 from packprep.building.plan import Plan
 from packprep.building.removal import REMOVED
-from packprep.building.work import Made, StoreShard
+from packprep.building.work import OTHER_LENGTH, Made, StoreShard
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
 from packprep.dataset.token_slots import LAWS
@@ -236,7 +236,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
     check(total, str(out))
     _refuse_unused_sources(out, plan, total)
     _refuse_too_many_bad(out, plan, total)
-    _refuse_without_rows(out, total)
+    _refuse_without_rows(out, plan, total)
     manifest = make_manifest(plan, entries, total)
     data = encode(as_stored(manifest, LATER_IN_MANIFEST))
     out.remove_temporaries()
@@ -294,9 +294,14 @@ def _continues(plan: Plan) -> dict[str, str]:
     return {}
 
 
-def _refuse_without_rows(out: Folder, total: Mapping[str, Any]) -> None:
+def _refuse_without_rows(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
     if total["row_slots"]:
         return
+    if any(OTHER_LENGTH in source["documents"]["rejected"] for source in total["sources"].values()):
+        raise BuildError(
+            f"{out}: no document is for rows of {plan.recipe.seq_length}: leave it out of seq_lengths, and build into another "
+            "folder"
+        )
     read = sum(source["documents"]["read"] for source in total["sources"].values())
     why = (
         "none has a token that is trained" if read else "sample and repeat keep none of so few, or the files hold none"
@@ -312,7 +317,7 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) ->
     for source in plan.sources:
         documents = total["sources"][source.name]["documents"]
         reasons = documents["rejected"]
-        if not documents["read"] or documents["used"] or REMOVED in reasons:
+        if not documents["read"] or documents["used"] or {OTHER_LENGTH, REMOVED} & reasons.keys():
             continue
         most = max(sorted(reasons), key=reasons.__getitem__)
         record = _first_reject(out, plan, source.name, most)

@@ -18,12 +18,13 @@ from packprep.cache import is_kept
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import Documents
+from packprep.documents.store import DOCUMENT_BYTES
 from packprep.documents.supervision import Training
 from packprep.kernel import compiling
 from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
 from packprep.randomness import permute, text_key
 from packprep.recipe import Recipe
-from packprep.sources.files import named_twice, texts_among_others
+from packprep.sources.files import named_twice, odd_files
 
 FAR = 0.1
 """A realised figure this far from the wanted one, relatively, is worth a warning."""
@@ -119,7 +120,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         )
     if twice := named_twice(recipe.sources, inputs.files):
         warnings.append(twice)
-    warnings += texts_among_others(recipe.sources, inputs.files)
+    warnings += odd_files(recipe.sources, inputs.files)
     shares = [source.share for source in recipe.sources if source.share is not None]
     if shares and abs(sum(shares) - 1) > 1e-6:
         parts = ", ".join(f"{source.name} {(source.share or 0) / sum(shares):.1%}" for source in recipe.sources)
@@ -140,6 +141,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
             "without_last_rows": packed.without_last,
         },
         "output_bytes": round(packed.file_bytes),
+        "store": None if inputs.stores else _of_store(plan, recipe),
         "worker_bytes": PROCESS_BYTES + round(per_shard * 3 * item + slots_per_shard * slot_bytes * 2),
         "engine": plan["engine"],
         "fingerprint": plan["fingerprint"],
@@ -147,6 +149,19 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         "tasks": task_rows,
         "warnings": warnings,
     }
+
+
+def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """What a token store of a plan's sources would hold, each document once: {documents, tokens, token_error, bytes}."""
+    uses = [
+        s["repeat"] * (one.sample[1] - one.sample[0]) for s, one in zip(plan["sources"], recipe.sources, strict=True)
+    ]
+    tokens = [source["tokens"] / use for source, use in zip(plan["sources"], uses, strict=True)]
+    documents = sum(source["documents"] / use for source, use in zip(plan["sources"], uses, strict=True))
+    size = np.dtype(plan["token_dtype"]).itemsize * sum(tokens) + DOCUMENT_BYTES * documents
+    errors = [source["relative_error"] * count for source, count in zip(plan["sources"], tokens, strict=True)]
+    counts = {"documents": round(documents), "tokens": round(sum(tokens)), "bytes": round(size)}
+    return {**counts, "token_error": math.hypot(*errors) / max(1, sum(tokens))}
 
 
 def outlook(found: Mapping[str, Any], rate: int, missing: int, workers: int) -> dict[str, Any]:
@@ -285,6 +300,8 @@ def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
         why = f'packing.algorithm = "{packing.algorithm}" leaves rows empty that "best_fit" would fill'
     elif packing.max_segments_per_row:
         why = f"packing.max_segments_per_row = {packing.max_segments_per_row} ends them: allow more"
+    elif recipe.seq_lengths and recipe.documents.long != "decompose":
+        why = 'the documents of one length leave gaps that shorter ones would fill: documents.long = "decompose" leaves none'
     else:
         why = "segments are of lengths that do not fill them: choose another seq_length, or documents.max_tokens"
     return [f"rows are only {packed.without_last:.1%} full: {why}"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.segments import NotTrained, SegmentTable
+from packprep.building.segments import LeftOut, SegmentTable
 from packprep.dataset.manifest import is_count
 from packprep.documents.reading import Documents
 from packprep.documents.store import StoredDocuments
@@ -20,7 +20,7 @@ from packprep.format.json_files import newer_version
 from packprep.objectives.objective import Task
 from packprep.recipe import Recipe
 
-AFTER_TOKENIZATION = ("too_long", "untrained_segment")
+AFTER_TOKENIZATION = ("too_long", "untrained_segment", "other_length")
 """Reasons of tokens that are among the shard's documents and in no segment."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 ADDED_LATER: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ def shard_ledger(
     names: Sequence[str],
     tasks: Sequence[Task],
     table: SegmentTable,
-    lost: NotTrained,
+    lost: LeftOut,
     last_row_padding: int,
     recipe: Recipe,
     arrays: Mapping[str, np.ndarray],
@@ -53,7 +53,7 @@ def shard_ledger(
     lengths, truncated = np.diff(documents.offsets), np.zeros(len(names), np.int64)
     if recipe.documents.long == "truncate":
         used = np.bincount(table.document, n, len(lengths)).astype(np.int64)
-        np.add.at(truncated, documents.source, lengths - used - lost.untrained)
+        np.add.at(truncated, documents.source, lengths - used - lost.untrained - lost.elsewhere)
     sources, weighted = {}, weighted_slots(arrays)
     for s, name in enumerate(names):
         of_source, read = source == s, documents.source == s

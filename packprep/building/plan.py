@@ -15,6 +15,7 @@ import numpy as np
 from packprep.building.removal import Removed
 from packprep.building.segments import CutLimits, cut_limits
 from packprep.dataset.manifest import replaced
+from packprep.dataset.mixture import mixture_of
 from packprep.dataset.noise import LAWS
 from packprep.documents.store import STORE, TokenStore
 from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError
@@ -24,6 +25,7 @@ from packprep.format.json_files import (
     LAW_VERSION,
     LAWS_MADE,
     MANIFEST_NAME,
+    MIXTURE_NAME,
     PLAN_NAME,
     REMOVED_NAME,
     VERSION,
@@ -437,6 +439,19 @@ def refuse_others(out: Folder) -> None:
             f"{out} holds files that are no packprep's: {listed(others)}. A dataset's folder holds nothing else: "
             "give --out a folder that is new or empty"
         )
+
+
+def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
+    """The folders of the datasets in an output folder: itself; or of a build of several seq_lengths, which its mixture.json
+    names, or else its plans show."""
+    out = folder_at(place)
+    if out.exists(PLAN_NAME) or out.exists(MANIFEST_NAME):
+        return [str(out)]
+    if out.exists(MIXTURE_NAME):
+        names = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
+    else:
+        names = [name for name in out.others() if name.startswith("seq_") and out.exists(f"{name}/{PLAN_NAME}")]
+    return [f"{out}/{name}" for name in names] or [str(out)]
 
 
 def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:

@@ -91,6 +91,11 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
     """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix where its files lie now.
     is_store: of the recipe, what a token store of it needs."""
     recipe = complete(of_store(recipe) if is_store else recipe)
+    if not recipe.seq_length:
+        raise RecipeError(
+            f"seq_lengths = {list(recipe.lengths)} make several datasets: give seq_length, one of them, or let `packprep build` "
+            "make all"
+        )
     recipe, stores = in_stores(recipe, moved, is_store)
     names = [source.name for source in recipe.sources]
     for name in moved:

@@ -40,6 +40,7 @@ from packprep.building.planning import Inputs, differences, look_up, make_plan
 from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
 from packprep.building.work import make_shard, make_store_shard
 from packprep.clock import Clock, Profile
+from packprep.dataset.mixture import mixture_file
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import text_digest
 from packprep.documents.store import STORE
@@ -48,6 +49,7 @@ from packprep.format.digests import digest_of
 from packprep.format.json_files import (
     FIRST_SEEN_NAME,
     MANIFEST_NAME,
+    MIXTURE_NAME,
     PLAN_NAME,
     REMOVED_NAME,
     TOKENIZER_NAME,
@@ -66,6 +68,7 @@ from packprep.sources.formats import Decoders
 from packprep.storage import Folder, folder_at
 from packprep.tokenizer.engines import begin_loading, engine_in_words
 from packprep.tokenizer.engines.engine import Engine
+from packprep.tokenizer.missing_roles import listed
 
 LIST_AGAIN_S = 3.0
 WORKER_TEXT_BYTES = 8 << 20
@@ -161,6 +164,31 @@ def build(
     say_stage(f"of all workers: {', '.join(f'{stage} {spent:.2f} s' for stage, spent in clock.seconds.items())}")
     profile = Profile(clock.elapsed(), max(workers, 1), clock.take(), documents, text_bytes, tokens)
     return Outcome(out.location, plan, manifest, len(missing), others, profile)
+
+
+def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Progress, **options: Any) -> list[Outcome]:
+    """Build the dataset of each of a recipe's seq_lengths into seq_N below `out`, and once all are there the mixture.json beside
+    them, or go on with it. options: as of `build`, which gives the outcome of each and raises.
+
+    Shares are the slots that each has. So where steps have as many slots in each, one epoch of each is one of the mixture.
+    """
+    out = folder_at(out)
+    names = [f"seq_{one.seq_length}" for one in recipe.by_length()]
+    if out.exists(PLAN_NAME):
+        raise PlanError(f"{out} is a dataset, and seq_lengths make several: give --out another folder")
+    if others := [name for name in out.others() if name not in (*names, MIXTURE_NAME)]:
+        raise PlanError(
+            f"{out} holds files that are none of this build's: {listed(others)}. Give --out a folder that is new or empty"
+        )
+    outcomes = [
+        build(one, f"{out}/{name}", progress, **options) for name, one in zip(names, recipe.by_length(), strict=True)
+    ]
+    manifests = [outcome.manifest for outcome in outcomes if outcome.manifest is not None]
+    if len(manifests) == len(names):
+        shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
+        out.create(MIXTURE_NAME, mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares))
+        out.flush()
+    return outcomes
 
 
 def pace(
@@ -353,6 +381,7 @@ def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray 
                     yield clock.take()
                 if item is not None:
                     written = writer.submit(commit_shard, out, plan, item.number, made)
+                    del made  # its memory serves the next one once it is written
 
     return make_all
 

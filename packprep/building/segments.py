@@ -1,6 +1,7 @@
 """Documents → segment table: where each document is cut, which task each segment draws, how many slots it takes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from packprep.objectives.tasks import SHORTEST, capacities, check_supervised, th
 from packprep.randomness import SEGMENT_LENGTH
 from packprep.recipe import Recipe
 
-LONG = {"split": 0, "truncate": 1, "drop": 2}
+LONG = {"split": 0, "truncate": 1, "drop": 2, "decompose": 3}
 FORMAT_MAX_SEGMENTS = 65535
 """Segments of a row: their ids are 16-bit, and 0 is padding."""
 
@@ -60,25 +61,29 @@ class CutLimits(NamedTuple):
 
     drawn: np.ndarray  # int64[sources, tasks]: thresholds of the tasks that segments draw
     drawn_supervised: np.ndarray  # … that segments of supervised documents draw
-    capacity: np.ndarray  # int64[tasks, 2], by bos: the most tokens of a document's last piece
-    inner: np.ndarray  # int64[tasks, 2], by bos: of those before it
+    capacity: (
+        np.ndarray
+    )  # int64[lengths, tasks, 2], by bos: the most tokens of a document's last piece in rows of each length
+    inner: np.ndarray  # int64[lengths, tasks, 2], by bos: of those before it
     random_length: np.ndarray  # int64[tasks]: how probably a segment is cut to a random length, · 2⁵³
 
 
 def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     """The limits by which `cut` cuts for these tasks of a recipe."""
-    last, inner = capacities(recipe, tasks)
-    capacity = np.ascontiguousarray(last[:, :, int(recipe.documents.append_eos)])
+    found = [capacities(replace(recipe, seq_length=length), tasks) for length in recipe.lengths]
+    last, inner = (np.stack(of_lengths) for of_lengths in zip(*found, strict=True))
+    capacity = np.ascontiguousarray(last[..., int(recipe.documents.append_eos)])
     random_length = np.array([int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64)
     drawn, drawn_supervised = thresholds(recipe), thresholds(recipe, supervised=True)
     return CutLimits(drawn, drawn_supervised, capacity, inner, random_length)
 
 
-class NotTrained(NamedTuple):
-    """Tokens of supervised documents that say to train them, or stand beside such, and are not trained; int64[D] each."""
+class LeftOut(NamedTuple):
+    """Tokens of documents that are in no segment, or in one where they should be trained and are not; int64[D] each."""
 
-    untrained: np.ndarray  # of segments that are left out, for none of their tokens is trained
+    untrained: np.ndarray  # of segments of supervised documents that are left out, for none of their tokens is trained
     apart: np.ndarray  # of answers in pieces without the message that they answer, left out or not
+    elsewhere: np.ndarray  # that the datasets of other row lengths have
 
 
 _CUT = SegmentTable._fields[: SegmentTable._fields.index("slots")]  # the columns that kernels write
@@ -109,17 +114,36 @@ def _random_length(key, take, min_tail, probability):
 
 
 @kernel
+def _lengths_of(
+    offsets, position, repeat, source, file_key, supervised, drawn, drawn_supervised, capacity, bos, length
+):
+    """Write the number of the row length that takes each document: the first that holds it whole, else most of it."""
+    for d in range(offsets.shape[0] - 1):
+        total = offsets[d + 1] - offsets[d]
+        t = np.int64(capacity.shape[1] - 1)
+        if total >= SHORTEST:
+            k = segment_key(file_key[d], position[d], repeat[d], np.int64(0))
+            t = draw_task(k, drawn_supervised[source[d]] if supervised[d] else drawn[source[d]])
+        chosen = np.int64(0)
+        for longer in range(1, capacity.shape[0]):
+            if capacity[chosen, t, bos] < min(total, capacity[longer, t, bos]):
+                chosen = np.int64(longer)
+        length[d] = chosen
+
+
+@kernel
 def _cut(
-    offsets, position, repeat, source, file_key, skip, limits, capacity, inner, random_length, min_tail, long, bos_on, eos_on,
-    write,
-    document, start, n, task, bos, eos, key, copy, first_trained,
+    offsets, position, repeat, source, file_key, skip, limits, capacity, inner, own, random_length, min_tail, long, bos_on,
+    eos_on, write,
+    document, start, n, task, bos, eos, key, copy, first_trained, elsewhere,
 ):  # fmt: skip
     """Cut the documents that are not to be skipped; gives the number of segments. Writes the columns only if `write`.
 
-    capacity, inner: int64[tasks, 2] by task and bos: the most tokens of a document's last piece, and of those before it.
+    capacity, inner: int64[lengths, tasks, 2] by row length, task and bos: the most tokens of a document's last piece, and of
+    those before it. own: the number of the dataset's row length. elsewhere: tokens of pieces that fill rows of another one.
     """
     count = np.int64(0)
-    too_short = capacity.shape[0] - 1
+    too_short = capacity.shape[1] - 1
     for d in range(offsets.shape[0] - 1):
         total = offsets[d + 1] - offsets[d]
         at = np.int64(0)
@@ -130,15 +154,26 @@ def _cut(
             b = bos_on if at == 0 else np.int64(0)
             e = eos_on
             take = rest
-            if rest >= SHORTEST and rest > capacity[t, b]:
+            row = own
+            if long == 3:  # the longest that the rest fills, else the shortest
+                row = np.int64(0)
+                for longer in range(1, capacity.shape[0]):
+                    if capacity[row, t, b] < capacity[longer, t, b] <= rest:
+                        row = np.int64(longer)
+            if rest >= SHORTEST and rest > capacity[row, t, b]:
                 if long == 2:
                     break
                 e = np.int64(0)
-                take = min(inner[t, b], rest if long == 1 else rest - min_tail)
+                take = min(inner[row, t, b], rest if long == 1 else rest - min_tail)
             if long == 0:
                 shorter = _random_length(k, take, min_tail, random_length[t])
                 if shorter < take:
                     take, e = shorter, np.int64(0)
+            if row != own:
+                if write:
+                    elsewhere[d] += take
+                at += take
+                continue
             if write:
                 document[count], start[count], n[count], task[count] = d, at, take, t
                 bos[count], eos[count], key[count] = b, e, k
@@ -166,7 +201,7 @@ def _cut_supervised(
     are left out.
 
     Later pieces repeat the system message where that leaves room for two tails. Gives the number of segments. capacity,
-    inner: as for `_cut`. apart: tokens of trained spans that are not trained where they stand.
+    inner: as for `_cut`, of the dataset's row length. apart: tokens of trained spans that are not trained where they stand.
     """
     count = np.int64(0)
     too_short = capacity.shape[0] - 1
@@ -273,45 +308,56 @@ def _cut_at_row_ends(
 
 def cut(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents, limits: CutLimits | None = None
-) -> tuple[SegmentTable, NotTrained]:
-    """The segments of documents, all of at least one token, in document order; and what of supervised documents they do not
-    train.
+) -> tuple[SegmentTable, LeftOut]:
+    """The segments of documents, all of at least one token, in document order; and what they leave out.
 
     A document is taken whole if it fits with eos; else as much as `inner_capacity` says, leaving a tail of at least
     max(3, min_tokens). Every segment draws its own task; fewer than 3 tokens go to `too_short`.
     A supervised document draws among the tasks that allow it; RecipeError if its source has none. `concat` cuts where rows
-    end, and gives each segment its row. limits: those of recipe and tasks, where they are known.
+    end, and gives each segment its row. Of several seq_lengths a document, or with "decompose" each piece, is of one, and those
+    of others are left out. limits: those of recipe and tasks, where they are known.
     """
     training = documents.training
-    lost = NotTrained(*(np.zeros(len(documents.position), np.int64) for _ in NotTrained._fields))
+    lost = LeftOut(*(np.zeros(len(documents.position), np.int64) for _ in LeftOut._fields))
     if recipe.packing.algorithm == "concat":
         return table_of(tasks, *_columns_of_concat(recipe, tasks, documents)), lost
-    skip = np.zeros(len(documents.position), np.uint8) if training is None else training.supervised
-    columns = (documents.offsets, documents.position, documents.repeat, documents.source, documents.file_key, skip)
-    limits = limits or cut_limits(recipe, tasks)
+    supervised = np.zeros(len(documents.position), np.uint8) if training is None else training.supervised
+    for s in np.unique(documents.source[supervised != 0]):
+        check_supervised(recipe, int(s))
+    of_documents = (documents.offsets, documents.position, documents.repeat, documents.source, documents.file_key)
+    limits, own = limits or cut_limits(recipe, tasks), recipe.lengths.index(recipe.seq_length)
+    others = np.zeros(len(supervised), np.bool_)
+    if recipe.seq_lengths and recipe.documents.long != "decompose":
+        length, drawn = np.empty(len(supervised), np.int64), (limits.drawn, limits.drawn_supervised)
+        _lengths_of(*of_documents, supervised, *drawn, limits.capacity, int(recipe.documents.prepend_bos), length)
+        others = length != own
+        lost.elsewhere[others] = np.diff(documents.offsets)[others]
     policy = (
         recipe.min_tail,
         LONG[recipe.documents.long],
         int(recipe.documents.prepend_bos),
         int(recipe.documents.append_eos),
     )
-    arguments = (*columns, limits.drawn, limits.capacity, limits.inner, limits.random_length, *policy)
-    count = _cut(*arguments, False, *_NO_COLUMNS)
+    skip = (supervised != 0) | others
+    arguments = (
+        *of_documents, skip.astype(np.uint8), limits.drawn, limits.capacity, limits.inner, own, limits.random_length, *policy,
+    )  # fmt: skip
+    count = _cut(*arguments, False, *_NO_COLUMNS, lost.elsewhere)
     plain = [np.empty(count, dtype) for dtype in _DTYPES]
-    _cut(*arguments, True, *plain)
+    _cut(*arguments, True, *plain, lost.elsewhere)
     if training is None:
         return table_of(tasks, plain), lost
-    for s in np.unique(documents.source[training.supervised != 0]):
-        check_supervised(recipe, int(s))
+    wanted = ((supervised != 0) & ~others).astype(np.uint8)
     supervision = (
         training.span_offsets, training.spans, training.turns,
         training.cut_offsets, training.cuts, training.ranks, training.system,
     )  # fmt: skip
-    of_supervised = (*columns, limits.drawn_supervised, limits.capacity, limits.inner, *policy, *supervision)
-    count = _cut_supervised(*of_supervised, False, *_NO_COLUMNS, *lost)
-    supervised = [np.empty(count, dtype) for dtype in _DTYPES]
-    _cut_supervised(*of_supervised, True, *supervised, *lost)
-    together = table_of(tasks, [np.concatenate(column) for column in zip(plain, supervised, strict=True)])
+    of_one_length = limits.drawn_supervised, limits.capacity[own], limits.inner[own]
+    of_supervised = (*of_documents, wanted, *of_one_length, *policy, *supervision)
+    count = _cut_supervised(*of_supervised, False, *_NO_COLUMNS, lost.untrained, lost.apart)
+    cut_at_messages = [np.empty(count, dtype) for dtype in _DTYPES]
+    _cut_supervised(*of_supervised, True, *cut_at_messages, lost.untrained, lost.apart)
+    together = table_of(tasks, [np.concatenate(column) for column in zip(plain, cut_at_messages, strict=True)])
     return together.of(np.argsort(together.document, kind="stable")), lost
 
 

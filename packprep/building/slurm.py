@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.array_tasks import ranges, tasks_of
-from packprep.building.plan import prefix_of, refuse_others
+from packprep.building.plan import datasets_in, prefix_of, refuse_others
 from packprep.errors import BuildError, DatasetError, RecipeError
 from packprep.format.json_files import PLAN_NAME, decode, encode
 from packprep.messages import put_line
@@ -126,7 +126,7 @@ def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[
     _check_size(job, say)
     folder, names = slurm_folder(job.out), list(scripts(job, slurm_folder(job.out)))
     out = folder_at(job.out)
-    if job.command in MAKE and not out.exists(PLAN_NAME):
+    if job.command in MAKE and not out.exists(PLAN_NAME) and datasets_in(out) == [str(out)]:
         refuse_others(out)  # here, and not in every task
     for name in write_scripts(job):
         say(f"{folder / name} stood there with other text, which is in {name}.old")

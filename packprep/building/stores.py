@@ -34,7 +34,11 @@ _OF_USE = ("name", "paths", "format", "repeat", "share", "sample", "tasks")
 def of_store(recipe: Recipe) -> Recipe:
     """The recipe of a token store, of a dataset's: the same, with each document once."""
     sources = tuple(replace(s, repeat=1.0, share=None, sample=(0.0, 1.0), tasks=None) for s in recipe.sources)
-    return replace(recipe, total_tokens=0, sources=sources)
+    whole = replace(recipe, total_tokens=0, sources=sources)
+    if not recipe.seq_lengths:
+        return whole
+    documents = replace(recipe.documents, long="split")
+    return replace(whole, documents=documents, seq_length=recipe.seq_length or recipe.lengths[-1], seq_lengths=None)
 
 
 def in_stores(recipe: Recipe, moved: Mapping[str, str], is_store: bool) -> tuple[Recipe, dict[str, TokenStore]]:

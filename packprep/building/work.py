@@ -22,6 +22,7 @@ from packprep.sources.slices import PlannedSource
 
 TOO_LONG = "too_long"
 UNTRAINED_SEGMENT = "untrained_segment"
+OTHER_LENGTH = "other_length"
 LEAST_BOUND, BEYOND_PLAN = 1 << 30, 16
 """Text bytes at which a shard is refused: what it may always have, and how many times what the plan gives it."""
 
@@ -132,13 +133,18 @@ def make_shard(
         table, lost = cut(recipe, plan.tasks, documents, plan.cut_limits)
     with clock.stage("pack"):
         table, last_row_padding = place(table, recipe)
-    for d in np.flatnonzero(lost.untrained):  # of supervised documents
-        dropped = documents.dropped_tokens[plan.sources[documents.source[d]].name]
-        dropped[UNTRAINED_SEGMENT] = dropped.get(UNTRAINED_SEGMENT, 0) + int(lost.untrained[d])
+    for reason, tokens in ((UNTRAINED_SEGMENT, lost.untrained), (OTHER_LENGTH, lost.elsewhere)):
+        for s, n in enumerate(np.bincount(documents.source, tokens, len(plan.sources)).astype(np.int64).tolist()):
+            if n:
+                dropped = documents.dropped_tokens[plan.sources[s].name]
+                dropped[reason] = dropped.get(reason, 0) + n
     nowhere = np.flatnonzero(np.bincount(table.document, minlength=len(documents.position)) == 0)
-    for d in nowhere:  # documents without a segment are rejects
+    for d in nowhere:  # documents nowhere a segment are rejects
         source, n = plan.sources[documents.source[d]], int(documents.offsets[d + 1] - documents.offsets[d])
         at = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
+        if lost.elsewhere[d]:
+            documents.rejected.add(*at, OTHER_LENGTH, f"{n} tokens")
+            continue
         if recipe.documents.long != "drop":
             detail = "each of its answers is in another piece than what it answers"
             if recipe.documents.long == "truncate":

@@ -25,7 +25,7 @@ from packprep.cli.arguments import (
     moved_of,
     recipe_of,
 )
-from packprep.cli.printing import one_thread, put
+from packprep.cli.printing import one_thread, put, put_each
 from packprep.messages import Bar, put_line, say
 
 
@@ -51,38 +51,46 @@ def build(
     one_thread()
     from packprep.building.array_tasks import array_position
     from packprep.building.run import build as build_dataset
+    from packprep.building.run import build_lengths
     from packprep.storage import folder_at
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
     output = folder_at(out)
-    fresh = not output.exists("plan.json")
+    fresh = not (output.exists("plan.json") or output.exists(f"seq_{recipe.lengths[0]}/plan.json"))
 
     def on_start(job: Any) -> None:
         from packprep.inspection.document import first_document
 
-        if fresh:
+        if fresh and job.recipe.seq_length in (recipe.seq_length, recipe.lengths[0]):
             bar.say(first_document(job))
 
-    outcome = build_dataset(recipe, output, bar, workers, moved_of(source), position, on_start)
+    options: dict[str, Any] = {"workers": workers, "moved": moved_of(source), "array": position, "on_start": on_start}
+    if recipe.seq_length:
+        outcomes = [build_dataset(recipe, output, bar, **options)]
+    else:
+        outcomes = build_lengths(recipe, output, bar, **options)
     from packprep.inspection.summary import describe_build, print_summary
 
-    summary = describe_build(outcome)
-    if not profile:
-        put(summary, as_json, print_summary)
-        return
-    from packprep.cli.printing import print_profile
-    from packprep.clock import describe_profile
+    results = [describe_build(outcome) for outcome in outcomes]
+    if profile:
+        from packprep.clock import describe_profile
 
-    with_profile = {**summary, "profile": describe_profile(outcome.profile)}
+        results = [
+            {**result, "profile": describe_profile(outcome.profile)}
+            for result, outcome in zip(results, outcomes, strict=True)
+        ]
 
-    def print_both(result: dict[str, Any]) -> None:
+    def print_one(result: dict[str, Any]) -> None:
         print_summary(result)
-        put_line()
-        print_profile(result["profile"])
+        if profile:
+            from packprep.cli.printing import print_profile
 
-    put(with_profile, as_json, print_both)
+            put_line()
+            print_profile(result["profile"])
+
+    put_each(results, as_json, print_one)
 
 
 def tokenize(
@@ -130,17 +138,27 @@ def plan(
 ) -> None:
     """Say what a build would make: shards, tokens, bytes, time, memory, shares, spans. Reads almost nothing, writes nothing."""
     one_thread()
+    from packprep.cli.printing import print_forecast
+
+    recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
+    results = []
+    for one in recipe.by_length():
+        below = out if out is None or recipe.seq_length else f"{out}/seq_{one.seq_length}"
+        results.append(_planned(one, below, moved_of(source), workers))
+    put_each(results, as_json, print_forecast)
+
+
+def _planned(recipe: Any, out: str | None, moved: dict[str, str], workers: int | None) -> dict[str, Any]:
+    """What a build of a recipe into a folder, or into any, would make."""
     from packprep.building.commit import missing_shards
     from packprep.building.forecast import STORE_MB_S, forecast, outlook
     from packprep.building.plan import plan_digests
     from packprep.building.planning import look_up, make_plan
     from packprep.building.run import begun, pace, workers_for
-    from packprep.cli.printing import print_forecast
     from packprep.storage import folder_at
     from packprep.tokenizer.engines import load_engine
 
-    recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
-    found = look_up(recipe, moved_of(source))
+    found = look_up(recipe, moved)
     for note in found.vocabulary.notes:
         say(note)
     output = None if out is None else folder_at(out)
@@ -165,17 +183,18 @@ def plan(
                 f"{output} has room for {free:,} bytes, and {to_come['output_bytes']:,} are to come: make room, or choose "
                 "another --out"
             )
-    put(result, as_json, print_forecast)
+    return result
 
 
 def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:
     """Say which shards are done and which are missing, and the --array= list that would make them."""
     from packprep.building.distributed import status_of
+    from packprep.building.plan import datasets_in
     from packprep.cli.printing import print_status
 
-    result = status_of(directory, array_count)
-    put(result, as_json, print_status)
-    if not result["published"]:
+    results = [status_of(one, array_count) for one in datasets_in(directory)]
+    put_each(results, as_json, print_status)
+    if not all(result["published"] for result in results):
         raise typer.Exit(1)
 
 
@@ -236,7 +255,7 @@ def warm(
     if recipe is not None and not recipe.endswith(".toml"):
         raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing for all kernels")
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
-    put(compile_ahead(given), as_json, print_compiled)
+    put(compile_ahead(given and given.by_length()[-1]), as_json, print_compiled)
 
 
 def doctor(
@@ -257,7 +276,7 @@ def doctor(
     if recipe is not None and not recipe.endswith(".toml"):
         raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing to look at this machine alone")
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
-    result = examine(given, out)
+    result = examine(given and given.by_length()[-1], out)
     put(result, as_json, print_findings)
     if result["result"] == FAILS:
         raise typer.Exit(1)

@@ -21,7 +21,7 @@ from packprep.cli.arguments import (
     recipe_of,
     replay_of,
 )
-from packprep.cli.printing import one_thread, put
+from packprep.cli.printing import one_thread, put, put_each
 from packprep.exporting import EXPORTS, exports_with
 from packprep.messages import Bar, put_line
 
@@ -53,6 +53,7 @@ def verify(
     """Recompute every promise of a dataset; exit status 1 and a line for each fault if one does not hold."""
     one_thread()
     from packprep.building.array_tasks import array_position
+    from packprep.building.plan import datasets_in
     from packprep.building.processes import available_cpus
     from packprep.errors import RecipeError
     from packprep.verification import print_report, verify_dataset
@@ -64,20 +65,23 @@ def verify(
         raise RecipeError(f"--recipe {recipe}: expected a RECIPE.toml, that which the dataset was built from")
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     seed = time.time_ns() % 1_000_000 if replay_seed is None else replay_seed
-    report = verify_dataset(
-        directory,
-        replay_of(replay),
-        moved_of(source),
-        position,
-        count,
-        bar,
-        twin,
-        replay_seed=seed,
-        recipe=given,
-        epoch=epoch,
-    )
-    put(report, as_json, print_report)
-    if report["faults"]:
+    reports = [
+        verify_dataset(
+            one,
+            replay_of(replay),
+            moved_of(source),
+            position,
+            count,
+            bar,
+            twin,
+            replay_seed=seed,
+            recipe=given,
+            epoch=epoch,
+        )
+        for one in datasets_in(directory)
+    ]
+    put_each(reports, as_json, print_report)
+    if any(report["faults"] for report in reports):
         raise typer.Exit(1)
 
 

@@ -34,6 +34,21 @@ def put(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def put_each(results: list[Any], as_json: bool, printer: Callable[[Any], None]) -> None:
+    """Print a result; or several, with a line between them, or as one JSON list."""
+
+    def print_all(several: list[Any]) -> None:
+        for i, result in enumerate(several):
+            if i:
+                put_line()
+            printer(result)
+
+    if len(results) == 1:
+        put(results[0], as_json, printer)
+    else:
+        put(results, as_json, print_all)
+
+
 SUMS = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "tokens"}
 
 
@@ -67,6 +82,10 @@ def print_forecast(f: dict[str, Any]) -> None:
         put_line(f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip())
     for warning in f["warnings"]:
         put_line(f"warning: {warning}")
+    if f["store"] is not None:
+        s = f["store"]
+        held = f"{s['documents']:,} documents, {s['tokens']:,} tokens (± {s['token_error']:.2%}), {s['bytes']:,} bytes"
+        put_line(f"as a token store about {held}")
 
 
 def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] | None) -> None:

@@ -279,9 +279,17 @@ def read_mixture(path: Path) -> dict[str, Any]:
     """What a mixture.json says, as open_dataset takes it: the datasets' folders, which are named from where it lies, shares,
     interpolate, max_epochs. DatasetError where it cannot be read."""
     try:
-        value = decode(read_file(path), str(path), canonical=False)  # people may write it
+        value = mixture_of(read_file(path), str(path))
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from error
+    options = {key: value.get(key) for key in ("shares", "interpolate", "max_epochs")}
+    return {"directory": [path.parent / name for name in value["datasets"]], **options}
+
+
+def mixture_of(data: bytes, path: str) -> dict[str, Any]:
+    """The value of a mixture.json that lies at `path`, of which its shares are for who opens it to check. DatasetError if it is
+    none."""
+    value = decode(data, path, canonical=False)  # people may write it
     if not isinstance(value, dict) or value.get("format") != _FORMAT or value.get("version") != VERSION:
         raise DatasetError(f'{path} is no mixture: its format should be "{_FORMAT}", and its version {VERSION}')
     for key in ("datasets", "shares"):
@@ -295,8 +303,7 @@ def read_mixture(path: Path) -> dict[str, Any]:
         raise DatasetError(
             f"{path}: datasets is {names!r} and should be a list of folders, named from where this file lies"
         )
-    options = {key: value.get(key) for key in ("shares", "interpolate", "max_epochs")}
-    return {"directory": [path.parent / name for name in names], **options}
+    return value
 
 
 def mixture_file(path: Path, directories: Sequence[str | os.PathLike], **options: Any) -> bytes:

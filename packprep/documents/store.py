@@ -59,6 +59,8 @@ _TYPES = {
     ),
     **dict.fromkeys(("reject_text", "ranks"), "u1"),
 }
+DOCUMENT_BYTES = 28
+"""A document's in these arrays, without its tokens and what is trained of them."""
 _PAIRS = ("spans", "turns")
 _OF_TRAINED = ("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight")
 

@@ -275,7 +275,7 @@ def _left_out(plan: Plan, segments: list[dict[str, Any]], tokens: int | None) ->
     at = 0
     for segment in segments:
         if segment["tokens"][0] > at:
-            yield _range(at, segment["tokens"][0], "dropped: none of them may be trained (untrained_segment)")
+            yield _range(at, segment["tokens"][0], _why_dropped(documents.long))
         at = segment["tokens"][1]
     if tokens is None and documents.append_eos and not segments[-1]["ends_document"]:
         yield _range(at, None, _why_cut(documents.long))
@@ -286,6 +286,12 @@ def _left_out(plan: Plan, segments: list[dict[str, Any]], tokens: int | None) ->
 def _why_cut(long: str) -> str:
     if long == "truncate":
         return 'truncated: documents.long = "truncate" keeps what fits a row'
+    return _why_dropped(long)
+
+
+def _why_dropped(long: str) -> str:
+    if long == "decompose":
+        return "dropped: they fill rows of other lengths (other_length)"
     return "dropped: none of them may be trained (untrained_segment)"
 
 

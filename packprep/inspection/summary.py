@@ -135,7 +135,9 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def _wanted_shares(manifest: Manifest) -> dict[str, float]:
-    """source → the share of the tokens that the recipe asks for; none where it asks for repeats."""
+    """source → the share of the tokens that the recipe asks for; none where it asks for repeats, or of several datasets."""
+    if manifest["recipe"].get("seq_lengths"):
+        return {}
     asked = {source["name"]: source.get("share") for source in manifest["recipe"].get("sources", ())}
     whole = sum(share or 0.0 for share in asked.values())
     return {name: share / whole for name, share in asked.items() if share}

@@ -86,7 +86,7 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
         if objective.sentinels:
             mode_token = -1 if entry.mode_token is None else 0
             task = Task(entry.name, objective, entry.weight, entry.parameters, mode_token, plenty)
-            most = max(most, objective.sentinels(entry.parameters, task.capacity(recipe.seq_length, 0, 0)))
+            most = max(most, objective.sentinels(entry.parameters, task.capacity(recipe.lengths[-1], 0, 0)))
     return frozenset(roles), tuple(mode_tokens), most
 
 
@@ -129,7 +129,8 @@ def resolve(
         if missing:
             raise RecipeError(f"{where} needs a token for {', '.join(sorted(missing))}: set it in [specials]")
         bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.append_eos)
-        most = capacity(recipe, task, bos, eos)
+        shortest = replace(recipe, seq_length=recipe.lengths[0])
+        most = capacity(shortest, task, bos, eos)
         fewest = 2 * recipe.min_tail - 1
         if most < fewest:
             if 0 < recipe.documents.max_tokens < fewest:
@@ -138,7 +139,7 @@ def resolve(
                     f"{recipe.documents.min_tokens} a cut needs at least {fewest}"
                 )
             raise RecipeError(
-                f"{where}: a row of seq_length = {recipe.seq_length} holds {most} of its tokens, and cutting a document "
+                f"{where}: a row of seq_length = {shortest.seq_length} holds {most} of its tokens, and cutting a document "
                 f"needs at least {fewest} (twice max(3, documents.min_tokens), less one); raise seq_length"
             )
     return [*tasks, Task(TOO_SHORT, REGISTRY["causal"], 0.0, {}, -1, ids)]
@@ -212,6 +213,12 @@ def check_supervised(recipe: Recipe, source: int) -> None:
         raise RecipeError(
             f"source {recipe.sources[source].name!r} has documents with loss_spans or messages and none of its tasks takes "
             f'them; give it a task of {takers}, or set documents.loss_spans = "ignore"'
+        )
+    if recipe.documents.long == "decompose":
+        raise RecipeError(
+            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages, and documents.long = "
+            '"decompose" cuts through these; use "split", or set documents.loss_spans = "ignore"',
+            ("documents", "long"),
         )
 
 

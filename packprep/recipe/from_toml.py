@@ -186,8 +186,11 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
     values["tasks"] = _read_tasks(lists["tasks"])
     if not values["tasks"]:
         raise RecipeError("tasks is empty: give at least one [[tasks]], or leave it out for causal", ("tasks",))
+    if values.get("seq_lengths"):
+        values.setdefault("seq_length", 0)
     recipe = Recipe(base=base, **values)
-    check_together(recipe)
+    for one in recipe.by_length():
+        check_together(one)
     return recipe
 
 
@@ -247,6 +250,23 @@ def check_together(recipe: Recipe) -> None:
         low = recipe.seq_length // 8 * 8
         raise RecipeError(
             f"seq_length = {recipe.seq_length}: must be a multiple of 8, as {low} and {low + 8} are", ("seq_length",)
+        )
+    if recipe.seq_length not in recipe.lengths:
+        raise RecipeError(
+            f"seq_length = {recipe.seq_length} is none of seq_lengths = {list(recipe.lengths)}: give one of them, or leave "
+            "seq_length out for all",
+            ("seq_length",),
+        )
+    if recipe.seq_lengths and recipe.packing.algorithm == "concat":
+        raise RecipeError(
+            'packing.algorithm = "concat" cuts where rows end, whatever documents are: with seq_lengths use "best_fit"',
+            ("packing", "algorithm"),
+        )
+    if recipe.documents.long == "decompose" and not recipe.seq_lengths:
+        raise RecipeError(
+            'documents.long = "decompose" cuts documents into rows of several lengths: give seq_lengths, as in '
+            "seq_lengths = [2048, 8192]",
+            ("documents", "long"),
         )
     mult = recipe.packing.pad_seq_to_mult
     if recipe.seq_length % mult:

@@ -8,7 +8,7 @@ import datetime
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -46,6 +46,12 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 def _read_interval(value: tuple[float, ...]) -> tuple[float, ...]:
     if not value[0] < value[1]:
+        raise ValueError
+    return value
+
+
+def _read_lengths(value: tuple[int, ...]) -> tuple[int, ...]:
+    if any(length % 8 for length in value) or list(value) != sorted(set(value)):
         raise ValueError
     return value
 
@@ -116,6 +122,19 @@ Variables = Annotated[
     Meta(
         title="a table: a name and its value, such as enable_thinking = false",
         extra={"given": dict[str, Any], "read": _read_variables},
+    ),
+]
+Lengths = Annotated[
+    tuple[int, ...],
+    Meta(
+        title="a list of two or more multiples of 8, ascending",
+        extra={
+            "given": Annotated[
+                tuple[Annotated[int, Meta(ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8})], ...],
+                Meta(min_length=2),
+            ],
+            "read": _read_lengths,
+        },
     ),
 ]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -234,7 +253,11 @@ class DocumentKeys:
     append_eos: Annotated[bool, _key("eos after the last token of a document")] = True
     prepend_bos: Annotated[bool, _key("bos before the first token of a document")] = False
     long: Annotated[
-        Literal["split", "truncate", "drop"], _key("documents beyond a row or max_tokens; what is cut is counted")
+        Literal["split", "truncate", "drop", "decompose"],
+        _key(
+            "documents beyond a row or max_tokens; what is cut is counted; decompose, with seq_lengths: all, into pieces that "
+            "fill a row, the longest first"
+        ),
     ] = "split"
     max_tokens: Annotated[Whole, _key("the most content tokens of a segment; 0: no limit beyond the row", ge=0)] = 0
     min_tokens: Annotated[Whole, _key("shorter documents are dropped, and counted", ge=1)] = 1
@@ -372,6 +395,17 @@ class Recipe:
         int,
         _key("slots per row; a multiple of 8", ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8}),
     ] = 4096
+    seq_lengths: (
+        Annotated[
+            Lengths,
+            _key(
+                "a dataset of each of these row lengths, in DIR/seq_N, and a mixture.json: a document is in the first whose rows "
+                "hold it, else most of it; with seq_length that one alone",
+                later=True,
+            ),
+        ]
+        | None
+    ) = None
     seed: Annotated[Whole, _key("the seed of all chance", ge=0)] = 0
     tokenizer: Annotated[str, _key('a file, a directory with tokenizer.json, a Hub name, or "bytes"')]
     engine: Annotated[str, _key("auto | reference | an engine's name; never changes bytes")] = "auto"
@@ -385,6 +419,15 @@ class Recipe:
     tasks: tuple[TaskEntry, ...] = ()
     output: OutputKeys = field(default_factory=OutputKeys)
     base: Path = Path()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The row lengths of all datasets that share the documents, ascending."""
+        return self.seq_lengths or (self.seq_length,)
+
+    def by_length(self) -> tuple["Recipe", ...]:
+        """The recipe of each dataset to make: of all seq_lengths where it has them and no seq_length, which is then 0."""
+        return (self,) if self.seq_length else tuple(replace(self, seq_length=n) for n in self.lengths)
 
     @property
     def min_tail(self) -> int:

@@ -342,8 +342,8 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     return f"read more than once: {', '.join(shown)}{more}; name each file once" if shown else ""
 
 
-def texts_among_others(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
-    """Messages about sources of which some files are tables or JSONL and others are each read as one text, as a README is."""
+def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
+    """Messages about sources with texts among tables or JSONL, as a README is, or with files beside a compressed copy."""
     messages = []
     for source, files in zip(sources, found, strict=True):
         texts = [name for name, (format, _) in zip(files.names, files.formats, strict=True) if format == "text"]
@@ -352,6 +352,14 @@ def texts_among_others(sources: Sequence[Source], found: Sequence[Files]) -> lis
                 f"source {source.name}: {len(texts)} of its {len(files)} files {'is' if len(texts) == 1 else 'are'} read as one "
                 f"text each, as {texts[0]} is: name the others alone in paths if that is not meant"
             )
+        if len(files.kinds) > 1:
+            names, kinds = set(files.names), zip(files.names, files.formats, strict=True)
+            if copies := [name for name, (_, by) in kinds if by and name.rpartition(".")[0] in names]:
+                more = f", and {len(copies) - 1} more pairs" if len(copies) > 1 else ""
+                messages.append(
+                    f"source {source.name}: {copies[0]} and {copies[0].rpartition('.')[0]} are both read{more}: name one of them "
+                    "if they hold the same text"
+                )
     return messages
 
 

@@ -2,7 +2,8 @@
 
 `recipe` is a dict:
 
-    seq_length, min_tokens, max_tokens (0: no limit), long ("split" | "truncate" | "drop"), append_eos, prepend_bos
+    seq_length, min_tokens, max_tokens (0: no limit), long ("split" | "truncate" | "drop" | "decompose"), append_eos, prepend_bos
+    lengths      row lengths of all datasets that share the documents, ascending; capacities_of: each → its capacities
     pad          pad_seq_to_mult; max_segments: of a row, 0: no limit
     tasks      list of dicts: objective, weight, mode (id or None), parameters as its file in objectives/ says
     allowed    set of task indices that this source draws from
@@ -33,10 +34,17 @@ def cut(n_tokens, recipe):
         rest = n_tokens - start
         bos = start == 0 and recipe["prepend_bos"]
         if rest < 3:
-            segments.append((start, rest, len(recipe["tasks"]), bos, append_eos))
+            if long != "decompose" or recipe["seq_length"] == recipe["lengths"][0]:
+                segments.append((start, rest, len(recipe["tasks"]), bos, append_eos))
             return segments
         task = draw_task(recipe["key"](start), recipe["tasks"], recipe["allowed"])
         n, eos = rest, append_eos
+        if long == "decompose":
+            row, n = filled(rest, task, bos, recipe)
+            if row == recipe["seq_length"]:
+                segments.append((start, n, task, bos, append_eos and n == rest))
+            start += n
+            continue
         if rest > capacity(recipe, task, bos, append_eos):
             if long == "drop":
                 return []
@@ -54,6 +62,31 @@ def cut(n_tokens, recipe):
             return segments
         start += n
     return segments
+
+
+def filled(rest, task, bos, recipe):
+    """(the longest of the row lengths that `rest` tokens fill, or the shortest; how many go into it)."""
+    row, most = recipe["lengths"][0], 0
+    for length in recipe["lengths"]:
+        own = {**recipe, "seq_length": length, "capacities": recipe["capacities_of"].setdefault(length, {})}
+        holds = capacity(own, task, bos, recipe["append_eos"])
+        if most == 0 or most < holds <= rest:
+            row, most, inner = length, holds, capacity(own, task, bos, False)
+    return row, rest if rest <= most else min(inner, rest - max(3, recipe["min_tokens"]))
+
+
+def is_elsewhere(n_tokens, recipe):
+    """Whether a document of n_tokens is of another of the row lengths: it is of the first that holds most of it."""
+    if len(recipe["lengths"]) == 1 or recipe["long"] == "decompose":
+        return False
+    task = len(recipe["tasks"])
+    if n_tokens >= 3:
+        task = draw_task(recipe["key"](0), recipe["tasks"], recipe["allowed"])
+    held = []
+    for length in recipe["lengths"]:
+        own = {**recipe, "seq_length": length, "capacities": recipe["capacities_of"].setdefault(length, {})}
+        held.append(min(n_tokens, capacity(own, task, recipe["prepend_bos"], recipe["append_eos"])))
+    return recipe["lengths"][held.index(max(held))] != recipe["seq_length"]
 
 
 def random_length(key, n, min_tail, task):

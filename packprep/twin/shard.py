@@ -100,6 +100,8 @@ class Twin:
             "max_segments": self.packing["max_segments_per_row"],
             "pad": self.packing["pad_seq_to_mult"],
             "capacities": {},
+            "lengths": recipe.get("seq_lengths") or [self.seq_length],
+            "capacities_of": {},
         }
         self.sources = [self._source(i, prefix) for i, prefix in enumerate(prefixes)]
         self.removed = {
@@ -241,11 +243,13 @@ def segments_of(twin: Twin, document: Document) -> list[Segment]:
     def key(start: int) -> int:
         return chance.segment_key(document.file_key, document.position, document.use, start)
 
+    allowed = source["allowed" if document.trained is None else "supervised"]
+    recipe = {**twin.cutting, "allowed": allowed, "key": key}
+    if cutting.is_elsewhere(len(document.tokens), recipe):
+        return []
     if document.trained is None:
-        recipe = {**twin.cutting, "allowed": source["allowed"], "key": key}
         found: list[tuple] = [(*segment, 0, None) for segment in cutting.cut(len(document.tokens), recipe)]
     else:
-        recipe = {**twin.cutting, "allowed": source["supervised"], "key": key}
         found = cutting.cut_supervised(len(document.tokens), document.trained, recipe)
     return [
         Segment(document, start, n, task, bool(bos), bool(eos), copy, first_trained, key(start))

@@ -344,6 +344,8 @@ def _check_coverage(
     wrong = start[order] != should
     if "trained_offsets" in arrays:  # segments without a trained token are left out
         wrong &= (start[order] < should) | ~_may_be_limited(plan, arrays, order, goes_on)
+    if plan.recipe.documents.long == "decompose":  # what is between them fills rows of other lengths
+        wrong &= start[order] < should
     wrong = np.flatnonzero(wrong)
     row = stored.row
     for i in wrong:
@@ -353,7 +355,7 @@ def _check_coverage(
     if len(wrong) or not plan.recipe.documents.append_eos or "trained_offsets" in arrays:
         return
     begin, slots, eos = stored.first_slot, stored.slots, stored.eos[order]
-    lacking = (eos == 0) & ~goes_on & (plan.recipe.documents.long != "truncate")
+    lacking = (eos == 0) & ~goes_on & (plan.recipe.documents.long not in ("truncate", "decompose"))
     for which, words in (
         (goes_on & (eos == 1), "has an eos, and its document goes on"),
         (lacking, "ends its document, and has no eos"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from packprep.building.plan import MOST_USES, Plan
 from packprep.building.removal import REMOVED, removed_segments
-from packprep.building.work import TOO_LONG, Made
+from packprep.building.work import OTHER_LENGTH, TOO_LONG, Made
 from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan
 from packprep.errors import DatasetError
 from packprep.format import read_file
@@ -24,7 +24,7 @@ from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.encoding import TEXT_REASONS
 from packprep.verification.faults import MAX_LISTED, Faults
 
-REASONS = (*BAD_REASONS, *TEXT_REASONS, *DROP_REASONS, TOO_LONG, REMOVED)
+REASONS = (*BAD_REASONS, *TEXT_REASONS, *DROP_REASONS, TOO_LONG, OTHER_LENGTH, REMOVED)
 _AT_ONCE = 1 << 18  # pieces that are looked at together
 _END = np.iinfo(np.int64).max
 _RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason": str, "detail": str}

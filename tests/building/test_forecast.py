@@ -43,6 +43,19 @@ def test_a_forecast_is_near_what_the_build_makes(folder, tmp_path):
     assert found["fingerprint"] == manifest["fingerprint"] and found["worker_bytes"] > 100 << 20
 
 
+def test_a_token_store_is_forecast_whatever_uses_the_recipe_makes_of_it(folder, tmp_path):
+    table = made.table([{"paths": ["a.jsonl"], "repeat": 2.5, "sample": [0.2, 0.7]}])
+    store = made.build(table, folder, tmp_path / "store", is_store=True).manifest
+    inputs, samples = look_up(read_recipe(table, folder), {}), []
+    found = forecast(make_plan(inputs, samples=samples), inputs, samples)["store"]
+    ledger = store["ledger"]["sources"]["source0"]
+    assert abs(found["documents"] / ledger["documents"]["used"] - 1) < 0.05
+    assert abs(found["tokens"] / ledger["tokens"]["used"] - 1) < 0.05 and 0 <= found["token_error"] < 0.1
+    assert abs(found["bytes"] / sum(shard["bytes"] for shard in store["shards"]) - 1) < 0.1
+    of_store = made.table([{"paths": [str(tmp_path / "store")], "format": "store"}])
+    assert forecast_of(folder, of_store["sources"])["store"] is None
+
+
 @pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_and_bytes_are_within_three_hundredths_whatever_is_packed(tmp_path, seed):

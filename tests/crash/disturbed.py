@@ -27,14 +27,15 @@ KILL, STOP, SHORT = "kill", "stop", "short"
 
 
 class Project(NamedTuple):
-    """A corpus with its recipe, and the bytes of its build that nothing disturbed."""
+    """A corpus with its recipe, and the bytes of its build, or token store, that nothing disturbed."""
 
     base: Path
     recipe: Path
     expected: dict[str, bytes]
+    name: str = "build"
 
     def command(self, out: Path, workers: int = 1) -> list[object]:
-        return ["build", self.recipe, "--out", out, "--workers", workers]
+        return [self.name, self.recipe, "--out", out, "--workers", workers]
 
 
 class Ended(NamedTuple):
@@ -45,8 +46,10 @@ class Ended(NamedTuple):
     calls: list[str]
 
 
-def project(base: Path, documents: int = 120, shard_text_bytes: int = 12_000, **changes: Any) -> Project:
-    """A corpus of two files with some bad lines: a handful of shards, some with rejects."""
+def project(
+    base: Path, documents: int = 120, shard_text_bytes: int = 12_000, name: str = "build", **changes: Any
+) -> Project:
+    """A corpus of two files with some bad lines: a handful of shards, some with rejects. name: the command that makes them."""
     lines = made.texts(documents, 5, 250)
     made.write_lines(base / "a.jsonl", lines[::2])
     with open(base / "a.jsonl", "ab") as file:
@@ -58,7 +61,7 @@ def project(base: Path, documents: int = 120, shard_text_bytes: int = 12_000, **
         f"[output]\nshard_text_bytes = {shard_text_bytes}\n"
     )
     made.write(base / "recipe.toml", recipe.encode())
-    undisturbed = Project(base, base / "recipe.toml", {})
+    undisturbed = Project(base, base / "recipe.toml", {}, name)
     said = command_line.inside(*undisturbed.command(base / "out"))
     assert said.status == 0, said
     return undisturbed._replace(expected=made.contents(base / "out"))

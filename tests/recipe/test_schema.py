@@ -88,6 +88,7 @@ def test_all_presets_and_tasks_of_an_objective_from_elsewhere_are_taken():
 
 # What no type says: which values go together, and of texts and numbers what only reading tells.
 UNSAID = {
+    ("", "seq_lengths"): ([8192, 4096], [4096, 4096]),
     ("sources", "sample"): ([0.5, 0.5], [0.9, 0.1]),
     ("output", "shard_text_bytes"): ("0",),
     ("packing", "pad_seq_to_mult"): (3,),

@@ -27,6 +27,10 @@ ROLES = (["</s>", 0, 7], ["", -1, 1.5, True, [1], {}])
 # (section, key) → (values that are taken, with what they become where that is another; values that are not)
 VALUES = {
     ("", "seq_length"): ([8, 4096, 1 << 24], [0, 7, 12, -8, 8.0, (1 << 24) + 8, *NUMBERS]),
+    ("", "seq_lengths"): (
+        [([2048, 4096], (2048, 4096))],
+        [[], [4096], [8192, 4096], [4096, 4096], [4, 4096], [4096, 8193], 4096, "2048", None, True],
+    ),
     ("", "seed"): ([0, 2**63 - 1], [-1, 2**63, 1.0, *NUMBERS]),
     ("", "tokenizer"): (["bytes", "a/b.json"], TEXTS),
     ("", "engine"): (["auto", "reference"], TEXTS),

@@ -14,11 +14,12 @@ from tests.slurm.cluster import Cluster, Unavailable, install
 
 
 class Small(NamedTuple):
-    """A recipe over a small corpus, and what the build by one process gives. Read only."""
+    """A recipe over a small corpus, and what the build, or a token store of it, by one process gives. Read only."""
 
     recipe: Path
     table: dict[str, Any]
     expected: dict[str, bytes]
+    tokens: dict[str, bytes]
     shards: int
 
 
@@ -62,13 +63,14 @@ def small(place: Path) -> Small:
         "output": {"shard_text_bytes": 10_000},
     }  # fmt: skip
     outcome = made.build(table, folder, folder / "out")
+    made.build(table, folder, folder / "store", is_store=True)
     assert outcome.manifest is not None
-    return Small(recipe, table, made.contents(folder / "out"), outcome.plan.shards)
+    return Small(recipe, table, made.contents(folder / "out"), made.contents(folder / "store"), outcome.plan.shards)
 
 
 @pytest.fixture
 def out(place: Path, request: pytest.FixtureRequest) -> Path:
     """An output folder of the test's own."""
-    folder = place / re.sub(r"\W", "-", request.node.name)[:60]
+    folder = place / re.sub(r"\W", "-", request.node.name)[-60:]
     folder.mkdir()
     return folder / "out"

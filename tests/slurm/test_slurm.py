@@ -92,8 +92,34 @@ def test_a_token_store_is_made_by_an_array_and_of_it_a_dataset(cluster, small, o
     prepared = submitted(cluster, small, out, 3, "--command", "tokenize")
     cluster.wait(*prepared.jobs)
     assert "every promise holds" in log(out, "finish.log"), log(out, "tokenize-0.log")
-    packprep(cluster, "tokenize", small.recipe, "--out", out.with_name("alone"), "--workers", 1)
-    assert made.contents(out) == made.contents(out.with_name("alone"))
+    assert made.contents(out) == small.tokens
+    store, dataset = out, out.with_name("of-store")
+    text = small.recipe.read_text().replace('paths = ["*.jsonl*"]', f'format = "store"\npaths = ["{store}"]')
+    recipe = made.write(out.with_name("of-store.toml"), text.encode())
+    prepared = submitted(cluster, small._replace(recipe=recipe), dataset, 3)
+    cluster.wait(*prepared.jobs)
+    assert "every promise holds" in log(dataset, "finish.log"), log(dataset, "build-0.log")
+    shards = {name: data for name, data in small.expected.items() if name.startswith("shards/")}
+    assert made.contents(dataset, "shards/") == shards
+
+
+@pytest.mark.long
+def test_datasets_of_several_lengths_are_made_by_one_array(cluster, small, out):
+    prepared = submitted(cluster, small, out, 3, "--set", "seq_lengths=[256, 512]", "--seq-length", 256)
+    cluster.wait(*prepared.jobs)
+    assert "every promise holds" in log(out, "finish.log"), log(out, "build-0.log")
+    both = made.write(
+        out.with_name("both.toml"),
+        small.recipe.read_text()
+        .replace("seq_length = 512", "seq_lengths = [256, 512]")
+        .replace("*.jsonl*", f"{small.recipe.parent}/*.jsonl*")
+        .encode(),
+    )
+    whole = out.with_name("whole")
+    prepared = submitted(cluster, small._replace(recipe=both), whole, 3)
+    cluster.wait(*prepared.jobs)
+    assert log(whole, "finish.log").count("every promise holds") == 2, log(whole, "build-0.log")
+    assert made.contents(whole / "seq_256") == made.contents(out) and (whole / "mixture.json").exists()
 
 
 @pytest.mark.long
@@ -110,8 +136,12 @@ def test_names_are_taken_as_they_are(cluster, small, out, name):
 
 
 @pytest.mark.long
-def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_list_of_the_rest(cluster, small, out):
-    array, finish = submitted(cluster, small, out, NODES, *NODE_EACH, "--partition=spare", **SLOW).jobs
+@pytest.mark.parametrize("command", ["build", "tokenize"])
+def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_list_of_the_rest(
+    cluster, small, out, command
+):
+    options = "--command", command, *NODE_EACH, "--partition=spare"
+    array, finish = submitted(cluster, small, out, NODES, *options, **SLOW).jobs
     cluster.until(lambda: all(receipts(out, i, NODES, small.shards) for i in range(NODES)))
     urgent = cluster.run(
         "sbatch", "--parsable", "--exclusive", f"--nodelist={node_of(cluster, f'{array}_0')}", "--output=/dev/null",
@@ -125,8 +155,8 @@ def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_lis
     assert cluster.states(array) == ["COMPLETED", "FAILED", "CANCELLED", "COMPLETED"]
     assert cluster.states(finish) == ["CANCELLED"]  # it would have waited for ever
     for preempted_or_requeued in (0, 3):
-        assert "restart 1" in log(out, f"build-{preempted_or_requeued}.log")
-    assert "stopped: by a signal" in log(out, "build-0.log")
+        assert "restart 1" in log(out, f"{command}-{preempted_or_requeued}.log")
+    assert "stopped: by a signal" in log(out, f"{command}-0.log")
     assert not (out / "dataset.json").exists()
 
     said = packprep(cluster, "status", out, "--array-count", NODES, status=1)
@@ -135,7 +165,7 @@ def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_lis
     finish = cluster.run("bash", "-c", redo).split()[-1]
     cluster.wait(finish)
     assert cluster.states(finish) == ["COMPLETED"]
-    assert made.contents(out) == small.expected
+    assert made.contents(out) == (small.expected if command == "build" else small.tokens)
 
 
 @pytest.mark.long

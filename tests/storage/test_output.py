@@ -33,6 +33,18 @@ def plain(tmp_path_factory) -> disturbed.Project:
     return disturbed.project(tmp_path_factory.mktemp("plain"))
 
 
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory) -> disturbed.Project:
+    """The token store of the same corpus: three shards, too."""
+    return disturbed.project(tmp_path_factory.mktemp("tokens"), name="tokenize")
+
+
+@pytest.fixture(params=["build", "tokenize"])
+def either(request, plain, tokens) -> disturbed.Project:
+    """Of a dataset, or of a token store."""
+    return plain if request.param == "build" else tokens
+
+
 @pytest.fixture
 def url(tmp_path) -> str:
     return f"file://{tmp_path}/bucket/out"
@@ -81,15 +93,15 @@ def test_a_build_into_a_url_has_the_bytes_of_a_local_one(plain, url, workers):
     assert said.json["made"] == 0 and said.json["directory"] == url and objects(url) == plain.expected
 
 
-@pytest.mark.long
-def test_a_token_store_at_a_url_is_the_local_one_and_is_built_from(plain, url, tmp_path):
-    words = plain.command(url)
-    local = [str(tmp_path / "store") if word == url else word for word in words]
-    for command in (words, local):
-        said = command_line.inside(*["tokenize" if word == "build" else word for word in command])
+def test_datasets_of_several_lengths_at_a_url_are_the_local_ones(tmp_path, url):
+    several = disturbed.project(tmp_path, seq_lengths=[128, 512], seq_length=128)
+    several.recipe.write_text(several.recipe.read_text().replace("seq_length = 128\n", ""))
+    for out in (tmp_path / "here", url):
+        said = command_line.inside(*several.command(out))
         assert said.status == 0, said.err
-    assert objects(url) == made.contents(tmp_path / "store")
-    assert command_line.inside("verify", url, "--replay", "all").status == 0
+    assert objects(url) == made.contents(tmp_path / "here")
+    assert command_line.inside("verify", url, "--replay", "all").out.count("every promise holds") == 2
+    assert [one["published"] for one in command_line.inside("status", url, "--json").json] == [True, True]
 
 
 def test_a_build_into_the_memory_of_this_process(plain):
@@ -387,14 +399,15 @@ def slow(server) -> Iterator[Slow]:
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(plain, bucket, workers, tmp_path):
+def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(either, bucket, workers, tmp_path):
+    plain = either
     said = command_line.packprep(*plain.command(bucket, workers))
     assert said.status == 0 and f"{bucket}: " in said.out, said.err
     assert objects(bucket) == plain.expected and check_truth(plain, bucket) == 3
     verified = command_line.packprep(
         "verify", bucket, "--replay", "all", "--workers", workers, "--json", TMPDIR=str(tmp_path)
     )
-    assert verified.status == 0 and verified.json["replayed"] > 100, verified
+    assert verified.status == 0 and verified.json["replayed" if plain.name == "build" else "tokens"] > 100, verified
     assert not list(tmp_path.iterdir())
     Remote(bucket).write("shards/000/odd", [b"?"])
     data = plain.expected[shard_name(2)]
@@ -404,12 +417,29 @@ def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(plain, bucket, 
     assert {("P1", "shards/000/odd"), ("P1", shard_name(2))} <= {
         (f["promise"], f["file"]) for f in verified.json["listed"]
     }
-    assert command_line.packprep("inspect", bucket, "--row", 0).status == 0
+    assert command_line.packprep("inspect", bucket, *(["--row", 0] if plain.name == "build" else [])).status == 0
 
 
 @pytest.mark.long
-def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(plain, bucket):
-    tasks = []
+def test_a_dataset_on_s3_is_built_of_a_token_store_there(plain, tokens, bucket, tmp_path):
+    assert command_line.packprep(*tokens.command(f"{bucket}/store")).status == 0
+    of_text = 'paths = ["*.jsonl*"]'
+    text = plain.recipe.read_text().replace(of_text, f'format = "store"\npaths = ["{bucket}/store"]')
+    recipe = made.write(tmp_path / "of-store.toml", text.encode())
+    for index in (1, 0):
+        build = "build", recipe, "--out", f"{bucket}/out", "--array-index", index, "--array-count", 2
+        said = command_line.packprep(*build)
+        assert said.status == 0, said
+    found = objects(f"{bucket}/out")
+    for name, data in plain.expected.items():
+        assert name.startswith(("receipts/", "dataset.json", "plan.json")) or found[name] == data, name
+    verified = command_line.packprep("verify", f"{bucket}/out", "--replay", "all", "--json")
+    assert (verified.status, verified.json["faults"]) == (0, 0) and verified.json["replayed"] > 100
+
+
+@pytest.mark.long
+def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(either, bucket):
+    plain, tasks = either, []
     for index in range(3):
         arguments = [*plain.command(bucket), "--array-index", index, "--array-count", 3]
         command = [sys.executable, "-m", "packprep", *map(str, arguments)]
@@ -427,8 +457,8 @@ def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(plain, bucket):
 
 
 @pytest.mark.long
-def test_two_builds_at_once_on_s3_give_the_bytes_of_one(plain, bucket):
-    commands = []
+def test_two_builds_at_once_on_s3_give_the_bytes_of_one(either, bucket):
+    plain, commands = either, []
     for workers in (1, 2):
         command = [sys.executable, "-m", "packprep", *map(str, plain.command(bucket, workers))]
         environment = made.environment()
@@ -460,6 +490,12 @@ def test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(pl
     assert check_truth(plain, bucket) < 3
     said = command_line.packprep(*plain.command(bucket, workers))
     assert said.status == 0 and objects(bucket) == plain.expected, said.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sent, workers", [(8_000, 1), (40_000, 2), (60_000, 1)])
+def test_a_token_store_killed_while_it_uploads_tells_the_truth_and_goes_on(tokens, bucket, slow, sent, workers):
+    test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(tokens, bucket, slow, sent, workers)
 
 
 @pytest.mark.long

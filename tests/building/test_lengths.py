@@ -1,0 +1,223 @@
+"""Datasets of several row lengths: each document in one of them, or cut into pieces that fill their rows; one mixture of all."""
+
+import json
+from collections import Counter, defaultdict
+
+import pytest
+
+from packprep.dataset.loader import open_dataset
+from packprep.dataset.shard import shard_in
+from packprep.errors import RecipeError
+from packprep.recipe import as_toml, read_recipe
+from tests import made
+from tests.command_line import inside, packprep, refused
+from tests.documents.chats_made import CHATML
+
+LENGTHS = [64, 256, 1024]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lengths")
+    return folder, made.mixed_corpus(folder)
+
+
+def recipe(sources, long="split", **changes):
+    changes = {"tasks": [{"preset": "ul2r"}], "seq_lengths": LENGTHS, **changes}
+    table = made.table(sources, documents={"long": long, "prepend_bos": True, "max_bad_fraction": 1}, **changes)
+    del table["seq_length"]
+    return table
+
+
+def written(folder, table):
+    """recipe.toml of a table, in a folder."""
+    lists = {name: table[name] for name in ("sources", "tasks")}
+    sections = {name: value for name, value in table.items() if isinstance(value, dict)}
+    lines = [f"{name} = {as_toml(value)}" for name, value in table.items() if name not in {**lists, **sections}]
+    for name, tables in [*((n, [t]) for n, t in sections.items()), *lists.items()]:
+        for one in tables:
+            lines += [f"[[{name}]]" if name in lists else f"[{name}]", *(f"{k} = {as_toml(v)}" for k, v in one.items())]
+    return made.write(folder / "recipe.toml", "\n".join(lines).encode())
+
+
+def pieces(out):
+    """(file, position, use) → [(first token, tokens)] in a dataset."""
+    found = defaultdict(list)
+    names = ("segment_file", "segment_doc", "segment_repeat", "segment_start", "segment_tokens")
+    manifest = open_dataset(out).manifest
+    for shard in range(len(manifest["shards"])):
+        arrays = shard_in(out, manifest, shard).arrays
+        for file, position, use, start, n in zip(*(arrays[name].tolist() for name in names), strict=True):
+            found[file, position, use].append((start, n))
+    return found
+
+
+def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_other(corpus, tmp_path):
+    folder, sources = corpus
+    written(folder, recipe(sources))
+    assert inside("build", folder / "recipe.toml", "--out", tmp_path / "all", "--workers", 1).status == 0
+    alone = {**recipe(sources), "seq_lengths": None, "seq_length": 1024}
+    made.build({key: value for key, value in alone.items() if value}, folder, tmp_path / "alone")
+    tokens = {use: sum(n for _, n in parts) for use, parts in pieces(tmp_path / "alone").items()}
+    found = [pieces(tmp_path / "all" / f"seq_{length}") for length in LENGTHS]
+    assert sum(map(len, found)) == len(tokens) > 500 and set().union(*found) == set(tokens)
+    for shorter, length, own in zip([0, *LENGTHS], LENGTHS, found, strict=False):
+        assert len(own) > 20
+        for use, parts in own.items():
+            assert sum(n for _, n in parts) == tokens[use]
+            assert len(parts) == 1 or length == LENGTHS[-1]
+            assert tokens[use] > shorter / 2  # sentinels take the rest of a row
+    verified = packprep("verify", tmp_path / "all", "--replay", "all", "--twin", "--json", at=folder)
+    assert [report["faults"] for report in verified.json] == [0, 0, 0]
+    ledgers = [open_dataset(tmp_path / "all" / f"seq_{n}").manifest["ledger"]["sources"] for n in LENGTHS]
+    for source in sources:
+        kept, read = (sum(ledger[source["name"]]["tokens"][what] for ledger in ledgers) for what in ("used", "read"))
+        assert read == 3 * kept > 0
+
+
+@pytest.mark.parametrize("tasks", ["causal", pytest.param("ul2r", marks=pytest.mark.long)])
+def test_pieces_of_a_decomposed_document_tile_it_over_the_datasets(corpus, tmp_path, tasks):
+    folder, sources = corpus
+    table = recipe(sources, "decompose", tasks=[{"preset": tasks}])
+    made.build_lengths(table, folder, tmp_path / "all")
+    alone = {**recipe(sources), "seq_lengths": None, "seq_length": 1024}
+    made.build({key: value for key, value in alone.items() if value}, folder, tmp_path / "alone")
+    tokens = {use: sum(n for _, n in parts) for use, parts in pieces(tmp_path / "alone").items()}
+    together = defaultdict(list)
+    for length in LENGTHS:
+        for use, parts in pieces(tmp_path / "all" / f"seq_{length}").items():
+            together[use] += parts
+            if tasks == "causal" and length > LENGTHS[0]:  # whole rows, but for room for a tail
+                assert all(n >= length - 5 for _, n in parts)
+        said = inside("verify", tmp_path / "all" / f"seq_{length}", "--replay", "all", "--twin")
+        assert said.status == 0, said
+    assert together.keys() == tokens.keys()
+    for use, parts in together.items():
+        ends = [0, *(start + n for start, n in sorted(parts))]
+        assert [start for start, _ in sorted(parts)] == ends[:-1] and ends[-1] == tokens[use]
+
+
+def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("packprep.building.run.LIST_AGAIN_S", 0)
+    folder, (web, *_) = corpus
+    sources = [web]
+    table = recipe(sources, output={"shard_text_bytes": 100_000})
+    made.build_lengths(table, folder, tmp_path / "one")
+    wanted = made.contents(tmp_path / "one")
+    made.build_lengths(table, folder, tmp_path / "two", workers=2)
+    assert made.contents(tmp_path / "two") == wanted
+    written(folder, table)
+    for i in range(2):
+        assert not (tmp_path / "array" / "mixture.json").exists()
+        build = "build", folder / "recipe.toml", "--out", tmp_path / "array", "--workers", 1
+        said = inside(*build, "--array-index", i, "--array-count", 2)
+        assert said.status == 0, said
+    assert made.contents(tmp_path / "array") == wanted
+    killed = tmp_path / "killed"
+    process = made.start_build(folder, table, killed, before=_KILL)
+    assert process.wait() == -9 and (killed / "seq_64" / "dataset.json").exists()
+    status = inside("status", killed)
+    assert status.status == 1 and "0 of" in status.out and not (killed / "mixture.json").exists()
+    made.build_lengths(table, folder, killed)
+    assert made.contents(killed) == wanted
+    made.build(table, folder, tmp_path / "store", is_store=True)
+    stored = [{**source, "paths": [str(tmp_path / "store")], "format": "store"} for source in sources]
+    made.build_lengths({**table, "sources": stored}, folder, tmp_path / "of-store")
+    shards = made.contents(tmp_path / "of-store", "seq_")
+    assert {name: data for name, data in shards.items() if "/shards/" in name} == {
+        name: data for name, data in wanted.items() if "/shards/" in name
+    }
+
+
+_KILL = """
+import os, signal
+from packprep.building import run
+make = run.make_shard
+def killing(plan, *arguments, **named):
+    if plan.recipe.seq_length == 256:
+        os.killpg(0, signal.SIGKILL)
+    return make(plan, *arguments, **named)
+run.make_shard = killing
+"""
+
+
+def test_an_epoch_of_the_mixture_is_one_of_the_corpus(corpus, tmp_path):
+    folder, sources = corpus
+    made.build_lengths(recipe(sources), folder, tmp_path / "all")
+    mixed = open_dataset(tmp_path / "all")
+    assert mixed.seq_lengths == tuple(LENGTHS)
+    batch_size = {64: 16, 256: 4, 1024: 1}
+    slots = sum(len(dataset) * dataset.seq_length for dataset in mixed.datasets)
+    batches = mixed.batches(batch_size=batch_size, seed=3)
+    rows = defaultdict(Counter)
+    for _ in range(slots // 1024):
+        batch = next(batches)
+        size, length = batch["tokens"].shape
+        assert size == batch_size[length]
+        rows[length].update(row.tobytes() for row in batch["tokens"])
+    for given, dataset in zip(mixed.delivered(batches.state_dict()), mixed.datasets, strict=True):
+        stored, step = dataset.batch(range(len(dataset)))["tokens"], batch_size[dataset.seq_length]
+        left = Counter(row.tobytes() for row in stored)
+        assert len(left) > 20
+        left.subtract(rows[dataset.seq_length])
+        assert abs(given - len(dataset)) <= step
+        assert sum(map(abs, left.values())) <= step
+
+
+def test_shares_and_added_tokens_are_of_all_datasets_together(corpus, tmp_path):
+    folder, sources = corpus
+    shared = [{**{k: v for k, v in source.items() if k != "repeat"}, "share": 0.3} for source in sources]
+    table = recipe(shared, total_tokens=100_000, tokenizer="bytes")
+    outcomes = made.build_lengths(table, folder, tmp_path / "all")
+    used = Counter()
+    for outcome in outcomes:
+        used.update({name: one["tokens"]["used"] for name, one in outcome.manifest["ledger"]["sources"].items()})
+    assert sum(used.values()) == pytest.approx(100_000, rel=0.1)
+    for source in shared:
+        assert used[source["name"]] / sum(used.values()) == pytest.approx(1 / 3, abs=0.04)
+    assert len({outcome.manifest["tokenizer"]["digest"] for outcome in outcomes}) == 1
+
+
+def test_conversations_are_whole_and_not_decomposed(tmp_path):
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": "hi " * i}, {"role": "assistant", "content": "yes " * i}]})
+        for i in range(60)
+    ]
+    made.write(tmp_path / "chats.jsonl", "\n".join(lines).encode())
+    made.write(tmp_path / "template.jinja", CHATML.encode())
+    table = recipe([{"paths": ["chats.jsonl"]}], tasks=[{"objective": "causal"}])
+    table["documents"]["chat_template"] = "template.jinja"
+    outcomes = made.build_lengths(table, tmp_path, tmp_path / "all")
+    used = [outcome.manifest["ledger"]["sources"]["source0"]["documents"]["used"] for outcome in outcomes]
+    assert sum(used) == 60 and min(used) > 0
+    for length in LENGTHS:
+        said = inside("verify", tmp_path / "all" / f"seq_{length}", "--replay", "all", "--twin")
+        assert said.status == 0, said
+    table["documents"]["long"] = "decompose"
+    with pytest.raises(RecipeError, match='"decompose" cuts through these; use "split"'):
+        made.build_lengths(table, tmp_path, tmp_path / "cut")
+
+
+@pytest.mark.parametrize("lengths", [[256, 64], [64, 64], [64], [], [4, 64], [64, 100], 64, ["64", "128"]])
+def test_lists_of_lengths_that_are_none_are_refused(tmp_path, lengths):
+    table = {"tokenizer": "bytes", "sources": [{"paths": ["x"]}], "seq_lengths": lengths}
+    with pytest.raises(RecipeError, match="expected a list of two or more multiples of 8, ascending"):
+        read_recipe(table, tmp_path)
+
+
+def test_what_does_not_go_with_lengths_is_refused(corpus, tmp_path):
+    folder, sources = corpus
+    written(folder, recipe(sources))
+    build = "build", folder / "recipe.toml", "--out", tmp_path / "out"
+    assert "seq_length = 128 is none of seq_lengths = [64, 256, 1024]" in refused(*build, "--seq-length", 128)
+    assert 'with seq_lengths use "best_fit"' in refused(*build, "--set", "packing.algorithm=concat")
+    alone = folder / "web" / "*", "--out", tmp_path / "out", "--set", "documents.long=decompose"
+    assert "give seq_lengths" in refused("build", *alone)
+    assert inside(*build, "--seq-length", 64).status == 0
+    assert "is a dataset, and seq_lengths make several" in refused(*build)
+    made.write(tmp_path / "other" / "notes.txt", b"")
+    assert "holds files that are none of this build's: notes.txt" in refused(*build[:-1], tmp_path / "other")
+    assert inside("plan", folder / "recipe.toml").out.count("rows of") == 3
+    assert "no document is for rows of 16384" in refused(
+        *build[:-1], tmp_path / "long", "--set", "seq_lengths=[8192, 16384]", "--tasks", "causal"
+    )
