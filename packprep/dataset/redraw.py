@@ -339,9 +339,8 @@ def _redraw(
             weight[which], level[which] = noised.weight, noised.level
             if noised.blocks is not None:
                 by_block.append((which, law.parameters["block_length"], noised.blocks))
-    if (
-        blank := segments.removed & in_place
-    ).any():  # they were drawn with the others of their rows, whose levels ask for them
+    blank = segments.removed & in_place
+    if blank.any():  # they were drawn with the others of their rows, whose levels ask for them
         away = segments.at_slots(blank, False).reshape(tokens.shape)
         tokens[away], loss_mask[away] = segments.facts.pad_id, 0
     segments.changed |= {"loss_weight": weight, "noise": level}

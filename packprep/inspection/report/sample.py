@@ -238,8 +238,6 @@ def _original(
 ) -> tuple[dict[str, Any] | None, str]:
     """(the segment before its objective, its corrupted tokens flagged; or None and why there is nothing to show)."""
     begin, number = segment["begin"], segment["number"] - 1
-    if removed_segments(arrays)[g]:
-        return None, "Its document was removed."
     if task["label_alignment"] == "same_slot":
         first_copy = slice(begin, begin + segment["slots"] // RULES[task["attention"]].copies)
         ids, noised = view.labels[first_copy], (view.tokens != view.labels)[first_copy]
@@ -249,6 +247,8 @@ def _original(
         return None, "The row holds the text as it is."
     elif stored is None:
         return None, "Not inverted: that takes a plan that can be opened here and a shard without faults."
+    elif removed_segments(arrays)[g]:
+        return None, "Its document was removed."
     else:
         assert isinstance(data.plan, Plan)
         ids, _, fits = restore(data.plan, arrays, stored, np.array([g]))
