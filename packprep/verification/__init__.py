@@ -90,7 +90,7 @@ PROMISES = {
     "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
     "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
     "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
-    "P23": "of a document that removed.json lists no token is left and nothing is trained; no other slot is changed",
+    "P23": "of documents that removed.json lists no token is left and nothing is trained, and no other segment is marked so",
 }
 """Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
 
