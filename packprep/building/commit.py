@@ -275,7 +275,7 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         "recipe": stored["recipe"],
         "fingerprint": stored["fingerprint"],
         **({"kind": STORE} if plan.is_store else {}),
-        "removed": stored["removed"],
+        **({"removed": stored["removed"]} if plan.removed_digest else {}),
         "engine": stored["engine"],
         "made_with": stored["made_with"],
         "shards": list(entries),

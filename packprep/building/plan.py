@@ -370,12 +370,18 @@ class Plan:
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:
                     raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")
-        self.removed = Removed(self.sources, removed, stored["removed"]["digest"] if stored["removed"] else None)
+        self.removed = Removed(self.sources, removed, self.removed_digest)
         if (count := pieces_of_all_uses(self.sources)) > MOST_PIECES:
             raise PlanError(
                 f"plan.json: its sources come to {count:,} pieces, once for each use, and no plan has more than "
                 f"{MOST_PIECES:,}; put the right file back"
             )
+
+    @property
+    def removed_digest(self) -> str | None:
+        """The digest of removed.json; None where no document was removed."""
+        removed = self.stored.get("removed")
+        return removed["digest"] if removed else None
 
     @property
     def digests(self) -> tuple[str, ...]:

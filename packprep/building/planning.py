@@ -446,7 +446,7 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     }
     names = dict(enumerate([source["name"] for source in plan["recipe"]["sources"]]))
     names |= {i: source.name for i, source in enumerate(inputs.recipe.sources)}
-    if (digest_of(inputs.removed) if inputs.removed else None) != (plan["removed"] and plan["removed"]["digest"]):
+    if (digest_of(inputs.removed) if inputs.removed else None) != (plan.get("removed") or {"digest": None})["digest"]:
         found.append(
             "documents were removed: `packprep remove` goes on with what it began, and a token store with its own"
         )

@@ -142,9 +142,9 @@ class Manifest(TypedDict):
     recipe: dict[str, Any]
     fingerprint: str
     kind: NotRequired[str]  # "store": a token store, of which datasets are built
-    removed: (
-        dict[str, Any] | None
-    )  # the digest of removed.json, and the datasets that this one replaces, the oldest first
+    removed: NotRequired[
+        dict[str, Any]
+    ]  # the digest of removed.json, and which datasets this one replaces, the oldest first
     engine: Any
     made_with: Any
     shards: Sequence[ShardEntry]
@@ -186,8 +186,8 @@ def _is_recipe(value: Any) -> bool:
 
 def _is_removal(value: Any) -> bool:
     """Whether it has a digest, and lists datasets by their digests."""
-    if value is None or not isinstance(value, dict) or value.keys() != {"digest", "replaces"}:
-        return value is None
+    if not isinstance(value, dict) or value.keys() != {"digest", "replaces"}:
+        return False
     entries, keys = value["replaces"], {"fingerprint", "digest", "plan"}
     return (
         is_digest(value["digest"])
@@ -226,7 +226,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "recipe": ("an object, as are its documents and output", _is_recipe),
     "fingerprint": ("32 hex digits", is_digest),
     "kind": ("store, or absent", _one_of("store")),
-    "removed": ("null, or a digest and what is replaced", _is_removal),
+    "removed": ("a digest and what is replaced, or absent", _is_removal),
     "engine": ("a string or an object", _instance_of(str, dict)),
     "made_with": ("a string or an object", _instance_of(str, dict)),
     "shards": ("a list", _instance_of(list)),
@@ -258,9 +258,10 @@ _TASK_KEYS = {
     "parameters": ("an object of values of at most 64 bits", _are_parameters),
 }
 _TASK_MORE = ("resolved",)
-LATER: Later = {"": {"removed": None}, "tasks": {}, "sources": {}}
+LATER: Later = {"": {}, "tasks": {}, "sources": {}}
 """Those of the keys above that joined later."""
-_OPTIONAL = {"continues", "kind"}  # stand only where a task asks for it, in a token store; what is absent is no default
+_OPTIONAL = {"continues", "kind", "removed"}
+"""Stand only where a task asks for it, in a token store, where documents were removed; what is absent is no default."""
 
 
 def _check(
@@ -287,7 +288,8 @@ def _check(
 
 def replaced(of: Mapping[str, Any]) -> list[dict[str, str]]:
     """The datasets that the one of this plan or manifest replaces, {fingerprint, digest, plan}: of which it lost documents."""
-    return of["removed"]["replaces"] if of["removed"] else []
+    found: list[dict[str, str]] = (of.get("removed") or {"replaces": []})["replaces"]
+    return found
 
 
 def is_compact(manifest: Mapping[str, Any]) -> bool:

@@ -138,13 +138,11 @@ class Segments:
     @cached_property
     def removed(self) -> np.ndarray:
         """bool[m]: the segments of documents that were removed."""
-        parts = [
-            shard.part("segment_removed", row, begin, end) != 0
-            if "segment_removed" in shard.layout
-            else np.zeros(end - begin, np.bool_)
-            for (shard, row), (begin, end) in zip(self.places, self._ranges, strict=True)
-        ]
-        return np.concatenate(parts)
+        found = np.zeros(len(self), np.bool_)
+        for i, (shard, row) in enumerate(self.places):
+            if "segment_removed" in shard.layout:
+                found[self.row == i] = shard.part("segment_removed", row, *self._ranges[i]) != 0
+        return found
 
     def looked_up(self, name: str, table: np.ndarray) -> np.ndarray:
         """What `table` says of each segment's task or source."""
@@ -193,8 +191,9 @@ class Segments:
 
     def next_token_loss_mask(self) -> np.ndarray:
         """Where all segments are of next-token tasks, and no range limits what is trained."""
-        prefix = np.where(self.removed, self.slots, self.column("prefix"))
-        return next_token_loss_mask(self.at, self.slots, prefix, self.size)
+        return next_token_loss_mask(
+            self.at, self.slots, np.where(self.removed, self.slots, self.column("prefix")), self.size
+        )
 
     def position_ids(self) -> np.ndarray:
         at, slots = self.at.astype(np.int32), self.slots

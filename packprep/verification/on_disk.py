@@ -57,7 +57,7 @@ def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faul
     """P1 of plan.json, tokenizer.json and removed.json, and whether they are sound: all else is recomputed from them."""
     before = faults.total
     named = [(manifest[key]["file"], manifest[key]["digest"]) for key in ("plan", "tokenizer")]
-    if manifest["removed"]:
+    if "removed" in manifest:
         named.append((REMOVED_NAME, manifest["removed"]["digest"]))
     for name, digest in named:
         try:
@@ -78,11 +78,11 @@ def check_manifest(directory: Path, plan: Plan, manifest: Mapping[str, Any], fau
             faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     tokenizer, template = plan.stored["tokenizer"]["digest"], plan.stored["chat_template"]
-    removed, before = plan.stored["removed"], replaced(plan.stored)
-    own = fingerprint(plan.recipe, files, tokenizer, template, plan.law, removed and removed["digest"])
+    before = replaced(plan.stored)
+    own = fingerprint(plan.recipe, files, tokenizer, template, plan.law, plan.removed_digest)
     if own != plan.stored["fingerprint"]:
         faults.add("P2", PLAN_NAME, "its fingerprint is not that of its recipe, files, tokenizer and removed documents")
-    if removed and encode_removed(plan.removed.documents) != read_file(directory / REMOVED_NAME):
+    if plan.removed_digest and encode_removed(plan.removed.documents) != read_file(directory / REMOVED_NAME):
         faults.add("P2", REMOVED_NAME, "its documents are not listed as they are written: sorted, each once")
     if before and before[0]["fingerprint"] != fingerprint(plan.recipe, files, tokenizer, template, plan.law):
         faults.add("P2", PLAN_NAME, "the first dataset that it replaces is not that of its recipe, files and tokenizer")
@@ -98,7 +98,7 @@ def check_manifest(directory: Path, plan: Plan, manifest: Mapping[str, Any], fau
 def _named(manifest: Mapping[str, Any]) -> set[str]:
     """The files that a dataset may have."""
     named = {MANIFEST_NAME, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
-    if manifest["removed"]:
+    if "removed" in manifest:
         named.add(REMOVED_NAME)
     named.add(FIRST_SEEN_NAME)  # where publication was ended before it removed that
     for b in range(len(manifest["shards"])):
