@@ -283,7 +283,7 @@ def arrays() -> str:
 
     names = {10: "rows", 20: "segments", 8: "seq_length", 40: "blocks", 70: "ranges", 2: "2"}
     names |= {11: "rows + 1", 21: "segments + 1", 30: "segments + rows"}
-    full = layout(10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70, weighted=True)
+    full = layout(10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70, weighted=True, removed=True)
     rows = []
     for name, (dtype, shape) in full.items():
         kind = "u16 or i32" if name in ("tokens", "labels") else f"{dtype.kind}{8 * dtype.itemsize}"
@@ -317,6 +317,7 @@ _MEANINGS = {
     "segment_task": "index into the manifest's tasks; the last is `too_short`",
     "segment_source": "index into the manifest's sources",
     "segment_repeat": "which use of the document this is: 0, 1, …",
+    "segment_removed": "1 where the document [was removed](#p23); only in shards that have one",
 }
 
 # scale.md
@@ -401,6 +402,7 @@ PARTS: dict[str, Callable[[], str]] = {
             "verify",
             "inspect",
             "export",
+            "remove",
             "slurm",
             "warm",
             "schema",
@@ -446,7 +448,7 @@ PARTS: dict[str, Callable[[], str]] = {
         "masked_diffusion", 12, 2, mode=False, spans=((3, 5), (9, 12))
     ),
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
-    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 23)},
+    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 24)},
     "promises": promises,
     "vectors": vectors,
     "arrays": arrays,

@@ -170,7 +170,7 @@ class _Steps:
                 f"the state's workers is {state.get('workers')!r}, here it is {self._n_workers}: going on would repeat and skip "
                 "rows; with another number of workers use packprep.adapters.torch.loader and its own state"
             )
-        check_state(state, self.state_dict())
+        check_state(state, self.state_dict(), self._of.dataset)
         self._goto(int(state["rows"]), int(state["steps"]))
 
 

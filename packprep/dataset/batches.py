@@ -40,6 +40,7 @@ _MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 class Reader:
     """The face of a Dataset and of a Mixture. They have what a batch needs to know, a fingerprint, a digest, a length, `row`, and
 
+    fingerprint_at(digest)                                    whose loader states are taken
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
     rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(), tasks_with_loss()
     costs(rows, attention, linear), epoch_rows                what balanced steps need
@@ -61,6 +62,9 @@ class Reader:
 
     @property
     def digest(self) -> str:
+        raise NotImplementedError
+
+    def fingerprint_at(self, digest: str) -> str | None:
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -460,21 +464,24 @@ class Batches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the rows that `state` has delivered; StateError if it is another dataset's, seed's or order's.
 
-        A state without digest or redraw, of an older packprep, is taken with a warning; the next one has them.
+        A state of a dataset that has since lost documents is taken: no row moved. A state without digest or redraw, of an older
+        packprep, is taken with a warning; the next one has them.
         """
-        check_state(state, self.state_dict())
+        check_state(state, self.state_dict(), self.dataset)
         rows = state["rows"]
         if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
         self._restart(rows)
 
 
-def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:
     """StateError unless `state` has the keys of `mine`, and their values where they are no counts; a warning for keys that
-    joined later and are absent."""
+    joined later and are absent. dataset: may be what another was before, by whose fingerprint and digest the state goes."""
     if not isinstance(state, Mapping) or not mine.keys() - _MAY_LACK <= state.keys() <= mine.keys() | _WHERE_GIVEN:
         keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave")
+    if isinstance(digest := state.get("digest"), str) and (before := dataset.fingerprint_at(digest)):
+        mine = {**mine, "fingerprint": before, "digest": digest}
     for key in dict.fromkeys((*mine, *state)):
         ours, theirs = mine.get(key), state.get(key)
         checked = key not in _COUNTS and (key in state or key in _WHERE_GIVEN)

@@ -21,7 +21,7 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.batches import Reader
-from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, outline, read_manifest
+from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, outline, read_manifest, replaced
 from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
@@ -98,6 +98,12 @@ class Dataset(Reader):
     def digest(self) -> str:
         """The manifest's own: of what was built, the shards' digests among it."""
         return self.manifest["digest"]
+
+    def fingerprint_at(self, digest: str) -> str | None:
+        """The fingerprint that went with this digest: its own, or that of a dataset of which it has all rows where they were, and
+        lost documents; None for any other."""
+        known = {entry["digest"]: entry["fingerprint"] for entry in replaced(self.manifest)}
+        return {**known, self.digest: self.fingerprint}.get(digest)
 
     @property
     def tasks(self) -> list[StoredTask]:

@@ -142,6 +142,9 @@ class Manifest(TypedDict):
     recipe: dict[str, Any]
     fingerprint: str
     kind: NotRequired[str]  # "store": a token store, of which datasets are built
+    removed: NotRequired[
+        dict[str, Any]
+    ]  # the digest of removed.json, and which datasets this one replaces, the oldest first
     engine: Any
     made_with: Any
     shards: Sequence[ShardEntry]
@@ -181,6 +184,21 @@ def _is_recipe(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key, {}), dict) for key in ("documents", "output"))
 
 
+def _is_removal(value: Any) -> bool:
+    """Whether it has a digest, and lists datasets by their digests."""
+    if not isinstance(value, dict) or value.keys() != {"digest", "replaces"}:
+        return False
+    entries, keys = value["replaces"], {"fingerprint", "digest", "plan"}
+    return (
+        is_digest(value["digest"])
+        and isinstance(entries, list)
+        and all(
+            isinstance(entry, dict) and entry.keys() == keys and all(map(is_digest, entry.values()))
+            for entry in entries
+        )
+    )
+
+
 def _one_of(*values: Any) -> Callable[[Any], bool]:
     return lambda value: type(value) is type(values[0]) and value in values  # 1.0 and True are no 1
 
@@ -208,6 +226,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "recipe": ("an object, as are its documents and output", _is_recipe),
     "fingerprint": ("32 hex digits", is_digest),
     "kind": ("store, or absent", _one_of("store")),
+    "removed": ("a digest and what is replaced, or absent", _is_removal),
     "engine": ("a string or an object", _instance_of(str, dict)),
     "made_with": ("a string or an object", _instance_of(str, dict)),
     "shards": ("a list", _instance_of(list)),
@@ -241,7 +260,8 @@ _TASK_KEYS = {
 _TASK_MORE = ("resolved",)
 LATER: Later = {"": {}, "tasks": {}, "sources": {}}
 """Those of the keys above that joined later."""
-_OPTIONAL = {"continues", "kind"}  # stand only where a task asks for it, in a token store; what is absent is no default
+_OPTIONAL = {"continues", "kind", "removed"}
+"""Stand only where a task asks for it, in a token store, where documents were removed; what is absent is no default."""
 
 
 def _check(
@@ -264,6 +284,12 @@ def _check(
     for key, (what, good) in keys.items():
         if key in value and not good(value[key]):
             raise DatasetError(f"{where}: {key} is {value[key]!r:.200} and should be {what}")
+
+
+def replaced(of: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The datasets that the one of this plan or manifest replaces, {fingerprint, digest, plan}: of which it lost documents."""
+    found: list[dict[str, str]] = (of.get("removed") or {"replaces": []})["replaces"]
+    return found
 
 
 def is_compact(manifest: Mapping[str, Any]) -> bool:

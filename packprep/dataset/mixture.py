@@ -105,7 +105,17 @@ class Mixture(Reader):
     @property
     def fingerprint(self) -> str:
         """32 hex digits, of the datasets' fingerprints and their samples in a cycle, or their schedule."""
-        parts: list[Any] = [dataset.fingerprint for dataset in self.datasets]
+        return self._fingerprint([dataset.fingerprint for dataset in self.datasets])
+
+    def fingerprint_at(self, digest: str) -> str | None:
+        """The fingerprint that went with this digest, as of a Dataset: each dataset may have lost documents since."""
+        digests = digest.split(",")
+        if len(digests) != len(self.datasets):
+            return None
+        known = [dataset.fingerprint_at(own) for dataset, own in zip(self.datasets, digests, strict=True)]
+        return None if None in known else self._fingerprint(known)
+
+    def _fingerprint(self, parts: list[Any]) -> str:
         if isinstance(self.counts, order.Schedule):
             parts += self.counts.parts()
         else:

@@ -339,6 +339,10 @@ def _redraw(
             weight[which], level[which] = noised.weight, noised.level
             if noised.blocks is not None:
                 by_block.append((which, law.parameters["block_length"], noised.blocks))
+    blank = segments.removed & in_place
+    if blank.any():  # they were drawn with the others of their rows, whose levels ask for them
+        away = segments.at_slots(blank, False).reshape(tokens.shape)
+        tokens[away], loss_mask[away] = segments.facts.pad_id, 0
     segments.changed |= {"loss_weight": weight, "noise": level}
     if not weighted:
         return None
@@ -363,10 +367,11 @@ def _move_all(
 ) -> None:
     """Put the tokens of next-token segments where their epochs have them, with the sentinels; segments.changed has the prefixes.
 
-    A segment whose document says what of it is trained keeps its own place.
+    A segment whose document says what of it is trained keeps its own place, and one whose document was removed has nothing to
+    move.
     """
     task, epoch_of = segments.column("task"), epochs[segments.row]
-    moves = laws.moved[task] & ~_supervised(laws, segments, header)
+    moves = laws.moved[task] & ~segments.removed & ~_supervised(laws, segments, header)
     prefix, flat = segments.column("prefix").copy(), tokens.reshape(-1)
     move = _kernels().move if kernels else _move
     for t in np.unique(task[moves]):

@@ -135,6 +135,15 @@ class Segments:
         parts = self.parts(f"segment_{name}")
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    @cached_property
+    def removed(self) -> np.ndarray:
+        """bool[m]: the segments of documents that were removed."""
+        found = np.zeros(len(self), np.bool_)
+        for i, (shard, row) in enumerate(self.places):
+            if "segment_removed" in shard.layout:
+                found[self.row == i] = shard.part("segment_removed", row, *self._ranges[i]) != 0
+        return found
+
     def looked_up(self, name: str, table: np.ndarray) -> np.ndarray:
         """What `table` says of each segment's task or source."""
         index = self.column(name)
@@ -179,6 +188,12 @@ class Segments:
         return self.looked_up("task", np.arange(len(self.facts.tasks)))
 
     # What is not stored, [size] each
+
+    def next_token_loss_mask(self) -> np.ndarray:
+        """Where all segments are of next-token tasks, and no range limits what is trained."""
+        return next_token_loss_mask(
+            self.at, self.slots, np.where(self.removed, self.slots, self.column("prefix")), self.size
+        )
 
     def position_ids(self) -> np.ndarray:
         at, slots = self.at.astype(np.int32), self.slots
@@ -316,9 +331,7 @@ SLOTS: dict[str, SlotColumn] = {
     "labels": SlotColumn(None, True, None),
     "segment_ids": SlotColumn(np.dtype("u2"), True, lambda s: segment_ids(s.row, s.at, s.slots, s.size)),
     "position_ids": SlotColumn(np.dtype("i4"), True, Segments.position_ids),
-    "loss_mask": SlotColumn(
-        np.dtype("u1"), False, lambda s: next_token_loss_mask(s.at, s.slots, s.column("prefix"), s.size)
-    ),
+    "loss_mask": SlotColumn(np.dtype("u1"), False, Segments.next_token_loss_mask),
     "loss_weights": SlotColumn(np.dtype("f4"), False, Segments.loss_weights),
     "prefix_ends": SlotColumn(np.dtype("i4"), True, Segments.prefix_ends),
     "block_lengths": SlotColumn(np.dtype("i4"), False, lambda s: s.at_slots(s.lengths_of_blocks(), 0)),

@@ -164,13 +164,14 @@ def layout(
     trained: int | None = None,
     weighted: bool = False,
     compact: bool = False,
+    removed: bool = False,
 ) -> Layout:
     """The arrays of a shard in file order: name → (dtype, shape).
 
     labels: a task predicts in place. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
     block_diffusion. trained: number of trained ranges, None where no source has any; weighted: one has another weight than
     1. compact: without segment_ids, and without loss_mask unless tasks predict in place or ranges are trained: cu_seqlens and
-    segment_prefix determine them.
+    segment_prefix determine them. removed: it has segments of documents that were removed.
     """
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
@@ -212,10 +213,12 @@ def layout(
     arrays["segment_task"] = (u16, (segments,))
     arrays["segment_source"] = (u16, (segments,))
     arrays["segment_repeat"] = (u16, (segments,))
+    if removed:
+        arrays["segment_removed"] = (u8, (segments,))
     return arrays
 
 
-NAMES = frozenset(layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0, weighted=True))
+NAMES = frozenset(layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0, weighted=True, removed=True))
 
 
 def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype) -> Layout:
@@ -243,6 +246,7 @@ def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_leng
         trained=count("trained_ranges") if has_trained else None,
         weighted="trained_weights" in shapes,
         compact="segment_ids" not in shapes,
+        removed="segment_removed" in shapes,
     )
     missing = [name for name in expected if name not in shapes]
     if missing:

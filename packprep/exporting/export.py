@@ -23,6 +23,7 @@ from packprep.format.digests import digest_of_file, own_digest
 from packprep.format.json_files import (
     MANIFEST_NAME,
     PLAN_NAME,
+    REMOVED_NAME,
     TOKENIZER_NAME,
     as_stored,
     decode,
@@ -162,7 +163,7 @@ def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[S
 
 def plan_of(local: LocalCopy, manifest: Manifest) -> Plan:
     """The plan of a dataset, fetched to this machine with its tokenizer; PlanError unless it is the one that it was built by."""
-    local.fetch(PLAN_NAME, TOKENIZER_NAME)
+    local.fetch(PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
     plan = open_plan(local.folder)
     if plan.digest != manifest["plan"]["digest"]:
         raise PlanError(
@@ -201,7 +202,7 @@ def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
 
 
 def refuse_nested(directory: Folder, out: Folder) -> None:
-    """RecipeError if an export would lie among the files of the dataset that it is made of."""
+    """RecipeError if what is made of a dataset would lie among its files."""
     inner, outer = _parts(out), _parts(directory)
     if inner[: len(outer)] == outer:
         raise RecipeError(
@@ -210,7 +211,8 @@ def refuse_nested(directory: Folder, out: Folder) -> None:
 
 
 def _parts(out: Folder) -> list[str]:
-    place = str(out) if isinstance(out, Remote) else os.path.realpath(str(out))
+    place = str(out).removeprefix("file://")
+    place = place if "://" in place else os.path.realpath(place)
     return place.rstrip("/").split("/")
 
 

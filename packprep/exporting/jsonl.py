@@ -32,7 +32,7 @@ from packprep.exporting.export import (
 )
 from packprep.exporting.parquet import row_groups
 from packprep.format.digests import digest_of
-from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
+from packprep.format.json_files import PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME
 from packprep.storage import Folder, LocalCopy
 from packprep.tokenizer.texts import ByteTable, TokenTexts, texts_of_dataset
 
@@ -90,7 +90,7 @@ def text_and_cuts(data: bytes, cuts: Sequence[int]) -> tuple[str, list[tuple[int
 
 
 def _texts(local: LocalCopy, manifest: Manifest) -> tuple[TokenTexts, ByteTable]:
-    local.fetch(PLAN_NAME, TOKENIZER_NAME)
+    local.fetch(PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
     texts = texts_of_dataset(local.folder, manifest)
     return texts, ByteTable(texts, manifest["vocab_size"])
 

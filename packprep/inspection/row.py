@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from packprep.building.removal import removed_segments
 from packprep.dataset.loader import Dataset, Row
 from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.rows import segments_of
@@ -366,6 +367,8 @@ def _restored(
     plan, only = data.plan, np.array([chosen])
     if isinstance(plan, PackprepError):
         return {"original": None, "not_restored": str(plan), "fits": None, "spans": []}
+    if removed_segments(shard.arrays)[chosen]:
+        return {"original": None, "not_restored": "its document was removed", "fits": None, "spans": []}
     stored = sound_segments(plan, shard)
     stored = stored._replace(row=stored.row - stored.row[chosen])  # the row stands alone, as its epoch has it
     arrays = dict(shard.arrays)

@@ -8,7 +8,6 @@ import numpy as np
 
 from packprep.building.ledger import APART, is_ledger
 from packprep.building.run import Outcome
-from packprep.dataset.boundaries import next_token_loss_mask
 from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import shard_in
@@ -175,7 +174,7 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
                 continue
             segments, flat = segments_of(shard, manifest), shard.arrays.get("loss_mask")
             if flat is None:
-                flat = next_token_loss_mask(segments.at, segments.slots, segments.column("prefix"), segments.size)
+                flat = segments.next_token_loss_mask()
             # From one segment's begin to the next: what lies between is padding, where the mask is 0.
             by_segment = np.add.reduceat(flat.reshape(-1), segments.at, dtype=np.int64)
             np.add.at(trained, segments.task, by_segment)

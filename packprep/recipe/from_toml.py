@@ -323,16 +323,18 @@ def fingerprint(
     tokenizer_digest: str,
     chat_template: str | None,
     law: int = LAW_VERSION,
+    removed: str | None = None,
 ) -> str:
     """The xxh3-128 of the canonical JSON of what determines the shards: the law, the recipe, each source's (relative name,
-    size), the tokenizer's digest, and the chat template where there is one."""
+    size), the tokenizer's digest, and, where there are any, the chat template and the digest of removed.json."""
     parts = {
         "law_version": law,
         "recipe": without_places(normalised(recipe)),
         "files": [[[name, size] for name, size in source] for source in files],
         "tokenizer": tokenizer_digest,
     }
-    return digest_of(encode(parts if chat_template is None else {**parts, "chat_template": chat_template}))
+    more = {"chat_template": chat_template, "removed": removed}
+    return digest_of(encode(parts | {key: value for key, value in more.items() if value is not None}))
 
 
 def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:

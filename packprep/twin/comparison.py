@@ -59,7 +59,7 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int
     count = sum(map(len, of_rows))
     if found := _differing_documents(twin, of_rows, arrays):
         return found, count
-    if (found := _differing_names(twin, documents, arrays)) or (found := _differing_counts(of_rows, arrays)):
+    if (found := _differing_names(twin, documents, of_rows, arrays)) or (found := _differing_counts(of_rows, arrays)):
         return found, count
     supervised = any(document.trained is not None for document in documents)
     reported: dict[str, int] = {}
@@ -102,7 +102,8 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int
 
 def _add_header(columns: dict[str, list[Any]], segment: Segment, one: Rendered) -> None:
     for name, value in _header(segment, one).items():
-        columns[name].append(value)
+        if name in columns:
+            columns[name].append(value)
     if "block_offsets" in columns:
         columns["block_offsets"].append(columns["block_offsets"][-1] + len(one.blocks))
     if "block_noise" in columns:
@@ -128,6 +129,7 @@ def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
         "segment_task": segment.task,
         "segment_source": document.source,
         "segment_repeat": document.use,
+        "segment_removed": int(one.removed),
     }
 
 
@@ -184,7 +186,9 @@ def _document(twin: Twin, location: tuple[int, int, int, int]) -> str:
     return f"the document at {position} of {name!r} of source {source_name!r} (use {use})"
 
 
-def _differing_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) -> list[Difference]:
+def _differing_names(
+    twin: Twin, documents: Sequence[Document], of_rows: Sequence[Sequence[Segment]], arrays: Arrays
+) -> list[Difference]:
     """Arrays that are there and should not be, or the other way round."""
     supervised = any(document.trained is not None for document in documents)
     compact = twin.recipe["output"]["columns"] == "compact"
@@ -199,9 +203,12 @@ def _differing_names(twin: Twin, documents: Sequence[Document], arrays: Arrays) 
         "block_offsets": twin.with_blocks,
         **dict.fromkeys(("block_noise", "block_loss_weight"), twin.with_blocks and LOSS_WEIGHTS not in arrays),
         **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
+        "segment_removed": any(twin.is_removed(segment.document) for row in of_rows for segment in row),
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
-    stored = {name for name in arrays if not name.startswith("segment_") or name == "segment_ids"} - {
+    stored = {
+        name for name in arrays if not name.startswith("segment_") or name in ("segment_ids", "segment_removed")
+    } - {
         WEIGHTS,
         LOSS_WEIGHTS,
     }
@@ -270,8 +277,11 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, 
     if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:
         in_row, alike = [segment.key], [g]
     one = render(twin, segment, in_row, alike.index(g), supervised, epoch)
+    unsaid = {
+        "segment_removed": np.zeros(len(arrays["segment_key"]), np.uint8)
+    }  # where no document of the shard was removed
     for name, value in _header(segment, one).items():
-        for difference in _differences_of(name, arrays[name][g : g + 1], [value], reported, None):
+        for difference in _differences_of(name, {**unsaid, **arrays}[name][g : g + 1], [value], reported, None):
             yield difference._replace(message=f"{name}: the twin gives {value}", row=row)
     bound = row + g
     real = arrays["cu_seqlens"]

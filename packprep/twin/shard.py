@@ -59,6 +59,7 @@ class Rendered(NamedTuple):
     weight: float
     blocks: list[tuple[float, float]]  # level and weight of each
     trainable: list[tuple[int, int, float]]  # ranges of slots that may be trained, and their weight
+    removed: bool = False  # with its document
 
 
 class Twin:
@@ -103,6 +104,17 @@ class Twin:
             "capacities_of": {},
         }
         self.sources = [self._source(i, prefix) for i, prefix in enumerate(prefixes)]
+        self.removed = {
+            (source, file, position)
+            for source, files in plan["removed_documents"].items()
+            for file, positions in files.items()
+            for position in positions
+        }
+
+    def is_removed(self, document: "Document") -> bool:
+        """Whether a document is among those that were removed from the dataset."""
+        source = self.sources[document.source]
+        return (source["name"], self.plan["files"][document.file]["name"], document.position) in self.removed
 
     def _conversation(self, talk: Talk) -> Text | None:
         found = text_of_talk(talk, self.template)
@@ -293,6 +305,22 @@ def slots_of(twin: Twin, segment: Segment) -> int:
 def render(
     twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool, epoch: int
 ) -> Rendered:
+    """A segment's slots in an epoch, which hold nothing where its document was removed. Arguments as of `_render`."""
+    one = _render(twin, segment, in_row, number_in_row, supervised, epoch)
+    if not twin.is_removed(segment.document):
+        return one
+    nothing, in_place = (
+        [twin.roles["pad"]] * len(one.slots),
+        objectives.is_in_place(facts_of(twin, segment)["objective"]),
+    )
+    return one._replace(
+        slots=nothing, labels=nothing, loss=[0] * len(nothing), prefix=one.prefix if in_place else 0, removed=True
+    )
+
+
+def _render(
+    twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool, epoch: int
+) -> Rendered:
     """A segment's slots in an epoch.
 
     in_row: the keys of its row's segments of its task, in row order, of which it is number `number_in_row`. supervised:
@@ -301,7 +329,7 @@ def render(
     """
     facts, document = {**facts_of(twin, segment), "epoch": epoch}, segment.document
     if epoch and document.trained is not None and not objectives.is_in_place(facts["objective"]):
-        stored = render(twin, segment, in_row, number_in_row, supervised, 0)
+        stored = _render(twin, segment, in_row, number_in_row, supervised, 0)
         if len(stored.trainable) != 1:  # of several weights, or in parts: these slots are in the shard for good
             return stored
     content = document.tokens[segment.start : segment.start + segment.n]

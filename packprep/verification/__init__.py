@@ -19,7 +19,15 @@ from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.shard import open_shard
 from packprep.documents.store import STORE
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
-from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
+from packprep.format.json_files import (
+    MANIFEST_NAME,
+    PLAN_NAME,
+    REMOVED_NAME,
+    TOKENIZER_NAME,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
 from packprep.kernel import warm_kernels
 from packprep.messages import put_line
 from packprep.randomness import REPLAY, bits64, permute, text_key
@@ -82,6 +90,7 @@ PROMISES = {
     "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
     "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
     "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
+    "P23": "of documents that removed.json lists no token is left and nothing is trained, and no other segment is marked so",
 }
 """Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
 
@@ -143,7 +152,7 @@ def verify_dataset(
         raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
     with local_copy(folder_at(directory)) as local:
         folder = local.folder
-        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
+        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
         manifest = read_manifest(folder, stores=True)
         if not (folder / manifest["plan"]["file"]).exists():
             raise PlanError(f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back")
@@ -190,7 +199,7 @@ def verify_dataset(
             share = [b for b in only if b in share]
         ledgers: list[Mapping[str, Any]] = []
         if array[0] == 0:
-            check_manifest(plan, manifest, faults)
+            check_manifest(folder, plan, manifest, faults)
             check_plan_follows(plan, faults)
             if recipe is not None:
                 own = [one for one in recipe.by_length() if one.seq_length == plan.recipe.seq_length]

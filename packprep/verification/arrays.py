@@ -10,6 +10,7 @@ import numpy as np
 
 from packprep.building.ledger import WEIGHTED, weighted_slots
 from packprep.building.plan import Plan
+from packprep.building.removal import removed_segments
 from packprep.building.render import draw_noise, expected_prefix, target_of
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
@@ -22,7 +23,7 @@ from packprep.objectives.tasks import SHORTEST, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
 from packprep.restoring import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
 from packprep.verification.faults import MAX_LISTED, Faults
-from packprep.verification.slots import check_slots, trainable_slots
+from packprep.verification.slots import check_slots, seen_before, trainable_slots
 
 
 def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int, mult: int, faults: Faults) -> bool:
@@ -83,6 +84,7 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
         "loss_mask": full or in_place or "trained_offsets" in arrays,
         "cu_seqlens_padded": plan.recipe.packing.pad_seq_to_mult > 1,
         "block_offsets": any(RULES[objective.attention].in_blocks for objective in objectives),
+        "segment_removed": bool(plan.removed.segments(arrays).any()),
     }
     for name, has in wanted.items():
         if has != (name in arrays):
@@ -103,6 +105,7 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     row, begin, slots = segment_slots(arrays)
     headers_good = _check_headers(plan, arrays, file, row, faults)
     arrays = _with_derived(arrays, row, begin, slots)
+    _check_removed(plan, arrays, row, begin, slots, file, faults)
     if not headers_good or not check_parts(plan, arrays, file, faults):
         return False
     stored = stored_segments(plan, arrays)
@@ -118,6 +121,31 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     return True
 
 
+def _check_removed(
+    plan: Plan,
+    arrays: Mapping[str, np.ndarray],
+    row: np.ndarray,
+    begin: np.ndarray,
+    slots: np.ndarray,
+    file: str,
+    faults: Faults,
+) -> None:
+    """P23: the segments of removed documents say so, no other does, and their slots hold nothing."""
+    listed, found = plan.removed.segments(arrays), arrays.get("segment_removed", np.zeros(len(row), np.uint8))
+    for g in np.flatnonzero(found != listed)[:MAX_LISTED]:
+        what = "of a document that was removed" if listed[g] else "of no document that was removed"
+        message = f"segment {g}: it is {what}, and its segment_removed says otherwise"
+        faults.add("P23", file, message, int(row[g]), int(begin[g]), int(found[g]))
+    pad = plan.vocabulary.roles["pad"]
+    for g in np.flatnonzero(listed).tolist():
+        part = slice(int(begin[g]), int(begin[g] + slots[g]))
+        for name, should in (("tokens", pad), ("labels", pad), ("loss_mask", 0), (WEIGHTS, 0)):
+            values = arrays[name][row[g], part] if name in arrays else np.zeros(0)
+            for t in np.flatnonzero(values != should)[:1]:
+                message = f"segment {g}: {name} of a document that was removed"
+                faults.add("P23", file, message, int(row[g]), part.start + int(t), values[t].item())
+
+
 def _with_derived(
     arrays: Mapping[str, np.ndarray], row: np.ndarray, begin: np.ndarray, slots: np.ndarray
 ) -> Mapping[str, np.ndarray]:
@@ -128,7 +156,7 @@ def _with_derived(
     if "segment_ids" not in arrays:
         derived["segment_ids"] = segment_ids(row, at, slots, size).reshape(shape)
     if "loss_mask" not in arrays:
-        derived["loss_mask"] = next_token_loss_mask(at, slots, arrays["segment_prefix"], size).reshape(shape)
+        derived["loss_mask"] = next_token_loss_mask(at, slots, seen_before(arrays, slots), size).reshape(shape)
     return {**arrays, **derived}
 
 
@@ -246,17 +274,19 @@ def _check_law(
     in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
     at = row * plan.recipe.seq_length + begin
     mode = np.array([task.mode_token for task in plan.tasks])[arrays["segment_task"]]
-    prefix = np.zeros(len(row), np.int64)
+    prefix, removed = np.zeros(len(row), np.int64), removed_segments(arrays)
     for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"] == t)
         if len(of_task):
             prefix[of_task] = expected_prefix(task, stored.of(of_task).bodies(epoch), bos[of_task], slots[of_task])
+            if RULES[task.objective.attention].ahead == "prefix":
+                prefix[of_task[removed[of_task]]] = 0
     for name, has, place, should in (
         ("bos", bos == 1, at, roles.get("bos", -1)),
         ("mode token", mode >= 0, at + bos, mode),
         ("eos", eos == 1, at + slots - 1, roles.get("eos", -1)),
     ):
-        which = np.flatnonzero(has)
+        which = np.flatnonzero(has & ~removed)
         found = _original(arrays, in_place[which], place[which])
         for i in np.flatnonzero(found != np.broadcast_to(should, has.shape)[which]):
             g = which[i]
@@ -287,7 +317,12 @@ def _check_repeated(
     offsets = arrays["trained_offsets"]
     mode = np.array([task.mode for task in plan.tasks])[arrays["segment_task"]]
     first = np.append(arrays["trained_ranges"][:, 0], 0)[offsets[:-1]]
-    wrong = (stored.copy > 0) & (np.diff(offsets) > 0) & (first < stored.bos + mode + stored.copy)
+    wrong = (
+        (stored.copy > 0)
+        & (np.diff(offsets) > 0)
+        & ~removed_segments(arrays)
+        & (first < stored.bos + mode + stored.copy)
+    )
     for g in np.flatnonzero(wrong)[:MAX_LISTED]:
         message = f"segment {g}: a trained range begins among the {stored.copy[g]} tokens that it repeats"
         faults.add("P19", file, message, int(stored.row[g]), int(stored.first_slot[g]) + int(first[g]))
@@ -341,20 +376,20 @@ def _may_be_limited(plan: Plan, arrays: Mapping[str, np.ndarray], order: np.ndar
 
 
 def count_arrays(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
-    """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger. By source also the slots
-    of other weights than 1."""
+    """What the arrays hold by source and by task, but for removed segments: segments, tokens, slots; to compare with the ledger.
+    By source also the slots of other weights than 1."""
     _, _, slots = segment_slots(arrays)
-    weighted = weighted_slots(arrays)
+    weighted, is_there = weighted_slots(arrays), ~removed_segments(arrays)
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
     for kind, names in (("sources", [s.name for s in plan.sources]), ("tasks", [t.name for t in plan.tasks])):
         which = arrays["segment_source" if kind == "sources" else "segment_task"]
         for i, name in enumerate(names):
-            counted = which == i
+            counted = (which == i) & is_there
             counts[kind][name] = {
                 "segments": int(counted.sum()),
                 "tokens": int(arrays["segment_tokens"][counted].sum(dtype=np.int64)),
                 "slots": int(slots[counted].sum()),
-                **({WEIGHTED: int(weighted[counted].sum())} if kind == "sources" else {}),
+                **({WEIGHTED: int(weighted[which == i].sum())} if kind == "sources" else {}),
             }
     return counts
 
@@ -449,6 +484,11 @@ def check_noise(
                         f"block {which[i]}: {name} should be {again[i]}",
                         value=float(arrays[name][which[i]]),
                     )
+    removed = stored.of(np.flatnonzero(removed_segments(arrays) & in_place))
+    away = fill_slots(
+        removed.row * length + removed.first_slot, removed.slots, np.ones(len(removed.n), np.bool_), False, len(tokens)
+    )
+    tokens[away], loss_mask[away] = plan.vocabulary.roles["pad"], 0
     # Segments do not overlap: all tasks' noise is drawn into one copy, and compared at once.
     at = stored.row * length + stored.first_slot
     mine = fill_slots(at, stored.slots, in_place, False, len(tokens))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from packprep.building.plan import Plan
+from packprep.building.removal import removed_segments
 from packprep.building.segments import SegmentTable
 from packprep.kernel import kernel, read_only
 from packprep.verification.faults import MAX_LISTED, Faults
@@ -180,6 +181,12 @@ def trainable_slots(arrays: Mapping[str, np.ndarray], stored: SegmentTable) -> n
     return trainable.reshape(shape)
 
 
+def seen_before(arrays: Mapping[str, np.ndarray], slots: np.ndarray) -> np.ndarray:
+    """int64[m]: the leading slots of each segment that train nothing but with their last one: its prefix, or, of a removed one,
+    all. slots: of each."""
+    return np.where(removed_segments(arrays), slots, arrays["segment_prefix"].astype(np.int64))
+
+
 def check_slots(
     plan: Plan,
     arrays: Mapping[str, np.ndarray],
@@ -193,7 +200,7 @@ def check_slots(
     labels = arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
     where, counts = np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
     of_slots = tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable_slots(arrays, stored)
-    of_segments = arrays["row_offsets"], stored.first_slot, stored.slots, arrays["segment_prefix"].astype(np.int64)
+    of_segments = arrays["row_offsets"], stored.first_slot, stored.slots, seen_before(arrays, stored.slots)
     _check_slots(
         *map(read_only, (*of_slots, *of_segments, next_token)), plan.vocabulary.roles["pad"], plan.vocabulary.vocab_size,
         MAX_LISTED, where, counts,

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from packprep.building.plan import Plan
 from packprep.building.segments import SegmentTable
-from packprep.dataset.boundaries import fill_slots, next_token_loss_mask
+from packprep.dataset.boundaries import fill_slots
 from packprep.dataset.manifest import Manifest
 from packprep.dataset.noise import LAWS
 from packprep.dataset.rows import segments_of
@@ -62,6 +62,7 @@ class Columns(NamedTuple):
     whole: np.ndarray  # bool: all of the body may be trained
     block_level: np.ndarray | None  # float32[blocks]
     block_offsets: np.ndarray | None  # int64[m + 1]
+    removed: np.ndarray  # bool: with their documents
 
 
 @dataclass
@@ -129,7 +130,7 @@ class Figures:
         self.task_slots += np.bincount(c.task, c.slots, tasks).astype(np.int64)
         self.task_trained += np.bincount(c.task, trained, tasks).astype(np.int64)
         for t in np.unique(c.task).tolist():
-            task, which = self.tasks[t], np.flatnonzero(c.task == t)
+            task, which = self.tasks[t], np.flatnonzero((c.task == t) & ~c.removed)
             if task.objective.expected is None:
                 continue
             if task.in_place:
@@ -231,7 +232,7 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
     if "loss_mask" in arrays:
         loss = arrays["loss_mask"][first:end].reshape(-1)
     else:
-        loss = next_token_loss_mask(at, slots, prefix, size)
+        loss = segments.next_token_loss_mask()
     trainable, whole = None, np.ones(len(at), np.bool_)
     if "trained_offsets" in arrays:
         offsets, ranges = arrays["trained_offsets"][begin : last + 1], arrays["trained_ranges"].astype(np.int64)
@@ -256,6 +257,7 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         whole,
         None if blocks is None else arrays["block_noise"][blocks[0] : blocks[-1]],
         None if blocks is None else blocks - blocks[0],
+        segments.removed,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
+from packprep.building.removal import removed_segments
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Row
@@ -246,6 +247,8 @@ def _original(
         return None, "The row holds the text as it is."
     elif stored is None:
         return None, "Not inverted: that takes a plan that can be opened here and a shard without faults."
+    elif removed_segments(arrays)[g]:
+        return None, "Its document was removed."
     else:
         assert isinstance(data.plan, Plan)
         ids, _, fits = restore(data.plan, arrays, stored, np.array([g]))
