@@ -11,10 +11,12 @@ from packprep.building.plan import Plan
 from packprep.building.render import render
 from packprep.building.segments import SegmentTable, cut
 from packprep.clock import Clock
+from packprep.dataset.manifest import stores_labels
 from packprep.dataset.shard import compacted
 from packprep.documents.reading import UNTRAINED, Documents, read_documents
 from packprep.documents.store import StoredDocuments, stored
 from packprep.errors import SourceError
+from packprep.objectives.tasks import in_place_rules
 from packprep.sources.files import seen as seen_file
 from packprep.sources.formats import FORMATS, Decoders, Slice
 from packprep.sources.slices import PlannedSource
@@ -143,6 +145,6 @@ def make_shard(
         names = [source.name for source in plan.sources]
         balance = shard_ledger(documents, names, plan.tasks, table, lost, last_row_padding, recipe, arrays)
         check(balance, f"shard {shard}")
-    if recipe.output.columns == "compact":
-        arrays = compacted(arrays)
+    if recipe.output.columns != "full":
+        arrays = compacted(arrays, stores_labels(recipe.output.columns, in_place_rules(plan.tasks)))
     return Made(arrays, documents, balance, table)

@@ -21,7 +21,17 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.batches import Reader
-from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, outline, read_manifest
+from packprep.dataset.manifest import (
+    Manifest,
+    ShardEntry,
+    StoredTask,
+    columns_of,
+    first_rows,
+    is_in_place,
+    outline,
+    read_manifest,
+    stores_labels,
+)
 from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
@@ -69,7 +79,8 @@ class Dataset(Reader):
         self.facts = Facts(str(directory), self.seq_length, self.pad_id, self.token_dtype, manifest["tasks"])
         self._first_row = first_rows(manifest)
         self._row_bounds, self._n_rows = np.array(self._first_row), self._first_row[-1]
-        self._predicts_in_place = any(task["label_alignment"] == "same_slot" for task in self.tasks)
+        in_place = [task["attention"] for task in self.tasks if is_in_place(task)]
+        self._predicts_in_place, self._stores_labels = bool(in_place), stores_labels(columns_of(manifest), in_place)
         self._n_shards = len(manifest["shards"])
         self._open: dict[int, tuple[Any, int, Shard]] = {}
         self._forgets = self._n_shards > max_open  # whether shards are closed again, those longest unused first
@@ -125,7 +136,7 @@ class Dataset(Reader):
             with self._held(entry) if self._held else nullcontext(Path(self.directory, entry["file"])) as path:
                 shard = shard_of(path, self.manifest, number, self.io)
                 known = (shard.tokens, self._first_row[number], shard)  # opened, after which the file may be removed
-            if self._predicts_in_place and "labels" not in shard.layout:
+            if self._stores_labels and "labels" not in shard.layout:
                 raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
         self._open[number] = known  # last: the one used most recently
         if self._forgets and len(self._open) > self.max_open:

@@ -1,5 +1,5 @@
 """The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it;
-render with compiled writers that equal `mask`, `flip` and `mask_blocks` (`objectives/noising.py`).
+render with compiled writers that equal `mask`, `flip` and `noise_blocks` (`objectives/noising.py`).
 
     candidates  a segment's neighbouring slots that may be noised: its tokens, perhaps its eos, less those not trained
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep import randomness
+from packprep.dataset.boundaries import move_ahead, ranks
 from packprep.dataset.manifest import Parameter
 from packprep.format.json_files import LAW_VERSION
 from packprep.randomness import NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
@@ -330,43 +331,129 @@ def quantised_level(key: np.ndarray, low: float, high: float, steps: int, epoch:
     return step, low + (high - low) * (step + 0.5) / steps
 
 
-def mask_blocks(
+class BlockLaw(NamedTuple):
+    """How a task of block diffusion noises its blocks in an epoch.
+
+    low, high    the level t of a block is uniform over this range.
+    half_life    0: each candidate is noised with probability t. Else round(t · n) of the block's n are, drawn without
+                 replacement, place i with the weight 2^((1 − t) · i / (half_life · block_length)): later ones sooner.
+    inverse      whether what is drawn stays, and what is not is noised.
+    uniform      whether candidates become any ordinary token, be it their own, and all are trained; else the mask.
+    """
+
+    block_length: int
+    low: float
+    high: float
+    half_life: float
+    inverse: bool
+    uniform: bool
+
+
+def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
+    """Between which the levels of a task lie."""
+    return (1.0, 1.0) if parameters.get("noise") == "all" else parameters["noise_range"]
+
+
+def block_law(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockLaw, int]:
+    """A task's law in an epoch, and by which epoch's chance: complementary ones noise in 2k + 1 what 2k leaves."""
+    pair = epoch % 2 if parameters["complementary"] else 0
+    half_life = parameters["half_life"] if parameters["noise"] == "position" else 0.0
+    low, high = level_range(parameters)
+    law = BlockLaw(parameters["block_length"], low, high, half_life, pair == 1, parameters["canvas"] == "uniform")
+    return law, epoch - pair
+
+
+def noise_blocks(
     segments: Candidates,
     before: np.ndarray,
     length: np.ndarray,
-    block_length: int,
-    low: float,
-    high: float,
-    mask_id: int,
+    law: BlockLaw,
+    ids: "NoiseIds",
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     epoch: int = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Noise block-diffusion segments in place: one level a block, each candidate masked with that probability.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Noise block-diffusion segments in place, with one level a block.
 
     before: int64[m], slots of the segment's half before its first candidate; length: int64[m], all slots of the half.
-    Gives (blocks int64[m], level float32[blocks], weight float32[blocks] = 1 / level).
+    Gives (blocks int64[m], level float64[blocks]).
     """
-    blocks = -(-length // block_length)
+    blocks = -(-length // law.block_length)
     first = np.cumsum(blocks) - blocks
     number = np.arange(int(blocks.sum())) - np.repeat(first, blocks)
     u = randomness.uniforms(np.repeat(segments.key, blocks), NOISE_LEVEL, number, epoch)
-    level = quantised(low + (high - low) * u)
+    level = quantised(law.low + (law.high - law.low) * u)
     limit = thresholds(level)
-    candidates_begin = np.maximum(number * block_length, np.repeat(before, blocks))
-    candidates_end = np.minimum((number + 1) * block_length, np.repeat(before + segments.count, blocks))
+    candidates_begin = np.maximum(number * law.block_length, np.repeat(before, blocks))
+    candidates_end = np.minimum((number + 1) * law.block_length, np.repeat(before + segments.count, blocks))
     candidates = np.maximum(candidates_end - candidates_begin, 0)
-    for part in in_chunks(segments):
+    for part in in_chunks(segments, 4 if law.uniform or law.half_life else 1):  # words and ids are wider than bytes
         own = Candidates(*(column[part] for column in segments))
         window = window_of(own)
         of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
-        noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
-        if window.holds(tokens, mask_id):
-            noised &= window.candidates(tokens) != mask_id
+        if law.half_life:
+            noised = _soonest(own, candidates[of_part], level[of_part], law, epoch)
+        else:
+            noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
+        if law.inverse:
+            noised = ~noised
+        if law.uniform:
+            trained, hit = np.ones(len(noised), np.bool_), window.here.start + np.flatnonzero(window.laid_out(noised))
+            loss_mask[window.here] |= window.laid_out(trained).view(np.uint8)
+            tokens[hit] = ids.ordinary[
+                _others(own, np.flatnonzero(noised), np.full(len(hit), len(ids.ordinary)), epoch)
+            ]
+            continue
+        if window.holds(tokens, ids.mask):
+            noised &= window.candidates(tokens) != ids.mask
         wide = window.laid_out(noised)
         loss_mask[window.here] |= wide.view(np.uint8)
-        put(tokens[window.here], wide, mask_id)
-    return blocks, level.astype(np.float32), (1.0 / level).astype(np.float32)
+        put(tokens[window.here], wide, ids.mask)
+    return blocks, 1.0 - level if law.inverse else level
+
+
+def _soonest(segments: Candidates, lengths: np.ndarray, level: np.ndarray, law: BlockLaw, epoch: int) -> np.ndarray:
+    """bool[Σ count]: of each block's candidates the round(level · n) that arrive first, ties by place.
+
+    lengths: int64[blocks], each one's candidates. A candidate of weight w arrives after an exponential time / w, so that
+    the first k are drawn without replacement (Efraimidis and Spirakis 2006).
+    """
+    time = exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
+    slower = power_of_half((1.0 - level) / (law.half_life * law.block_length))
+    begin, scale = np.cumsum(lengths) - lengths, np.ones(len(time))
+    for place in range(1, int(lengths.max(initial=0))):
+        longer = lengths > place
+        here = begin[longer] + place
+        scale[here] = scale[here - 1] * slower[longer]
+    order = np.lexsort((time * scale, np.repeat(np.arange(len(lengths)), lengths)))
+    soonest = np.empty(len(time), np.bool_)
+    soonest[order] = ranks(lengths) < np.repeat(np.rint(level * lengths).astype(np.int64), lengths)
+    return soonest
+
+
+LN_2 = 0.6931471805599453
+
+
+def exponentials(words: np.ndarray) -> np.ndarray:
+    """float64: −ln((2 w + 1) / 2³³) of 32-bit words, to 1e-11, by + − × ÷ alone: the same on every machine."""
+    mantissa, exponent = np.frexp(2.0 * words + 1.0)
+    z = (mantissa - 1.0) / (mantissa + 1.0)  # ln m = 2 (z + z³/3 + z⁵/5 + …), |z| ≤ 1/3
+    square, series = z * z, np.zeros(len(z))
+    for n in range(21, 0, -2):
+        series = series * square + 1.0 / n
+    return (33 - exponent) * LN_2 - 2.0 * z * series
+
+
+def power_of_half(x: np.ndarray) -> np.ndarray:
+    """float64: 2⁻ˣ, x ≥ 0 cut to multiples of 2⁻³², by √ and × alone."""
+    whole = np.floor(x)
+    rest, factor, result = x - whole, 0.5, np.ones(len(x))
+    for _ in range(32):
+        rest, factor = 2.0 * rest, float(np.sqrt(factor))
+        bit = rest >= 1.0
+        result = np.where(bit, result * factor, result)
+        rest = rest - bit
+    return np.ldexp(result, -whole.astype(np.int64))
 
 
 # The laws by objective. Each writes the noise of one task's segments and gives their levels and weights; `Target` is what
@@ -461,16 +548,19 @@ def view_scale(level: np.ndarray, drawable: int) -> np.ndarray:
 
 def block_diffusion(
     task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: NoiseIds, target: Target, epoch: int,
-    write: Callable[..., Any] = mask_blocks,
+    write: Callable[..., Any] = noise_blocks,
 ) -> Noised:  # fmt: skip
-    """`mask_blocks` with a level a block."""
-    low, high = parameters["noise_range"]
-    blocks = write(
-        target.segments, target.before, target.length, parameters["block_length"], low, high, ids.mask,
-        target.tokens, target.loss_mask, epoch,
-    )  # fmt: skip
-    m = len(target.length)
-    return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), blocks)
+    """`noise_blocks` with a level a block. With shift the loss stands at the slot before."""
+    law, drawn = block_law(parameters, epoch)
+    segments, before, length = target[:3]
+    blocks, level = write(segments, before, length, law, ids, target.tokens, target.loss_mask, drawn)
+    weighted = parameters["weighting"] == "1/p"
+    weight = 1.0 / np.maximum(level, 2.0**-24) if weighted else np.ones(len(level))
+    if parameters["shift"]:
+        move_ahead(target.loss_mask, segments.at - before, length, 0)
+    m = len(length)
+    of_blocks = blocks, level.astype(np.float32), weight.astype(np.float32)
+    return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), of_blocks)
 
 
 # What there is
@@ -486,8 +576,7 @@ class NoiseLaw:
     draw         (task number, parameters, resolved, ids, target, epoch, write) → Noised; write: of one of the writers above.
     needs        (parameters) → of "mask", that id; "ordinary", two ordinary ids at least.
     least        the least level that it can weigh.
-    flips        whether candidates become other ordinary tokens, by the task's flip_thresholds, a mask in the text too. Else
-                 a mask in the text is no candidate, and the trained slots are those that are corrupted.
+    flips        whether candidates become other ordinary tokens, by the task's flip_thresholds.
     """
 
     name: str
@@ -497,6 +586,11 @@ class NoiseLaw:
     needs: Callable[[Mapping[str, Any]], frozenset[str]]
     least: float = 0.0
     flips: bool = False
+
+    def any_token(self, parameters: Mapping[str, Any]) -> bool:
+        """Whether candidates become ordinary tokens, a mask in the text too. Else that is no candidate, and the trained slots
+        are those that are corrupted."""
+        return self.flips or parameters.get("canvas") == "uniform"
 
     def unusable(self, resolved: Mapping[str, Any]) -> str:
         """Why it cannot use what the plan worked out for a task, in words; "" if it can."""
@@ -559,10 +653,28 @@ BLOCK_DIFFUSION = NoiseLaw(
     parameters=(
         Parameter("block_length", 32, "slots of a block", 1),
         Parameter("noise_range", (0.3, 0.8), "the level of a block is uniform over this", 0.0, 1.0),
-        Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
+        Parameter("noise_eos", True, "eos may be noised: a model has to learn to end"),
+        Parameter(
+            "canvas",
+            "mask",
+            "what noised slots hold: the mask, or any ordinary token, where all candidates are trained",
+            choices=("mask", "uniform"),
+            later=True,
+        ),
+        Parameter(
+            "noise",
+            "level",
+            "each with its block's level; all; or so many of a block, later places sooner",
+            choices=("level", "all", "position"),
+            later=True,
+        ),
+        Parameter("half_life", 0.25, "of position: the share of a block over which weights double", 0.01, later=True),
+        Parameter("complementary", False, "redrawn epoch 2k + 1 noises just what 2k left", later=True),
+        Parameter("shift", False, "labels and loss stand at the slot before", later=True),
+        Parameter("weighting", "1/p", "a block's loss weight: 1/level, or 1", choices=("1/p", "none"), later=True),
     ),
     draw=block_diffusion,
-    needs=lambda parameters: frozenset({"mask"}),
+    needs=lambda parameters: frozenset({"ordinary" if parameters["canvas"] == "uniform" else "mask"}),
     least=2.0**-24,
 )
 LAWS = {law.name: law for law in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)}

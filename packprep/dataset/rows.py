@@ -16,8 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset import attention
-from packprep.dataset.boundaries import boundaries, fill_slots, next_token_loss_mask, put_blocks, segment_ids
-from packprep.dataset.manifest import Manifest, StoredTask
+from packprep.dataset.boundaries import (
+    boundaries,
+    fill_slots,
+    next_token_loss_mask,
+    put_block_labels,
+    put_blocks,
+    segment_ids,
+)
+from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
 
@@ -47,8 +54,13 @@ class Facts:
 
     @cached_property
     def in_place(self) -> np.ndarray:
-        """bool[tasks]: those whose slots predict their own labels."""
-        return np.array([task["label_alignment"] == "same_slot" for task in self.tasks])
+        """bool[tasks]: those whose tokens are noised where they stand."""
+        return np.array([is_in_place(task) for task in self.tasks])
+
+    @cached_property
+    def shift(self) -> np.ndarray:
+        """bool[tasks]: those of which a slot predicts what is noised at the next one."""
+        return np.array([task["label_alignment"] == "next_slot" for task in self.tasks])
 
     @cached_property
     def two_way_prefix(self) -> np.ndarray:
@@ -290,9 +302,8 @@ class Segments:
             counts.append(count)
             values.append(shard.part("block_loss_weight", row, int(own[0]), int(own[-1])))
         which = np.flatnonzero(lengths)
-        put_blocks(
-            weights, self.at[which], half[which], lengths[which], np.concatenate(counts)[which], np.concatenate(values)
-        )
+        count, ahead = np.concatenate(counts)[which], self.looked_up("task", self.facts.shift)[which]
+        put_blocks(weights, self.at[which], half[which], lengths[which], count, np.concatenate(values), ahead)
         return weights
 
 
@@ -360,6 +371,8 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
         for target, (shard, row) in zip(values, places, strict=True):
             target[:-1] = shard.tokens[row][1:]
         values[np.divmod(segments.without_next(), values.shape[1])] = segments.facts.pad_id
+        if segments.facts.in_blocks.any():
+            _fill_block_labels(segments, values)
     elif lacking:
         derive = SLOTS[name].derived
         assert derive is not None
@@ -375,6 +388,18 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
             values[lacking] = derived[lacking]
     if name == "loss_mask" and segments.facts.loss_on is not None:
         np.multiply(values, segments.kept().reshape(values.shape), out=values, casting="unsafe")
+
+
+def _fill_block_labels(segments: Segments, labels: np.ndarray) -> None:
+    """Write the labels of block diffusion's segments into [B, T]."""
+    which = np.flatnonzero(segments.looked_up("task", segments.facts.in_blocks))
+    shift, length = segments.looked_up("task", segments.facts.shift), labels.shape[1]
+    bounds = np.searchsorted(segments.row[which], np.arange(len(labels) + 1))
+    for i, (target, (shard, row)) in enumerate(zip(labels, segments.places, strict=True)):
+        own = which[bounds[i] : bounds[i + 1]]
+        at, half = segments.at[own] - i * length, segments.slots[own] // 2
+        if len(own):
+            put_block_labels(target, shard.tokens[row], at, half, shift[own], segments.facts.pad_id)
 
 
 def gather(

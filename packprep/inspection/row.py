@@ -160,7 +160,7 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         "key": f"{columns['key']:016x}",
         "repeat": columns["repeat"],
         "rebuilt": rebuilt,
-        "predicts": "in place" if task["label_alignment"] == "same_slot" else "next",
+        "predicts": "in place" if task["label_alignment"] == "same_slot" else "next",  # as next_slot does
         "parts": [
             {"name": name, "pieces": _pieces(texts, values[low:high], row.loss_mask[low:high])}
             for name, values, low, high in _parts(row, task, begin, end, columns["prefix"])

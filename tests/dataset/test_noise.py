@@ -30,8 +30,17 @@ MASKED = {
     "noise_eos": True,
 }
 UNIFORM = {"schedule": "flip", "noise_range": (0.1, 0.4), "loss_on": "all", "weighting": "none", "noise_eos": True}
-BLOCKS = {"block_length": 4, "noise_range": (0.3, 0.8), "noise_eos": True}
+BLOCKS = {parameter.name: parameter.default for parameter in noise.BLOCK_DIFFUSION.parameters} | {"block_length": 4}
 VOCAB, SPECIAL, MASK = 40, [0, 1, 39], 39
+BLOCK_LAWS = {
+    "level": {},
+    "all": {"noise": "all"},
+    "position": {"noise": "position"},
+    "steep": {"noise": "position", "half_life": 0.01},
+    "complementary": {"complementary": True},
+    "uniform": {"canvas": "uniform", "weighting": "none"},
+}
+"""What a task of block diffusion may say of its noise; each with shift, too."""
 
 
 def ids_of(vocab_size=VOCAB, special=SPECIAL, mask=MASK):
@@ -155,16 +164,22 @@ def test_uniform_diffusion_agrees_with_the_twin(case, noise_range, loss_on, weig
     assert_columns(noised, expected)
 
 
-@given(cases(), ranges.map(lambda r: (max(r[0], 2.0**-24), max(r[1], 2.0**-24))), st.integers(1, 50), epochs)
+level_ranges = ranges.map(lambda r: (min(max(r[0], 2.0**-24), 0.9), max(r[1], 2.0**-24)))
+block_laws = st.tuples(st.sampled_from([*BLOCK_LAWS.values()]), st.booleans()).map(
+    lambda law: {**law[0], "shift": law[1]}
+)
+
+
+@given(cases(), level_ranges, st.integers(1, 50), epochs, block_laws)
 @many
-def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, epoch):
-    parameters = {**BLOCKS, "noise_range": noise_range, "block_length": block_length}
+def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, epoch, law):
+    parameters = {**BLOCKS, "noise_range": noise_range, "block_length": block_length, **law}
     segments, before, tokens, _, _, _ = case
     noised, where = run("block_diffusion", case, parameters, {}, ids_of(), 0, epoch)
     tokens, loss_mask = list(tokens), [0] * len(tokens)
     candidates = [twin.CandidateSlots(*s, b, b + s[2]) for b, s in zip(before, segments, strict=True)]
     made = twins.of("block_diffusion").noise(
-        {"parameters": parameters}, (MASK, []), candidates, None, tokens, loss_mask, epoch
+        {"parameters": parameters}, (MASK, ids_of().ordinary.tolist()), candidates, None, tokens, loss_mask, epoch
     )
     expected = [blocks for _, _, blocks in made]
     assert where.tokens.tolist() == tokens
