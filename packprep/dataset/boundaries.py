@@ -46,6 +46,11 @@ def fill_slots(begin: np.ndarray, length: np.ndarray, values: np.ndarray, elsewh
     return np.repeat(parts, runs)
 
 
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
 def put_blocks(slots: np.ndarray, at, half, block_length, count, values: np.ndarray, ahead=0) -> None:
     """Put each block's value on its slots of x_t; count: blocks of each segment, values: of all of them. ahead: 1, or an array
     by segment, where a slot has the value of the next one's block."""

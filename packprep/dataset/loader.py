@@ -21,6 +21,7 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.batches import Reader
+from packprep.dataset.boundaries import read_only
 from packprep.dataset.manifest import (
     Manifest,
     ShardEntry,
@@ -35,7 +36,7 @@ from packprep.dataset.manifest import (
 from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
-from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
+from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.json_files import MANIFEST_NAME, MIXTURE_NAME, TOKENIZER_NAME
@@ -255,6 +256,13 @@ class Dataset(Reader):
                     raise ArgumentError(f"no {what} is called {name!r}; there are {there}")
             kept.append(np.array([name in wanted for name in names], np.bool_))
         return self._with(facts=self.facts.restricted(*kept))
+
+
+def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> Segments:
+    """The segments of a shard's rows, at least one: all, or those of a range."""
+    dtype = np.dtype(manifest["token_dtype"])
+    facts = Facts(str(shard.path), shard.seq_length, manifest["pad_id"], dtype, manifest["tasks"])
+    return Segments(facts, [(shard, row) for row in (range(shard.rows) if rows is None else rows)])
 
 
 @overload

@@ -22,9 +22,10 @@ from packprep.dataset.boundaries import (
     next_token_loss_mask,
     put_block_labels,
     put_blocks,
+    read_only,
     segment_ids,
 )
-from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
+from packprep.dataset.manifest import StoredTask, is_in_place
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
 
@@ -266,9 +267,7 @@ class Segments:
             return None
         own = self if len(which) == len(self.places) else Segments(self.facts, [self.places[i] for i in which])
         segment, ranges, parts = own.trained()
-        lead = (
-            1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
-        )  # slots before what they predict
+        lead = 1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (np.array(which) - np.arange(len(which))) * self.facts.seq_length  # from own rows to these
         return fill_slots(
@@ -305,13 +304,6 @@ class Segments:
         count, ahead = np.concatenate(counts)[which], self.looked_up("task", self.facts.shift)[which]
         put_blocks(weights, self.at[which], half[which], lengths[which], count, np.concatenate(values), ahead)
         return weights
-
-
-def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> Segments:
-    """The segments of a shard's rows, at least one: all, or those of a range."""
-    dtype = np.dtype(manifest["token_dtype"])
-    facts = Facts(str(shard.path), shard.seq_length, manifest["pad_id"], dtype, manifest["tasks"])
-    return Segments(facts, [(shard, row) for row in (range(shard.rows) if rows is None else rows)])
 
 
 class SlotColumn(NamedTuple):
@@ -392,14 +384,11 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
 
 def _fill_block_labels(segments: Segments, labels: np.ndarray) -> None:
     """Write the labels of block diffusion's segments into [B, T]."""
-    which = np.flatnonzero(segments.looked_up("task", segments.facts.in_blocks))
-    shift, length = segments.looked_up("task", segments.facts.shift), labels.shape[1]
-    bounds = np.searchsorted(segments.row[which], np.arange(len(labels) + 1))
-    for i, (target, (shard, row)) in enumerate(zip(labels, segments.places, strict=True)):
-        own = which[bounds[i] : bounds[i + 1]]
-        at, half = segments.at[own] - i * length, segments.slots[own] // 2
-        if len(own):
-            put_block_labels(target, shard.tokens[row], at, half, shift[own], segments.facts.pad_id)
+    twice, shift = (segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift))
+    for i, (target, (shard, of_shard)) in enumerate(zip(labels, segments.places, strict=True)):
+        own = np.flatnonzero(twice & (segments.row == i))
+        at, half = segments.at[own] - i * labels.shape[1], segments.slots[own] // 2
+        put_block_labels(target, shard.tokens[of_shard], at, half, shift[own], segments.facts.pad_id)
 
 
 def gather(
@@ -609,8 +598,3 @@ class RowInEpoch(Row):
         tokens = np.array(self._shard.row("tokens", self._row))[None]
         self.dataset.redraw(segments, {"tokens": tokens}, [self.epoch])
         return segments
-
-
-def read_only(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array

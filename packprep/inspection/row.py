@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from packprep.dataset.loader import Dataset, Row
+from packprep.dataset.loader import Dataset, Row, segments_of
 from packprep.dataset.redraw import EPOCHS
-from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError
 from packprep.format.json_files import shard_name

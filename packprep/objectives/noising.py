@@ -12,9 +12,10 @@ import math
 
 import numpy as np
 
-from packprep.dataset.noise import LN_2, ONE, BlockLaw, Candidates, NoiseIds, thresholds
+from packprep.dataset.candidates import Candidates
+from packprep.dataset.noise import ONE, BlockLaw, NoiseIds, thresholds
 from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
-from packprep.randomness import NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
+from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
 
 _1, _32 = np.uint64(1), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -243,7 +244,7 @@ def flip(
 
 @kernel(inline=True)
 def _exponential(word):
-    """`noise.exponentials` of one word."""
+    """`randomness.exponentials` of one word."""
     mantissa, exponent = math.frexp(2.0 * np.float64(word) + 1.0)
     z = (mantissa - 1.0) / (mantissa + 1.0)
     square, series = z * z, 0.0
@@ -254,7 +255,7 @@ def _exponential(word):
 
 @kernel(inline=True)
 def _power_of_half(x):
-    """`noise.power_of_half` of one number."""
+    """`randomness.power_of_half` of one number."""
     whole = np.floor(x)
     rest, factor, result = x - whole, 0.5, 1.0
     for _ in range(32):

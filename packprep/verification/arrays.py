@@ -19,11 +19,12 @@ from packprep.dataset.boundaries import (
     put_block_labels,
     put_blocks,
     put_clean,
+    read_only,
     segment_ids,
 )
 from packprep.dataset.loader import Dataset
 from packprep.dataset.manifest import stores_labels
-from packprep.dataset.rows import Segments, fill, own_dtype, read_only
+from packprep.dataset.rows import Segments, fill, own_dtype
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.objective import Task

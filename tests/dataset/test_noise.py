@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packprep.dataset import noise
+from packprep.dataset import candidates, noise
 from packprep.objectives.objective import Ids
 from packprep.objectives.uniform_diffusion import flip_probability, mu_of, resolve
 from packprep.randomness import bits64, words
@@ -97,11 +97,11 @@ def run(law, case, parameters, resolved, ids, task, epoch):
     where = target(
         columns(segments), made, None if may is None else np.array(may, np.uint8), np.array(before, np.int64), length
     )
-    was, noise.CHUNK_SLOTS = noise.CHUNK_SLOTS, chunk
+    was, candidates.CHUNK_SLOTS = candidates.CHUNK_SLOTS, chunk
     try:
         return noise.LAWS[law].draw(task, parameters, resolved, ids, where, epoch), where
     finally:
-        noise.CHUNK_SLOTS = was
+        candidates.CHUNK_SLOTS = was
 
 
 def assert_columns(noised, expected):
@@ -216,9 +216,9 @@ def test_without_segments_or_candidates_nothing_is_written(law, count):
 @pytest.mark.parametrize("sizes", [[], [0], [5], [0, 0, 5, 0], [3, 9, 0, 0, 1, 40, 0, 2], [10] * 7])
 @pytest.mark.parametrize("chunk", [1, 4, 10, 1000])
 def test_chunks_hold_each_segment_once(monkeypatch, sizes, chunk):
-    monkeypatch.setattr(noise, "CHUNK_SLOTS", chunk)
+    monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
     segments = columns([(i, i * 50, n, 0) for i, n in enumerate(sizes)])
-    slices = noise.in_chunks(segments)
+    slices = candidates.in_chunks(segments)
     assert [i for part in slices for i in range(len(sizes))[part]] == list(range(len(sizes)))
     assert all(part.stop > part.start for part in slices)
 
@@ -227,7 +227,7 @@ def test_chunks_do_not_show(monkeypatch):
     segments = arange_segments(some_keys(50), 37)
     found = []
     for chunk in (1, 100, 1 << 17):
-        monkeypatch.setattr(noise, "CHUNK_SLOTS", chunk)
+        monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
         where = target(segments, np.full(50 * 37, 7, np.int32))
         noise.masked_diffusion(0, MASKED, {}, ids_of(), where, 3)
         found.append(where.tokens.tolist())

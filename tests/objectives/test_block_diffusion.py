@@ -112,8 +112,8 @@ AUTOMODEL_0_7_0 = {
     ],
     "ids": [100564, 99862, 100434, 100500, 100149, 100206, 99854, 99853],
 }  # fmt: skip
-"""Of 400,000 blocks of 4 slots, by torch's generator with seed 0: how often each pattern is noised, slot i being 2ⁱ; and the ids of
-what corrupt_uniform_random, of 8 ids, noised. half_life_ratio 0.25, eps 0.001."""
+"""Of 400,000 blocks of 4 slots, by torch's generator with seed 0: how often each pattern is noised, slot i being 2ⁱ; and the ids
+of what corrupt_uniform_random, of 8 ids, noised. half_life_ratio 0.25, eps 0.001."""
 
 
 def drawn(law, keys, n, block_length, epoch=0):
@@ -158,14 +158,15 @@ def test_patterns_and_ids_are_those_that_automodel_0_7_0_drew():
     tokens, _, _, _ = drawn(LAWS["corrupt_blockwise"], keys_of(100_000, 1), 4, 4)
     recorded = AUTOMODEL_0_7_0["corrupt_blockwise"]
     assert not differ(patterns(tokens == MASK), recorded)
-    level, _, _, _ = drawn({"noise_range": (1e-3, 1.0)}, keys_of(100_000, 1), 4, 4)
-    assert differ(patterns(level == MASK), recorded), "this test can fail"
+    plain, _, _, _ = drawn({"noise_range": (1e-3, 1.0)}, keys_of(100_000, 1), 4, 4)
+    assert not differ(patterns(plain == MASK), AUTOMODEL_0_7_0["corrupt_uniform_random"])
+    assert differ(patterns(plain == MASK), recorded), "this test can fail"
     tokens, trained, _, weight = drawn(LAWS["corrupt_uniform_random"], keys_of(100_000, 2), 4, 4)
     assert trained.all() and (weight == 1).all()
     changed = tokens[tokens != np.arange(4)]  # a draw of the token itself is not seen
     shares = np.bincount(changed, minlength=VOCABULARY)
     expected = np.array([3, 3, 3, 3, 4, 4, 4, 4]) * len(changed) / 28
-    assert not is_improbable(shares, expected) and not differ([len(changed)], [1])
+    assert not is_improbable(shares, expected)
     recorded = np.array(AUTOMODEL_0_7_0["ids"])
     assert not is_improbable(recorded, np.full(8, recorded.sum() / 8))
 
@@ -192,7 +193,7 @@ def test_presets_read_as_their_trainers_take_them(name, tmp_path):
     full, least = (ds.batch(range(len(ds)), epochs=[1] * len(ds)) for ds in sets)
     assert all(np.array_equal(full[column], least[column]) for column in full)
     bytes_of = [sum(entry["bytes"] for entry in ds.manifest["shards"]) for ds in sets]
-    assert bytes_of[1] <= 0.55 * bytes_of[0]
+    assert bytes_of[1] <= (0.65 if law.get("block_length") == 1 else 0.55) * bytes_of[0]  # a level for each slot stays
     for i in range(len(sets[0])):
         row = sets[0].row(i)
         for begin, end in zip(row.segments["begin"], row.segments["end"], strict=True):
@@ -261,9 +262,7 @@ def test_noise_is_distributed_as_automodel_draws_it(name, block_length, n, capsy
         assert not far(p[:, 0], level[:, 0].astype(np.float64)) and not far(1 / p[:, -1], weight[:, -1])
         assert np.array_equal(trained == 1, mine)
     with capsys.disabled():
-        print(
-            f"{name} in blocks of {block_length}, segments of {n}: {hit.mean():.5f} noised by Automodel, {mine.mean():.5f} here"
-        )
+        print(f"{name}, blocks of {block_length} in {n}: noised by Automodel {hit.mean():.5f}, here {mine.mean():.5f}")
 
 
 def _apart(one, other, level):

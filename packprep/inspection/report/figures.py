@@ -21,9 +21,9 @@ from markupsafe import Markup
 from packprep.building.plan import Plan
 from packprep.building.segments import SegmentTable
 from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_clean
+from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest
 from packprep.dataset.noise import LAWS, level_range
-from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard
 from packprep.objectives.objective import Task
 from packprep.restoring import restore, slots_of_tokens, stored_segments
