@@ -106,8 +106,8 @@ class RestoredTokens(NamedTuple):
 def restore(
     plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray, epoch: int = 0
 ) -> RestoredTokens:
-    """The tokens that the chosen segments were made of, by their objectives' inverses; labels of in-place kinds. Of removed
-    segments pad ids, as many.
+    """The tokens that the chosen segments were made of, by their objectives' inverses; labels of in-place kinds, x_0 of block
+    diffusion. Of removed segments pad ids, as many.
 
     chosen: int64[k], indices of segments of a shard whose lengths obey the law. epoch: that of the arrays.
     """
@@ -135,7 +135,10 @@ def _restore(
         columns = BodySlots(begins[of_task], stored.of(which).bodies(epoch), body)
         # labels of in-place kinds are the tokens in their places, as causal's slots are
         objective = tasks[-1].objective if task.in_place else task.objective
-        rows = arrays["labels" if task.in_place else "tokens"].reshape(-1)
+        twice = task.objective.copies > 1  # the second is clean, and labels may be of the next slot
+        rows = arrays["labels" if task.in_place and not twice else "tokens"].reshape(-1)
+        if twice:
+            columns = columns._replace(at=body + stored.slots[which] // task.objective.copies)
         assert objective.restore is not None
         fits[of_task] = objective.restore(task, columns, rows, out)
     if copy.any():
@@ -236,17 +239,21 @@ def slots_of_tokens(
     tasks = [_of_numbers(task, tokens) for task in plan.tasks]
     shifted = stored._replace(row=stored.row - first_row)
     found = _restore(tasks, {**arrays, "tokens": among_roles, "labels": numbers}, shifted, chosen, epoch).ids
-    flat = found.astype(np.int64) - vocab_size
     segment = np.repeat(chosen, arrays["segment_tokens"][chosen])  # the segment of each token
     begin = shifted.row[segment] * length + stored.first_slot[segment]
+    copies = np.array([task.objective.copies for task in plan.tasks])[arrays["segment_task"][segment]]
+    half = np.where(copies > 1, stored.slots[segment] // copies, 0)
     end = begin + stored.slots[segment]
     in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"][segment]]
+
+    flat = found.astype(np.int64) - vocab_size - half
 
     def holds(at: np.ndarray, which: np.ndarray) -> np.ndarray:
         """bool: whether slots `at` are of the segment and have the ids of tokens `which`."""
         inside = (at >= begin[which]) & (at < end[which])
         at = np.where(inside, at, 0)
-        values = np.where(in_place[which], labels.reshape(-1)[at], tokens.reshape(-1)[at])
+        at_clean = np.where(inside, at + half[which], 0)
+        values = np.where(in_place[which] & (copies[which] == 1), labels.reshape(-1)[at], tokens.reshape(-1)[at_clean])
         return inside & (values == ids[which])
 
     flat[~holds(flat, np.arange(len(flat)))] = -1

@@ -153,7 +153,7 @@ def recipe_of(seed: int) -> dict[str, Any]:
     packing = {"algorithm": algorithm, "pad_seq_to_mult": multiple, **some("max_segments_per_row", [1, 2, 5, 60])}
     output = {
         "shard_text_bytes": chance.choice([800, 2000, 50_000]),
-        **some("columns", ["compact"]),
+        **some("columns", ["compact", "least"]),
         **some("token_dtype", ["uint16", "int32"]),
     }
     tokenizer = chance.choice(["bytes", "bytes", "bpe"])
@@ -190,6 +190,16 @@ def _specials(chance: random.Random, tokenizer: str) -> dict[str, Any]:
     listed = [{"first": first, "count": count}, [f"<extra_id_{k}>" for k in range(count)], "<extra_id_{}>", "auto"]
     sentinels = chance.choice(listed)
     return {"sentinels": sentinels, **({"missing": "add"} if sentinels == "auto" else {})}
+
+
+_BLOCK_LAWS: list[dict[str, Any]] = [
+    {},
+    {"weighting": "none"},
+    {"noise": "all"},
+    {"noise": "position", "half_life": 0.5},
+    {"complementary": True},
+    {"canvas": "uniform", "weighting": "none"},
+]
 
 
 def _task(chance: random.Random, number: int) -> dict[str, Any]:
@@ -244,7 +254,16 @@ def _task(chance: random.Random, number: int) -> dict[str, Any]:
                     **some("weighting", ["none", "view_scale"]),
                 },
             ),
-            ("block_diffusion", {**levels, **eos, **some("block_length", [1, 3, 7, 1000])}),
+            (
+                "block_diffusion",
+                {
+                    **levels,
+                    **eos,
+                    **some("block_length", [1, 3, 7, 1000]),
+                    **chance.choice(_BLOCK_LAWS),
+                    **some("shift", [True]),
+                },
+            ),
         ]
     )
     mode = some("mode_token", ["[NLU]", "[NLG]", "[S2S]"])

@@ -15,13 +15,21 @@ from packprep.building.packing import pack
 from packprep.building.planning import Inputs
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
 from packprep.cache import is_kept
+from packprep.dataset.manifest import stores_labels
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import Documents
 from packprep.documents.store import DOCUMENT_BYTES
 from packprep.documents.supervision import Training
 from packprep.kernel import compiling
-from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
+from packprep.objectives.tasks import (
+    TOO_SHORT,
+    capacity,
+    in_place_rules,
+    inner_capacity,
+    pieces_of_a_row,
+    unequal_weights,
+)
 from packprep.randomness import permute, text_key
 from packprep.recipe import Recipe
 from packprep.sources.files import named_twice, odd_files
@@ -276,11 +284,11 @@ def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: n
             len(slots),
             recipe.seq_length,
             plan["token_dtype"],
-            labels=any(found.in_place for found in tasks),
+            labels=stores_labels(recipe.output.columns, in_place_rules(tasks)),
             padded=recipe.packing.pad_seq_to_mult > 1,
             blocks=blocks if lengths else None,
             trained=None if documents.training is None else len(slots),
-            compact=recipe.output.columns == "compact",
+            compact=recipe.output.columns != "full",
         )
         size = DATA_ALIGNMENT + sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
         in_others = content - in_last if others else 0

@@ -7,6 +7,7 @@ import numpy as np
 from packprep.building.segments import SegmentTable, trained_in, with_kept_pivots
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
+from packprep.dataset.boundaries import put_block_labels
 from packprep.dataset.noise import Noised, Target
 from packprep.documents.reading import Documents
 from packprep.documents.supervision import Training
@@ -175,7 +176,10 @@ def render_rows(
                     tokens,
                     segment_ids,
                 )
-            copy_ranges(tokens, first_slots, segments.slots, labels, first_slots)
+            if task.shift:
+                put_block_labels(labels, tokens, first_slots, half, True, pad)
+            else:
+                copy_ranges(tokens, first_slots, segments.slots, labels, first_slots)
             target = target_of(
                 task, segments, first_slots, tokens, loss_mask, trainable if training is not None else None
             )

@@ -12,10 +12,12 @@ from packprep.building.removal import DETAIL, REMOVED, Removed, store_without, w
 from packprep.building.render import render
 from packprep.building.segments import SegmentTable, cut
 from packprep.clock import Clock
+from packprep.dataset.manifest import stores_labels
 from packprep.dataset.shard import compacted
 from packprep.documents.reading import UNTRAINED, Documents, Rejected, read_documents
 from packprep.documents.store import StoredDocuments, stored
 from packprep.errors import SourceError
+from packprep.objectives.tasks import in_place_rules
 from packprep.sources.files import seen as seen_file
 from packprep.sources.formats import FORMATS, Decoders, Slice
 from packprep.sources.slices import PlannedSource
@@ -163,6 +165,6 @@ def make_shard(
             arrays, balance, uses = without(plan, arrays, table, listed, balance)
             _note_removed(plan, documents.rejected, uses)
         check(balance, f"shard {shard}")
-    if recipe.output.columns == "compact":
-        arrays = compacted(arrays)
+    if recipe.output.columns != "full":
+        arrays = compacted(arrays, stores_labels(recipe.output.columns, in_place_rules(plan.tasks)))
     return Made(arrays, documents, balance, table)

@@ -10,7 +10,7 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.attention import RULES
-from packprep.dataset.manifest import StoredTask
+from packprep.dataset.manifest import StoredTask, is_in_place
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import check_accelerate
 from packprep.dataset.rows import AHEAD, BY_ROW, COLUMNS, DISTANCES, KNOWN, MADE_FROM, MORE_COLUMNS, SLOTS, own_dtype
@@ -530,7 +530,7 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
             if all(RULES[task["attention"]].ahead == "prefix" for task in refused):
                 ways.append(f"read prefixes causally on purpose: {_CAUSALLY}")
             why = f"sees ahead in its segments, and layers that need seq_idx see the past alone: {', or '.join(ways)}"
-        elif name in AHEAD and all(task["label_alignment"] == "same_slot" for task in tasks):
+        elif name in AHEAD and all(is_in_place(task) for task in tasks):
             refused = [*tasks]
             why = f"predicts in place, and has no {name}: take {MADE_FROM[name]}, or a dataset with a next-token task"
         if refused:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,8 @@ from packprep.format.json_files import (
     with_defaults,
 )
 
-LABEL_ALIGNMENTS = ("next_token", "same_slot")
+LABEL_ALIGNMENTS = ("next_token", "same_slot", "next_slot")
+"""What is predicted at a slot: the next token; the token that was noised there; or, in place too, that of the next slot."""
 
 
 class StoredTask(TypedDict):
@@ -292,9 +293,21 @@ def replaced(of: Mapping[str, Any]) -> list[dict[str, str]]:
     return found
 
 
-def is_compact(manifest: Mapping[str, Any]) -> bool:
-    """Whether its shards leave out what their headers determine."""
-    return manifest["recipe"].get("output", {}).get("columns") == "compact"
+def columns_of(manifest: Mapping[str, Any]) -> str:
+    """Which columns its shards have, as its recipe says."""
+    columns = manifest["recipe"].get("output", {}).get("columns")
+    return columns if columns in ("compact", "least") else "full"
+
+
+def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
+    """Whether shards have labels. in_place: the attention rules of the tasks that predict in place; where a segment stands twice
+    its clean half tells them, and the least columns are without."""
+    return any(columns != "least" or not RULES[rule].in_blocks for rule in in_place)
+
+
+def is_in_place(task: Mapping[str, Any]) -> bool:
+    """Whether a stored task's tokens are noised where they stand, and it is they that are predicted."""
+    return task["label_alignment"] != "next_token"
 
 
 def check_manifest(value: Any, name: str) -> Manifest:

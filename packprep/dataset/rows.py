@@ -16,8 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset import attention
-from packprep.dataset.boundaries import boundaries, fill_slots, next_token_loss_mask, put_blocks, segment_ids
-from packprep.dataset.manifest import Manifest, StoredTask
+from packprep.dataset.boundaries import (
+    boundaries,
+    fill_slots,
+    next_token_loss_mask,
+    put_block_labels,
+    put_blocks,
+    read_only,
+    segment_ids,
+)
+from packprep.dataset.manifest import StoredTask, is_in_place
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
 
@@ -47,8 +55,13 @@ class Facts:
 
     @cached_property
     def in_place(self) -> np.ndarray:
-        """bool[tasks]: those whose slots predict their own labels."""
-        return np.array([task["label_alignment"] == "same_slot" for task in self.tasks])
+        """bool[tasks]: those whose tokens are noised where they stand."""
+        return np.array([is_in_place(task) for task in self.tasks])
+
+    @cached_property
+    def shift(self) -> np.ndarray:
+        """bool[tasks]: those of which a slot predicts what is noised at the next one."""
+        return np.array([task["label_alignment"] == "next_slot" for task in self.tasks])
 
     @cached_property
     def two_way_prefix(self) -> np.ndarray:
@@ -269,9 +282,7 @@ class Segments:
             return None
         own = self if len(which) == len(self.places) else Segments(self.facts, [self.places[i] for i in which])
         segment, ranges, parts = own.trained()
-        lead = (
-            1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
-        )  # slots before what they predict
+        lead = 1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (np.array(which) - np.arange(len(which))) * self.facts.seq_length  # from own rows to these
         return fill_slots(
@@ -305,17 +316,9 @@ class Segments:
             counts.append(count)
             values.append(shard.part("block_loss_weight", row, int(own[0]), int(own[-1])))
         which = np.flatnonzero(lengths)
-        put_blocks(
-            weights, self.at[which], half[which], lengths[which], np.concatenate(counts)[which], np.concatenate(values)
-        )
+        count, ahead = np.concatenate(counts)[which], self.looked_up("task", self.facts.shift)[which]
+        put_blocks(weights, self.at[which], half[which], lengths[which], count, np.concatenate(values), ahead)
         return weights
-
-
-def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> Segments:
-    """The segments of a shard's rows, at least one: all, or those of a range."""
-    dtype = np.dtype(manifest["token_dtype"])
-    facts = Facts(str(shard.path), shard.seq_length, manifest["pad_id"], dtype, manifest["tasks"])
-    return Segments(facts, [(shard, row) for row in (range(shard.rows) if rows is None else rows)])
 
 
 class SlotColumn(NamedTuple):
@@ -373,6 +376,8 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
         for target, (shard, row) in zip(values, places, strict=True):
             target[:-1] = shard.tokens[row][1:]
         values[np.divmod(segments.without_next(), values.shape[1])] = segments.facts.pad_id
+        if segments.facts.in_blocks.any():
+            _fill_block_labels(segments, values)
     elif lacking:
         derive = SLOTS[name].derived
         assert derive is not None
@@ -388,6 +393,15 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
             values[lacking] = derived[lacking]
     if name == "loss_mask" and segments.facts.loss_on is not None:
         np.multiply(values, segments.kept().reshape(values.shape), out=values, casting="unsafe")
+
+
+def _fill_block_labels(segments: Segments, labels: np.ndarray) -> None:
+    """Write the labels of block diffusion's segments into [B, T]."""
+    twice, shift = (segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift))
+    for i, (target, (shard, of_shard)) in enumerate(zip(labels, segments.places, strict=True)):
+        own = np.flatnonzero(twice & (segments.row == i))
+        at, half = segments.at[own] - i * labels.shape[1], segments.slots[own] // 2
+        put_block_labels(target, shard.tokens[of_shard], at, half, shift[own], segments.facts.pad_id)
 
 
 def gather(
@@ -597,8 +611,3 @@ class RowInEpoch(Row):
         tokens = np.array(self._shard.row("tokens", self._row))[None]
         self.dataset.redraw(segments, {"tokens": tokens}, [self.epoch])
         return segments
-
-
-def read_only(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array

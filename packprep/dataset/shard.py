@@ -29,7 +29,7 @@ from typing import Literal
 
 import numpy as np
 
-from packprep.dataset.manifest import Manifest, is_compact
+from packprep.dataset.manifest import Manifest, columns_of
 from packprep.errors import DatasetError
 from packprep.format import open_file
 from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
@@ -168,10 +168,11 @@ def layout(
 ) -> Layout:
     """The arrays of a shard in file order: name → (dtype, shape).
 
-    labels: a task predicts in place. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
+    labels: whether they are stored. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
     block_diffusion. trained: number of trained ranges, None where no source has any; weighted: one has another weight than
     1. compact: without segment_ids, and without loss_mask unless tasks predict in place or ranges are trained: cu_seqlens and
-    segment_prefix determine them. removed: it has segments of documents that were removed.
+    segment_prefix determine them. Labels may be left out, too, where `stores_labels` of the manifest says so. removed: it has
+    segments of documents that were removed.
     """
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
@@ -182,7 +183,7 @@ def layout(
         arrays["labels"] = (token, slots)
     if not compact:
         arrays["segment_ids"] = (u16, slots)
-    if not compact or labels or trained is not None:
+    if not compact or labels or blocks is not None or trained is not None:
         arrays["loss_mask"] = (u8, slots)
 
     arrays["row_offsets"] = (i64, (rows + 1,))
@@ -259,12 +260,15 @@ def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_leng
     return expected
 
 
-def compacted(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of a shard without those that a compact one leaves out."""
+def compacted(arrays: Mapping[str, np.ndarray], labels: bool = True) -> dict[str, np.ndarray]:
+    """The arrays of a shard without those that a compact one leaves out. labels: whether it keeps labels, if there are any."""
     rows, length = arrays["tokens"].shape
     trained = len(arrays["trained_ranges"]) if "trained_ranges" in arrays else None
-    kept = layout(rows, 0, length, arrays["tokens"].dtype, labels="labels" in arrays, trained=trained, compact=True)
-    return {name: array for name, array in arrays.items() if name in kept or name not in ("segment_ids", "loss_mask")}
+    blocks = 0 if "block_noise" in arrays else None
+    labels = labels and "labels" in arrays
+    kept = layout(rows, 0, length, arrays["tokens"].dtype, labels=labels, blocks=blocks, trained=trained, compact=True)
+    of_slots = ("labels", "segment_ids", "loss_mask")
+    return {name: array for name, array in arrays.items() if name in kept or name not in of_slots}
 
 
 def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
@@ -482,7 +486,7 @@ def open_shard(
     if compact is not None and compact == ("segment_ids" in shapes):
         raise DatasetError(
             f"{path}: array 'segment_ids' is {'there' if compact else 'missing'}, "
-            f'and the manifest\'s recipe says columns = "{"compact" if compact else "full"}"'
+            f"and the manifest's recipe says columns = {'compact or least' if compact else 'full'}"
         )
     expected = _inferred_layout(str(path), shapes, seq_length, token_dtype)
 
@@ -520,7 +524,7 @@ def shard_of(path: Path, manifest: Manifest, number: int, io: IO = "mmap") -> Sh
         manifest["token_dtype"],
         rows=entry["rows"],
         segments=entry["segments"],
-        compact=is_compact(manifest),
+        compact=columns_of(manifest) != "full",
         io=io,
     )
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from packprep import randomness
 from packprep.dataset.boundaries import ranks
+from packprep.dataset.candidates import words_of
 from packprep.dataset.manifest import Parameter
-from packprep.dataset.noise import words_of
 from packprep.randomness import (
     CUT_POINTS,
     NOISE_SPANS,

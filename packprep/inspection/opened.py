@@ -11,9 +11,8 @@ import numpy as np
 
 from packprep.building.plan import Plan, at_text, open_plan, prefix_of, stored_plan
 from packprep.building.removal import removed_segments
-from packprep.dataset.loader import Dataset, open_dataset
+from packprep.dataset.loader import Dataset, open_dataset, segments_of
 from packprep.dataset.manifest import first_rows, read_manifest
-from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME, shard_name

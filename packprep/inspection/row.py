@@ -9,9 +9,8 @@ import numpy as np
 from rich.text import Text
 
 from packprep.building.removal import removed_segments
-from packprep.dataset.loader import Dataset, Row
+from packprep.dataset.loader import Dataset, Row, segments_of
 from packprep.dataset.redraw import EPOCHS
-from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError
 from packprep.format.json_files import shard_name
@@ -161,7 +160,7 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         "key": f"{columns['key']:016x}",
         "repeat": columns["repeat"],
         "rebuilt": rebuilt,
-        "predicts": "in place" if task["label_alignment"] == "same_slot" else "next",
+        "predicts": "in place" if task["label_alignment"] == "same_slot" else "next",  # as next_slot does
         "parts": [
             {"name": name, "pieces": _pieces(texts, values[low:high], row.loss_mask[low:high])}
             for name, values, low, high in _parts(row, task, begin, end, columns["prefix"])

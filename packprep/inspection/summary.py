@@ -8,8 +8,8 @@ import numpy as np
 
 from packprep.building.ledger import APART, is_ledger
 from packprep.building.run import Outcome
+from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest, read_manifest
-from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.format.json_files import MANIFEST_NAME, shard_name

@@ -60,8 +60,18 @@ class Task:
 
     @property
     def in_place(self) -> bool:
-        """Whether the prediction at a slot is of that slot's own original token."""
+        """Whether tokens are noised where they stand, and it is they that are predicted."""
         return self.objective.noise is not None
+
+    @property
+    def shift(self) -> bool:
+        """Whether, in place, it is the next slot's token that is predicted."""
+        return bool(self.parameters.get("shift", False))
+
+    @property
+    def label_alignment(self) -> str:
+        """ "next_token", "same_slot" or "next_slot"."""
+        return "next_token" if not self.in_place else "next_slot" if self.shift else "same_slot"
 
     def slots(self, bodies: "Bodies", bos: np.ndarray, eos: np.ndarray) -> np.ndarray:
         """int64[m]: the exact number of slots of segments. bos, eos: int64[m], 0 or 1."""
@@ -123,7 +133,8 @@ class Objective:
     token_slots      (task, bodies) → int64[m, 2]: pivot p and shift s: token i stands at body slot i, or i + s from p on;
                      for kinds that supervised documents may draw. None: no shift.
 
-    In-place kinds, whose prediction at a slot is of that slot's original token, keep their tokens in place and have
+    In-place kinds, whose prediction at a slot is of that slot's original token, or the next one's where their tasks have the
+    parameter shift, keep their tokens in place and have
     noise            a law of `dataset/noise.py`, which redraw uses too, with a compiled writer of `noising.py`.
     mean_weight      (task) → float: the expected loss weight of a trained slot; None: 1.
     resolve          (parameters, ids) → what the plan works out once and stores: thresholds, rates.
@@ -171,8 +182,3 @@ class Objective:
     def later(self) -> dict[str, Any]:
         """The defaults of the parameters that joined later."""
         return {parameter.name: parameter.default for parameter in self.parameters if parameter.later}
-
-    @property
-    def label_alignment(self) -> str:
-        """ "next_token" or "same_slot"."""
-        return "next_token" if self.noise is None else "same_slot"

@@ -269,6 +269,11 @@ def move(
     return None if objective.body_prefix is None else objective.body_prefix(task, anew)
 
 
+def in_place_rules(tasks: Sequence[Task]) -> list[str]:
+    """The attention rules of the tasks that predict in place."""
+    return [task.objective.attention for task in tasks if task.in_place]
+
+
 def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """The manifest's `tasks`: what all segments of a task share."""
     return [
@@ -277,7 +282,7 @@ def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
             "objective": task.objective.name,
             "weight": task.weight,
             "attention": task.objective.attention,
-            "label_alignment": task.objective.label_alignment,
+            "label_alignment": task.label_alignment,
             "mode_token": task.mode_token if task.mode_token >= 0 else None,
             "parameters": as_stored(task.parameters, {"": task.objective.later}),
             "resolved": dict(task.resolved),

@@ -384,7 +384,10 @@ class OutputKeys:
         ),
     ] = "auto"
     token_dtype: Annotated[Literal["auto", "uint16", "int32"], _key("auto: uint16 where every id fits")] = "auto"
-    columns: Annotated[Literal["full", "compact"], _key("compact: without what the header determines")] = "full"
+    columns: Annotated[
+        Literal["full", "compact", "least"],
+        _key("compact: without what the header determines; least: x_0 of block diffusion once, too"),
+    ] = "full"
 
 
 @dataclass(frozen=True, kw_only=True)

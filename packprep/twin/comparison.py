@@ -191,10 +191,10 @@ def _differing_names(
 ) -> list[Difference]:
     """Arrays that are there and should not be, or the other way round."""
     supervised = any(document.trained is not None for document in documents)
-    compact = twin.recipe["output"]["columns"] == "compact"
+    compact = twin.recipe["output"]["columns"] != "full"
     expected = {
         "tokens": True,
-        "labels": twin.in_place,
+        "labels": twin.with_labels,
         "segment_ids": not compact,
         "loss_mask": not compact or twin.in_place or supervised,
         "row_offsets": True,

@@ -93,6 +93,11 @@ class Twin:
         self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
         self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
         self.with_blocks = any(objectives.copies(task["objective"]) > 1 for task in self.tasks)
+        least = recipe["output"]["columns"] == "least"  # then the copy that is clean gives the labels of both
+        self.with_labels = any(
+            objectives.is_in_place(task["objective"]) and not (least and objectives.copies(task["objective"]) > 1)
+            for task in self.tasks
+        )
         self.cutting = {
             **{name: documents[name] for name in _CUTTING},
             "seq_length": self.seq_length,
@@ -340,7 +345,7 @@ def _render(
     in_place = objectives.is_in_place(task["objective"])
     if in_place:
         slots, prefix = objectives.in_place(body, facts)
-        loss, labels = [0] * len(slots), list(slots)
+        loss, labels = [0] * len(slots), objectives.labels(slots, task, facts)
     else:
         slots, prefix, loss, labels = objectives.segment(body, facts)
     trainable = None
@@ -399,7 +404,7 @@ def loss_weights(twin: Twin, segment: Segment, one: Rendered) -> list[float]:
     for t, trained in enumerate(one.loss):
         weight = one.weight
         if one.blocks:
-            block = t // facts["parameters"]["block_length"]
+            block = (t + int(facts["parameters"]["shift"])) // facts["parameters"]["block_length"]
             weight = one.blocks[block][1] if block < len(one.blocks) else 0.0
         for begin, end, of_range in one.trainable:
             if begin <= t + ahead < end:

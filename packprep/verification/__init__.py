@@ -364,7 +364,7 @@ def _arrays_of(
             plan.token_dtype,
             rows=item.entry["rows"],
             segments=item.entry["segments"],
-            compact=plan.recipe.output.columns == "compact",
+            compact=plan.recipe.output.columns != "full",
         )
         arrays: Mapping[str, np.ndarray] = shard.arrays
     except DatasetError as error:

@@ -4,7 +4,7 @@ The arrays are those that are stored, or as an epoch has them: from the loader's
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -14,12 +14,22 @@ from packprep.building.removal import removed_segments
 from packprep.building.render import draw_noise, expected_prefix, target_of
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, segment_ids
+from packprep.dataset.boundaries import (
+    fill_slots,
+    next_token_loss_mask,
+    put_block_labels,
+    put_blocks,
+    put_clean,
+    read_only,
+    segment_ids,
+)
 from packprep.dataset.loader import Dataset
-from packprep.dataset.rows import Segments, fill, own_dtype, read_only
+from packprep.dataset.manifest import stores_labels
+from packprep.dataset.rows import Segments, fill, own_dtype
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import keeps_all, kept_by_plan
-from packprep.objectives.tasks import SHORTEST, thresholds
+from packprep.objectives.objective import Task
+from packprep.objectives.tasks import SHORTEST, in_place_rules, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
 from packprep.restoring import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
 from packprep.verification.faults import MAX_LISTED, Faults
@@ -76,12 +86,12 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     """P3: the arrays that depend on the recipe are there exactly when it asks for them."""
     before = faults.total
     objectives = [task.objective for task in plan.tasks]
-    in_place = any(objective.label_alignment == "same_slot" for objective in objectives)
-    full = plan.recipe.output.columns == "full"
+    in_place, columns = in_place_rules(plan.tasks), plan.recipe.output.columns
+    full = columns == "full"
     wanted = {
-        "labels": in_place,
+        "labels": stores_labels(columns, in_place),
         "segment_ids": full,
-        "loss_mask": full or in_place or "trained_offsets" in arrays,
+        "loss_mask": full or bool(in_place) or "trained_offsets" in arrays,
         "cu_seqlens_padded": plan.recipe.packing.pad_seq_to_mult > 1,
         "block_offsets": any(RULES[objective.attention].in_blocks for objective in objectives),
         "segment_removed": bool(plan.removed.segments(arrays).any()),
@@ -104,7 +114,7 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
         return False
     row, begin, slots = segment_slots(arrays)
     headers_good = _check_headers(plan, arrays, file, row, faults)
-    arrays = _with_derived(arrays, row, begin, slots)
+    arrays = _with_derived(plan, arrays, row, begin, slots)
     _check_removed(plan, arrays, row, begin, slots, file, faults)
     if not headers_good or not check_parts(plan, arrays, file, faults):
         return False
@@ -147,7 +157,7 @@ def _check_removed(
 
 
 def _with_derived(
-    arrays: Mapping[str, np.ndarray], row: np.ndarray, begin: np.ndarray, slots: np.ndarray
+    plan: Plan, arrays: Mapping[str, np.ndarray], row: np.ndarray, begin: np.ndarray, slots: np.ndarray
 ) -> Mapping[str, np.ndarray]:
     """The arrays, and those that a compact shard leaves out as the loader derives them."""
     shape = arrays["tokens"].shape
@@ -157,7 +167,31 @@ def _with_derived(
         derived["segment_ids"] = segment_ids(row, at, slots, size).reshape(shape)
     if "loss_mask" not in arrays:
         derived["loss_mask"] = next_token_loss_mask(at, slots, seen_before(arrays, slots), size).reshape(shape)
+    if "labels" not in arrays and in_place_rules(plan.tasks):
+        tokens = arrays["tokens"].reshape(-1)
+        labels = np.full(size, plan.vocabulary.roles["pad"], tokens.dtype)
+        put_slots = fill_slots(at, slots - 1, np.ones(len(at), np.bool_), False, size)[:-1]
+        np.copyto(labels[:-1], tokens[1:], where=put_slots)
+        derived["labels"] = _with_block_labels(plan, arrays, labels, at, slots).reshape(shape)
     return {**arrays, **derived}
+
+
+def _with_block_labels(
+    plan: Plan, arrays: Mapping[str, np.ndarray], labels: np.ndarray, at: np.ndarray, slots: np.ndarray
+) -> np.ndarray:
+    """Flat labels, in which those of block diffusion's segments are written as x_0 has them."""
+    twice = _of_tasks(plan, arrays, lambda task: task.objective.copies > 1)
+    shift = _of_tasks(plan, arrays, lambda task: task.shift)[twice]
+    tokens, pad = arrays["tokens"].reshape(-1), plan.vocabulary.roles["pad"]
+    put_block_labels(labels, tokens, at[twice], slots[twice] // 2, shift, pad)
+    return labels
+
+
+def _of_tasks(plan: Plan, arrays: Mapping[str, np.ndarray], what: Callable[[Task], bool]) -> np.ndarray:
+    """bool[segments]: what holds of each one's task."""
+    known = np.array([what(task) for task in plan.tasks])
+    task = arrays["segment_task"]
+    return (task < len(known)) & known[np.minimum(task, len(known) - 1)]
 
 
 def _check_headers(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> bool:
@@ -272,6 +306,8 @@ def _check_law(
     if wrong.any():
         return False
     in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    clean = np.where(_of_tasks(plan, arrays, lambda task: task.objective.copies > 1), slots // 2, 0)
+    in_place &= clean == 0  # the others have their tokens in x_0
     at = row * plan.recipe.seq_length + begin
     mode = np.array([task.mode_token for task in plan.tasks])[arrays["segment_task"]]
     prefix, removed = np.zeros(len(row), np.int64), removed_segments(arrays)
@@ -287,7 +323,7 @@ def _check_law(
         ("eos", eos == 1, at + slots - 1, roles.get("eos", -1)),
     ):
         which = np.flatnonzero(has & ~removed)
-        found = _original(arrays, in_place[which], place[which])
+        found = _original(arrays, in_place[which], place[which] + clean[which] * (name != "eos"))
         for i in np.flatnonzero(found != np.broadcast_to(should, has.shape)[which]):
             g = which[i]
             slot = int(place[g] - row[g] * plan.recipe.seq_length)
@@ -443,8 +479,8 @@ def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
     return faults.total == before
 
 
-Blocks = list[tuple[np.ndarray, int, tuple[np.ndarray, np.ndarray, np.ndarray]]]
-"""(segments, slots of their blocks, (how many blocks each has, levels, weights)) of tasks."""
+Blocks = list[tuple[np.ndarray, Task, tuple[np.ndarray, np.ndarray, np.ndarray]]]
+"""(segments, their task, (how many blocks each has, levels, weights)) of tasks."""
 
 
 def check_noise(
@@ -453,11 +489,18 @@ def check_noise(
     """P18: noise drawn anew from labels and keys is that of the arrays; so it lies on candidates alone. Gives the blocks."""
     blocks: Blocks = []
     in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
-    if "labels" not in arrays or not in_place.any():
+    if not in_place.any():
         return blocks
     length = arrays["tokens"].shape[1]
     trainable = trainable_slots(arrays, stored).reshape(-1) if "trained_offsets" in arrays else None
+    twice = _of_tasks(plan, arrays, lambda task: task.objective.copies > 1)
+    at = stored.row * length + stored.first_slot
     tokens = arrays["labels"].reshape(-1).copy()
+    put_clean(tokens, arrays["tokens"].reshape(-1), at[twice], stored.slots[twice] // 2)
+    labels = _with_block_labels(plan, arrays, arrays["labels"].reshape(-1).copy(), at, stored.slots)
+    for i in np.flatnonzero(labels != arrays["labels"].reshape(-1))[:MAX_LISTED]:
+        message = f"label should be {labels[i]}, as x_0 has it"
+        faults.add("P10", file, message, int(i // length), int(i % length), int(arrays["labels"].reshape(-1)[i]))
     loss_mask = np.zeros(len(tokens), np.uint8)
     for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"] == t)
@@ -473,7 +516,7 @@ def check_noise(
                 faults.add("P18", file, message, int(stored.row[of_task[i]]), value=float(stored_values[i]))
         if noised.blocks is None:
             continue
-        blocks.append((of_task, task.parameters["block_length"], noised.blocks))
+        blocks.append((of_task, task, noised.blocks))
         if not epoch:
             which = np.concatenate([np.arange(*arrays["block_offsets"][g : g + 2]) for g in of_task])
             for name, again in (("block_noise", noised.blocks[1]), ("block_loss_weight", noised.blocks[2])):
@@ -490,7 +533,6 @@ def check_noise(
     )
     tokens[away], loss_mask[away] = plan.vocabulary.roles["pad"], 0
     # Segments do not overlap: all tasks' noise is drawn into one copy, and compared at once.
-    at = stored.row * length + stored.first_slot
     mine = fill_slots(at, stored.slots, in_place, False, len(tokens))
     for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
         values = arrays[name].reshape(-1)
@@ -509,8 +551,9 @@ def _check_weights(
     at = stored.row * length + stored.first_slot
     in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
     should = fill_slots(at, stored.slots, arrays["segment_loss_weight"], 0, size)
-    for which, block_length, (count, _, weights) in blocks:
-        put_blocks(should, at[which], stored.slots[which] // 2, np.full(len(which), block_length), count, weights)
+    for which, task, (count, _, weights) in blocks:
+        length_of = np.full(len(which), task.parameters["block_length"])
+        put_blocks(should, at[which], stored.slots[which] // 2, length_of, count, weights, int(task.shift))
     if "trained_weights" in arrays:
         segment = np.repeat(np.arange(len(at)), np.diff(arrays["trained_offsets"]))
         ranges = arrays["trained_ranges"].astype(np.int64) - (1 - in_place[segment])[:, None]

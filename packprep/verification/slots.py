@@ -12,6 +12,7 @@ import numpy as np
 from packprep.building.plan import Plan
 from packprep.building.removal import removed_segments
 from packprep.building.segments import SegmentTable
+from packprep.dataset.boundaries import fill_slots
 from packprep.kernel import kernel, read_only
 from packprep.verification.faults import MAX_LISTED, Faults
 
@@ -198,6 +199,10 @@ def check_slots(
     """P6 to P10 of one shard whose header is good. next_token: bool[segments]."""
     tokens = arrays["tokens"]
     labels = arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
+    shift = np.array([task.shift for task in plan.tasks])[arrays["segment_task"]]
+    if shift.any():  # what is noised where they stand lies a slot on: check_noise looks at them
+        at = stored.row * tokens.shape[1] + stored.first_slot
+        labels = np.where(fill_slots(at, stored.slots, shift, False, tokens.size).reshape(tokens.shape), tokens, labels)
     where, counts = np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
     of_slots = tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable_slots(arrays, stored)
     of_segments = arrays["row_offsets"], stored.first_slot, stored.slots, seen_before(arrays, stored.slots)

@@ -82,7 +82,7 @@ def test_restore_inverts_render(name):
     done = 0
 
     @given(recipes(REGISTRY[name]), st.lists(st.integers(1, 200), min_size=1, max_size=8), st.integers(0, 2**32))
-    @settings(max_examples=60)
+    @settings(max_examples=90)
     def check(table, sizes, seed):
         nonlocal done
         done += check_inverse(table, made.documents(sizes, seed))

@@ -135,5 +135,5 @@ VALUES = {
         [0, -1, 1.5, "", "many", "5 XB", "0", True, None, []],
     ),
     ("output", "token_dtype"): (["auto", "uint16", "int32"], ["uint32", "int64", 1, True, []]),
-    ("output", "columns"): (["full", "compact"], ["some", 1, True, []]),
+    ("output", "columns"): (["full", "compact", "least"], ["some", 1, True, []]),
 }

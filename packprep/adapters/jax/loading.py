@@ -15,7 +15,7 @@ from packprep.dataset import boundaries, order
 from packprep.dataset.attention import RULES, pad_cu_seqlens, thd
 from packprep.dataset.batches import refuse_columns
 from packprep.dataset.loader import COLUMNS, Dataset
-from packprep.dataset.manifest import StoredTask, drawn_tasks
+from packprep.dataset.manifest import StoredTask, drawn_tasks, is_in_place
 from packprep.dataset.mixture import Mixture
 from packprep.dataset.rows import AHEAD, BY_ROW, MORE_COLUMNS
 from packprep.errors import ArgumentError
@@ -241,7 +241,7 @@ def _named(
         own = list(columns)
     else:
         own = [] if names in NAMES else list(COLUMNS)
-        if names not in NAMES and (weighted or any(task["label_alignment"] == "same_slot" for task in tasks)):
+        if names not in NAMES and (weighted or any(is_in_place(task) for task in tasks)):
             own.append("loss_weights")
         if attention != "causal":
             own.append("prefix_ends")
@@ -277,7 +277,7 @@ def check_names(tasks: Sequence[StoredTask], names: str) -> None:
         raise ArgumentError(f"names is {names!r} and should be 'packprep', {', '.join(map(repr, NAMES))}")
     if names == "levanter":
         for task in tasks:
-            if task["label_alignment"] == "same_slot":
+            if is_in_place(task):
                 raise ArgumentError(
                     f"Levanter's target is the next slot's token, but task {task['name']!r} predicts in place"
                 )
@@ -291,7 +291,7 @@ def check_maxtext(dataset: Dataset | Mixture, attention: str | None, weighted: b
     segment's own if it begins with one, and a single block as long as the row is two-way attention in each segment.
     """
     tasks = [task for each in datasets_of(dataset) for task in drawn_tasks(each.manifest)]
-    in_place = [task for task in tasks if task["label_alignment"] == "same_slot"]
+    in_place = [task for task in tasks if is_in_place(task)]
     if loss_weights == "refuse":
         if weighted:
             raise ArgumentError(
@@ -306,8 +306,14 @@ def check_maxtext(dataset: Dataset | Mixture, attention: str | None, weighted: b
                 )
     if not in_place:
         return False
+    for task in in_place:
+        if task["label_alignment"] == "next_slot":
+            raise ArgumentError(
+                f"task {task['name']!r} has shift, and MaxText shifts itself, with each block's first token clean "
+                "(seed_and_mask): build without shift, or use names='packprep'"
+            )
     if len(in_place) < len(tasks):
-        other = next(task["name"] for task in tasks if task["label_alignment"] != "same_slot")
+        other = next(task["name"] for task in tasks if not is_in_place(task))
         raise ArgumentError(
             f"task {in_place[0]['name']!r} predicts in place and task {other!r} does not, and MaxText trains with one "
             "objective: build a dataset of each"
