@@ -399,7 +399,7 @@ def _spans(
         if noise[begin]:
             input_slot = int(slots[begin - 1]) + 1 if begin else body
             target_slot = int(slots[begin]) - 1
-            if not input_slot < inputs_end <= target_slot:
+            if not input_slot < inputs_end <= target_slot or row[input_slot] != row[target_slot]:
                 continue  # the text goes on
             (sentinel,) = data.texts.pieces([int(row[target_slot])])
             text = "".join(piece.text for piece in data.texts.pieces(ids[begin:end].tolist()))

@@ -10,8 +10,8 @@ import numpy as np
 
 from packprep.building.ledger import WEIGHTED, weighted_slots
 from packprep.building.plan import Plan
-from packprep.building.render import draw_noise, expected_prefix, target_of
-from packprep.building.segments import SegmentTable
+from packprep.building.render import draw_noise, target_of
+from packprep.building.segments import SegmentTable, expected_prefix
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, segment_ids
 from packprep.dataset.loader import Dataset
@@ -110,12 +110,35 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     check_slots(plan, arrays, stored, next_token, file, faults)
     if not _check_law(plan, arrays, stored, file, faults, epoch):
         return False
+    if recipe.packing.sides is not None:
+        _check_sides(recipe.packing.sides, arrays, row, slots, file, faults)
     blocks = check_noise(plan, arrays, stored, file, faults, epoch)
     if WEIGHTS in arrays:
         _check_weights(plan, arrays, stored, blocks, file, faults)
     _check_repeated(plan, arrays, stored, file, faults)
     _check_coverage(plan, arrays, stored, file, faults)
     return True
+
+
+def _check_sides(
+    sides: tuple[int, int],
+    arrays: Mapping[str, np.ndarray],
+    row: np.ndarray,
+    slots: np.ndarray,
+    file: str,
+    faults: Faults,
+) -> None:
+    """P23."""
+    prefix, rows = arrays["segment_prefix"].astype(np.int64), len(arrays["row_offsets"]) - 1
+    for name, most, part in (("encoder", sides[0], prefix), ("decoder", sides[1], slots - prefix)):
+        for g in np.flatnonzero(part < 1)[:MAX_LISTED]:
+            faults.add("P23", file, f"segment {g} has no slot of the {name}", int(row[g]), value=int(part[g]))
+        used = np.zeros(rows, np.int64)
+        np.add.at(used, row, part)
+        for r in np.flatnonzero(used > most)[:MAX_LISTED]:
+            faults.add(
+                "P23", file, f"its segments take more than the {most} slots of the {name}", int(r), value=int(used[r])
+            )
 
 
 def _with_derived(

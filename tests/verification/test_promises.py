@@ -119,7 +119,7 @@ def test_a_signed_copy_has_no_faults(directory):
 
 
 def test_every_promise_has_a_number_and_words():
-    assert list(PROMISES) == [f"P{i + 1}" for i in range(22)]
+    assert list(PROMISES) == [f"P{i + 1}" for i in range(23)]
 
 
 # P1, P2
