@@ -20,6 +20,7 @@ from packprep.building.run import Outcome
 from packprep.building.run import build as run_build
 from packprep.building.run import build_lengths as run_build_lengths
 from packprep.documents.reading import Documents
+from packprep.format import json_files
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import complete, resolve
 from packprep.randomness import bits64, integers, text_key
@@ -330,3 +331,18 @@ def twin_recipe(recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None 
         "pad": recipe.packing.pad_seq_to_mult,
         "allowed": allowed if allowed is not None else set(range(len(tasks) - 1)),
     }
+
+
+def two_sided(folder: Path, encoder_length: int = 128, decoder_length: int = 32) -> Path:
+    """A dataset of T5's spans in rows of an encoder's side and a decoder's; segments of several lengths, up to five in a row."""
+    chance = random.Random(0)
+    documents = ["".join(chance.choices("abcdefgh", k=(20, 33, 47)[i % 3])) for i in range(90)]
+    write_lines(folder / "two.jsonl", documents)
+    recipe = table("two.jsonl", seq_length=encoder_length + decoder_length, tasks=[{"preset": "t5"}])
+    build(recipe, folder, folder / "two")
+    packing = {"encoder_length": encoder_length, "decoder_length": decoder_length}
+    path = folder / "two" / json_files.MANIFEST_NAME
+    manifest = json_files.decode(path.read_bytes(), str(path))
+    manifest["recipe"]["packing"] = {**manifest["recipe"].get("packing", {}), **packing}
+    path.write_bytes(json_files.encode(manifest))
+    return folder / "two"

@@ -21,7 +21,15 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.batches import Reader
-from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, outline, read_manifest
+from packprep.dataset.manifest import (
+    Manifest,
+    ShardEntry,
+    StoredTask,
+    encoder_length,
+    first_rows,
+    outline,
+    read_manifest,
+)
 from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
@@ -54,8 +62,8 @@ class Dataset(Reader):
     """The rows of a dataset on disk, in shard order; made by open_dataset.
 
     manifest: dataset.json as a dict. tasks: its task table. seq_length: slots of a row. vocab_size: rows that an
-    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. io: "mmap" or "pread". It may be pickled
-    (workers open it again), forked, and read by several threads.
+    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. encoder_length: as the recipe's; 0: none. io:
+    "mmap" or "pread". It may be pickled (workers open it again), forked, and read by several threads.
     """
 
     def __init__(
@@ -65,7 +73,7 @@ class Dataset(Reader):
         self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
         self.manifest = manifest
         self.seq_length, self.vocab_size, self.pad_id = (manifest[k] for k in ("seq_length", "vocab_size", "pad_id"))
-        self.token_dtype = np.dtype(manifest["token_dtype"])
+        self.token_dtype, self.encoder_length = np.dtype(manifest["token_dtype"]), encoder_length(manifest)
         self.facts = Facts(str(directory), self.seq_length, self.pad_id, self.token_dtype, manifest["tasks"])
         self._first_row = first_rows(manifest)
         self._row_bounds, self._n_rows = np.array(self._first_row), self._first_row[-1]
