@@ -186,7 +186,7 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
     values["tasks"] = _read_tasks(lists["tasks"])
     if not values["tasks"]:
         raise RecipeError("tasks is empty: give at least one [[tasks]], or leave it out for causal", ("tasks",))
-    if (sides := values["packing"].sides) is not None:
+    if (sides := values["packing"].sides) is not None and "seq_lengths" not in values:
         values.setdefault("seq_length", sum(sides))
         if "min_tokens" not in table.get("documents", {}):  # of fewer none would be an input
             values["documents"] = replace(values["documents"], min_tokens=3)
@@ -250,6 +250,7 @@ def check_together(recipe: Recipe) -> None:
             "pairs of them; give one source more paths, or leave tasks out",
             ("tasks",),
         )
+    _check_sides(recipe)
     if recipe.seq_length % 8:
         low = recipe.seq_length // 8 * 8
         raise RecipeError(
@@ -272,7 +273,6 @@ def check_together(recipe: Recipe) -> None:
             "seq_lengths = [2048, 8192]",
             ("documents", "long"),
         )
-    _check_sides(recipe)
     mult = recipe.packing.pad_seq_to_mult
     if recipe.seq_length % mult:
         raise RecipeError(
@@ -302,16 +302,23 @@ def _check_sides(recipe: Recipe) -> None:
     for name, other in (both, both[::-1]):
         if getattr(packing, name) and not getattr(packing, other):
             raise RecipeError(f"packing.{name} is there, and packing.{other} is not: give both", ("packing", name))
-    wrong = {
+    if packing.sides is None:
+        return
+    least = max(3, recipe.documents.min_tokens)
+    wrong: dict[KeyPath, tuple[Any, Any, str]] = {
         ("seq_lengths",): (recipe.seq_lengths, None, "rows of several lengths have one side"),
-        ("seq_length",): (recipe.seq_length, sum(packing.sides or ()), "it is encoder_length + decoder_length"),
+        ("seq_length",): (recipe.seq_length, sum(packing.sides), f"the sides come to {sum(packing.sides)}"),
         ("packing", "algorithm"): (packing.algorithm, "best_fit", "rows of two sides are packed by best_fit"),
         ("packing", "pad_seq_to_mult"): (packing.pad_seq_to_mult, 1, "segments of two sides are not padded"),
-        ("documents", "min_tokens"): (recipe.documents.min_tokens < 3, False, "of two tokens none may be an input"),
+        ("documents", "min_tokens"): (recipe.documents.min_tokens, least, "fewer than 3 tokens have no two sides"),
     }
     for key, (found, needed, why) in wrong.items():
-        if packing.sides is not None and found != needed:
-            raise RecipeError(f"{'.'.join(key)} beside packing.encoder_length: {why}; leave it out", key)
+        if found != needed:
+            where = ".".join(map(str, key))
+            raise RecipeError(
+                f"{where} = {as_toml(found)} beside packing.encoder_length and decoder_length: {why}; leave {key[-1]} out",
+                key,
+            )
 
 
 def tasks_named(name: str, names: Sequence[str]) -> list[int]:

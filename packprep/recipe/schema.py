@@ -138,7 +138,8 @@ Lengths = Annotated[
     ),
 ]
 Side = Annotated[
-    int, Meta(title="a multiple of 8", extra={"given": Annotated[int, Meta(ge=0, le=1 << 23, multiple_of=8)]})
+    int,
+    Meta(title="a multiple of 8, 0 or more", extra={"given": Annotated[int, Meta(ge=0, le=1 << 23, multiple_of=8)]}),
 ]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Interval = Annotated[
