@@ -20,7 +20,6 @@ from packprep.building.run import Outcome
 from packprep.building.run import build as run_build
 from packprep.building.run import build_lengths as run_build_lengths
 from packprep.documents.reading import Documents
-from packprep.format import json_files
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import complete, resolve
 from packprep.randomness import bits64, integers, text_key
@@ -311,6 +310,8 @@ def twin_task(task: Task) -> dict[str, Any]:
     parameters = {**task.parameters, "sentinels": task.ids.sentinels.tolist()}
     if task.objective.name == "fill_in_the_middle":
         parameters |= {"fim": task.ids.fim, "inside": set(np.flatnonzero(task.ids.continues).tolist())}
+    if task.parameters.get("eos_after_inputs"):
+        parameters["input_eos"] = [task.ids.eos]
     mode = task.mode_token if task.mode_token >= 0 else None
     return {"objective": task.objective.name, "weight": task.weight, "mode": mode, "parameters": parameters}
 
@@ -329,6 +330,7 @@ def twin_recipe(recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None 
         "tasks": [twin_task(task) for task in tasks[:-1]],
         "max_segments": recipe.packing.max_segments_per_row,
         "pad": recipe.packing.pad_seq_to_mult,
+        "sides": recipe.packing.sides,
         "allowed": allowed if allowed is not None else set(range(len(tasks) - 1)),
     }
 
@@ -338,11 +340,7 @@ def two_sided(folder: Path, encoder_length: int = 128, decoder_length: int = 32)
     chance = random.Random(0)
     documents = ["".join(chance.choices("abcdefgh", k=(20, 33, 47)[i % 3])) for i in range(90)]
     write_lines(folder / "two.jsonl", documents)
-    recipe = table("two.jsonl", seq_length=encoder_length + decoder_length, tasks=[{"preset": "t5"}])
-    build(recipe, folder, folder / "two")
     packing = {"encoder_length": encoder_length, "decoder_length": decoder_length}
-    path = folder / "two" / json_files.MANIFEST_NAME
-    manifest = json_files.decode(path.read_bytes(), str(path))
-    manifest["recipe"]["packing"] = {**manifest["recipe"].get("packing", {}), **packing}
-    path.write_bytes(json_files.encode(manifest))
+    recipe = table("two.jsonl", seq_length=sum(packing.values()), tasks=[{"preset": "t5"}], packing=packing)
+    build(recipe, folder, folder / "two")
     return folder / "two"

@@ -114,7 +114,7 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
             (
                 "utilisation",
                 _percent(fill["all_rows"]),
-                "" if without is None else f"{without:.2%} without last rows{sides_in_words(fill)}",
+                ("" if without is None else f"{without:.2%} without last rows") + sides_in_words(fill),
             ),
             ("size", size_of(s["bytes"]), f"in {shards}"),
         ],
