@@ -68,7 +68,9 @@ def test_both_sums_of_each_row_fit_in_every_epoch_and_the_tighter_side_is_full(c
 
 
 @pytest.mark.parametrize("sides", [(64, 64), (256, 64), (96, 512)])
-@pytest.mark.parametrize("changes", [{}, {"random_roll": True, "noise_density": 0.5}, {"objective": "prefix_lm", "name": "s"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"random_roll": True, "noise_density": 0.5}, {"objective": "prefix_lm", "name": "s"}]
+)
 def test_the_longest_segment_is_that_of_which_both_sides_fit(sides, changes):
     documents = {"prepend_bos": True}
     table = recipe("x.jsonl", [SPANS | changes, PREFIX], *sides, documents=documents)
