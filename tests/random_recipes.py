@@ -163,6 +163,22 @@ def recipe_of(seed: int) -> dict[str, Any]:
     if chance.random() < 0.25:
         lengths = {"seq_lengths": sorted({seq_length, *chance.sample([32, 48, 72, 160, 400], 2)})}
         documents |= some("long", ["decompose"], 0.5)
+    if chance.random() < 0.15:  # rows of two sides, for tasks that have them
+        kept = [
+            t
+            for t in tasks
+            if t.get("objective", t.get("preset")) in ("prefix_lm", "span_corruption", "t5", "ul2", "ul2r")
+        ]
+        tasks = kept or [{"preset": "t5"}]
+        sides = {f"{side}_length": chance.choice([32, 48, 64, 128]) for side in ("encoder", "decoder")}
+        packing |= {**sides, "algorithm": "best_fit", "pad_seq_to_mult": 1}
+        documents["min_tokens"] = max(3, documents.get("min_tokens", 3))
+        seq_length, lengths, sources = (
+            sum(sides.values()),
+            {},
+            [{k: v for k, v in s.items() if k != "tasks"} for s in sources],
+        )
+        documents.pop("long", None)
     return {
         "seq_length": seq_length,
         **lengths,
@@ -214,7 +230,7 @@ def _task(chance: random.Random, number: int) -> dict[str, Any]:
     objective, parameters = chance.choice(
         [
             ("causal", {}),
-            ("prefix_lm", some("sentinel", [True])),
+            ("prefix_lm", {**some("sentinel", [True]), **some("eos_after_inputs", [True])}),
             (
                 "span_corruption",
                 {
@@ -222,6 +238,7 @@ def _task(chance: random.Random, number: int) -> dict[str, Any]:
                     **some("mean_span_length", [1, 2.5, 8, 64]),
                     **some("random_roll", [True]),
                     **some("too_many_spans", ["split", "lower"]),
+                    **some("eos_after_inputs", [True]),
                 },
             ),
             (

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from packprep.building.ledger import ENCODER
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import is_count
@@ -96,7 +97,8 @@ def removed_segments(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 def blanked(
     tasks: Sequence[Task], arrays: Mapping[str, np.ndarray], table: SegmentTable, which: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The arrays of a shard without the segments `which`, bool[m]: pad ids, no loss, and no prefix where that is their own.
+    """The arrays of a shard without the segments `which`, bool[m]: pad ids, no loss, and no prefix where that is their own and
+    fills no side of a row.
 
     table: all segments, in row order.
     """
@@ -108,7 +110,7 @@ def blanked(
         for name, value in zip(names[:3], (tasks[0].ids.pad, tasks[0].ids.pad, 0), strict=True):
             if name in made:
                 made[name][row, slots] = value
-    own_prefix = np.array([RULES[task.objective.attention].ahead == "prefix" for task in tasks])
+    own_prefix = np.array([RULES[task.objective.attention].ahead == "prefix" and not task.keeps_prefix for task in tasks])
     made["segment_prefix"][which & own_prefix[arrays["segment_task"]]] = 0
     made["segment_removed"][which] = 1
     return made
@@ -130,7 +132,8 @@ def without(
     once = gone.slots // np.array([own.objective.copies for own in plan.tasks])[task]
     kinds = np.array([own.objective.added for own in plan.tasks])[task]
     more = gone.eos + gone.copy
-    between = once - gone.n - more - gone.bos - mode[task]
+    after = np.array([int(own.parameters.get("eos_after_inputs", False)) for own in plan.tasks])[task]
+    between = once - gone.n - more - after - gone.bos - mode[task]
     for s, source in enumerate(plan.sources):
         own = columns[0] == s
         if not own.any():
@@ -143,11 +146,11 @@ def without(
         tokens["dropped"][REMOVED] = tokens["dropped"].get(REMOVED, 0) + n
         slots["used"] -= n
         slots["padding"] += int(gone.slots[own].sum())
-        ends = min(int(eos[own].sum()), added["eos"])
+        ends = min(int(eos[own].sum()), added["eos"] - int(after[own].sum()))
         for kind, k in {
             "bos": int(gone.bos[own].sum()),
             "mode": int(mode[task][own].sum()),
-            "eos": ends,
+            "eos": ends + int(after[own].sum()),
             "copy": int(more[own].sum()) - ends + int((gone.slots - once)[own].sum()),
             **{kind: int(between[own & (kinds == kind)].sum()) for kind in ("sentinel", "fim")},
         }.items():
@@ -157,6 +160,8 @@ def without(
         own, by_task = task == t, ledger["tasks"][of_task.name]
         for key, lost in (("segments", own.sum()), ("tokens", gone.n[own].sum()), ("slots", gone.slots[own].sum())):
             by_task[key] -= int(lost)
+    if ENCODER in ledger:
+        ledger[ENCODER] -= int(arrays["segment_prefix"][which].sum(dtype=np.int64))
     return blanked(plan.tasks, arrays, table, which), ledger, uses
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from packprep.dataset.attention import RULES
 from packprep.documents.reading import Documents
 from packprep.documents.supervision import ANYWHERE
 from packprep.errors import RecipeError
@@ -54,6 +55,28 @@ def with_kept_pivots(tasks: Sequence[Task], table: SegmentTable, ranges: np.ndar
         if len(kept) and task.objective.token_slots is not None:
             first_trained[kept] = task.objective.token_slots(task, table.of(kept).bodies())[:, 0]
     return table._replace(first_trained=first_trained)
+
+
+def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """int64[m]: the leading slots that see each other both ways, by the objective's rule of attention."""
+    ahead = RULES[task.objective.attention].ahead
+    if ahead == "prefix":
+        assert task.objective.body_prefix is not None
+        return bos + task.mode + task.objective.body_prefix(task, bodies)
+    if ahead == "segment":
+        return slots
+    return np.full(len(slots), 0 if ahead == "never" else -1, np.int64)
+
+
+def inputs_of(tasks: Sequence[Task], table: SegmentTable) -> np.ndarray:
+    """int64[m]: the slots of the segments' prefixes, in the stored rows."""
+    inputs = np.zeros(len(table.task), np.int64)
+    for t, task in enumerate(tasks):
+        chosen = np.flatnonzero(table.task == t)
+        if len(chosen):
+            segments = table.of(chosen)
+            inputs[chosen] = expected_prefix(task, segments.bodies(), segments.bos, segments.slots)
+    return inputs
 
 
 class CutLimits(NamedTuple):

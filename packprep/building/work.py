@@ -134,7 +134,7 @@ def make_shard(
     with clock.stage("cut"):
         table, lost = cut(recipe, plan.tasks, documents, plan.cut_limits)
     with clock.stage("pack"):
-        table, last_row_padding = place(table, recipe)
+        table, last_row_padding = place(table, recipe, plan.tasks)
     for reason, tokens in ((UNTRAINED_SEGMENT, lost.untrained), (OTHER_LENGTH, lost.elsewhere)):
         for s, n in enumerate(np.bincount(documents.source, tokens, len(plan.sources)).astype(np.int64).tolist()):
             if n:

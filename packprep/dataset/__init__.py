@@ -9,5 +9,6 @@ order.py, redraw.py             which row of which dataset comes when; later epo
 mixture.py                      several datasets as one, by share
 boundaries.py                   where segments lie, by cu_seqlens or by ids
 attention.py                    attention rules, layouts for attention kernels
+encoder_decoder.py              a row as an encoder's and a decoder's
 ```
 """

@@ -50,6 +50,7 @@ class Reader:
     seq_length: int
     vocab_size: int
     token_dtype: np.dtype
+    encoder_length: int = 0
     what = "dataset"
     seq_lengths: tuple[int, ...] | None = None  # of each dataset, where they differ: then each step is of one
     samples_at_once: int | None = None  # how far to look ahead where that takes time; None: as far as one likes
@@ -131,13 +132,15 @@ class Reader:
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """tokens, labels, segment_ids, position_ids, loss_mask of one row, or the columns of `with_columns`: [T] each,
         writable copies."""
-        return {name: values[0] for name, values in self.batch([self._place(index)]).items()}
+        batch = self.batch([self._place(index)])
+        return {name: batch[name][0] for name in self._columns}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """A list of what ds[i] gives, views of one gathered batch; torch's DataLoader calls it."""
         items: list[dict[str, np.ndarray]] = [{} for _ in indices]
-        for name, values in self.batch(indices).items():
-            for item, row in zip(items, values, strict=True):
+        batch = self.batch(indices)
+        for name in self._columns:
+            for item, row in zip(items, batch[name], strict=True):
                 item[name] = row
         return items
 
@@ -166,9 +169,10 @@ class Reader:
         dtype: Any = None,
         epochs: Sequence[int] | np.ndarray | None = None,
         accelerate: str = "numpy",
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Any]:
         """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss), loss_weight_sum and row_cost
-        (Σn² over the row's segments of n slots) are [B].
+        (Σn² over the row's segments of n slots) are [B]. encoder_length: an int beside them, where the dataset has it, for
+        `packprep.dataset.encoder_decoder.split`.
 
         columns: names of COLUMNS (all, the default) and of MORE_COLUMNS; labels_k, loss_mask_k and loss_weights_k
         (k = 2 … 8) say of the token k slots ahead what labels, loss_mask and loss_weights say of the next one. dtype: of tokens,
@@ -180,7 +184,7 @@ class Reader:
         if columns is not None:
             names = self.checked_columns(columns)
         elif out is not None:
-            names = self.checked_columns(out)
+            names = self.checked_columns(name for name in out if name != "encoder_length")
         rows = self._places(indices)
         if epochs is not None:
             if len(epochs) != len(rows):
@@ -200,7 +204,7 @@ class Reader:
                 self._check_holds(name, out[name].dtype)
                 batch[name] = out[name]
         self._fill(found, batch, epochs, accelerate)
-        return batch
+        return {**batch, "encoder_length": self.encoder_length} if self.encoder_length else batch
 
     def _dtypes(self, dtype: Any, names: Sequence[str] = COLUMNS + MORE_COLUMNS) -> dict[str, np.dtype]:
         """Column → dtype, where `dtype` is asked for: one for all ids, or a mapping column → dtype."""

@@ -114,6 +114,19 @@ def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> 
     return begins(ids), ids.shape[-1] - library.flip(begins(library.flip(ids, (-1,))), (-1,))
 
 
+def meetings(query_ids: Any, key_ids: Any, where: Callable, searchsorted: Callable) -> tuple[Any, Any]:
+    """(begin, end), shaped as `query_ids`, [B, Q]: the keys of each query's segment, in slots of its row of `key_ids`, [B, K].
+
+    Ids count 1, 2, … in both, without gaps. Padding meets the row's first segment, so that no query is without keys, and in
+    a row of padding alone all. where, searchsorted: numpy's, torch's or jax.numpy's, the latter by row.
+
+        query_ids 1 2 2 0, key_ids 1 1 1 2 0   →   begin 0 3 3 0   end 3 4 4 3
+    """
+    last = where(key_ids > 0, key_ids, 1 << 30)
+    ids = where(query_ids > 0, query_ids, last[..., :1])
+    return searchsorted(last, ids), searchsorted(last, ids + 1)
+
+
 def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
     """(seqlens int32[B, max_segments], offsets int32[B, max_segments + 1]) of segment_ids [B, T] ([T] gives [·] each).
 

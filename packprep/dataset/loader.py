@@ -27,6 +27,7 @@ from packprep.dataset.manifest import (
     ShardEntry,
     StoredTask,
     columns_of,
+    encoder_length,
     first_rows,
     is_in_place,
     outline,
@@ -66,8 +67,8 @@ class Dataset(Reader):
     """The rows of a dataset on disk, in shard order; made by open_dataset.
 
     manifest: dataset.json as a dict. tasks: its task table. seq_length: slots of a row. vocab_size: rows that an
-    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. io: "mmap" or "pread". It may be pickled
-    (workers open it again), forked, and read by several threads.
+    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. encoder_length: as the recipe's; 0: none. io:
+    "mmap" or "pread". It may be pickled (workers open it again), forked, and read by several threads.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Dataset(Reader):
         self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
         self.manifest = manifest
         self.seq_length, self.vocab_size, self.pad_id = (manifest[k] for k in ("seq_length", "vocab_size", "pad_id"))
-        self.token_dtype = np.dtype(manifest["token_dtype"])
+        self.token_dtype, self.encoder_length = np.dtype(manifest["token_dtype"]), encoder_length(manifest)
         self.facts = Facts(str(directory), self.seq_length, self.pad_id, self.token_dtype, manifest["tasks"])
         self._first_row = first_rows(manifest)
         self._row_bounds, self._n_rows = np.array(self._first_row), self._first_row[-1]

@@ -371,6 +371,11 @@ def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
     return any(_counted(source, "slots", "weighted") for source in sources)
 
 
+def encoder_length(manifest: Mapping[str, Any]) -> int:
+    """The slots of a row that its segments' prefixes fill at most, where an encoder reads them; 0: rows are not packed so."""
+    return _counted(manifest["recipe"], "packing", "encoder_length")
+
+
 def drawn_tasks(manifest: Manifest) -> list[StoredTask]:
     """The tasks of which the dataset has segments, by the ledger; all that it does not count."""
     counted = _members(manifest["ledger"], "tasks")

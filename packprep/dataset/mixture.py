@@ -32,8 +32,8 @@ class Mixture(Reader):
     datasets: each as a Dataset of its own, with its tasks, sources and manifest. counts: int64[D], samples of each in a
     cycle, or the Schedule of shares that change. shares: float64[D], what they come to; of a schedule float64[points, D].
     vocab_size, pad_id: as all of them have. seq_length: the longest; where they differ, seq_lengths has that of each dataset, and
-    each step is of one. token_dtype: the widest. max_epochs: of each dataset, or None. It may be pickled, forked, and read by
-    several threads, as a Dataset.
+    each step is of one. encoder_length: 0 where they differ. token_dtype: the widest. max_epochs: of each dataset, or
+    None. It may be pickled, forked, and read by several threads, as a Dataset.
     """
 
     what = "mixture"
@@ -49,6 +49,8 @@ class Mixture(Reader):
             self.samples_at_once = order.SCHEDULED_AT_ONCE
         else:
             self.shares = counts / counts.sum()
+        encoders = {dataset.encoder_length for dataset in datasets}
+        self.encoder_length = encoders.pop() if len(encoders) == 1 else 0
         first = datasets[0]
         self.vocab_size, self.pad_id = first.vocab_size, first.pad_id
         self.token_dtype = np.result_type(*(dataset.token_dtype for dataset in datasets))

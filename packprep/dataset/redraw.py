@@ -21,8 +21,8 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, put_clean
 from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
 from packprep.dataset.rows import Segments, fill, own_dtype
+from packprep.dataset.token_slots import EOS_AFTER_INPUTS, ROLES, SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
 from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
-from packprep.dataset.token_slots import ROLES, SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
 from packprep.format.tokenizer_json import continuing, flags_of
@@ -96,10 +96,14 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
             "without redraw; a recipe's repeat gives each use of a document chance of its own"
         )
     special = _special_ids(manifest)
+    has_sides = bool(manifest["recipe"].get("packing", {}).get("encoder_length"))
     for task in manifest["tasks"]:
         mode = int(task["mode_token"] is not None)
         if task["objective"] in TOKEN_LAWS:
             token_law = TOKEN_LAWS[task["objective"]]
+            if has_sides and not token_law.keeps_prefix:  # which would not fit its side
+                by_task.append(None)
+                continue
             own = _read_parameters(token_law, task, manifest["made_with"])
             if len(special.sentinels) < token_law.sentinels(own):
                 raise DatasetError(
@@ -152,14 +156,14 @@ def _special_ids(manifest: Manifest) -> SpecialIds:
         raise DatasetError(
             f"redraw: the manifest's sentinels are no list of ids below vocab_size {manifest['vocab_size']}"
         )
-    fim = {role: specials.get(role, -1) for role in ROLES}
-    for role, id in fim.items():
+    roles = {role: specials.get(role, -1) for role in ("eos", *ROLES)}
+    for role, id in roles.items():
         if not isinstance(id, int) or id >= manifest["vocab_size"]:
             raise DatasetError(
                 f"redraw: the manifest's {role} is {id!r} and should be an id below vocab_size {manifest['vocab_size']}"
             )
-    pre, mid, suf = fim.values()
-    return SpecialIds(np.array(sentinels, np.int64), (pre, mid, suf), np.zeros(0, np.uint8))
+    eos, pre, mid, suf = roles.values()
+    return SpecialIds(np.array(sentinels, np.int64), (pre, mid, suf), np.zeros(0, np.uint8), eos)
 
 
 def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes]) -> np.ndarray:
@@ -448,7 +452,12 @@ def _supervised(laws: Laws, segments: Segments, header: Mapping[str, Any]) -> np
     if "trained_ranges" in segments.places[0][0].layout:
         segment, ranges, _ = segments.trained()
         added = np.array(
-            [int(law.parameters.get("sentinel", 0)) if isinstance(law, MovedTask) else 0 for law in laws.by_task]
+            [
+                sum(int(law.parameters.get(name, 0)) for name in ("sentinel", EOS_AFTER_INPUTS.name))
+                if isinstance(law, MovedTask)
+                else 0
+                for law in laws.by_task
+            ]
         )
         body = header["before"] + header["tokens"].astype(np.int64) + added[segments.column("task")]
         stays[:] = np.bincount(segment, minlength=len(stays)) != 1

@@ -93,8 +93,19 @@ def row_with(data: OpenedDataset, number: int, rebuilt: Sequence[str], epoch: in
         "slots": slots,
         "padding": dataset.seq_length - slots,
         "trained": int(view.loss_mask.sum()),
+        **_sides(dataset, segments),
         "segments": segments,
     }
+
+
+def _sides(dataset: Dataset, segments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The slots that a row's segments take of each side and how many it has, where rows have two."""
+    if not dataset.encoder_length:
+        return {}
+    lengths = dataset.encoder_length, dataset.seq_length - dataset.encoder_length
+    inputs = sum(segment["prefix"] for segment in segments)
+    used = inputs, sum(segment["slots"] for segment in segments) - inputs
+    return {side: [used[i], lengths[i]] for i, side in enumerate(("encoder", "decoder"))}
 
 
 def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
@@ -210,9 +221,10 @@ def print_row(row: Mapping[str, Any]) -> None:
 
 def _draw(page: Page, row: Mapping[str, Any]) -> None:
     page.wrap(f"row {row['row']:,} of {row['rows']:,} · {_stored_at(row)}", HEAD)
+    sides = "".join(f" · {name} {row[name][0]:,} of {row[name][1]:,}" for name in ("encoder", "decoder") if name in row)
     page.wrap(
         f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
-        f"{row['padding']:,} padding · {row['trained']:,} trained"
+        f"{row['padding']:,} padding · {row['trained']:,} trained{sides}"
     )
     if row["lacks"]:
         page.put(f"no row with a segment of every task was found; this one lacks {', '.join(row['lacks'])}")
@@ -401,7 +413,7 @@ def _spans(
         if noise[begin]:
             input_slot = int(slots[begin - 1]) + 1 if begin else body
             target_slot = int(slots[begin]) - 1
-            if not input_slot < inputs_end <= target_slot:
+            if not input_slot < inputs_end <= target_slot or row[input_slot] != row[target_slot]:
                 continue  # the text goes on
             (sentinel,) = data.texts.pieces([int(row[target_slot])])
             text = "".join(piece.text for piece in data.texts.pieces(ids[begin:end].tolist()))

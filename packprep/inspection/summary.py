@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import APART, is_ledger
+from packprep.building.ledger import APART, ENCODER, is_ledger
 from packprep.building.run import Outcome
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest, read_manifest
@@ -14,7 +14,7 @@ from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.format.json_files import MANIFEST_NAME, shard_name
 from packprep.inspection.terminal import HEAD, Page, page
-from packprep.inspection.text import counted, size_of
+from packprep.inspection.text import counted, sides_in_words, size_of
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 
 MOST_SHARDS = 32  # that are read for lengths and loss
@@ -104,6 +104,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
         "utilisation": {
             "all_rows": _share(content, ledger["row_slots"]),
             "without_last_rows": _share(content - in_last_rows, ledger["row_slots"] - last_rows * seq_length),
+            **_of_sides(manifest, content),
         },
         "vocab_size": manifest["vocab_size"],
         "token_dtype": manifest["token_dtype"],
@@ -301,6 +302,15 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         _draw_lengths(page, s)
 
 
+def _of_sides(manifest: Manifest, content: int) -> dict[str, float | None]:
+    """The share of each side's slots that is filled, where rows have two."""
+    ledger, packing = manifest["ledger"], manifest["recipe"]["packing"]
+    if ENCODER not in ledger:
+        return {}
+    of_sides = ("encoder", ledger[ENCODER]), ("decoder", content - ledger[ENCODER])
+    return {name: _share(used, ledger["rows"] * packing[f"{name}_length"]) for name, used in of_sides}
+
+
 def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     documents, tokens, slots, fill = s["documents"], s["tokens"], s["slots"], s["utilisation"]
     rejected, dropped = documents["rejected"], tokens["dropped"]
@@ -317,7 +327,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("documents", f"{documents['read']:,} read, {documents['used']:,} used{_listed(', rejected: ', rejected)}"),
         ("tokens", f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}{apart}"),
         ("slots", f"{slots['total']:,}: {slots['used']:,} tokens{_listed(', added: ', slots['added'])}{inside}"),
-        ("utilisation", f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows{last}"),
+        ("utilisation", f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows{last}{sides_in_words(fill)}"),
         ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}, by engine {engine_name}"),
         ("fingerprint", s["fingerprint"]),
     ]

@@ -81,6 +81,8 @@ class Twin:
         self.plan, self.recipe = plan, recipe
         self.shards, self.seq_length = plan["shards"], recipe["seq_length"]
         documents, self.packing = recipe["documents"], recipe["packing"]
+        both = [self.packing.get(f"{side}_length", 0) for side in ("encoder", "decoder")]
+        self.sides = both if both[0] else None
         self.roles: dict[str, int] = vocabulary["roles"]
         special = set(vocabulary["special_ids"])
         self.ordinary = [i for i in range(vocabulary["vocab_size"]) if i not in special]
@@ -104,6 +106,7 @@ class Twin:
             "tasks": self.tasks,
             "max_segments": self.packing["max_segments_per_row"],
             "pad": self.packing["pad_seq_to_mult"],
+            "sides": self.sides,
             "capacities": {},
             "lengths": recipe.get("seq_lengths") or [self.seq_length],
             "capacities_of": {},
@@ -131,6 +134,8 @@ class Twin:
 
     def _task(self, number: int, task: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {**task["parameters"], "sentinels": self.plan["vocabulary"]["sentinels"]}
+        if parameters.get("eos_after_inputs"):
+            parameters["input_eos"] = [self.roles["eos"]]
         kind = objectives.of(task["objective"])
         if hasattr(kind, "with_ids"):
             parameters = kind.with_ids(parameters, self.roles, self.tokenizer)
@@ -268,11 +273,19 @@ def laid_out(twin: Twin, documents: Sequence[Document]) -> list[list[Segment]]:
         segments, row = _laid_end_to_end(twin, documents)
     else:
         segments = [segment for document in documents for segment in segments_of(twin, document)]
-        multiple = twin.packing["pad_seq_to_mult"]
-        lengths = [-(-slots_of(twin, segment) // multiple) * multiple for segment in segments]
-        row, _ = cutting.pack(lengths, twin.seq_length, twin.packing["algorithm"], twin.packing["max_segments_per_row"])
+        row = _packed(twin, segments)
     keys = [segment.key for segment in segments]
     return [[segments[i] for i in members] for members in ordered_rows(row, keys, twin.packing["algorithm"])]
+
+
+def _packed(twin: Twin, segments: Sequence[Segment]) -> list[int]:
+    slots, most = [slots_of(twin, segment) for segment in segments], twin.packing["max_segments_per_row"]
+    if twin.sides:
+        inputs = [inputs_of(twin, segment) for segment in segments]
+        return cutting.pack_sides(inputs, [a - b for a, b in zip(slots, inputs, strict=True)], twin.sides, most)
+    multiple = twin.packing["pad_seq_to_mult"]
+    lengths = [-(-n // multiple) * multiple for n in slots]
+    return cutting.pack(lengths, twin.seq_length, twin.packing["algorithm"], most)[0]
 
 
 def _laid_end_to_end(twin: Twin, documents: Sequence[Document]) -> tuple[list[Segment], list[int]]:
@@ -307,6 +320,13 @@ def slots_of(twin: Twin, segment: Segment) -> int:
     return objectives.law(facts["objective"], segment.n + segment.copy, facts)
 
 
+def inputs_of(twin: Twin, segment: Segment) -> int:
+    """The slots of its prefix."""
+    facts = facts_of(twin, segment)
+    _, inputs = objectives.of(facts["objective"]).body([0] * (segment.n + segment.copy), facts)
+    return len(objectives.head_and_tail(facts)[0]) + inputs
+
+
 def render(
     twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool, epoch: int
 ) -> Rendered:
@@ -319,7 +339,11 @@ def render(
         objectives.is_in_place(facts_of(twin, segment)["objective"]),
     )
     return one._replace(
-        slots=nothing, labels=nothing, loss=[0] * len(nothing), prefix=one.prefix if in_place else 0, removed=True
+        slots=nothing,
+        labels=nothing,
+        loss=[0] * len(nothing),
+        prefix=one.prefix if in_place or twin.sides else 0,
+        removed=True,
     )
 
 
@@ -332,7 +356,10 @@ def _render(
     whether the
     shard has a document that says what of it is trained.
     """
-    facts, document = {**facts_of(twin, segment), "epoch": epoch}, segment.document
+    facts, document = facts_of(twin, segment), segment.document
+    if twin.sides and hasattr(objectives.of(facts["objective"]), "PREFIX_MOVES"):
+        epoch = 0
+    facts["epoch"] = epoch
     if epoch and document.trained is not None and not objectives.is_in_place(facts["objective"]):
         stored = _render(twin, segment, in_row, number_in_row, supervised, 0)
         if len(stored.trainable) != 1:  # of several weights, or in parts: these slots are in the shard for good
@@ -362,7 +389,7 @@ def _render(
             trains_end = eos and cutting.trains(document.trained, last, segment.start, rest)
             of_end = document.trained.eos if trains_end else 0.0
         of_document = (segment.start, segment.copy, spans)
-        pivot = prefix - len(head) if shift else 0
+        pivot = prefix - len(head) - len(task["parameters"].get("input_eos", ())) if shift else 0
         trainable = cutting.trainable(len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift)
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array_tasks import share_of
-from packprep.building.ledger import WEIGHTED, add_ledgers
+from packprep.building.ledger import ENCODER, WEIGHTED, add_ledgers
 from packprep.building.plan import Plan, at_text, check_law, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
+from packprep.building.removal import removed_segments
 from packprep.building.run import Progress
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
@@ -91,6 +92,7 @@ PROMISES = {
     "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
     "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
     "P23": "of documents that removed.json lists no token is left and nothing is trained, and no other segment is marked so",
+    "P24": "the prefixes of a row fit encoder_length and what follows them decoder_length, where rows have two sides",
 }
 """Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
 
@@ -418,6 +420,10 @@ def _check_counts(
             faults.add("P16", name, f"source {source}: the ledger's counts are not those of the arrays, {counted}")
     if ledger["rows"] != len(arrays["row_offsets"]) - 1:
         faults.add("P16", name, "the ledger's rows are not the shard's", value=ledger["rows"])
+    prefix = arrays["segment_prefix"][~removed_segments(arrays)]
+    inputs = None if plan.recipe.packing.sides is None else int(prefix.sum(dtype=np.int64))
+    if ledger.get(ENCODER) != inputs:
+        faults.add("P16", name, f"the arrays hold {inputs} {ENCODER}", value=ledger.get(ENCODER))
 
 
 def print_report(report: dict[str, Any]) -> None:

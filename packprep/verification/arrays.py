@@ -11,8 +11,8 @@ import numpy as np
 from packprep.building.ledger import WEIGHTED, weighted_slots
 from packprep.building.plan import Plan
 from packprep.building.removal import removed_segments
-from packprep.building.render import draw_noise, expected_prefix, target_of
-from packprep.building.segments import SegmentTable
+from packprep.building.render import draw_noise, target_of
+from packprep.building.segments import SegmentTable, expected_prefix
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import (
     fill_slots,
@@ -123,6 +123,8 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     check_slots(plan, arrays, stored, next_token, file, faults)
     if not _check_law(plan, arrays, stored, file, faults, epoch):
         return False
+    if recipe.packing.sides is not None:
+        _check_sides(recipe.packing.sides, arrays, row, slots, file, faults)
     blocks = check_noise(plan, arrays, stored, file, faults, epoch)
     if WEIGHTS in arrays:
         _check_weights(plan, arrays, stored, blocks, file, faults)
@@ -154,6 +156,27 @@ def _check_removed(
             for t in np.flatnonzero(values != should)[:1]:
                 message = f"segment {g}: {name} of a document that was removed"
                 faults.add("P23", file, message, int(row[g]), part.start + int(t), values[t].item())
+
+
+def _check_sides(
+    sides: tuple[int, int],
+    arrays: Mapping[str, np.ndarray],
+    row: np.ndarray,
+    slots: np.ndarray,
+    file: str,
+    faults: Faults,
+) -> None:
+    """P24."""
+    prefix, rows = arrays["segment_prefix"].astype(np.int64), len(arrays["row_offsets"]) - 1
+    for name, most, part in (("encoder", sides[0], prefix), ("decoder", sides[1], slots - prefix)):
+        for g in np.flatnonzero(part < 1)[:MAX_LISTED]:
+            faults.add("P24", file, f"segment {g} has no slot of the {name}", int(row[g]), value=int(part[g]))
+        used = np.zeros(rows, np.int64)
+        np.add.at(used, row, part)
+        for r in np.flatnonzero(used > most)[:MAX_LISTED]:
+            faults.add(
+                "P24", file, f"its segments take more than the {most} slots of the {name}", int(r), value=int(used[r])
+            )
 
 
 def _with_derived(
@@ -316,7 +339,7 @@ def _check_law(
         if len(of_task):
             prefix[of_task] = expected_prefix(task, stored.of(of_task).bodies(epoch), bos[of_task], slots[of_task])
             if RULES[task.objective.attention].ahead == "prefix":
-                prefix[of_task[removed[of_task]]] = 0
+                prefix[of_task[removed[of_task] & (not task.keeps_prefix)]] = 0
     for name, has, place, should in (
         ("bos", bos == 1, at, roles.get("bos", -1)),
         ("mode token", mode >= 0, at + bos, mode),

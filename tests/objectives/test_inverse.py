@@ -56,7 +56,7 @@ def check_inverse(table, documents):
         return False  # parameters that do not go together, or leave no room in a row
     segments, lost = cut(recipe, tasks, documents)
     assert not lost.untrained.any()
-    segments, _ = place(segments, recipe)
+    segments, _ = place(segments, recipe, tasks)
     arrays = render(tasks, documents, segments, recipe.seq_length, recipe.packing.pad_seq_to_mult)
     plan = SimpleNamespace(recipe=recipe, tasks=tasks, vocabulary=SimpleNamespace(roles={"eos": made.EOS}))
     stored = stored_segments(plan, arrays)

@@ -119,7 +119,7 @@ def test_a_signed_copy_has_no_faults(directory):
 
 
 def test_every_promise_has_a_number_and_words():
-    assert list(PROMISES) == [f"P{i + 1}" for i in range(23)]
+    assert list(PROMISES) == [f"P{i + 1}" for i in range(24)]
 
 
 # P1, P2
@@ -970,3 +970,27 @@ def test_p20_offsets_of_blocks_that_do_not_ascend(mixed_directory, at, value):
         arrays["block_offsets"][at] = value
     (fault,) = faults_of(mixed_directory)
     assert fault["promise"] == "P20" and "block_offsets does not ascend" in fault["message"]
+
+
+def test_p24_a_segment_in_a_row_whose_encoder_has_no_room_for_it(tmp_path):
+    """The first segment of a row stands behind the last one of the row before, where the decoder's side has room."""
+    directory = builds.two_sided(tmp_path, 64, 64)
+    with resigned(directory) as arrays:
+        _, begin, end = places_of(arrays)
+        first, cu = arrays["row_offsets"], arrays["cu_seqlens"]
+        used = [int(end[g - 1]) for g in first[1:]]
+        r = next(
+            r for r in range(1, len(first) - 2) if used[r - 1] + end[first[r]] <= 128 and first[r + 1] - first[r] > 1
+        )
+        g, n, at = int(first[r]), int(end[first[r]]), used[r - 1]
+        for name, padding in (("tokens", PAD), ("segment_ids", 0), ("loss_mask", 0)):
+            before, own = arrays[name][r - 1], arrays[name][r]
+            before[at : at + n] = own[:n]
+            own[:] = [*own[n:], *[padding] * n]
+        arrays["segment_ids"][r - 1, at : at + n] = g - first[r - 1] + 1
+        arrays["segment_ids"][r][arrays["segment_ids"][r] > 0] -= 1
+        cu[g + r] = at + n  # where the row's 0 stood
+        cu[g + r + 1 : first[r + 1] + r + 1] -= n
+        first[r] += 1
+        inputs = int(arrays["segment_prefix"][first[r - 1] : g + 1].sum())
+    assert_only(faults_of(directory), "P24", row=r - 1, value=inputs, words="more than the 64 slots of the encoder")

@@ -26,9 +26,11 @@ and, where they are needed,
     COPIES                          how often the slots stand in the row
     labels(slots, task, pad)        what the slots predict, where that is not each itself
     SUPERVISED                      True: documents that say what of them is trained may draw it
+    PREFIX_MOVES                    where a prefix is not as long in every epoch
     completed(parameters)           the parameters with what follows from them
     with_ids(parameters, roles, tokenizer)   the parameters with ids of the vocabulary
     fits(n, parameters)             whether n tokens need no more than there is
+    sides(n, facts)                 the most slots of a body's prefix, and of what follows it
     differences(task, drawable)     what is wrong with what the plan worked out for a task
 """
 
