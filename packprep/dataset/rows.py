@@ -203,10 +203,8 @@ class Segments:
     # What is not stored, [size] each
 
     def next_token_loss_mask(self) -> np.ndarray:
-        """Where all segments are of next-token tasks, and no range limits what is trained."""
-        return next_token_loss_mask(
-            self.at, self.slots, np.where(self.removed, self.slots, self.column("prefix")), self.size
-        )
+        prefix = np.where(self.removed, self.slots, self.column("prefix"))
+        return next_token_loss_mask(self.at, self.slots, prefix, self.size)
 
     def position_ids(self) -> np.ndarray:
         at, slots = self.at.astype(np.int32), self.slots
@@ -285,9 +283,8 @@ class Segments:
         lead = 1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (np.array(which) - np.arange(len(which))) * self.facts.seq_length  # from own rows to these
-        return fill_slots(
-            (own.at + moved[own.row])[segment] + begins, ends - begins, own.weights_of_ranges(parts), 1, self.size
-        )
+        at = (own.at + moved[own.row])[segment] + begins
+        return fill_slots(at, ends - begins, own.weights_of_ranges(parts), 1, self.size)
 
     def costs(self, attention: float = 1, linear: float = 0) -> np.ndarray:
         """float64, one for each row: attention · Σn² + linear · Σn over its segments of n slots; exact below 2⁵³."""

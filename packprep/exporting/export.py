@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from packprep.building.ledger import is_ledger
 from packprep.building.plan import Plan, open_plan
 from packprep.building.processes import Do, in_processes
+from packprep.building.removal import REMOVED
 from packprep.building.run import Progress
 from packprep.dataset.manifest import LATER, Manifest, read_manifest
 from packprep.dataset.shard import Shard, shard_of
@@ -186,7 +187,7 @@ def say_what_documents_lack(exporting: Exporting) -> None:
     truncated = dropped = 0
     for source in exporting.manifest["ledger"].get("sources", {}).values():
         truncated += source["tokens"]["truncated"]
-        dropped += sum(source["tokens"]["dropped"].values())
+        dropped += sum(n for reason, n in source["tokens"]["dropped"].items() if reason != REMOVED)
     if truncated or dropped:
         exporting.progress.say(
             f"{truncated + dropped:,} tokens that the recipe truncated ({truncated:,}) or dropped ({dropped:,}) are not in "
