@@ -149,15 +149,10 @@ def example(
     from packprep.building.render import render_rows
     from packprep.building.segments import SegmentTable
     from packprep.documents.supervision import Conversation, trained_tokens, training_columns
-    from packprep.objectives import REGISTRY
-    from packprep.objectives.objective import Bodies, BodySlots, Ids, Task
+    from packprep.objectives.objective import Bodies, BodySlots
 
-    record = REGISTRY[objective]
-    settings = {parameter.name: parameter.default for parameter in record.parameters} | given
-    sentinels = np.arange(FIRST_SENTINEL, FIRST_SENTINEL + 20, dtype=np.int32)
-    ids = Ids(128, 0, 1, EOS, MASK, sentinels, FIM, (*range(10), *range(MODE, 128)))
-    resolved = record.resolve(settings, ids) if record.resolve else {}
-    task = Task(objective, record, 1.0, settings, MODE if mode else -1, ids, resolved)
+    task = _task(objective, mode, given)
+    record, settings = task.objective, task.parameters
     tokens = np.arange(10, 10 + n, dtype=np.uint16)
     one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
     training = None
@@ -175,7 +170,8 @@ def example(
     targets = made["labels"][0] if task.in_place else np.append(row[1:], 0)
     restored = np.zeros(n, np.uint16)
     if task.in_place:
-        restored[:] = targets[task.mode : task.mode + n]
+        half = width // record.copies if record.copies > 1 else 0  # where x_0 lies
+        restored[:] = (row if half else targets)[half + task.mode : half + task.mode + n]
     else:
         assert record.restore is not None
         assert record.restore(task, BodySlots(none, bodies, one * task.mode), row, restored).all()
@@ -211,6 +207,53 @@ def example(
         lines.append(f"level {made['segment_noise'][0]:.3f}, loss weight {made['segment_loss_weight'][0]:.3f}")
     lines.append(f"{width} slots, prefix {prefix}, restored: {' '.join(map(str, restored))}")
     return _fenced("\n".join(line.rstrip() for line in lines))
+
+
+def _task(objective: str, mode: bool, given: Mapping[str, Any]) -> Any:
+    """A task of the examples."""
+    from packprep.objectives import REGISTRY
+    from packprep.objectives.objective import Ids, Task
+
+    record = REGISTRY[objective]
+    settings = {parameter.name: parameter.default for parameter in record.parameters} | given
+    sentinels = np.arange(FIRST_SENTINEL, FIRST_SENTINEL + 20, dtype=np.int32)
+    ids = Ids(128, 0, 1, EOS, MASK, sentinels, FIM, (*range(10), *range(MODE, 128)))
+    resolved = record.resolve(settings, ids) if record.resolve else {}
+    return Task(objective, record, 1.0, settings, MODE if mode else -1, ids, resolved)
+
+
+def block_laws() -> str:
+    """x_t of one segment under each law of block diffusion, and what is trained there."""
+    from packprep.building.render import render_rows
+    from packprep.building.segments import SegmentTable
+
+    n, key, one, none = 11, 7, np.ones(1, np.int64), np.zeros(1, np.int64)
+    tokens, lines = np.arange(10, 10 + n, dtype=np.uint16), []
+    for given, epochs in (
+        ({}, (0,)),
+        ({"noise": "all", "shift": True}, (0,)),
+        ({"noise": "position"}, (0,)),
+        ({"canvas": "uniform", "weighting": "none"}, (0,)),
+        ({"complementary": True, "shift": True}, (0, 1)),
+    ):
+        task = _task("block_diffusion", False, {"block_length": 6, **given})
+        table = SegmentTable(
+            none, none, one * n, none, none, one, np.array([key], np.uint64), none, -one, one * 2 * (n + 1), none, none
+        )
+        for epoch in epochs:
+            made = render_rows([task], table, none, tokens, None, 2 * (n + 1), np.dtype(np.uint16), epoch)
+            named = ", ".join(f"{name} = {_toml(value, '')}" for name, value in given.items()) or "as above"
+            row, labels, loss = (made[name][0][: n + 1] for name in ("tokens", "labels", "loss_mask"))
+            trained = [f"{label}" if on else "." for label, on in zip(labels, loss, strict=True)]
+            levels = ", ".join(f"{level:.3f}" for level in made["block_noise"])
+            weights = ", ".join(f"{weight:.3f}" for weight in made["block_loss_weight"])
+            in_epoch = f", epoch {epoch}" if len(epochs) > 1 else ""
+            lines += [f"{named}{in_epoch}: levels {levels}, weights {weights}"]
+            lines += [f"{name:<11}" + "".join(f"{cell:>4}" for cell in cells) for name, cells in (
+                ("x_t", row), ("trained on", trained)
+            )]  # fmt: skip
+            lines.append("")
+    return _fenced("\n".join(line.rstrip() for line in lines[:-1]))
 
 
 def lengths(objective: str, sizes: Sequence[int], settings: Sequence[Mapping[str, float]]) -> str:
@@ -284,7 +327,9 @@ def arrays() -> str:
     names = {10: "rows", 20: "segments", 8: "seq_length", 40: "blocks", 70: "ranges", 2: "2"}
     names |= {11: "rows + 1", 21: "segments + 1", 30: "segments + rows"}
     names |= {50: "places", 51: "places + 1", 60: "bytes"}
-    full = layout(10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70, weighted=True, media=(50, 60))
+    full = layout(
+        10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70, weighted=True, media=(50, 60), removed=True
+    )
     rows = []
     for name, (dtype, shape) in full.items():
         kind = "u16 or i32" if name in ("tokens", "labels") else f"{dtype.kind}{8 * dtype.itemsize}"
@@ -324,6 +369,7 @@ _MEANINGS = {
     "segment_task": "index into the manifest's tasks; the last is `too_short`",
     "segment_source": "index into the manifest's sources",
     "segment_repeat": "which use of the document this is: 0, 1, …",
+    "segment_removed": "1 where the document [was removed](#p23); only in shards that have one",
 }
 
 # scale.md
@@ -408,6 +454,7 @@ PARTS: dict[str, Callable[[], str]] = {
             "verify",
             "inspect",
             "export",
+            "remove",
             "slurm",
             "warm",
             "schema",
@@ -447,13 +494,14 @@ PARTS: dict[str, Callable[[], str]] = {
     ),
     "example uniform_diffusion": lambda: example("uniform_diffusion", 12, 3, schedule="flip", noise_range=(0.2, 0.4)),
     "example block_diffusion": lambda: example("block_diffusion", 6, 4, mode=False, block_length=3),
+    "block laws": block_laws,
     "example supervised causal": lambda: example("causal", 12, 0, mode=False, spans=((3, 5), (9, 12))),
     "example supervised prefix_lm": lambda: example("prefix_lm", 12, 0, spans=((3, 5), (9, 12))),
     "example supervised masked_diffusion": lambda: example(
         "masked_diffusion", 12, 2, mode=False, spans=((3, 5), (9, 12))
     ),
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
-    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 24)},
+    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 26)},
     "promises": promises,
     "vectors": vectors,
     "arrays": arrays,

@@ -187,3 +187,28 @@ def permute(index, size, key):
         result[outside] = step(result[outside], some[0], some[1:])
         outside = result >= size
     return result.astype(np.int64)
+
+
+LN_2 = 0.6931471805599453
+
+
+def exponentials(words: np.ndarray) -> np.ndarray:
+    """float64: −ln((2 w + 1) / 2³³) of 32-bit words, to 1e-11, by + − × ÷ alone: the same on every machine."""
+    mantissa, exponent = np.frexp(2.0 * words + 1.0)
+    z = (mantissa - 1.0) / (mantissa + 1.0)  # ln m = 2 (z + z³/3 + z⁵/5 + …), |z| ≤ 1/3
+    square, series = z * z, np.zeros(len(z))
+    for n in range(21, 0, -2):
+        series = series * square + 1.0 / n
+    return (33 - exponent) * LN_2 - 2.0 * z * series
+
+
+def power_of_half(x: np.ndarray) -> np.ndarray:
+    """float64: 2⁻ˣ, x ≥ 0 cut to multiples of 2⁻³², by √ and × alone."""
+    whole = np.floor(x)
+    rest, factor, result = x - whole, 0.5, np.ones(len(x))
+    for _ in range(32):
+        rest, factor = 2.0 * rest, float(np.sqrt(factor))
+        bit = rest >= 1.0
+        result = np.where(bit, result * factor, result)
+        rest = rest - bit
+    return np.ldexp(result, -whole.astype(np.int64))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.building.plan import Plan
+from packprep.building.removal import removed_segments
 from packprep.building.render import render
 from packprep.building.segments import SegmentTable, cut, table_of, with_kept_pivots
 from packprep.dataset.boundaries import boundaries
@@ -105,7 +106,8 @@ class RestoredTokens(NamedTuple):
 def restore(
     plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, chosen: np.ndarray, epoch: int = 0
 ) -> RestoredTokens:
-    """The tokens that the chosen segments were made of, by their objectives' inverses; labels of in-place kinds.
+    """The tokens that the chosen segments were made of, by their objectives' inverses; labels of in-place kinds, x_0 of block
+    diffusion. Of removed segments pad ids, as many.
 
     chosen: int64[k], indices of segments of a shard whose lengths obey the law. epoch: that of the arrays.
     """
@@ -121,8 +123,11 @@ def _restore(
     out = np.empty(int(ends[-1]) if len(ends) else 0, arrays["tokens"].dtype)
     fits = np.ones(len(chosen), np.bool_)
     length = arrays["tokens"].shape[1]
+    removed = removed_segments(arrays)[chosen]
+    if removed.any():
+        out[np.repeat(removed, n + copy)] = tasks[0].ids.pad
     for t, task in enumerate(tasks):
-        of_task = np.flatnonzero(arrays["segment_task"][chosen] == t)
+        of_task = np.flatnonzero((arrays["segment_task"][chosen] == t) & ~removed)
         if not len(of_task):
             continue
         which = chosen[of_task]
@@ -130,7 +135,10 @@ def _restore(
         columns = BodySlots(begins[of_task], stored.of(which).bodies(epoch), body)
         # labels of in-place kinds are the tokens in their places, as causal's slots are
         objective = tasks[-1].objective if task.in_place else task.objective
-        rows = arrays["labels" if task.in_place else "tokens"].reshape(-1)
+        twice = task.objective.copies > 1  # the second is clean, and labels may be of the next slot
+        rows = arrays["labels" if task.in_place and not twice else "tokens"].reshape(-1)
+        if twice:
+            columns = columns._replace(at=body + stored.slots[which] // task.objective.copies)
         assert objective.restore is not None
         fits[of_task] = objective.restore(task, columns, rows, out)
     if copy.any():
@@ -154,7 +162,7 @@ def fitting(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, 
     for t, task in enumerate(plan.tasks):
         if task.in_place or task.objective is plan.tasks[-1].objective:
             continue  # nothing stands between the tokens
-        of_task = np.flatnonzero(arrays["segment_task"] == t)
+        of_task = np.flatnonzero((arrays["segment_task"] == t) & ~removed_segments(arrays))
         ends = np.cumsum(stored.n[of_task] + stored.copy[of_task])
         if not len(of_task):
             continue
@@ -231,17 +239,21 @@ def slots_of_tokens(
     tasks = [_of_numbers(task, tokens) for task in plan.tasks]
     shifted = stored._replace(row=stored.row - first_row)
     found = _restore(tasks, {**arrays, "tokens": among_roles, "labels": numbers}, shifted, chosen, epoch).ids
-    flat = found.astype(np.int64) - vocab_size
     segment = np.repeat(chosen, arrays["segment_tokens"][chosen])  # the segment of each token
     begin = shifted.row[segment] * length + stored.first_slot[segment]
+    copies = np.array([task.objective.copies for task in plan.tasks])[arrays["segment_task"][segment]]
+    half = np.where(copies > 1, stored.slots[segment] // copies, 0)
     end = begin + stored.slots[segment]
     in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"][segment]]
+
+    flat = found.astype(np.int64) - vocab_size - half
 
     def holds(at: np.ndarray, which: np.ndarray) -> np.ndarray:
         """bool: whether slots `at` are of the segment and have the ids of tokens `which`."""
         inside = (at >= begin[which]) & (at < end[which])
         at = np.where(inside, at, 0)
-        values = np.where(in_place[which], labels.reshape(-1)[at], tokens.reshape(-1)[at])
+        at_clean = np.where(inside, at + half[which], 0)
+        values = np.where(in_place[which] & (copies[which] == 1), labels.reshape(-1)[at], tokens.reshape(-1)[at_clean])
         return inside & (values == ids[which])
 
     flat[~holds(flat, np.arange(len(flat)))] = -1
@@ -297,13 +309,14 @@ def documents_at(plan: Plan, source: PlannedSource, file: int, use: int, positio
 
 def replay_segments(plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray, epoch: int = 0) -> list[str]:
     """For each chosen segment of a shard (int64[k]): "" if building it again from its source gives what is stored, and
-    inverting what is stored gives the document's tokens; else what differs. epoch: whose chance `arrays` have.
+    inverting what is stored gives the document's tokens; else what differs. Of a removed segment there is nothing to build.
+    epoch: whose chance `arrays` have.
 
     SourceError where a source file is missing, or has no such document any more.
     """
     chosen = np.asarray(chosen, np.int64)
     stored = stored_segments(plan, arrays)
-    differing = [""] * len(chosen)
+    differing, removed = [""] * len(chosen), removed_segments(arrays)[chosen]
     names = ("source", "file", "repeat")
     files = np.stack([arrays[f"segment_{name}"][chosen].astype(np.int64) for name in names])
     for s, file, use in np.unique(files, axis=1).T:
@@ -314,7 +327,7 @@ def replay_segments(plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.nda
             (int(documents.position[d]), int(start)): i
             for i, (d, start) in enumerate(zip(segments.document, segments.start, strict=True))
         }
-        for k in of_file:
+        for k in of_file[~removed[of_file]]:
             g = int(chosen[k])
             i = index_of.get((int(arrays["segment_doc"][g]), int(arrays["segment_start"][g])))
             if i is None:
@@ -457,6 +470,7 @@ def restored_documents(plan: Plan, arrays: Mapping[str, np.ndarray], path: str) 
         arrays[f"segment_{name}"].astype(np.int64) for name in ("source", "file", "doc", "repeat", "start")
     )
     order = np.lexsort((start, use, document, file, source))
+    order = order[~removed_segments(arrays)[order]]
     content, offsets, fits = restore(plan, arrays, stored, order)
     eos = stored.eos[order]
     if not fits.all() or not np.isin(eos, (0, 1)).all():

@@ -310,6 +310,8 @@ def twin_task(task: Task) -> dict[str, Any]:
     parameters = {**task.parameters, "sentinels": task.ids.sentinels.tolist()}
     if task.objective.name == "fill_in_the_middle":
         parameters |= {"fim": task.ids.fim, "inside": set(np.flatnonzero(task.ids.continues).tolist())}
+    if task.parameters.get("eos_after_inputs"):
+        parameters["input_eos"] = [task.ids.eos]
     mode = task.mode_token if task.mode_token >= 0 else None
     return {"objective": task.objective.name, "weight": task.weight, "mode": mode, "parameters": parameters}
 
@@ -328,5 +330,17 @@ def twin_recipe(recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None 
         "tasks": [twin_task(task) for task in tasks[:-1]],
         "max_segments": recipe.packing.max_segments_per_row,
         "pad": recipe.packing.pad_seq_to_mult,
+        "sides": recipe.packing.sides,
         "allowed": allowed if allowed is not None else set(range(len(tasks) - 1)),
     }
+
+
+def two_sided(folder: Path, encoder_length: int = 128, decoder_length: int = 32) -> Path:
+    """A dataset of T5's spans in rows of an encoder's side and a decoder's; segments of several lengths, up to five in a row."""
+    chance = random.Random(0)
+    documents = ["".join(chance.choices("abcdefgh", k=(20, 33, 47)[i % 3])) for i in range(90)]
+    write_lines(folder / "two.jsonl", documents)
+    packing = {"encoder_length": encoder_length, "decoder_length": decoder_length}
+    recipe = table("two.jsonl", seq_length=sum(packing.values()), tasks=[{"preset": "t5"}], packing=packing)
+    build(recipe, folder, folder / "two")
+    return folder / "two"

@@ -177,7 +177,7 @@ def _recipe_of(seed: int) -> dict[str, Any]:
     packing = {"algorithm": algorithm, "pad_seq_to_mult": multiple, **some("max_segments_per_row", [1, 2, 5, 60])}
     output = {
         "shard_text_bytes": chance.choice([800, 2000, 50_000]),
-        **some("columns", ["compact"]),
+        **some("columns", ["compact", "least"]),
         **some("token_dtype", ["uint16", "int32"]),
     }
     tokenizer = chance.choice(["bytes", "bytes", "bpe"])
@@ -187,6 +187,22 @@ def _recipe_of(seed: int) -> dict[str, Any]:
     if chance.random() < 0.25:
         lengths = {"seq_lengths": sorted({seq_length, *chance.sample([32, 48, 72, 160, 400], 2)})}
         documents |= some("long", ["decompose"], 0.5)
+    if chance.random() < 0.15:  # rows of two sides, for tasks that have them
+        kept = [
+            t
+            for t in tasks
+            if t.get("objective", t.get("preset")) in ("prefix_lm", "span_corruption", "t5", "ul2", "ul2r")
+        ]
+        tasks = kept or [{"preset": "t5"}]
+        sides = {f"{side}_length": chance.choice([32, 48, 64, 128]) for side in ("encoder", "decoder")}
+        packing |= {**sides, "algorithm": "best_fit", "pad_seq_to_mult": 1}
+        documents["min_tokens"] = max(3, documents.get("min_tokens", 3))
+        seq_length, lengths, sources = (
+            sum(sides.values()),
+            {},
+            [{k: v for k, v in s.items() if k != "tasks"} for s in sources],
+        )
+        documents.pop("long", None)
     return {
         "seq_length": seq_length,
         **lengths,
@@ -216,6 +232,16 @@ def _specials(chance: random.Random, tokenizer: str) -> dict[str, Any]:
     return {"sentinels": sentinels, **({"missing": "add"} if sentinels == "auto" else {})}
 
 
+_BLOCK_LAWS: list[dict[str, Any]] = [
+    {},
+    {"weighting": "none"},
+    {"noise": "all"},
+    {"noise": "position", "half_life": 0.5},
+    {"complementary": True},
+    {"canvas": "uniform", "weighting": "none"},
+]
+
+
 def _task(chance: random.Random, number: int) -> dict[str, Any]:
     """A preset, or an objective with legal parameters."""
     some = partial(_maybe, chance)
@@ -228,7 +254,7 @@ def _task(chance: random.Random, number: int) -> dict[str, Any]:
     objective, parameters = chance.choice(
         [
             ("causal", {}),
-            ("prefix_lm", some("sentinel", [True])),
+            ("prefix_lm", {**some("sentinel", [True]), **some("eos_after_inputs", [True])}),
             (
                 "span_corruption",
                 {
@@ -236,6 +262,7 @@ def _task(chance: random.Random, number: int) -> dict[str, Any]:
                     **some("mean_span_length", [1, 2.5, 8, 64]),
                     **some("random_roll", [True]),
                     **some("too_many_spans", ["split", "lower"]),
+                    **some("eos_after_inputs", [True]),
                 },
             ),
             (
@@ -268,7 +295,16 @@ def _task(chance: random.Random, number: int) -> dict[str, Any]:
                     **some("weighting", ["none", "view_scale"]),
                 },
             ),
-            ("block_diffusion", {**levels, **eos, **some("block_length", [1, 3, 7, 1000])}),
+            (
+                "block_diffusion",
+                {
+                    **levels,
+                    **eos,
+                    **some("block_length", [1, 3, 7, 1000]),
+                    **chance.choice(_BLOCK_LAWS),
+                    **some("shift", [True]),
+                },
+            ),
         ]
     )
     mode = some("mode_token", ["[NLU]", "[NLG]", "[S2S]"])

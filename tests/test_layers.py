@@ -22,6 +22,7 @@ LEVELS = [
     ("building", "twin"),
     ("restoring",),
     ("adapters", "exporting", "inspection", "verification"),
+    ("removing",),
     ("cli", "__main__"),
 ]
 BESIDE = {

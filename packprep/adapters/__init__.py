@@ -19,7 +19,7 @@ import os
 
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import COLUMNS, Dataset, open_dataset
-from packprep.dataset.manifest import StoredTask, has_weighted_spans
+from packprep.dataset.manifest import StoredTask, has_weighted_spans, is_in_place
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
@@ -67,7 +67,7 @@ def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
     """All that a trainer needs for the tasks of every dataset: prefix_ends, loss_weights where tasks or documents have some, and
     block_lengths with block diffusion."""
     names, tasks = list(COLUMNS), tasks_of(dataset)
-    if any(task["label_alignment"] == "same_slot" for task in tasks) or weights_spans(dataset):
+    if any(is_in_place(task) for task in tasks) or weights_spans(dataset):
         names.append("loss_weights")
     names.append("prefix_ends")
     if any(RULES[task["attention"]].in_blocks for task in tasks):

@@ -24,6 +24,7 @@ from packprep.adapters import default_columns, opened, tasks_of
 from packprep.dataset import attention, order
 from packprep.dataset.attention import RULES
 from packprep.dataset.batches import Batches, check_state
+from packprep.dataset.encoder_decoder import NAMES, READ, check_length, split
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.dataset.order import integer
@@ -44,6 +45,7 @@ DTYPES = {
     "seq_idx": np.dtype(np.int32),
 }
 DTYPES |= {name: DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items()}
+_SEQIO_DTYPES = {name: np.dtype(np.int64) for name in NAMES if name.endswith(("tokens", "positions"))}
 MASKS = {name: name.replace("labels", "loss_mask") for name in DTYPES if name.startswith("labels")}
 """Column of labels → that which says where they are trained."""
 
@@ -65,6 +67,7 @@ class Form:
         columns: Sequence[str] | None,
         ignore_index: int | None,
         tail: str,
+        names: str = "packprep",
     ):
         if layout not in LAYOUTS:
             raise ArgumentError(f"layout is {layout!r} and should be 'bshd' or 'thd'")
@@ -79,11 +82,14 @@ class Form:
                 "below 0, as -100"
             )
         self.layout, self.ignore_index, self.tail = layout, ignore_index, tail
+        self.is_split = _is_split(names, dataset, layout, columns, ignore_index)
         wanted = default_columns(dataset) if columns is None else dataset.checked_columns(columns)
         if layout == "thd" and MEDIA in wanted:
             raise ArgumentError(
                 "layout 'thd' lays rows end to end, in which slots of media are others: take 'bshd', or leave media out"
             )
+        if self.is_split:
+            wanted = (*READ, *("loss_weights" for name in wanted if name == "loss_weights"))
         # The layout and the sums are made from these two; labels need the mask where an ignore_index goes into them.
         needed = ["segment_ids"] if layout == "thd" else []
         if "prefix_ends" in wanted and any(RULES[task["attention"]].in_blocks for task in tasks_of(dataset)):
@@ -100,6 +106,8 @@ class Form:
         if self.ignore_index is not None:
             for name in MASKS.keys() & batch.keys():
                 batch[name][~batch[MASKS[name]]] = self.ignore_index
+        if self.is_split:
+            batch = {name: v.astype(_SEQIO_DTYPES.get(name, v.dtype), copy=False) for name, v in split(batch).items()}
         if self.layout == "bshd":
             return {**batch, **sums}
         blocks = batch.get("prefix_ends", np.zeros(0)) < 0
@@ -108,6 +116,21 @@ class Form:
             flat["prefix_ends"][flat["block_lengths"] > 0] = -1
         rows = {name: values[None] for name, values in flat.items()}
         return {**rows, "cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen, **sums}
+
+
+def _is_split(names: str, dataset: Dataset | Mixture, layout: str, columns: Any, ignore_index: Any) -> bool:
+    """Whether batches are an encoder's and a decoder's arrays; ArgumentError for what does not go with `names`."""
+    if names not in ("packprep", "seqio"):
+        raise ArgumentError(f"names is {names!r} and should be 'packprep' or 'seqio'")
+    if names == "packprep":
+        return False
+    if layout != "bshd" or columns is not None or ignore_index is not None:
+        raise ArgumentError(
+            "names='seqio' says which arrays there are, [batch_size, …] each, and decoder_loss_weights what is trained: leave "
+            "layout, columns and ignore_index out"
+        )
+    check_length(dataset.encoder_length)
+    return True
 
 
 def _without_negative(batch: dict[str, np.ndarray], negative: np.ndarray) -> dict[str, np.ndarray]:
@@ -174,7 +197,7 @@ class _Steps:
                 f"the state's workers is {state.get('workers')!r}, here it is {self._n_workers}: going on would repeat and skip "
                 "rows; with another number of workers use packprep.adapters.torch.loader and its own state"
             )
-        check_state(state, self.state_dict())
+        check_state(state, self.state_dict(), self._of.dataset)
         self._goto(int(state["rows"]), int(state["steps"]))
 
 
@@ -286,6 +309,7 @@ def iterable(
     window: int | None = None,
     ignore_index: int | None = None,
     tail: str = "segment",
+    names: str = "packprep",
 ) -> RankBatches:
     """What `loader` gives, as an IterableDataset for DataLoader and StatefulDataLoader with batch_size=None.
 
@@ -293,7 +317,7 @@ def iterable(
     goes on with any.
     """
     dataset = opened(directory)
-    form = Form(dataset, layout, columns, ignore_index, tail)
+    form = Form(dataset, layout, columns, ignore_index, tail, names)
     given: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": epochs}
     given |= {"samples": samples, "redraw": redraw, "accelerate": accelerate, "balance": balance, "window": window}
     return RankBatches(dataset, form, batch_size, given)
@@ -326,6 +350,9 @@ def loader(
 
     Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is above 0 there.
 
+    names "seqio": the arrays of `packprep.dataset.encoder_decoder.split` and those sums, tokens and positions int64, of a
+    dataset with packing.encoder_length, which is an int of each batch else.
+
     options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance, window as of `Dataset.batches`; tail;
     ignore_index: goes into labels where loss_mask is False, and into labels_k where loss_mask_k is. pin_memory: batches lie in
     page-locked memory, from torch's own cache of it. num_workers: processes; 0, the fast default, makes batches here.
@@ -355,7 +382,7 @@ class Rows(TorchDataset):
         """Rows by one gather; DataLoader asks for a batch at once."""
         rows = np.asarray(indices, np.int64)
         batch = self.dataset.batch(rows, columns=self._form.columns, dtype=DTYPES)
-        return [tensors({name: values[i] for name, values in batch.items()}) for i in range(len(rows))]
+        return [tensors({name: batch[name][i] for name in self._form.columns}) for i in range(len(rows))]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return self.__getitems__([index])[0]

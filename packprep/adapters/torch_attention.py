@@ -13,6 +13,10 @@ compare one slot number with two or four bounds and never look at a key's segmen
 segment_ids, prefix_ends and, where block diffusion is in the dataset, position_ids and block_lengths. A batch without
 prefix_ends is refused unless prefix_bidirectional=False asks for the causal reading.
 
+The arrays of an encoder and a decoder (`packprep.dataset.encoder_decoder`) have three rules, by `part`:
+"decoder" is causal; in "cross" the decoder's queries see all inputs of their segment, and in "encoder" those see each other;
+padding sees the row's first segment there.
+
 Varlen kernels know causal and both ways only. A batch, or a dataset, that needs more is refused by name.
 """
 
@@ -28,12 +32,18 @@ from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
+PARTS = ("encoder", "decoder", "cross")
+
 
 class KeyRanges(NamedTuple):
-    """The keys that each query sees, in slots of its row: [begin, end) and [more_begin, more_end); int64[B, T] each."""
+    """The keys that each query sees, in slots of its row: [begin, end) and [more_begin, more_end); int64[B, T] each.
+
+    n_keys: slots of a row of keys, which under cross attention differ from those of a row of queries.
+    """
 
     begin: torch.Tensor
     end: torch.Tensor
+    n_keys: int
     more_begin: torch.Tensor | None = None  # None: block diffusion is not in the batch's dataset
     more_end: torch.Tensor | None = None
 
@@ -53,11 +63,14 @@ def _slots(segment_ids: torch.Tensor) -> torch.Tensor:
     return torch.arange(segment_ids.shape[-1], device=segment_ids.device).expand(segment_ids.shape)
 
 
-def key_ranges(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> KeyRanges:
+def key_ranges(batch: Mapping[str, Any], prefix_bidirectional: bool = True, part: str | None = None) -> KeyRanges:
     """The keys of every query of a batch, [B, T] or [T], in O(T); the table at the top says them.
 
     prefix_bidirectional False: prefixes and in-place segments are read causally; block diffusion keeps its rule.
+    part: "encoder", "decoder" or "cross" of the arrays of an encoder and a decoder.
     """
+    if part is not None:
+        return _ranges_of_part(batch, part)
     segment_ids = _column(batch, "segment_ids")
     columns = {name: _column(batch, name) for name in RULES["block_diffusion"].columns if name in batch}
     of_query = (_slots(segment_ids), *_runs(segment_ids), columns, torch.where)
@@ -73,15 +86,26 @@ def key_ranges(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> K
     if "block_lengths" not in batch:
         if "prefix_ends" in batch and (columns["prefix_ends"] < 0).any():
             raise ArgumentError("prefix_ends is -1, which is block diffusion, but the batch has no block_lengths")
-        return KeyRanges(begin, end)
+        return KeyRanges(begin, end, segment_ids.shape[1])
     in_blocks = columns["block_lengths"] > 0
     own, clean = RULES["block_diffusion"].keys(*of_query)
     return KeyRanges(
         torch.where(in_blocks, own[0], begin),
         torch.where(in_blocks, own[1], end),
+        segment_ids.shape[1],
         torch.where(in_blocks, clean[0], 0),
         torch.where(in_blocks, clean[1], 0),
     )
+
+
+def _ranges_of_part(batch: Mapping[str, Any], part: str) -> KeyRanges:
+    if part not in PARTS:
+        raise ArgumentError(f"part is {part!r} and should be one of {', '.join(map(repr, PARTS))}")
+    queries = _column(batch, "encoder_segment_ids" if part == "encoder" else "decoder_segment_ids")
+    if part == "decoder":
+        return KeyRanges(_runs(queries)[0], _slots(queries) + 1, queries.shape[1])
+    keys = _column(batch, "encoder_segment_ids")
+    return KeyRanges(*boundaries.meetings(queries, keys, torch.where, torch.searchsorted), keys.shape[1])
 
 
 def _sees(ranges: KeyRanges, at: Any, key: Any) -> torch.Tensor:
@@ -92,16 +116,16 @@ def _sees(ranges: KeyRanges, at: Any, key: Any) -> torch.Tensor:
     return seen
 
 
-def sdpa_mask(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> torch.Tensor:
+def sdpa_mask(batch: Mapping[str, Any], prefix_bidirectional: bool = True, part: str | None = None) -> torch.Tensor:
     """bool[B, 1, T, T], [q, k], O(T²): attn_mask of scaled_dot_product_attention; True: the key is seen."""
-    ranges = key_ranges(batch, prefix_bidirectional)
-    key = torch.arange(ranges.begin.shape[1], device=ranges.begin.device)
+    ranges = key_ranges(batch, prefix_bidirectional, part)
+    key = torch.arange(ranges.n_keys, device=ranges.begin.device)
     return _sees(ranges, (slice(None), None, slice(None), None), key)
 
 
-def flex_mask_mod(batch: Mapping[str, Any], prefix_bidirectional: bool = True):
+def flex_mask_mod(batch: Mapping[str, Any], prefix_bidirectional: bool = True, part: str | None = None):
     """mask_mod(b, h, q, k) of FlexAttention for any rule; tensors lie where the batch's do."""
-    return _mask_mod(key_ranges(batch, prefix_bidirectional))
+    return _mask_mod(key_ranges(batch, prefix_bidirectional, part))
 
 
 def _mask_mod(ranges: KeyRanges):
@@ -111,7 +135,9 @@ def _mask_mod(ranges: KeyRanges):
     return mask_mod
 
 
-def flex_block_mask(batch: Mapping[str, Any], block_size: int = 128, prefix_bidirectional: bool = True):
+def flex_block_mask(
+    batch: Mapping[str, Any], block_size: int = 128, prefix_bidirectional: bool = True, part: str | None = None
+):
     """The BlockMask of FlexAttention for any rule: what create_block_mask gives, in O(T + (T / block_size)²).
 
     The mask is never evaluated over all T² pairs: a query's keys are ranges, so the blocks that it touches and those
@@ -119,10 +145,10 @@ def flex_block_mask(batch: Mapping[str, Any], block_size: int = 128, prefix_bidi
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    ranges = key_ranges(batch, prefix_bidirectional)
+    ranges = key_ranges(batch, prefix_bidirectional, part)
     n_rows, length = ranges.begin.shape
-    n = -(-length // block_size)
-    touched = torch.zeros(n_rows, n, n, dtype=torch.bool, device=ranges.begin.device)
+    n = -(-ranges.n_keys // block_size)
+    touched = torch.zeros(n_rows, -(-length // block_size), n, dtype=torch.bool, device=ranges.begin.device)
     whole = torch.zeros_like(touched)
     pairs = [(ranges.begin, ranges.end)]
     if ranges.more_begin is not None and ranges.more_end is not None:
@@ -135,25 +161,26 @@ def flex_block_mask(batch: Mapping[str, Any], block_size: int = 128, prefix_bidi
         *_table(whole),
         BLOCK_SIZE=block_size,
         mask_mod=_mask_mod(ranges),
-        seq_lengths=(length, length),
+        seq_lengths=(length, ranges.n_keys),
     )
 
 
 def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(how many int32[B, 1, n], which int32[B, 1, n, n]) key blocks of each query block, those that are set first."""
+    """(how many int32[B, 1, q], which int32[B, 1, q, n]) key blocks of each query block, those that are set first."""
     which = blocks.int().sort(dim=-1, descending=True, stable=True).indices
     return blocks.sum(-1, dtype=torch.int32)[:, None], which.int()[:, None].contiguous()
 
 
 def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> torch.Tensor:
-    """int64[B, n, n]: how many queries of a block have the key block in their [first, end)."""
+    """int64[B, q, n]: how many queries of a block have the key block, of n, in their [first, end)."""
     n_rows, length = first.shape
-    counts = torch.zeros(n_rows, n * (n + 1), dtype=torch.int64, device=first.device)
+    n_queries = -(-length // block_size)
+    counts = torch.zeros(n_rows, n_queries * (n + 1), dtype=torch.int64, device=first.device)
     row = torch.arange(length, device=first.device) // block_size * (n + 1)
     some = (end > first).long()  # an empty range counts nowhere
     counts.scatter_add_(1, row + first.clamp(max=n), some)
     counts.scatter_add_(1, row + end.clamp(0, n), -some)
-    return counts.view(n_rows, n, n + 1).cumsum(-1)[..., :n]
+    return counts.view(n_rows, n_queries, n + 1).cumsum(-1)[..., :n]
 
 
 # Varlen kernels: segments one after another, causal in all or in none

@@ -7,6 +7,25 @@ import torch
 import torch.nn.functional as functional
 
 
+def automodel_loss_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch in the words of NeMo Automodel's losses of diffusion: target_ids, noise_mask, p_mask, loss_mask [B, T] and
+    num_diffusion_tokens, for `loss_fn(logits, **these)` of MDLMCrossEntropyLoss, HybridDiffusionLLMLoss and
+    BlockDiffusionCrossEntropyLoss.
+
+    logits are of all slots, as the mask of `torch_attention` gives them: what is trained, its weight and its label stand at
+    their slots already. p_mask is 1 / loss_weights, 1 where nothing is trained.
+    """
+    mask = torch.as_tensor(batch["loss_mask"]).bool()
+    weights = torch.as_tensor(batch.get("loss_weights", mask)).float()
+    return {
+        "target_ids": torch.as_tensor(batch["labels"]).long(),
+        "noise_mask": mask,
+        "p_mask": 1 / torch.where(mask, weights, 1.0),
+        "loss_mask": mask,
+        "num_diffusion_tokens": max(1, int(mask.sum())),
+    }
+
+
 def masked_loss(logits: torch.Tensor, batch: Mapping[str, Any], denominator: Any = None) -> torch.Tensor:
     """Σ cross_entropy(logits[t], labels[t]) · loss_weights[t] over the trained slots, divided by `denominator`.
 

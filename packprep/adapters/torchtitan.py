@@ -40,7 +40,8 @@ class RowSource:
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         columns = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")
-        row = {name: values[0] for name, values in self.dataset.batch([int(index)], columns=columns).items()}
+        batch = self.dataset.batch([int(index)], columns=columns)
+        row = {name: batch[name][0] for name in columns}
         slots = np.arange(self.dataset.seq_length)
         padding = row["segment_ids"] == 0
         after_padding = np.maximum.accumulate(np.where(padding, -1, slots))

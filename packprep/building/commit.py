@@ -15,6 +15,7 @@ import numpy as np
 
 from packprep.building.ledger import add_ledgers, check, is_ledger
 from packprep.building.plan import Plan
+from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH, Made, StoreShard
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
@@ -90,10 +91,10 @@ def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
     )
 
 
-def done_receipt(out: Folder, shard: int, plan_digest: str) -> tuple[dict[str, Any], bytes] | None:
-    """(receipt, its bytes) of a shard that is done; None if it is not."""
+def done_receipt(out: Folder, shard: int, digests: Sequence[str]) -> tuple[dict[str, Any], bytes] | None:
+    """(receipt, its bytes) of a shard that is done; None if it is not. digests: as `plan_digests`."""
     found = read_receipt(out, shard)
-    if found is None or found[0]["plan_digest"] != plan_digest:
+    if found is None or found[0]["plan_digest"] not in digests:
         return None
     receipt = found[0]
     rejects = receipt["rejects"]
@@ -112,16 +113,31 @@ def encode_rejects(made: Made | StoreShard) -> bytes:
 
 
 def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -> dict[str, Any]:
-    """Write a shard, its rejects, then its receipt; gives the receipt.
+    """`commit_files` of a shard that was made."""
+    documents = made.documents
+    rejects = encode_rejects(made), len(documents.rejected)
+    return commit_files(out, plan, shard, made.arrays, made.ledger, rejects, documents.text_digests)
+
+
+def commit_files(
+    out: Folder,
+    plan: Plan,
+    shard: int,
+    arrays: Mapping[str, np.ndarray],
+    ledger: Mapping[str, Any],
+    rejects: tuple[bytes, int],
+    text_digests: Mapping[str, str],
+) -> dict[str, Any]:
+    """Write a shard, its rejects, then its receipt; gives the receipt. rejects: their file's bytes, and how many there are.
 
     If the shard is done already, nothing is written: BuildError with both digests where they differ.
     """
     try:
-        buffers = (store if plan.is_store else shard_format).encode(made.arrays)
+        buffers = (store if plan.is_store else shard_format).encode(arrays)
         rows = segments = 0
         if not plan.is_store:
-            rows, segments = len(made.arrays["row_offsets"]) - 1, len(made.arrays["segment_key"])
-        rejects = encode_rejects(made)
+            rows, segments = len(arrays["row_offsets"]) - 1, len(arrays["segment_key"])
+        data, count = rejects
         receipt = {
             "format": FORMAT,
             "version": VERSION,
@@ -130,25 +146,25 @@ def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -
             "file": shard_name(shard),
             "rows": rows,
             "segments": segments,
-            "tokens": sum(source["tokens"]["used"] for source in made.ledger["sources"].values()),
+            "tokens": sum(source["tokens"]["used"] for source in ledger["sources"].values()),
             "bytes": sum(memoryview(buffer).nbytes for buffer in buffers),
             "digest": digest_of_buffers(buffers),
             "rejects": None,
-            "text_digests": made.documents.text_digests,
-            "ledger": made.ledger,
+            "text_digests": text_digests,
+            "ledger": ledger,
         }
-        if rejects:
+        if data:
             receipt["rejects"] = {
                 "file": rejects_name(shard),
-                "bytes": len(rejects),
-                "digest": digest_of(rejects),
-                "documents": len(made.documents.rejected),
+                "bytes": len(data),
+                "digest": digest_of(data),
+                "documents": count,
             }
         if _stands(out, plan, receipt):
             return receipt
         out.write(shard_name(shard), buffers)
-        if rejects:
-            out.write(rejects_name(shard), [rejects])
+        if data:
+            out.write(rejects_name(shard), [data])
         else:
             out.remove(rejects_name(shard))
         _commit_receipt(out, plan, receipt)
@@ -182,7 +198,7 @@ def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
 def _stands(out: Folder, plan: Plan, receipt: dict[str, Any]) -> bool:
     """Whether a shard is done, and with this receipt; BuildError where it is done with another."""
     shard = receipt["shard"]
-    standing = done_receipt(out, shard, plan.digest)
+    standing = done_receipt(out, shard, [plan.digest])
     if standing is not None and standing[0] != receipt:
         raise _Differs(
             f"{shard_name(shard)}: made again with digest {receipt['digest']} and it stands with "
@@ -192,9 +208,9 @@ def _stands(out: Folder, plan: Plan, receipt: dict[str, Any]) -> bool:
     return standing is not None
 
 
-def missing_shards(out: Folder, plan_digest: str, shards: Sequence[int]) -> list[int]:
-    """Those of `shards` that are not done."""
-    found = out.each(partial(done_receipt, plan_digest=plan_digest), shards)
+def missing_shards(out: Folder, digests: Sequence[str], shards: Sequence[int]) -> list[int]:
+    """Those of `shards` that are not done. digests: as `plan_digests`."""
+    found = out.each(partial(done_receipt, digests=digests), shards)
     return [b for b, receipt in zip(shards, found, strict=True) if receipt is None]
 
 
@@ -205,7 +221,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
     """
     entries, ledgers = [], []
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
-    for b, found in enumerate(out.each(partial(done_receipt, plan_digest=plan.digest), range(plan.shards))):
+    for b, found in enumerate(out.each(partial(done_receipt, digests=plan.digests), range(plan.shards))):
         if found is None:
             return None
         receipt, data = found
@@ -259,6 +275,7 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         "recipe": stored["recipe"],
         "fingerprint": stored["fingerprint"],
         **({"kind": STORE} if plan.is_store else {}),
+        **({"removed": stored["removed"]} if plan.removed_digest else {}),
         "engine": stored["engine"],
         "made_with": stored["made_with"],
         "shards": list(entries),
@@ -281,9 +298,10 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Mapping[str, Any]) -> N
     if total["row_slots"]:
         return
     if any(OTHER_LENGTH in source["documents"]["rejected"] for source in total["sources"].values()):
+        others = [length for length in plan.recipe.lengths if length != plan.recipe.seq_length]
+        instead = "leave it out of seq_lengths" if len(others) > 1 else f"give seq_length = {others[0]}, no seq_lengths"
         raise BuildError(
-            f"{out}: no document is for rows of {plan.recipe.seq_length}: leave it out of seq_lengths, and build into another "
-            "folder"
+            f"{out}: no document is for rows of {plan.recipe.seq_length}: {instead}, and build into another folder"
         )
     read = sum(source["documents"]["read"] for source in total["sources"].values())
     why = (
@@ -300,7 +318,7 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) ->
     for source in plan.sources:
         documents = total["sources"][source.name]["documents"]
         reasons = documents["rejected"]
-        if not documents["read"] or documents["used"] or OTHER_LENGTH in reasons:
+        if not documents["read"] or documents["used"] or {OTHER_LENGTH, REMOVED} & reasons.keys():
             continue
         most = max(sorted(reasons), key=reasons.__getitem__)
         record = _first_reject(out, plan, source.name, most)
@@ -335,9 +353,10 @@ def _listed(reasons: Mapping[str, int]) -> str:
 
 
 def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
-    """(documents read, those used, reason → how many are bad) of a ledger."""
+    """(documents read, those used, be they removed since, reason → how many are bad) of a ledger."""
     documents = [source["documents"] for source in total["sources"].values()]
     read, used = (sum(source[key] for source in documents) for key in ("read", "used"))
+    used += sum(source["rejected"].get(REMOVED, 0) for source in documents)
     reasons: dict[str, int] = {}
     for source in documents:
         for reason, count in source["rejected"].items():

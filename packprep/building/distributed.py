@@ -12,7 +12,7 @@ from typing import Any
 
 from packprep.building.array_tasks import ranges, tasks_of
 from packprep.building.commit import done_receipt, missing_shards, publish
-from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, stored_plan_and_digest
+from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, plan_digests, stored_plan_and_digest
 from packprep.building.planning import look_up
 from packprep.building.processes import Do
 from packprep.building.run import ShardToMake, compare_sources, planned, shard_maker
@@ -60,10 +60,10 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
     plan, make = _maker(absolute_prefix(str(output)), plan_digest, tuple(sorted((moved or {}).items())))
     if not 0 <= number < plan.shards:
         raise ArgumentError(f"shard {number}: {out} has the shards 0 … {plan.shards - 1}")
-    found = done_receipt(output, number, plan.digest)
+    found = done_receipt(output, number, plan.digests)
     if found is None:
         list(make([ShardToMake(number)], lambda *counts: None))
-        found = done_receipt(output, number, plan.digest)
+        found = done_receipt(output, number, plan.digests)
     if found is None:
         raise BuildError(
             f"{out}: shard {number} was committed and is not there: see who removes files, and make it again"
@@ -78,14 +78,17 @@ def finish(out: str | os.PathLike) -> dict[str, Any]:
     check_law(plan.stored, output.path_of(PLAN_NAME))
     manifest = publish(output, plan)
     if manifest is None:
-        missing = missing_shards(output, plan.digest, range(plan.shards))
+        missing = missing_shards(output, plan.digests, range(plan.shards))
         listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
         raise BuildError(f"{out}: {len(missing)} of {plan.shards} shards are missing ({listed}): make them first")
     return manifest
 
 
-def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -> dict[str, Any]:
-    """{shards, done, missing, published, array, redo, jobs}; shards is None where the jobs wait and none has written the plan.
+def status_of(
+    out: str | os.PathLike | Folder, array_count: int | None = None, is_one_of_several: bool = False
+) -> dict[str, Any]:
+    """{shards, done, missing, published, array, redo, jobs}; shards is None where there is no plan yet: the jobs wait, or other
+    seq_lengths of its build are made first.
 
     missing: the shards that are not done. array: the array indices that would make what is missing, of `array_count`.
     jobs: [{script, job}] that `packprep slurm --submit` submitted, until the dataset is published.
@@ -94,14 +97,14 @@ def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -
     out = folder_at(out)
     found = stored_plan_and_digest(out)
     jobs = build_jobs(str(out))
-    if found is None and jobs:
+    if found is None and (jobs or is_one_of_several):
         return {"out": str(out), "shards": None, "done": 0, "missing": [], "published": False, "jobs": jobs}
     if found is None:
         command = first_command(str(out))
         first = f"unless its jobs wait (squeue says so), {command}" if command else f"`packprep build … --out {out}`"
         raise PlanError(f"{out}: no plan.json: nothing was begun here; {first} begins a build")
     plan, digest = found
-    missing = missing_shards(out, digest, range(plan["shards"]))
+    missing = missing_shards(out, plan_digests(plan, digest), range(plan["shards"]))
     result: dict[str, Any] = {
         "out": str(out),
         "shards": plan["shards"],

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.packing import pack
+from packprep.building.packing import rows_of
 from packprep.building.planning import Inputs
-from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
+from packprep.building.segments import SegmentTable, cut, inputs_of
 from packprep.cache import is_kept
+from packprep.dataset.manifest import stores_labels
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates
 from packprep.documents.media import NO_PLACES
@@ -22,7 +23,14 @@ from packprep.documents.reading import Documents
 from packprep.documents.store import DOCUMENT_BYTES
 from packprep.documents.supervision import Training
 from packprep.kernel import compiling
-from packprep.objectives.tasks import TOO_SHORT, capacity, inner_capacity, pieces_of_a_row, unequal_weights
+from packprep.objectives.tasks import (
+    TOO_SHORT,
+    capacity,
+    in_place_rules,
+    inner_capacity,
+    pieces_of_a_row,
+    unequal_weights,
+)
 from packprep.randomness import permute, text_key
 from packprep.recipe import Recipe
 from packprep.sources.files import named_twice, odd_files
@@ -52,6 +60,14 @@ class Packed(NamedTuple):
     content: float
     without_last: float | None  # content over slots, without each shard's last row; None: there are no other rows
     file_bytes: float
+    inputs: float  # slots of prefixes; 0 where rows have one side
+
+    def of_sides(self, sides: tuple[int, int] | None) -> dict[str, float]:
+        """The share of each side's slots that is filled; none where rows have one side."""
+        if sides is None or not self.rows:
+            return {}
+        used = self.inputs, self.content - self.inputs
+        return {name: used[i] / self.rows / sides[i] for i, name in enumerate(("encoder", "decoder"))}
 
 
 def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> dict[str, Any]:
@@ -91,7 +107,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                     f"task {task.name}: {name} will be {real:.3g} at full length, not {wanted:g}; "
                     f"{'more sentinels' if few else 'longer rows'} bring it nearer"
                 )
-        if task.objective.most_tokens and task.objective.most_tokens(task) < task.capacity(recipe.seq_length, 0, 0) + 1:
+        if task.objective.most_tokens and task.objective.most_tokens(task) <= longest:
             fill = task.most_body_slots(longest) / recipe.seq_length
             if fill < 1 - FAR:
                 warnings.append(
@@ -140,6 +156,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         "utilisation": {
             "all_rows": packed.content / row_slots if row_slots else None,
             "without_last_rows": packed.without_last,
+            **packed.of_sides(recipe.packing.sides),
         },
         "output_bytes": round(packed.file_bytes),
         "store": None if inputs.stores else _of_store(plan, recipe),
@@ -210,9 +227,9 @@ def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) 
     supervised = np.array([estimate.supervised for estimate in samples], np.uint8)[source[kept]]
     if supervised.any():
         made_up = replace(made_up, training=_all_trained(supervised, lengths[kept]))
-    sums = sum(_shards(plan, inputs, made_up, shard[kept]), np.zeros(7)) / (runs * part)
-    made, rows, slots, content, in_others, others, size = sums.tolist()
-    return Packed(made, rows, slots, content, in_others / others if others else None, size)
+    sums = sum(_shards(plan, inputs, made_up, shard[kept]), np.zeros(8)) / (runs * part)
+    made, rows, slots, content, in_others, others, size, of_prefixes = sums.tolist()
+    return Packed(made, rows, slots, content, in_others / others if others else None, size, of_prefixes)
 
 
 def _drawn(
@@ -253,21 +270,18 @@ def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: n
     """
     recipe, tasks, numbers = inputs.recipe, inputs.tasks, np.unique(shard)
     is_concat = recipe.packing.algorithm == "concat"  # which cuts where a shard's rows end
-    most = recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
     if not is_concat:
-        table, _ = cut(recipe, tasks, documents)
-        shard = shard[table.document]
+        whole, _ = cut(recipe, tasks, documents)
+        shard = shard[whole.document]
     for begin, end in zip(*(np.searchsorted(shard, numbers, side) for side in ("left", "right")), strict=True):
         if is_concat:
             names = ("position", "file", "source", "repeat", "file_key")
             own = {name: getattr(documents, name)[begin:end] for name in names}
             table, _ = cut(recipe, tasks, replace(documents, offsets=documents.offsets[begin : end + 1], **own))
-            task, slots, row = table.task, table.slots, table.row
-            physical = slots + -slots % recipe.packing.pad_seq_to_mult
         else:
-            task, slots = table.task[begin:end], table.slots[begin:end]
-            physical = slots + -slots % recipe.packing.pad_seq_to_mult
-            row, _ = pack(physical, recipe.seq_length, recipe.packing.algorithm, most)
+            table = SegmentTable(*(column[begin:end] for column in whole))
+        task, slots, row = table.task, table.slots, rows_of(table, recipe, tasks)
+        physical = slots + -slots % recipe.packing.pad_seq_to_mult
         rows, content = int(row.max(initial=-1)) + 1, int(slots.sum())
         others, in_last = max(rows - 1, 0) * recipe.seq_length, int(slots[row == rows - 1].sum())
         lengths = {t: found.parameters["block_length"] for t, found in enumerate(tasks) if found.objective.copies == 2}
@@ -277,19 +291,27 @@ def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: n
             len(slots),
             recipe.seq_length,
             plan["token_dtype"],
-            labels=any(found.in_place for found in tasks),
+            labels=stores_labels(recipe.output.columns, in_place_rules(tasks)),
             padded=recipe.packing.pad_seq_to_mult > 1,
             blocks=blocks if lengths else None,
             trained=None if documents.training is None else len(slots),
-            compact=recipe.output.columns == "compact",
+            compact=recipe.output.columns != "full",
         )
         size = DATA_ALIGNMENT + sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
         in_others = content - in_last if others else 0
-        yield np.array([len(slots), rows, physical.sum(), content, in_others, others, size], np.float64)
+        of_prefixes = 0 if recipe.packing.sides is None else inputs_of(tasks, table).sum()
+        yield np.array([len(slots), rows, physical.sum(), content, in_others, others, size, of_prefixes], np.float64)
 
 
 def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
-    """A warning if rows are less than FULL, apart from each shard's last."""
+    """A warning if rows are less than FULL, apart from each shard's last; of two sides the fuller one."""
+    if filled := packed.of_sides(recipe.packing.sides):
+        if max(filled.values()) >= FULL:
+            return []
+        return [
+            f"rows are only {filled['encoder']:.1%} full of inputs and {filled['decoder']:.1%} of targets: segments are of "
+            "lengths that do not fill them: choose others, or documents.max_tokens"
+        ]
     if packed.without_last is None or packed.without_last >= FULL:
         return []
     packing = recipe.packing

@@ -27,6 +27,8 @@ ADDED_LATER: tuple[str, ...] = ()
 """Kinds that joined later: they are written only where there are any."""
 APART = "answers_apart"
 """Tokens, used or dropped, of answers that are not trained, for what they answer stands in another piece; where there are any."""
+ENCODER = "encoder_slots"
+"""Slots of prefixes: where rows have two sides."""
 WEIGHTED, MEDIA = "weighted", "media"
 """Of a source's slots those inside trained ranges of another weight than 1, and those of places of media: written only where
 there are any."""
@@ -49,7 +51,8 @@ def shard_ledger(
     bos, eos, copy, padding = table.bos, table.eos, table.copy, -slots % recipe.packing.pad_seq_to_mult
     mode = np.array([t.mode for t in tasks])[task]
     copies = np.array([t.objective.copies for t in tasks])[task]
-    body_added = slots // copies - n - copy - bos - eos - mode
+    ends = eos + np.array([int(t.parameters.get("eos_after_inputs", False)) for t in tasks])[task]
+    body_added = slots // copies - n - copy - bos - ends - mode
     kinds = np.array([t.objective.added for t in tasks])[task]
     lengths, truncated = np.diff(documents.offsets), np.zeros(len(names), np.int64)
     if recipe.documents.long == "truncate":
@@ -66,7 +69,7 @@ def shard_ledger(
         added |= {
             "bos": int(bos[of_source].sum()),
             "mode": int(mode[of_source].sum()),
-            "eos": int(eos[of_source].sum()),
+            "eos": int(ends[of_source].sum()),
         }
         sources[name] = {
             "documents": {
@@ -109,6 +112,7 @@ def shard_ledger(
         "row_padding": rows * seq_length - int((slots + padding).sum()),
         "last_rows": min(rows, 1),
         "last_row_padding": last_row_padding,
+        **({} if recipe.packing.sides is None else {ENCODER: int(arrays["segment_prefix"].sum(dtype=np.int64))}),
     }
 
 
@@ -206,7 +210,9 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             return is_count(part)
         if not isinstance(part, dict) or (path[-2:] not in reasons and not form.keys() <= part.keys()):
             return False
-        later = {"added": ADDED_LATER, "slots": (WEIGHTED, MEDIA), "tokens": (APART,)}.get(path[-1] if path else "", ())
+        later = {"": (ENCODER,), "added": ADDED_LATER, "slots": (WEIGHTED, MEDIA), "tokens": (APART,)}.get(
+            path[-1] if path else "", ()
+        )
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):
             raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")

@@ -3,13 +3,18 @@
 best_fit    best-fit decreasing: the longest first, each into the fullest row that holds it. Least padding.
 first_fit   in the given order, each into the first row that holds it.
 next_fit    in the given order, never back to an earlier row. Keeps the order; most padding.
+
+Rows of two sides, inputs and targets, are packed by best fit in both (`pack_sides`).
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
-from packprep.building.segments import FORMAT_MAX_SEGMENTS, SegmentTable
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, SegmentTable, inputs_of
 from packprep.errors import RecipeError
 from packprep.kernel import bits64_of_keys, kernel, leading_zeros
+from packprep.objectives.objective import Task
 from packprep.randomness import ROW_ORDER, SEGMENT_ORDER
 from packprep.recipe import Recipe
 
@@ -220,6 +225,108 @@ def _next_fit(lengths, capacity, max_segments, row, offset):
         many += 1
 
 
+@kernel(inline=True)
+def _merged(a, b, rank, left, right):
+    """The skew heap of two, by their roots; −1: an empty one. The row of the highest rank is the root."""
+    if a < 0 or b < 0:
+        return max(a, b)
+    if rank[a] < rank[b]:
+        a, b = b, a
+    root = at = a
+    a = right[at]
+    right[at] = left[at]
+    while a >= 0 and b >= 0:
+        if rank[a] < rank[b]:
+            a, b = b, a
+        left[at] = a
+        at = a
+        a = right[at]
+        right[at] = left[at]
+    left[at] = max(a, b)
+    return root
+
+
+@kernel
+def _pack_sides(order, tight, other, room_tight, room_other, max_segments, row):
+    """Best fit of segments of two sides, in the given order, into rows; gives how many there are.
+
+    The open rows of each room that is left on the tighter side are a heap, by their room on the other side, then by when they
+    got there. A tournament over these rooms has the most room on the other side of each, so that the least room left that
+    holds a segment is found in O(log room).
+    """
+    n, leaves = order.shape[0], np.int64(1)
+    while leaves <= room_tight:
+        leaves *= 2
+    most = np.zeros(2 * leaves, np.int64)
+    heap = np.full(room_tight + 1, -1, np.int64)
+    rank, left, right = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    count = np.zeros(n, np.int64)
+    rows = np.int64(0)
+    for turn in range(n):
+        i = order[turn]
+        node = leaves + tight[i]
+        if most[node] < other[i]:  # up, as far as there is one to the right
+            while node > 1 and (node & 1 or most[node + 1] < other[i]):
+                node >>= 1
+            node += node > 1
+        if node > 1:
+            while node < leaves:
+                node = 2 * node if most[2 * node] >= other[i] else 2 * node + 1
+            free = node - leaves
+            r = heap[free]
+            free_other = rank[r] >> 32
+            heap[free] = _merged(left[r], right[r], rank, left, right)
+            most[node] = rank[heap[free]] >> 32 if heap[free] >= 0 else 0
+            while node > 1:
+                node >>= 1
+                most[node] = max(most[2 * node], most[2 * node + 1])
+        else:
+            r, free, free_other = rows, np.int64(room_tight), np.int64(room_other)
+            rows += 1
+        row[i] = r
+        count[r] += 1
+        free, free_other = free - tight[i], free_other - other[i]
+        if free == 0 or free_other == 0 or count[r] >= max_segments:
+            continue
+        rank[r], left[r], right[r] = free_other << 32 | turn, -1, -1
+        heap[free] = _merged(heap[free], r, rank, left, right)
+        node = leaves + free
+        most[node] = rank[heap[free]] >> 32
+        while node > 1:
+            node >>= 1
+            most[node] = max(most[2 * node], most[2 * node + 1])
+    return rows
+
+
+def pack_sides(inputs: np.ndarray, targets: np.ndarray, sides: tuple[int, int], max_segments: int) -> np.ndarray:
+    """int64[n]: the row of each segment, where a row holds so many slots of inputs and of targets.
+
+    The largest first, by the larger part of a side that a segment takes. Each goes into the row that has least room left on the
+    tighter side, of which all segments together need more; of these into the one with most room on the other; of these into the
+    one that got there last. inputs, targets: int64[n], each 1 … its side.
+    """
+    (a, b), row = sides, np.empty(len(inputs), np.int64)
+    order = np.argsort(-np.maximum(inputs * b, targets * a), kind="stable")
+    if targets.sum() * a > inputs.sum() * b:
+        _pack_sides(order, targets, inputs, b, a, max_segments, row)
+    else:
+        _pack_sides(order, inputs, targets, a, b, max_segments, row)
+    return row
+
+
+def rows_of(table: SegmentTable, recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
+    """int64[m]: the row of each segment, as packed."""
+    packing = recipe.packing
+    most = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
+    if packing.algorithm == "concat":
+        return table.row
+    if packing.sides is not None:
+        inputs = inputs_of(tasks, table)
+        return pack_sides(inputs, table.slots - inputs, packing.sides, most)
+    physical = table.slots + -table.slots % packing.pad_seq_to_mult
+    return pack(physical, recipe.seq_length, packing.algorithm, most)[0]
+
+
 def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """(row int64[n], offset int64[n]) of segments of `lengths` (int[n], each 1 … capacity) in rows of `capacity` slots.
 
@@ -245,13 +352,10 @@ def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int =
     return row, offset
 
 
-def place(table: SegmentTable, recipe: Recipe) -> tuple[SegmentTable, int]:
+def place(table: SegmentTable, recipe: Recipe, tasks: Sequence[Task]) -> tuple[SegmentTable, int]:
     """(the table in row order, with the row and first slot of each segment; the slots that the row packed last leaves free)."""
-    packing, row = recipe.packing, table.row
+    packing, row = recipe.packing, rows_of(table, recipe, tasks)
     physical = table.slots + -table.slots % packing.pad_seq_to_mult
-    if packing.algorithm != "concat":
-        most = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
-        row, _ = pack(physical, recipe.seq_length, packing.algorithm, most)
     free = recipe.seq_length - int(table.slots[row == row.max()].sum()) if len(row) else 0
     order, row, first_slot = placement(table.key, physical, row, packing.algorithm == "next_fit")
     return table.of(order)._replace(row=row, first_slot=first_slot), free

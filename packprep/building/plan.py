@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from packprep.building.removal import Removed
 from packprep.building.segments import CutLimits, cut_limits
+from packprep.dataset.manifest import replaced
 from packprep.dataset.mixture import mixture_of
 from packprep.dataset.noise import LAWS
 from packprep.documents.store import STORE, TokenStore
@@ -25,6 +27,7 @@ from packprep.format.json_files import (
     MANIFEST_NAME,
     MIXTURE_NAME,
     PLAN_NAME,
+    REMOVED_NAME,
     VERSION,
     Later,
     as_stored,
@@ -129,6 +132,21 @@ class FileForm(_Part):
     piece_bytes: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 47)]] | None = None
 
 
+class ReplacedForm(_Part):
+    """A dataset that has what this one lost: its fingerprint, and the digests of its manifest and plan."""
+
+    fingerprint: Digest
+    digest: Digest
+    plan: Digest
+
+
+class RemovedForm(_Part):
+    """The digest of removed.json, and the datasets of which documents were removed, the oldest first."""
+
+    digest: Digest
+    replaces: list[ReplacedForm]
+
+
 class PlanForm(_Part):
     """A plan. Its recipe and tasks are for those who read them to check."""
 
@@ -151,6 +169,7 @@ class PlanForm(_Part):
     digest: Digest
     beside_tokenizer: list[BesideForm] | None = None
     kind: Literal["dataset", "store"] = "dataset"
+    removed: RemovedForm | None = None
 
 
 _PARTS: dict[str, type[_Part]] = {
@@ -303,8 +322,10 @@ class Plan:
         tokenizer_json: bytes,
         prefixes: Sequence[str] | None = None,
         plan_digest: str | None = None,
+        removed: bytes = b"",
     ):
-        """prefixes: where the sources' files lie now. plan_digest: of the plan's canonical JSON, where that is known."""
+        """prefixes: where the sources' files lie now. plan_digest: of the plan's canonical JSON, where that is known. removed:
+        what removed.json holds, where the plan names it."""
         digest = digest_of(tokenizer_json)
         if digest != stored["tokenizer"]["digest"]:
             raise PlanError(
@@ -355,11 +376,23 @@ class Plan:
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:
                     raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")
+        self.removed = Removed(self.sources, removed, self.removed_digest)
         if (count := pieces_of_all_uses(self.sources)) > MOST_PIECES:
             raise PlanError(
                 f"plan.json: its sources come to {count:,} pieces, once for each use, and no plan has more than "
                 f"{MOST_PIECES:,}; put the right file back"
             )
+
+    @property
+    def removed_digest(self) -> str | None:
+        """The digest of removed.json; None where no document was removed."""
+        removed = self.stored.get("removed")
+        return removed["digest"] if removed else None
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """`plan_digests` of this plan."""
+        return plan_digests(self.stored, self.digest)
 
     @cached_property
     def engine(self) -> Engine:
@@ -377,6 +410,12 @@ class Plan:
     def cut_limits(self) -> CutLimits:
         """By which `cut` cuts."""
         return cut_limits(self.recipe, self.tasks)
+
+
+def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
+    """The digests of plans that receipts of an output may have: its plan's, and, of shards that lost no document, those of the
+    datasets that it replaces."""
+    return digest, *(entry["plan"] for entry in replaced(stored))
 
 
 @lru_cache(maxsize=16)
@@ -416,14 +455,16 @@ def refuse_others(out: Folder) -> None:
 
 def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
     """The folders of the datasets in an output folder: itself; or of a build of several seq_lengths, which its mixture.json
-    names, or else its plans show."""
+    names, or else a plan of one of them, begun or not."""
     out = folder_at(place)
     if out.exists(PLAN_NAME) or out.exists(MANIFEST_NAME):
         return [str(out)]
     if out.exists(MIXTURE_NAME):
         names = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
     else:
-        names = [name for name in out.others() if name.startswith("seq_") and out.exists(f"{name}/{PLAN_NAME}")]
+        plans = (stored_plan(f"{out}/{name}") for name in out.others() if name.startswith("seq_"))
+        lengths = next((plan["recipe"].get("seq_lengths") for plan in plans if plan is not None), None)
+        names = [f"seq_{length}" for length in lengths or ()]
     return [f"{out}/{name}" for name in names] or [str(out)]
 
 
@@ -474,7 +515,13 @@ def open_plan(
         raise PlanError(
             f"{out.path_of(name)}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
         ) from None
-    return Plan(stored, tokenizer_json, prefixes, digest)
+    removed = b""
+    if stored["removed"]:
+        try:
+            removed = out.read(REMOVED_NAME)
+        except OSError as error:
+            raise PlanError(f"{out.path_of(REMOVED_NAME)}: {error.strerror}; the plan needs it: put it back") from None
+    return Plan(stored, tokenizer_json, prefixes, digest, removed)
 
 
 def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:

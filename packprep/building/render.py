@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packprep.building.segments import SegmentTable, trained_in, with_kept_pivots
+from packprep.building.segments import SegmentTable, expected_prefix, trained_in, with_kept_pivots
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
+from packprep.dataset.boundaries import put_block_labels
 from packprep.dataset.noise import Noised, Target
 from packprep.documents.reading import Documents
 from packprep.documents.supervision import Training
@@ -53,11 +54,11 @@ def _mark(
     trainable, weights,
 ):  # fmt: skip
     """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as in a shard
-    without supervised documents; of a supervised segment its trained tokens, the sentinel at its pivot, and eos where the
+    without supervised documents; of a supervised segment its trained tokens, what is added at its pivot, and eos where the
     last span reaches the end and is trained. mode: how many slots before the body hold such a mode token. Of a document's
     spans only those that reach into the segment are walked: it may have a million, and be cut into many.
 
-    weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots where all are 1. A sentinel
+    weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots where all are 1. What is added
     weighs as much as the trained token behind it, or before it where that one is not trained."""
     weighted = weights.shape[0] > 0
     for i in range(n.shape[0]):
@@ -83,11 +84,11 @@ def _mark(
                     if weighted:
                         weights[slot] = span_weights[k]
             k += 1
-        if shift[i]:
-            sentinel = body[i] + pivot[i]
-            trainable[sentinel] = 1
+        for slot in range(body[i] + pivot[i], body[i] + pivot[i] + shift[i]):
+            trainable[slot] = 1
             if weighted:
-                weights[sentinel] = weights[sentinel + 1 if trainable[sentinel + 1] else sentinel - 1]
+                behind = body[i] + pivot[i] + shift[i]
+                weights[slot] = weights[behind if trainable[behind] else body[i] + pivot[i] - 1]
         if eos[i] and eos_weight[i] > 0 and trained_in(turns, span_end[i] - 1, start[i]):
             trainable[end] = 1
             if weighted:
@@ -175,7 +176,10 @@ def render_rows(
                     tokens,
                     segment_ids,
                 )
-            copy_ranges(tokens, first_slots, segments.slots, labels, first_slots)
+            if task.shift:
+                put_block_labels(labels, tokens, first_slots, half, True, pad)
+            else:
+                copy_ranges(tokens, first_slots, segments.slots, labels, first_slots)
             target = target_of(
                 task, segments, first_slots, tokens, loss_mask, trainable if training is not None else None
             )
@@ -285,17 +289,6 @@ def _joined_blocks(counts: np.ndarray, parts: list) -> tuple[np.ndarray, np.ndar
     segment, level, weight = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(segment, kind="stable")
     return offsets, level[order], weight[order]
-
-
-def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """int64[m]: the leading slots that see each other both ways, by the objective's rule of attention."""
-    ahead = RULES[task.objective.attention].ahead
-    if ahead == "prefix":
-        assert task.objective.body_prefix is not None
-        return bos + task.mode + task.objective.body_prefix(task, bodies)
-    if ahead == "segment":
-        return slots
-    return np.full(len(slots), 0 if ahead == "never" else -1, np.int64)
 
 
 def render(

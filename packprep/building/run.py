@@ -51,6 +51,7 @@ from packprep.format.json_files import (
     MANIFEST_NAME,
     MIXTURE_NAME,
     PLAN_NAME,
+    REMOVED_NAME,
     TOKENIZER_NAME,
     as_stored,
     decode,
@@ -126,7 +127,7 @@ def build(
         plan = planned(inputs, out, progress.say)
         compare_sources(out, plan, inputs, progress.say, available_cpus() if workers is None else workers)
     share = share_of(*array, plan.shards)
-    missing = missing_shards(out, plan.digest, share)
+    missing = missing_shards(out, plan.digests, share)
     to_do = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
     asked, workers = workers, min(workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
@@ -158,7 +159,7 @@ def build(
             manifest = publish(out, plan)
     finally:
         progress.end()
-    others = len(missing_shards(out, plan.digest, range(plan.shards))) if manifest is None else 0
+    others = len(missing_shards(out, plan.digests, range(plan.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
     say_stage(f"of all workers: {', '.join(f'{stage} {spent:.2f} s' for stage, spent in clock.seconds.items())}")
     profile = Profile(clock.elapsed(), max(workers, 1), clock.take(), documents, text_bytes, tokens)
@@ -175,7 +176,8 @@ def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Pro
     names = [f"seq_{one.seq_length}" for one in recipe.by_length()]
     if out.exists(PLAN_NAME):
         raise PlanError(f"{out} is a dataset, and seq_lengths make several: give --out another folder")
-    if others := [name for name in out.others() if name not in (*names, MIXTURE_NAME)]:
+    is_begun = any(out.exists(f"{name}/{PLAN_NAME}") for name in names)
+    if not is_begun and (others := [name for name in out.others() if name not in names]):
         raise PlanError(
             f"{out} holds files that are none of this build's: {listed(others)}. Give --out a folder that is new or empty"
         )
@@ -185,7 +187,12 @@ def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Pro
     manifests = [outcome.manifest for outcome in outcomes if outcome.manifest is not None]
     if len(manifests) == len(names):
         shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
-        out.create(MIXTURE_NAME, mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares))
+        data = mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares)
+        if not out.create(MIXTURE_NAME, data) and out.read(MIXTURE_NAME) != data:
+            progress.say(
+                f"{out.path_of(MIXTURE_NAME)} has other datasets or shares than this build's, and is left as it is: remove it, "
+                "and the same command writes its own"
+            )
         out.flush()
     return outcomes
 
@@ -243,6 +250,8 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
                 f"{out.path_of(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
                 "another folder"
             )
+        if inputs.removed:
+            out.create(REMOVED_NAME, inputs.removed)
         if out.create(PLAN_NAME, encode(as_stored(fresh, LATER))):
             out.create(FIRST_SEEN_NAME, note_of(inputs.files))
         found = begun(inputs, out)
@@ -444,7 +453,7 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
         for b in own:
             sources.setdefault(b, []).append(source.index)
     shards = sorted(sources)
-    found = out.each(lambda near, b: done_receipt(near, b, plan.digest), shards)
+    found = out.each(lambda near, b: done_receipt(near, b, plan.digests), shards)
     receipts = {b: receipt[0] for b, receipt in zip(shards, found, strict=True) if receipt is not None}
     return [
         DoneShard(b, {s: str(receipt["text_digests"].get(plan.sources[s].name)) for s in sources[b]})

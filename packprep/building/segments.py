@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from packprep.dataset.attention import RULES
 from packprep.documents.reading import Documents
 from packprep.documents.supervision import ANYWHERE
 from packprep.errors import RecipeError
@@ -54,6 +55,28 @@ def with_kept_pivots(tasks: Sequence[Task], table: SegmentTable, ranges: np.ndar
         if len(kept) and task.objective.token_slots is not None:
             first_trained[kept] = task.objective.token_slots(task, table.of(kept).bodies())[:, 0]
     return table._replace(first_trained=first_trained)
+
+
+def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """int64[m]: the leading slots that see each other both ways, by the objective's rule of attention."""
+    ahead = RULES[task.objective.attention].ahead
+    if ahead == "prefix":
+        assert task.objective.body_prefix is not None
+        return bos + task.mode + task.objective.body_prefix(task, bodies)
+    if ahead == "segment":
+        return slots
+    return np.full(len(slots), 0 if ahead == "never" else -1, np.int64)
+
+
+def inputs_of(tasks: Sequence[Task], table: SegmentTable) -> np.ndarray:
+    """int64[m]: the slots of the segments' prefixes, in the stored rows."""
+    inputs = np.zeros(len(table.task), np.int64)
+    for t, task in enumerate(tasks):
+        chosen = np.flatnonzero(table.task == t)
+        if len(chosen):
+            segments = table.of(chosen)
+            inputs[chosen] = expected_prefix(task, segments.bodies(), segments.bos, segments.slots)
+    return inputs
 
 
 class CutLimits(NamedTuple):
@@ -195,11 +218,11 @@ def trained_in(turns, span, at):
 @kernel
 def _cut_supervised(
     offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, min_tail, long, bos_on, eos_on,
-    span_offsets, spans, turns, cut_offsets, cuts, ranks, system, place_offsets, places, write,
+    has_sides, span_offsets, spans, turns, cut_offsets, cuts, ranks, system, place_offsets, places, write,
     document, start, n, task, bos, eos, key, copy, first_trained, untrained, apart, unfit,
 ):  # fmt: skip
     """Cut the wanted documents, at the last message of the highest rank in reach, else inside; segments without a trained token
-    are left out.
+    are left out, and of rows of two sides those of `too_short`, which has but one.
 
     A cut that would fall into a place falls before it, or behind one with which its piece begins; where that does not fit, the
     document is turned away. Later pieces repeat the system message where that leaves room for two tails and any place. Gives the
@@ -261,7 +284,7 @@ def _cut_supervised(
                 elif write:
                     apart[d] += end - begin
                 inside += 1
-            if first >= 0:
+            if first >= 0 and not (has_sides and t == too_short):
                 if write and count < document.shape[0]:  # of a document that is turned away later, there may be no room
                     document[count], start[count], n[count], task[count] = d, at, take, t
                     bos[count], eos[count], key[count] = b, e, k
@@ -374,7 +397,9 @@ def cut(
     )  # fmt: skip
     of_one_length = limits.drawn_supervised, limits.capacity[own], limits.inner[own]
     of_lost = lost.untrained, lost.apart, lost.unfit
-    of_supervised = (*of_documents, wanted, *of_one_length, *policy, *supervision)
+    of_supervised = (
+        *of_documents, wanted, *of_one_length, *policy, int(recipe.packing.sides is not None), *supervision
+    )  # fmt: skip
     count = _cut_supervised(*of_supervised, False, *_NO_COLUMNS, *of_lost)
     cut_at_messages = [np.empty(count, dtype) for dtype in _DTYPES]
     _cut_supervised(*of_supervised, True, *cut_at_messages, *of_lost)

@@ -8,13 +8,16 @@ import numpy as np
 from packprep.building.ledger import check, shard_ledger, store_ledger
 from packprep.building.packing import place
 from packprep.building.plan import Plan
+from packprep.building.removal import DETAIL, REMOVED, Removed, store_without, without
 from packprep.building.render import render
 from packprep.building.segments import SegmentTable, cut
 from packprep.clock import Clock
+from packprep.dataset.manifest import stores_labels
 from packprep.dataset.shard import compacted
-from packprep.documents.reading import UNTRAINED, Documents, read_documents
+from packprep.documents.reading import UNTRAINED, Documents, Rejected, read_documents
 from packprep.documents.store import StoredDocuments, stored
 from packprep.errors import SourceError
+from packprep.objectives.tasks import in_place_rules
 from packprep.sources.files import seen as seen_file
 from packprep.sources.formats import FORMATS, Decoders, Slice
 from packprep.sources.slices import PlannedSource
@@ -100,8 +103,18 @@ def make_store_shard(
     parts = slices_of(plan, shard)
     documents = stored(plan, parts, decoders or Decoders(), progress, clock or Clock(), _most_bytes(plan))
     balance = store_ledger(documents, plan.tasks)
+    if plan.removed:
+        arrays, balance, uses = store_without(plan, documents.arrays, Removed(()), balance)
+        documents = documents._replace(arrays=arrays)
+        _note_removed(plan, documents.rejected, uses)
     check(balance, f"shard {shard}")
     return StoreShard(documents.arrays, documents, balance)
+
+
+def _note_removed(plan: Plan, rejected: Rejected, uses: np.ndarray) -> None:
+    """Note documents that were removed. uses: int64[k, 4], source, use, file and position of each."""
+    for s, use, file, position in uses.tolist():
+        rejected.add(plan.sources[s], use, file, position, REMOVED, DETAIL)
 
 
 def make_shard(
@@ -122,14 +135,14 @@ def make_shard(
     with clock.stage("cut"):
         table, lost = cut(recipe, plan.tasks, documents, plan.cut_limits)
     with clock.stage("pack"):
-        table, last_row_padding = place(table, recipe)
+        table, last_row_padding = place(table, recipe, plan.tasks)
     for reason, tokens in ((UNTRAINED_SEGMENT, lost.untrained), (OTHER_LENGTH, lost.elsewhere)):
         for s, n in enumerate(np.bincount(documents.source, tokens, len(plan.sources)).astype(np.int64).tolist()):
             if n:
                 dropped = documents.dropped_tokens[plan.sources[s].name]
                 dropped[reason] = dropped.get(reason, 0) + n
-    without = np.flatnonzero(np.bincount(table.document, minlength=len(documents.position)) == 0)
-    for d in without:  # documents without a segment are rejects
+    nowhere = np.flatnonzero(np.bincount(table.document, minlength=len(documents.position)) == 0)
+    for d in nowhere:  # documents nowhere a segment are rejects
         source, n = plan.sources[documents.source[d]], int(documents.offsets[d + 1] - documents.offsets[d])
         at = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
         if lost.elsewhere[d]:
@@ -154,7 +167,10 @@ def make_shard(
     with clock.stage("ledger"):
         names = [source.name for source in plan.sources]
         balance = shard_ledger(documents, names, plan.tasks, table, lost, last_row_padding, recipe, arrays)
+        if (listed := plan.removed.segments(arrays)).any():
+            arrays, balance, uses = without(plan, arrays, table, listed, balance)
+            _note_removed(plan, documents.rejected, uses)
         check(balance, f"shard {shard}")
-    if recipe.output.columns == "compact":
-        arrays = compacted(arrays)
+    if recipe.output.columns != "full":
+        arrays = compacted(arrays, stores_labels(recipe.output.columns, in_place_rules(plan.tasks)))
     return Made(arrays, documents, balance, table)

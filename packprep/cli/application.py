@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from packprep import messages
 from packprep.cli.arguments import PRINTING_PANEL
 from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, tokenize, warm
-from packprep.cli.datasets import export, inspect, verify
+from packprep.cli.datasets import export, inspect, remove, verify
 from packprep.messages import say_error
 
 
@@ -160,6 +160,8 @@ packprep export packed --to megatron --out megatron/
 packprep export packed --to parquet --columns full --out parquet/
 packprep export packed --to hf --out hf/
 packprep export packed --to jsonl --what rows --out lines/""",
+    remove: """\
+packprep remove packed --documents withdrawn.jsonl --out packed2""",
     slurm: """\
 packprep slurm recipe.toml --out packed --array 64 --submit -- --time=4:00:00 --mem=8G
 packprep slurm --command verify --out packed --array 16""",

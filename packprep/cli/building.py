@@ -152,6 +152,7 @@ def _planned(recipe: Any, out: str | None, moved: dict[str, str], workers: int |
     """What a build of a recipe into a folder, or into any, would make."""
     from packprep.building.commit import missing_shards
     from packprep.building.forecast import STORE_MB_S, forecast, outlook
+    from packprep.building.plan import plan_digests
     from packprep.building.planning import look_up, make_plan
     from packprep.building.run import begun, pace, workers_for
     from packprep.storage import folder_at
@@ -171,7 +172,7 @@ def _planned(recipe: Any, out: str | None, moved: dict[str, str], workers: int |
     result = forecast(planned, found, samples)
     shards = missing = planned["shards"]
     if output is not None and standing is not None:
-        missing = len(missing_shards(output, standing[1], range(shards)))
+        missing = len(missing_shards(output, plan_digests(*standing), range(shards)))
     count = workers or workers_for(result["text_bytes"] * missing // shards)
     to_come = result["to_come"] = outlook(result, engine.rate if engine else STORE_MB_S, missing, count)
     if output is not None:
@@ -191,7 +192,8 @@ def status(directory: Directory, array_count: ArrayCount = None, as_json: Json =
     from packprep.building.plan import datasets_in
     from packprep.cli.printing import print_status
 
-    results = [status_of(one, array_count) for one in datasets_in(directory)]
+    names = datasets_in(directory)
+    results = [status_of(name, array_count, len(names) > 1) for name in names]
     put_each(results, as_json, print_status)
     if not all(result["published"] for result in results):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The commands that read a dataset: verify, export, inspect."""
+"""The commands that read a dataset: verify, export, inspect, remove."""
 
 import os
 import time
@@ -117,6 +117,23 @@ def export(
 
     result = export_dataset(directory, to, out, Bar(), workers or available_cpus(), card_at, **options)
     put(result, as_json, print_export)
+
+
+def remove(
+    directory: Directory,
+    documents: Annotated[
+        str, typer.Option(metavar="FILE", help="JSON lines of source, file and doc, a position.", show_default=False)
+    ],
+    out: Out,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Make a dataset, or token store, of another, without some documents: no other slot moves. Or go on where that stopped."""
+    one_thread()
+    from packprep.building.processes import available_cpus
+    from packprep.removing import print_removal, remove_documents
+
+    put(remove_documents(directory, documents, out, Bar(), workers or available_cpus()), as_json, print_removal)
 
 
 MovedOrNamed = Annotated[

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from packprep import messages
 from packprep.building.commit import missing_shards
 from packprep.building.forecast import ROWS_MB_S, forecast, outlook
+from packprep.building.plan import plan_digests
 from packprep.building.planning import Inputs, look_up, made_with, make_plan
 from packprep.building.processes import available_cpus, free_addresses, free_memory
 from packprep.building.run import begun, workers_for
@@ -156,7 +157,7 @@ def _output(out: Folder, inputs: Inputs | None, figures: Mapping[str, Any] | Non
         if inputs is not None and figures is not None:
             missing, standing = figures["shards"], begun(inputs, out)
             if standing is not None:
-                missing = len(missing_shards(out, standing[1], range(missing)))
+                missing = len(missing_shards(out, plan_digests(*standing), range(missing)))
             needed = outlook(figures, 1, missing, 1)["output_bytes"]
     except PackprepError as error:
         yield Finding("out", FAILS, str(error))

@@ -54,6 +54,8 @@ SUMS = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "toke
 
 def print_forecast(f: dict[str, Any]) -> None:
     """The figures as text."""
+    from packprep.inspection.text import sides_in_words
+
     shards, files = (f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files"))
     put_line(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
     sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]  # a sample may have seen no document
@@ -66,7 +68,7 @@ def print_forecast(f: dict[str, Any]) -> None:
     if fill["all_rows"] is not None:
         without = fill["without_last_rows"]
         last = "" if without is None else f"; {without:.2%} without each shard's last row"
-        put_line(f"about {fill['all_rows']:.2%} of their slots filled{last}")
+        put_line(f"about {fill['all_rows']:.2%} of their slots filled{last}{sides_in_words(fill)}")
     if "to_come" in f:
         _print_outlook(f["to_come"], f["shards"], f.get("out"))
     put_line()
@@ -113,6 +115,9 @@ def duration(seconds: float) -> str:
 def print_status(result: dict[str, Any]) -> None:
     """The status in a few lines."""
     jobs = ", ".join(f"{job['job']} ({job['script']})" for job in result.get("jobs", ()))
+    if result["shards"] is None and not jobs:
+        put_line(f"{result['out']}: nothing is written yet")
+        return
     if result["shards"] is None:
         put_line(f"{result['out']}: nothing is written yet; submitted as jobs {jobs}, which wait or have just begun")
         put_line(f"squeue --jobs={','.join(job['job'].partition(';')[0] for job in result['jobs'])} says which")

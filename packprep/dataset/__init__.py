@@ -10,5 +10,6 @@ mixture.py                      several datasets as one, by share
 row_media.py                    which slots of rows belong to which picture, sound or film
 boundaries.py                   where segments lie, by cu_seqlens or by ids
 attention.py                    attention rules, layouts for attention kernels
+encoder_decoder.py              a row as an encoder's and a decoder's
 ```
 """

@@ -24,6 +24,7 @@ __all__ = [
     "MicroSequence",
     "Rule",
     "block_mask",
+    "block_varlen",
     "context_parallel",
     "cut_points",
     "dense_mask",
@@ -245,6 +246,30 @@ def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
     allowed |= ~q_half & k_half & (q_block > k_block)
     allowed |= q_half & k_half & (q_block >= k_block)
     return allowed & (ids[:, None] == ids)
+
+
+def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """cu_seqlens int32[n + 1], max_seqlen int, block_origins and block_lengths int32[n] of a batch's flat slots, rows one behind
+    the other: for kernels that count blocks inside documents.
+
+    batch: segment_ids, position_ids and block_lengths, [B, T] each. x_t and x_0 of a block-diffusion segment are a sequence each,
+    as are other segments and runs of padding, with block_lengths 0. Slot s of sequence i is in block
+    (s − block_origins[i]) // block_lengths[i] of its copy.
+    """
+    ids, positions, lengths = (
+        np.atleast_2d(np.asarray(batch[name])) for name in ("segment_ids", "position_ids", "block_lengths")
+    )
+    begins = (positions == 0) & (lengths > 0)
+    begins[:, :1] = True
+    begins[:, 1:] |= ids[:, 1:] != ids[:, :-1]
+    origins = np.flatnonzero(begins)
+    cu_seqlens = np.append(origins, ids.size)
+    return {
+        "cu_seqlens": cu_seqlens.astype(np.int32),
+        "max_seqlen": int(np.diff(cu_seqlens).max(initial=0)),
+        "block_origins": origins.astype(np.int32),
+        "block_lengths": lengths.reshape(-1)[origins].astype(np.int32),
+    }
 
 
 class MicroSequence(NamedTuple):

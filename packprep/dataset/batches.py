@@ -10,7 +10,7 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.attention import RULES
-from packprep.dataset.manifest import StoredTask
+from packprep.dataset.manifest import StoredTask, is_in_place
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import check_accelerate
 from packprep.dataset.row_media import Media
@@ -52,6 +52,7 @@ _MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 class Reader:
     """The face of a Dataset and of a Mixture. They have what a batch needs to know, a fingerprint, a digest, a length, `row`, and
 
+    fingerprint_at(digest)                                    whose loader states are taken
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
     kinds, _media(found)                                      of media; the places in rows
     rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(), tasks_with_loss()
@@ -62,6 +63,7 @@ class Reader:
     seq_length: int
     vocab_size: int
     token_dtype: np.dtype
+    encoder_length: int = 0
     what = "dataset"
     seq_lengths: tuple[int, ...] | None = None  # of each dataset, where they differ: then each step is of one
     kinds: tuple[str, ...] = ()  # of media, by name
@@ -75,6 +77,9 @@ class Reader:
 
     @property
     def digest(self) -> str:
+        raise NotImplementedError
+
+    def fingerprint_at(self, digest: str) -> str | None:
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -144,13 +149,15 @@ class Reader:
     def __getitem__(self, index: int) -> dict[str, Any]:
         """tokens, labels, segment_ids, position_ids, loss_mask of one row, or the columns of `with_columns`: [T] each,
         writable copies."""
-        return {name: values[0] for name, values in self.batch([self._place(index)]).items()}
+        batch = self.batch([self._place(index)])
+        return {name: batch[name][0] for name in self._columns}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """A list of what ds[i] gives, views of one gathered batch; torch's DataLoader calls it."""
         items: list[dict[str, Any]] = [{} for _ in indices]
-        for name, values in self.batch(indices).items():
-            for item, row in zip(items, values, strict=True):
+        batch = self.batch(indices)
+        for name in self._columns:
+            for item, row in zip(items, batch[name], strict=True):
                 item[name] = row
         return items
 
@@ -181,7 +188,8 @@ class Reader:
         accelerate: str = "numpy",
     ) -> dict[str, Any]:
         """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss), loss_weight_sum and row_cost
-        (Σn² over the row's segments of n slots) are [B].
+        (Σn² over the row's segments of n slots) are [B]. encoder_length: an int beside them, where the dataset has it, for
+        `packprep.dataset.encoder_decoder.split`.
 
         columns: names of COLUMNS (all, the default) and of MORE_COLUMNS; labels_k, loss_mask_k and loss_weights_k
         (k = 2 … 8) say of the token k slots ahead what labels, loss_mask and loss_weights say of the next one. dtype: of tokens,
@@ -193,7 +201,7 @@ class Reader:
         if columns is not None:
             names = self.checked_columns(columns)
         elif out is not None:
-            names = self.checked_columns(out)
+            names = self.checked_columns(name for name in out if name != "encoder_length")
         rows = self._places(indices)
         if epochs is not None:
             if len(epochs) != len(rows):
@@ -201,7 +209,8 @@ class Reader:
             epochs = [integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
         with_media, names = MEDIA in names, tuple(name for name in names if name != MEDIA)
         dtypes = self._dtypes(self._dtype if dtype is None else dtype, names)
-        found, batch = self._find(rows), {}  # first: a manifest may claim more than there is
+        found = self._find(rows)  # first: a manifest may claim more than there is
+        batch: dict[str, Any] = {}
         for name in names:
             shape = (len(rows),) if name in BY_ROW else (len(rows), self.row_length(rows))
             if out is None:
@@ -214,7 +223,9 @@ class Reader:
                 self._check_holds(name, out[name].dtype)
                 batch[name] = out[name]
         self._fill(found, batch, epochs, accelerate)
-        return {**batch, MEDIA: self._media(found)} if with_media else batch
+        if with_media:
+            batch[MEDIA] = self._media(found)
+        return {**batch, "encoder_length": self.encoder_length} if self.encoder_length else batch
 
     def _dtypes(self, dtype: Any, names: Sequence[str] = COLUMNS + MORE_COLUMNS) -> dict[str, np.dtype]:
         """Column → dtype, where `dtype` is asked for: one for all ids, or a mapping column → dtype."""
@@ -478,21 +489,24 @@ class Batches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the rows that `state` has delivered; StateError if it is another dataset's, seed's or order's.
 
-        A state without digest or redraw, of an older packprep, is taken with a warning; the next one has them.
+        A state of a dataset that has since lost documents is taken: no row moved. A state without digest or redraw, of an older
+        packprep, is taken with a warning; the next one has them.
         """
-        check_state(state, self.state_dict())
+        check_state(state, self.state_dict(), self.dataset)
         rows = state["rows"]
         if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
         self._restart(rows)
 
 
-def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:
     """StateError unless `state` has the keys of `mine`, and their values where they are no counts; a warning for keys that
-    joined later and are absent."""
+    joined later and are absent. dataset: may be what another was before, by whose fingerprint and digest the state goes."""
     if not isinstance(state, Mapping) or not mine.keys() - _MAY_LACK <= state.keys() <= mine.keys() | _WHERE_GIVEN:
         keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave")
+    if isinstance(digest := state.get("digest"), str) and (before := dataset.fingerprint_at(digest)):
+        mine = {**mine, "fingerprint": before, "digest": digest}
     for key in dict.fromkeys((*mine, *state)):
         ours, theirs = mine.get(key), state.get(key)
         checked = key not in _COUNTS and (key in state or key in _WHERE_GIVEN)
@@ -541,7 +555,7 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
             if all(RULES[task["attention"]].ahead == "prefix" for task in refused):
                 ways.append(f"read prefixes causally on purpose: {_CAUSALLY}")
             why = f"sees ahead in its segments, and layers that need seq_idx see the past alone: {', or '.join(ways)}"
-        elif name in AHEAD and all(task["label_alignment"] == "same_slot" for task in tasks):
+        elif name in AHEAD and all(is_in_place(task) for task in tasks):
             refused = [*tasks]
             why = f"predicts in place, and has no {name}: take {MADE_FROM[name]}, or a dataset with a next-token task"
         if refused:

@@ -46,11 +46,44 @@ def fill_slots(begin: np.ndarray, length: np.ndarray, values: np.ndarray, elsewh
     return np.repeat(parts, runs)
 
 
-def put_blocks(slots: np.ndarray, at, half, block_length, count, values: np.ndarray) -> None:
-    """Put each block's value on its slots of x_t; count: blocks of each segment, values: of all of them."""
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def put_blocks(slots: np.ndarray, at, half, block_length, count, values: np.ndarray, ahead=0) -> None:
+    """Put each block's value on its slots of x_t; count: blocks of each segment, values: of all of them. ahead: 1, or an array
+    by segment, where a slot has the value of the next one's block."""
     per_block = np.repeat(block_length, count)
     lengths = np.minimum(np.repeat(half, count) - ranks(count) * per_block, per_block)
+    ends = np.cumsum(count)
+    lengths[ends - count] -= ahead
+    lengths[ends - 1] += ahead
     slots[np.repeat(at, half) + ranks(half)] = np.repeat(values, lengths)
+
+
+def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int) -> None:
+    """Give each slot of the ranges, `length` slots from `at` on, what the next one has, and the ranges' ends `last`."""
+    for begin, end in zip(at.tolist(), (at + length).tolist(), strict=True):
+        slots[begin : end - 1] = slots[begin + 1 : end]
+        slots[end - 1] = last
+
+
+def put_clean(slots: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.ndarray) -> None:
+    """Give both halves of block-diffusion segments, from `at` on, the tokens of the second: x_0."""
+    for begin, n in zip(at.tolist(), half.tolist(), strict=True):
+        clean = tokens[begin + n : begin + 2 * n]
+        slots[begin : begin + n] = clean
+        slots[begin + n : begin + 2 * n] = clean
+
+
+def put_block_labels(labels: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.ndarray, ahead, pad: int) -> None:
+    """Write the labels of block-diffusion segments: x_0 in both halves, or, where `ahead` (bool by segment, or one), its next
+    token, and pad at the end of each."""
+    put_clean(labels, tokens, at, half)
+    moved = np.broadcast_to(ahead, at.shape)
+    for begin in (at[moved], (at + half)[moved]):
+        move_ahead(labels, begin, half[moved], pad)
 
 
 def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -> np.ndarray:
@@ -79,6 +112,19 @@ def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> 
         return greatest(library.where(first, slots, 0))
 
     return begins(ids), ids.shape[-1] - library.flip(begins(library.flip(ids, (-1,))), (-1,))
+
+
+def meetings(query_ids: Any, key_ids: Any, where: Callable, searchsorted: Callable) -> tuple[Any, Any]:
+    """(begin, end), shaped as `query_ids`, [B, Q]: the keys of each query's segment, in slots of its row of `key_ids`, [B, K].
+
+    Ids count 1, 2, … in both, without gaps. Padding meets the row's first segment, so that no query is without keys, and in
+    a row of padding alone all. where, searchsorted: numpy's, torch's or jax.numpy's, the latter by row.
+
+        query_ids 1 2 2 0, key_ids 1 1 1 2 0   →   begin 0 3 3 0   end 3 4 4 3
+    """
+    last = where(key_ids > 0, key_ids, 1 << 30)
+    ids = where(query_ids > 0, query_ids, last[..., :1])
+    return searchsorted(last, ids), searchsorted(last, ids + 1)
 
 
 def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:

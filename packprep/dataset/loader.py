@@ -21,12 +21,25 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.batches import Reader
-from packprep.dataset.manifest import Manifest, ShardEntry, StoredTask, first_rows, outline, read_manifest
+from packprep.dataset.boundaries import read_only
+from packprep.dataset.manifest import (
+    Manifest,
+    ShardEntry,
+    StoredTask,
+    columns_of,
+    encoder_length,
+    first_rows,
+    is_in_place,
+    outline,
+    read_manifest,
+    replaced,
+    stores_labels,
+)
 from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.row_media import Media, kinds_of, media_of
-from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather, read_only
+from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.json_files import MANIFEST_NAME, MIXTURE_NAME, TOKENIZER_NAME
@@ -55,8 +68,8 @@ class Dataset(Reader):
     """The rows of a dataset on disk, in shard order; made by open_dataset.
 
     manifest: dataset.json as a dict. tasks: its task table. seq_length: slots of a row. vocab_size: rows that an
-    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. io: "mmap" or "pread". It may be pickled
-    (workers open it again), forked, and read by several threads.
+    embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32. encoder_length: as the recipe's; 0: none. io:
+    "mmap" or "pread". It may be pickled (workers open it again), forked, and read by several threads.
     """
 
     def __init__(
@@ -66,11 +79,12 @@ class Dataset(Reader):
         self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
         self.manifest = manifest
         self.seq_length, self.vocab_size, self.pad_id = (manifest[k] for k in ("seq_length", "vocab_size", "pad_id"))
-        self.token_dtype = np.dtype(manifest["token_dtype"])
+        self.token_dtype, self.encoder_length = np.dtype(manifest["token_dtype"]), encoder_length(manifest)
         self.facts = Facts(str(directory), self.seq_length, self.pad_id, self.token_dtype, manifest["tasks"])
         self._first_row = first_rows(manifest)
         self._row_bounds, self._n_rows = np.array(self._first_row), self._first_row[-1]
-        self._predicts_in_place = any(task["label_alignment"] == "same_slot" for task in self.tasks)
+        in_place = [task["attention"] for task in self.tasks if is_in_place(task)]
+        self._predicts_in_place, self._stores_labels = bool(in_place), stores_labels(columns_of(manifest), in_place)
         self._n_shards = len(manifest["shards"])
         self._open: dict[int, tuple[Any, int, Shard]] = {}
         self._forgets = self._n_shards > max_open  # whether shards are closed again, those longest unused first
@@ -100,6 +114,12 @@ class Dataset(Reader):
         """The manifest's own: of what was built, the shards' digests among it."""
         return self.manifest["digest"]
 
+    def fingerprint_at(self, digest: str) -> str | None:
+        """The fingerprint that went with this digest: its own, or that of a dataset of which it has all rows where they were, and
+        lost documents; None for any other."""
+        known = {entry["digest"]: entry["fingerprint"] for entry in replaced(self.manifest)}
+        return {**known, self.digest: self.fingerprint}.get(digest)
+
     @property
     def tasks(self) -> list[StoredTask]:
         return self.manifest["tasks"]
@@ -126,7 +146,7 @@ class Dataset(Reader):
             with self._held(entry) if self._held else nullcontext(Path(self.directory, entry["file"])) as path:
                 shard = shard_of(path, self.manifest, number, self.io)
                 known = (shard.tokens, self._first_row[number], shard)  # opened, after which the file may be removed
-            if self._predicts_in_place and "labels" not in shard.layout:
+            if self._stores_labels and "labels" not in shard.layout:
                 raise DatasetError(f"{shard.path}: array 'labels' is missing, though a task predicts in place")
         self._open[number] = known  # last: the one used most recently
         if self._forgets and len(self._open) > self.max_open:
@@ -253,6 +273,13 @@ class Dataset(Reader):
                     raise ArgumentError(f"no {what} is called {name!r}; there are {there}")
             kept.append(np.array([name in wanted for name in names], np.bool_))
         return self._with(facts=self.facts.restricted(*kept))
+
+
+def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> Segments:
+    """The segments of a shard's rows, at least one: all, or those of a range."""
+    dtype = np.dtype(manifest["token_dtype"])
+    facts = Facts(str(shard.path), shard.seq_length, manifest["pad_id"], dtype, manifest["tasks"])
+    return Segments(facts, [(shard, row) for row in (range(shard.rows) if rows is None else rows)])
 
 
 @overload

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,8 @@ from packprep.format.json_files import (
     with_defaults,
 )
 
-LABEL_ALIGNMENTS = ("next_token", "same_slot")
+LABEL_ALIGNMENTS = ("next_token", "same_slot", "next_slot")
+"""What is predicted at a slot: the next token; the token that was noised there; or, in place too, that of the next slot."""
 
 
 class StoredTask(TypedDict):
@@ -142,6 +143,9 @@ class Manifest(TypedDict):
     recipe: dict[str, Any]
     fingerprint: str
     kind: NotRequired[str]  # "store": a token store, of which datasets are built
+    removed: NotRequired[
+        dict[str, Any]
+    ]  # the digest of removed.json, and which datasets this one replaces, the oldest first
     engine: Any
     made_with: Any
     shards: Sequence[ShardEntry]
@@ -181,6 +185,21 @@ def _is_recipe(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key, {}), dict) for key in ("documents", "output"))
 
 
+def _is_removal(value: Any) -> bool:
+    """Whether it has a digest, and lists datasets by their digests."""
+    if not isinstance(value, dict) or value.keys() != {"digest", "replaces"}:
+        return False
+    entries, keys = value["replaces"], {"fingerprint", "digest", "plan"}
+    return (
+        is_digest(value["digest"])
+        and isinstance(entries, list)
+        and all(
+            isinstance(entry, dict) and entry.keys() == keys and all(map(is_digest, entry.values()))
+            for entry in entries
+        )
+    )
+
+
 def _one_of(*values: Any) -> Callable[[Any], bool]:
     return lambda value: type(value) is type(values[0]) and value in values  # 1.0 and True are no 1
 
@@ -208,6 +227,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "recipe": ("an object, as are its documents and output", _is_recipe),
     "fingerprint": ("32 hex digits", is_digest),
     "kind": ("store, or absent", _one_of("store")),
+    "removed": ("a digest and what is replaced, or absent", _is_removal),
     "engine": ("a string or an object", _instance_of(str, dict)),
     "made_with": ("a string or an object", _instance_of(str, dict)),
     "shards": ("a list", _instance_of(list)),
@@ -241,7 +261,8 @@ _TASK_KEYS = {
 _TASK_MORE = ("resolved",)
 LATER: Later = {"": {}, "tasks": {}, "sources": {}}
 """Those of the keys above that joined later."""
-_OPTIONAL = {"continues", "kind"}  # stand only where a task asks for it, in a token store; what is absent is no default
+_OPTIONAL = {"continues", "kind", "removed"}
+"""Stand only where a task asks for it, in a token store, where documents were removed; what is absent is no default."""
 
 
 def _check(
@@ -266,9 +287,27 @@ def _check(
             raise DatasetError(f"{where}: {key} is {value[key]!r:.200} and should be {what}")
 
 
-def is_compact(manifest: Mapping[str, Any]) -> bool:
-    """Whether its shards leave out what their headers determine."""
-    return manifest["recipe"].get("output", {}).get("columns") == "compact"
+def replaced(of: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The datasets that the one of this plan or manifest replaces, {fingerprint, digest, plan}: of which it lost documents."""
+    found: list[dict[str, str]] = (of.get("removed") or {"replaces": []})["replaces"]
+    return found
+
+
+def columns_of(manifest: Mapping[str, Any]) -> str:
+    """Which columns its shards have, as its recipe says."""
+    columns = manifest["recipe"].get("output", {}).get("columns")
+    return columns if columns in ("compact", "least") else "full"
+
+
+def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
+    """Whether shards have labels. in_place: the attention rules of the tasks that predict in place; where a segment stands twice
+    its clean half tells them, and the least columns are without."""
+    return any(columns != "least" or not RULES[rule].in_blocks for rule in in_place)
+
+
+def is_in_place(task: Mapping[str, Any]) -> bool:
+    """Whether a stored task's tokens are noised where they stand, and it is they that are predicted."""
+    return task["label_alignment"] != "next_token"
 
 
 def check_manifest(value: Any, name: str) -> Manifest:
@@ -330,6 +369,11 @@ def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
     """Whether documents give weights other than 1 to what is trained of them, by the ledger, which opening does not check."""
     sources = _members(manifest["ledger"], "sources").values()
     return any(_counted(source, "slots", "weighted") for source in sources)
+
+
+def encoder_length(manifest: Mapping[str, Any]) -> int:
+    """The slots of a row that its segments' prefixes fill at most, where an encoder reads them; 0: rows are not packed so."""
+    return _counted(manifest["recipe"], "packing", "encoder_length")
 
 
 def drawn_tasks(manifest: Manifest) -> list[StoredTask]:
@@ -417,6 +461,11 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):
             raise DatasetError(
                 f"{directory} is a URL, and this opens folders: open_remote of packprep.adapters.remote opens it"
+            ) from error
+        if several := sorted(str(found.parent) for found in Path(directory).glob(f"*/{MANIFEST_NAME}")):
+            more = ", …" if len(several) > 5 else ""
+            raise DatasetError(
+                f"{directory} is no dataset, and holds some: name one of them, {', '.join(several[:5])}{more}"
             ) from error
         there = "" if Path(directory).exists() else ", there is no such folder"
         raise DatasetError(

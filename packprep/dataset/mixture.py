@@ -33,8 +33,8 @@ class Mixture(Reader):
     datasets: each as a Dataset of its own, with its tasks, sources and manifest. counts: int64[D], samples of each in a
     cycle, or the Schedule of shares that change. shares: float64[D], what they come to; of a schedule float64[points, D].
     vocab_size, pad_id: as all of them have. seq_length: the longest; where they differ, seq_lengths has that of each dataset, and
-    each step is of one. token_dtype: the widest. max_epochs: of each dataset, or None. It may be pickled, forked, and read by
-    several threads, as a Dataset.
+    each step is of one. encoder_length: 0 where they differ. token_dtype: the widest. max_epochs: of each dataset, or
+    None. It may be pickled, forked, and read by several threads, as a Dataset.
     """
 
     what = "mixture"
@@ -50,6 +50,8 @@ class Mixture(Reader):
             self.samples_at_once = order.SCHEDULED_AT_ONCE
         else:
             self.shares = counts / counts.sum()
+        encoders = {dataset.encoder_length for dataset in datasets}
+        self.encoder_length = encoders.pop() if len(encoders) == 1 else 0
         first = datasets[0]
         self.vocab_size, self.pad_id = first.vocab_size, first.pad_id
         self.token_dtype = np.result_type(*(dataset.token_dtype for dataset in datasets))
@@ -64,7 +66,7 @@ class Mixture(Reader):
         what = "samples" if self.seq_lengths is None else "steps"
         trees = (f"{share} of {what}: {dataset}" for share, dataset in zip(shares, self.datasets, strict=True))
         lines = [f"mixture of {len(self.datasets)} datasets", *trees]
-        if isinstance(self.counts, order.Schedule):
+        if isinstance(self.counts, order.Schedule) and len(self.counts.points) > 1:
             lines[0] += f", shares at {what} {', '.join(f'{point:,}' for point in self.counts.points)}"
         return "\n".join(lines)
 
@@ -106,7 +108,17 @@ class Mixture(Reader):
     @property
     def fingerprint(self) -> str:
         """32 hex digits, of the datasets' fingerprints and their samples in a cycle, or their schedule."""
-        parts: list[Any] = [dataset.fingerprint for dataset in self.datasets]
+        return self._fingerprint([dataset.fingerprint for dataset in self.datasets])
+
+    def fingerprint_at(self, digest: str) -> str | None:
+        """The fingerprint that went with this digest, as of a Dataset: each dataset may have lost documents since."""
+        digests = digest.split(",")
+        if len(digests) != len(self.datasets):
+            return None
+        known = [dataset.fingerprint_at(own) for dataset, own in zip(self.datasets, digests, strict=True)]
+        return None if None in known else self._fingerprint(known)
+
+    def _fingerprint(self, parts: list[Any]) -> str:
         if isinstance(self.counts, order.Schedule):
             parts += self.counts.parts()
         else:

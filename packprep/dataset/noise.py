@@ -1,5 +1,5 @@
 """The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it;
-render with compiled writers that equal `mask`, `flip` and `mask_blocks` (`objectives/noising.py`).
+render with compiled writers that equal `mask`, `flip` and `noise_blocks` (`objectives/noising.py`).
 
     candidates  a segment's neighbouring slots that may be noised: its tokens, perhaps its eos, less those not trained
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
@@ -20,114 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep import randomness
+from packprep.dataset.boundaries import move_ahead, ranks
+from packprep.dataset.candidates import Candidates, below, in_chunks, put, window_of, within, words_of
 from packprep.dataset.manifest import Parameter
 from packprep.format.json_files import LAW_VERSION
-from packprep.randomness import NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
+from packprep.randomness import NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
 
 ONE = 1 << 40
 """The threshold of probability 1."""
-CHUNK_SLOTS = 1 << 18
-"""Candidates that are noised at once: their columns stay in the processor's cache."""
-
-
-# The slots that may be noised, and the numbers that they draw
-
-
-class Candidates(NamedTuple):
-    """Segments to noise, one array a column, [m] each, in row order."""
-
-    key: np.ndarray  # uint64
-    at: np.ndarray  # int64: first candidate's slot in the flat rows, ascending
-    count: np.ndarray  # type: ignore[assignment]  # int64: candidates, trained or not
-    row: np.ndarray  # int64: which row it lies in
-
-
-def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """bool[Σ (kept + dropped)]: kept[0] times True, dropped[0] times False, kept[1] times True, …"""
-    return np.repeat(np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1))
-
-
-def words_of(key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int) -> np.ndarray:
-    """dtype[Σ count]: count[i] numbers of each key, consecutive bytes ("u1") or words ("<u4") of its blocks."""
-    a_block = 16 // np.dtype(dtype).itemsize
-    blocks = -(-count // a_block)
-    total = int(blocks.sum())
-    first = np.repeat(np.cumsum(blocks) - blocks, blocks)
-    words = randomness.philox(np.repeat(key, blocks), np.arange(total) - first, 0, purpose, epoch)
-    data = np.stack(words, axis=1).astype("<u4", copy=False).view(dtype).reshape(-1)
-    unused = blocks * a_block - count
-    return data[runs(count, unused)] if unused.any() else data
-
-
-def below(key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.ndarray, epoch: int) -> np.ndarray:
-    """bool[Σ count]: whether each candidate's 40-bit uniform lies below its threshold.
-
-    threshold: uint64[k], that of the next length[k] candidates each; Σ length = Σ count.
-    """
-    high = words_of(key, count, NOISE, "u1", epoch)
-    top = np.repeat((threshold >> np.uint64(32)).astype(np.uint16), length)
-    below = high < top
-    undecided = np.flatnonzero(high == top)
-    if len(undecided):
-        segment, place = within(count, undecided)
-        run, _ = within(length, undecided)
-        low = randomness.words(key[segment], NOISE_LOW, place, epoch)
-        below[undecided] = low < (threshold[run] & np.uint64(0xFFFFFFFF))
-    return below
-
-
-def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(segment, place in it), int64 each, of the candidates number `which` of all segments'."""
-    ends = np.cumsum(count)
-    segment = np.searchsorted(ends, which, "right")
-    return segment, which - (ends - count)[segment]
-
-
-def in_chunks(segments: Candidates, width: int = 1) -> list[slice]:
-    """Slices of whole segments of about CHUNK_SLOTS / width candidates each."""
-    ends = np.cumsum(segments.count)
-    if not len(ends):
-        return []
-    size = max(CHUNK_SLOTS // width, 1)
-    marks = np.searchsorted(ends, np.arange(size, int(ends[-1]) + size, size), "left") + 1
-    bounds = np.unique(np.concatenate(([0], np.minimum(marks, len(ends)), [len(ends)])))
-    return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-
-
-class Window(NamedTuple):
-    """The slots from the first candidate of some segments to their last, and which of them are candidates."""
-
-    here: slice
-    inside: np.ndarray | None  # bool; None: all
-
-    def laid_out(self, values: np.ndarray) -> np.ndarray:
-        """bool, one a slot: `values`, one a candidate, and False between."""
-        if self.inside is None:
-            return values
-        wide = np.zeros(len(self.inside), np.bool_)
-        wide[self.inside] = values
-        return wide
-
-    def candidates(self, slots: np.ndarray) -> np.ndarray:
-        """Of a flat column the candidates' values."""
-        return slots[self.here] if self.inside is None else slots[self.here][self.inside]
-
-    def holds(self, slots: np.ndarray, value: int) -> bool:
-        """Whether a flat column has `value` (−1: no token) anywhere in the window."""
-        return value >= 0 and bool((slots[self.here] == value).any())
-
-
-def window_of(segments: Candidates) -> Window:
-    begin, end = int(segments.at[0]), int(segments.at[-1] + segments.count[-1])
-    gap = np.append(segments.at[1:], end) - (segments.at + segments.count)
-    return Window(slice(begin, end), runs(segments.count, gap) if gap.any() else None)
-
-
-def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:
-    """slots[where] = value, without a branch: the processor would guess random ones wrong half the time."""
-    bits = np.negative(where.astype(slots.dtype))  # 0, or −1: all bits
-    bits &= slots ^ slots.dtype.type(value)
-    slots ^= bits
 
 
 # Levels, and the writers of noise
@@ -330,43 +230,104 @@ def quantised_level(key: np.ndarray, low: float, high: float, steps: int, epoch:
     return step, low + (high - low) * (step + 0.5) / steps
 
 
-def mask_blocks(
+class BlockLaw(NamedTuple):
+    """How a task of block diffusion noises its blocks in an epoch.
+
+    low, high    the level t of a block is uniform over this range.
+    half_life    0: each candidate is noised with probability t. Else round(t · n) of the block's n are, drawn without
+                 replacement, place i with the weight 2^((1 − t) · i / (half_life · block_length)): later ones sooner.
+    inverse      whether what is drawn stays, and what is not is noised.
+    uniform      whether candidates become any ordinary token, be it their own, and all are trained; else the mask.
+    """
+
+    block_length: int
+    low: float
+    high: float
+    half_life: float
+    inverse: bool
+    uniform: bool
+
+
+def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
+    """Between which the levels of a task lie."""
+    return (1.0, 1.0) if parameters.get("noise") == "all" else parameters["noise_range"]
+
+
+def block_law(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockLaw, int]:
+    """A task's law in an epoch, and by which epoch's chance: complementary ones noise in 2k + 1 what 2k leaves."""
+    pair = epoch % 2 if parameters["complementary"] else 0
+    half_life = parameters["half_life"] if parameters["noise"] == "position" else 0.0
+    low, high = level_range(parameters)
+    law = BlockLaw(parameters["block_length"], low, high, half_life, pair == 1, parameters["canvas"] == "uniform")
+    return law, epoch - pair
+
+
+def noise_blocks(
     segments: Candidates,
     before: np.ndarray,
     length: np.ndarray,
-    block_length: int,
-    low: float,
-    high: float,
-    mask_id: int,
+    law: BlockLaw,
+    ids: "NoiseIds",
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     epoch: int = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Noise block-diffusion segments in place: one level a block, each candidate masked with that probability.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Noise block-diffusion segments in place, with one level a block.
 
     before: int64[m], slots of the segment's half before its first candidate; length: int64[m], all slots of the half.
-    Gives (blocks int64[m], level float32[blocks], weight float32[blocks] = 1 / level).
+    Gives (blocks int64[m], level float64[blocks]).
     """
-    blocks = -(-length // block_length)
+    blocks = -(-length // law.block_length)
     first = np.cumsum(blocks) - blocks
     number = np.arange(int(blocks.sum())) - np.repeat(first, blocks)
     u = randomness.uniforms(np.repeat(segments.key, blocks), NOISE_LEVEL, number, epoch)
-    level = quantised(low + (high - low) * u)
+    level = quantised(law.low + (law.high - law.low) * u)
     limit = thresholds(level)
-    candidates_begin = np.maximum(number * block_length, np.repeat(before, blocks))
-    candidates_end = np.minimum((number + 1) * block_length, np.repeat(before + segments.count, blocks))
+    candidates_begin = np.maximum(number * law.block_length, np.repeat(before, blocks))
+    candidates_end = np.minimum((number + 1) * law.block_length, np.repeat(before + segments.count, blocks))
     candidates = np.maximum(candidates_end - candidates_begin, 0)
-    for part in in_chunks(segments):
+    for part in in_chunks(segments, 4 if law.uniform or law.half_life else 1):  # words and ids are wider than bytes
         own = Candidates(*(column[part] for column in segments))
         window = window_of(own)
         of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
-        noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
-        if window.holds(tokens, mask_id):
-            noised &= window.candidates(tokens) != mask_id
+        if law.half_life:
+            noised = _soonest(own, candidates[of_part], level[of_part], law, epoch)
+        else:
+            noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
+        if law.inverse:
+            noised = ~noised
+        if law.uniform:
+            trained, hit = np.ones(len(noised), np.bool_), window.here.start + np.flatnonzero(window.laid_out(noised))
+            loss_mask[window.here] |= window.laid_out(trained).view(np.uint8)
+            tokens[hit] = ids.ordinary[
+                _others(own, np.flatnonzero(noised), np.full(len(hit), len(ids.ordinary)), epoch)
+            ]
+            continue
+        if window.holds(tokens, ids.mask):
+            noised &= window.candidates(tokens) != ids.mask
         wide = window.laid_out(noised)
         loss_mask[window.here] |= wide.view(np.uint8)
-        put(tokens[window.here], wide, mask_id)
-    return blocks, level.astype(np.float32), (1.0 / level).astype(np.float32)
+        put(tokens[window.here], wide, ids.mask)
+    return blocks, 1.0 - level if law.inverse else level
+
+
+def _soonest(segments: Candidates, lengths: np.ndarray, level: np.ndarray, law: BlockLaw, epoch: int) -> np.ndarray:
+    """bool[Σ count]: of each block's candidates the round(level · n) that arrive first, ties by place.
+
+    lengths: int64[blocks], each one's candidates. A candidate of weight w arrives after an exponential time / w, so that
+    the first k are drawn without replacement (Efraimidis and Spirakis 2006).
+    """
+    time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
+    slower = randomness.power_of_half((1.0 - level) / (law.half_life * law.block_length))
+    begin, scale = np.cumsum(lengths) - lengths, np.ones(len(time))
+    for place in range(1, int(lengths.max(initial=0))):
+        longer = lengths > place
+        here = begin[longer] + place
+        scale[here] = scale[here - 1] * slower[longer]
+    order = np.lexsort((time * scale, np.repeat(np.arange(len(lengths)), lengths)))
+    soonest = np.empty(len(time), np.bool_)
+    soonest[order] = ranks(lengths) < np.repeat(np.rint(level * lengths).astype(np.int64), lengths)
+    return soonest
 
 
 # The laws by objective. Each writes the noise of one task's segments and gives their levels and weights; `Target` is what
@@ -461,16 +422,19 @@ def view_scale(level: np.ndarray, drawable: int) -> np.ndarray:
 
 def block_diffusion(
     task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: NoiseIds, target: Target, epoch: int,
-    write: Callable[..., Any] = mask_blocks,
+    write: Callable[..., Any] = noise_blocks,
 ) -> Noised:  # fmt: skip
-    """`mask_blocks` with a level a block."""
-    low, high = parameters["noise_range"]
-    blocks = write(
-        target.segments, target.before, target.length, parameters["block_length"], low, high, ids.mask,
-        target.tokens, target.loss_mask, epoch,
-    )  # fmt: skip
-    m = len(target.length)
-    return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), blocks)
+    """`noise_blocks` with a level a block. With shift the loss stands at the slot before."""
+    law, drawn = block_law(parameters, epoch)
+    segments, before, length = target[:3]
+    blocks, level = write(segments, before, length, law, ids, target.tokens, target.loss_mask, drawn)
+    weighted = parameters["weighting"] == "1/p"
+    weight = 1.0 / np.maximum(level, 2.0**-24) if weighted else np.ones(len(level))
+    if parameters["shift"]:
+        move_ahead(target.loss_mask, segments.at - before, length, 0)
+    m = len(length)
+    of_blocks = blocks, level.astype(np.float32), weight.astype(np.float32)
+    return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), of_blocks)
 
 
 # What there is
@@ -486,8 +450,7 @@ class NoiseLaw:
     draw         (task number, parameters, resolved, ids, target, epoch, write) → Noised; write: of one of the writers above.
     needs        (parameters) → of "mask", that id; "ordinary", two ordinary ids at least.
     least        the least level that it can weigh.
-    flips        whether candidates become other ordinary tokens, by the task's flip_thresholds, a mask in the text too. Else
-                 a mask in the text is no candidate, and the trained slots are those that are corrupted.
+    flips        whether candidates become other ordinary tokens, by the task's flip_thresholds.
     """
 
     name: str
@@ -497,6 +460,11 @@ class NoiseLaw:
     needs: Callable[[Mapping[str, Any]], frozenset[str]]
     least: float = 0.0
     flips: bool = False
+
+    def any_token(self, parameters: Mapping[str, Any]) -> bool:
+        """Whether candidates become ordinary tokens, a mask in the text too. Else that is no candidate, and the trained slots
+        are those that are corrupted."""
+        return self.flips or parameters.get("canvas") == "uniform"
 
     def unusable(self, resolved: Mapping[str, Any]) -> str:
         """Why it cannot use what the plan worked out for a task, in words; "" if it can."""
@@ -559,10 +527,28 @@ BLOCK_DIFFUSION = NoiseLaw(
     parameters=(
         Parameter("block_length", 32, "slots of a block", 1),
         Parameter("noise_range", (0.3, 0.8), "the level of a block is uniform over this", 0.0, 1.0),
-        Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
+        Parameter("noise_eos", True, "eos may be noised: a model has to learn to end"),
+        Parameter(
+            "canvas",
+            "mask",
+            "what noised slots hold: the mask, or any ordinary token, where all candidates are trained",
+            choices=("mask", "uniform"),
+            later=True,
+        ),
+        Parameter(
+            "noise",
+            "level",
+            "each with its block's level; all; or so many of a block, later places sooner",
+            choices=("level", "all", "position"),
+            later=True,
+        ),
+        Parameter("half_life", 0.25, "of position: the share of a block over which weights double", 0.01, later=True),
+        Parameter("complementary", False, "redrawn epoch 2k + 1 noises just what 2k left", later=True),
+        Parameter("shift", False, "labels and loss stand at the slot before", later=True),
+        Parameter("weighting", "1/p", "a block's loss weight: 1/level, or 1", choices=("1/p", "none"), later=True),
     ),
     draw=block_diffusion,
-    needs=lambda parameters: frozenset({"mask"}),
+    needs=lambda parameters: frozenset({"ordinary" if parameters["canvas"] == "uniform" else "mask"}),
     least=2.0**-24,
 )
 LAWS = {law.name: law for law in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)}

@@ -18,11 +18,11 @@ import numpy as np
 
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks
-from packprep.dataset.manifest import Manifest, StoredTask
+from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, put_clean
+from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
 from packprep.dataset.rows import Segments, fill, own_dtype
+from packprep.dataset.token_slots import EOS_AFTER_INPUTS, ROLES, SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
 from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
-from packprep.dataset.token_slots import ROLES, SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
 from packprep.format.tokenizer_json import continuing, flags_of
@@ -87,7 +87,7 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
             "without redraw"
         )
     by_task: list[TaskLaw | MovedTask | None] = []
-    next_token = [task for task in manifest["tasks"] if task["label_alignment"] != "same_slot"]
+    next_token = [task for task in manifest["tasks"] if not is_in_place(task)]
     stuck = [task for task in next_token if task["objective"] not in ("causal", *TOKEN_LAWS)]
     if stuck:
         named = ", ".join(f"{task['name']!r} ({task['objective']})" for task in stuck)
@@ -96,10 +96,14 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
             "without redraw; a recipe's repeat gives each use of a document chance of its own"
         )
     special = _special_ids(manifest)
+    has_sides = bool(manifest["recipe"].get("packing", {}).get("encoder_length"))
     for task in manifest["tasks"]:
         mode = int(task["mode_token"] is not None)
         if task["objective"] in TOKEN_LAWS:
             token_law = TOKEN_LAWS[task["objective"]]
+            if has_sides and not token_law.keeps_prefix:  # which would not fit its side
+                by_task.append(None)
+                continue
             own = _read_parameters(token_law, task, manifest["made_with"])
             if len(special.sentinels) < token_law.sentinels(own):
                 raise DatasetError(
@@ -114,7 +118,7 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
                 special = special._replace(continues=_continues(manifest, task["name"], read_tokenizer))
             by_task.append(MovedTask(token_law, own, mode))
             continue
-        if task["label_alignment"] != "same_slot":
+        if not is_in_place(task):
             by_task.append(None)
             continue
         if task["objective"] not in noise.LAWS:
@@ -129,6 +133,11 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
         if law.attention != task["attention"]:
             raise DatasetError(
                 f"redraw: task {task['name']!r} in the manifest: the attention of {law.name} is not {task['attention']}"
+            )
+        if parameters.get("shift", False) != (task["label_alignment"] == "next_slot"):
+            raise DatasetError(
+                f"redraw: task {task['name']!r} in the manifest: shift is not what its label_alignment, "
+                f"{task['label_alignment']}, says"
             )
         if why := law.unusable(resolved):
             raise DatasetError(f"redraw: task {task['name']!r} in the manifest: {why}")
@@ -147,14 +156,14 @@ def _special_ids(manifest: Manifest) -> SpecialIds:
         raise DatasetError(
             f"redraw: the manifest's sentinels are no list of ids below vocab_size {manifest['vocab_size']}"
         )
-    fim = {role: specials.get(role, -1) for role in ROLES}
-    for role, id in fim.items():
+    roles = {role: specials.get(role, -1) for role in ("eos", *ROLES)}
+    for role, id in roles.items():
         if not isinstance(id, int) or id >= manifest["vocab_size"]:
             raise DatasetError(
                 f"redraw: the manifest's {role} is {id!r} and should be an id below vocab_size {manifest['vocab_size']}"
             )
-    pre, mid, suf = fim.values()
-    return SpecialIds(np.array(sentinels, np.int64), (pre, mid, suf), np.zeros(0, np.uint8))
+    eos, pre, mid, suf = roles.values()
+    return SpecialIds(np.array(sentinels, np.int64), (pre, mid, suf), np.zeros(0, np.uint8), eos)
 
 
 def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes]) -> np.ndarray:
@@ -302,21 +311,21 @@ def _redraw(
     if task.max(initial=0) >= len(laws.by_task):
         raise DatasetError(f"redraw: segment_task {task.max()} is beyond the manifest's {len(laws.by_task)} tasks")
     in_place = laws.in_place[task]
-    if in_place.all():  # padding is the same in both
-        for i, (shard, row) in enumerate(segments.places):
-            tokens[i] = shard.row("labels", row)
-        loss_mask[...] = 0
-    else:
-        for i, (shard, row) in enumerate(segments.places):
-            tokens[i] = shard.row("tokens", row)
-        fill(segments, "loss_mask", loss_mask)
-    if in_place.any() and not in_place.all():
+    twice = segments.looked_up("task", segments.facts.in_blocks)
+    labelled = in_place & ~twice  # of the others x_0 is at hand, and labels may be of the next slot
+    for i, (shard, row) in enumerate(segments.places):  # padding is the same in both
+        tokens[i] = shard.row("labels" if labelled.all() else "tokens", row)
+    if labelled.any() and not labelled.all():
         labels = np.empty_like(tokens)
         for i, (shard, row) in enumerate(segments.places):
             labels[i] = shard.row("labels", row)
-        anew = segments.at_slots(in_place, False).reshape(tokens.shape)
-        np.copyto(tokens, labels, where=anew)
-        np.copyto(loss_mask, 0, where=anew)
+        np.copyto(tokens, labels, where=segments.at_slots(labelled, False).reshape(tokens.shape))
+    put_clean(tokens.reshape(-1), tokens.reshape(-1), segments.at[twice], segments.slots[twice] // 2)
+    if in_place.all():
+        loss_mask[...] = 0
+    else:
+        fill(segments, "loss_mask", loss_mask)
+        np.copyto(loss_mask, 0, where=segments.at_slots(in_place, False).reshape(tokens.shape))
     header = {name: segments.column(name) for name in ("key", "tokens")}
     mode = np.array([0 if law is None else law.mode for law in laws.by_task], np.int64)
     header["before"] = ((segments.column("start") == 0) & laws.prepend_bos) + mode[task]  # slots before the body
@@ -338,14 +347,18 @@ def _redraw(
             noised = draw(int(t), law.parameters, law.resolved, laws.ids, target, int(epoch))
             weight[which], level[which] = noised.weight, noised.level
             if noised.blocks is not None:
-                by_block.append((which, law.parameters["block_length"], noised.blocks))
+                by_block.append((which, law.parameters, noised.blocks))
+    blank = segments.removed & in_place
+    if blank.any():  # they were drawn with the others of their rows, whose levels ask for them
+        away = segments.at_slots(blank, False).reshape(tokens.shape)
+        tokens[away], loss_mask[away] = segments.facts.pad_id, 0
     segments.changed |= {"loss_weight": weight, "noise": level}
     if not weighted:
         return None
     weights = segments.at_slots(weight, 0)
-    for which, length, (count, _, values) in by_block:
-        lengths = np.full(len(which), length)
-        put_blocks(weights, segments.at[which], segments.slots[which] // 2, lengths, count, values)
+    for which, of, (count, _, values) in by_block:
+        lengths, half = np.full(len(which), of["block_length"]), segments.slots[which] // 2
+        put_blocks(weights, segments.at[which], half, lengths, count, values, int(of["shift"]))
     if (of_ranges := segments.range_weights()) is not None:
         weights *= of_ranges
     return weights.reshape(tokens.shape)
@@ -363,10 +376,11 @@ def _move_all(
 ) -> None:
     """Put the tokens of next-token segments where their epochs have them, with the sentinels; segments.changed has the prefixes.
 
-    A segment whose document says what of it is trained keeps its own place.
+    A segment whose document says what of it is trained keeps its own place, and one whose document was removed has nothing to
+    move.
     """
     task, epoch_of = segments.column("task"), epochs[segments.row]
-    moves = laws.moved[task] & ~_supervised(laws, segments, header)
+    moves = laws.moved[task] & ~segments.removed & ~_supervised(laws, segments, header)
     prefix, flat = segments.column("prefix").copy(), tokens.reshape(-1)
     move = _kernels().move if kernels else _move
     for t in np.unique(task[moves]):
@@ -438,7 +452,12 @@ def _supervised(laws: Laws, segments: Segments, header: Mapping[str, Any]) -> np
     if "trained_ranges" in segments.places[0][0].layout:
         segment, ranges, _ = segments.trained()
         added = np.array(
-            [int(law.parameters.get("sentinel", 0)) if isinstance(law, MovedTask) else 0 for law in laws.by_task]
+            [
+                sum(int(law.parameters.get(name, 0)) for name in ("sentinel", EOS_AFTER_INPUTS.name))
+                if isinstance(law, MovedTask)
+                else 0
+                for law in laws.by_task
+            ]
         )
         body = header["before"] + header["tokens"].astype(np.int64) + added[segments.column("task")]
         stays[:] = np.bincount(segment, minlength=len(stays)) != 1

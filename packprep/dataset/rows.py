@@ -16,8 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset import attention
-from packprep.dataset.boundaries import boundaries, fill_slots, next_token_loss_mask, put_blocks, segment_ids
-from packprep.dataset.manifest import Manifest, StoredTask
+from packprep.dataset.boundaries import (
+    boundaries,
+    fill_slots,
+    next_token_loss_mask,
+    put_block_labels,
+    put_blocks,
+    read_only,
+    segment_ids,
+)
+from packprep.dataset.manifest import StoredTask, is_in_place
 from packprep.dataset.row_media import Media, media_of
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
@@ -48,8 +56,13 @@ class Facts:
 
     @cached_property
     def in_place(self) -> np.ndarray:
-        """bool[tasks]: those whose slots predict their own labels."""
-        return np.array([task["label_alignment"] == "same_slot" for task in self.tasks])
+        """bool[tasks]: those whose tokens are noised where they stand."""
+        return np.array([is_in_place(task) for task in self.tasks])
+
+    @cached_property
+    def shift(self) -> np.ndarray:
+        """bool[tasks]: those of which a slot predicts what is noised at the next one."""
+        return np.array([task["label_alignment"] == "next_slot" for task in self.tasks])
 
     @cached_property
     def two_way_prefix(self) -> np.ndarray:
@@ -136,6 +149,15 @@ class Segments:
         parts = self.parts(f"segment_{name}")
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    @cached_property
+    def removed(self) -> np.ndarray:
+        """bool[m]: the segments of documents that were removed."""
+        found = np.zeros(len(self), np.bool_)
+        for i, (shard, row) in enumerate(self.places):
+            if "segment_removed" in shard.layout:
+                found[self.row == i] = shard.part("segment_removed", row, *self._ranges[i]) != 0
+        return found
+
     def looked_up(self, name: str, table: np.ndarray) -> np.ndarray:
         """What `table` says of each segment's task or source."""
         index = self.column(name)
@@ -180,6 +202,10 @@ class Segments:
         return self.looked_up("task", np.arange(len(self.facts.tasks)))
 
     # What is not stored, [size] each
+
+    def next_token_loss_mask(self) -> np.ndarray:
+        prefix = np.where(self.removed, self.slots, self.column("prefix"))
+        return next_token_loss_mask(self.at, self.slots, prefix, self.size)
 
     def position_ids(self) -> np.ndarray:
         at, slots = self.at.astype(np.int32), self.slots
@@ -255,14 +281,11 @@ class Segments:
             return None
         own = self if len(which) == len(self.places) else Segments(self.facts, [self.places[i] for i in which])
         segment, ranges, parts = own.trained()
-        lead = (
-            1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
-        )  # slots before what they predict
+        lead = 1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (np.array(which) - np.arange(len(which))) * self.facts.seq_length  # from own rows to these
-        return fill_slots(
-            (own.at + moved[own.row])[segment] + begins, ends - begins, own.weights_of_ranges(parts), 1, self.size
-        )
+        at = (own.at + moved[own.row])[segment] + begins
+        return fill_slots(at, ends - begins, own.weights_of_ranges(parts), 1, self.size)
 
     def costs(self, attention: float = 1, linear: float = 0) -> np.ndarray:
         """float64, one for each row: attention · Σn² + linear · Σn over its segments of n slots; exact below 2⁵³."""
@@ -291,17 +314,9 @@ class Segments:
             counts.append(count)
             values.append(shard.part("block_loss_weight", row, int(own[0]), int(own[-1])))
         which = np.flatnonzero(lengths)
-        put_blocks(
-            weights, self.at[which], half[which], lengths[which], np.concatenate(counts)[which], np.concatenate(values)
-        )
+        count, ahead = np.concatenate(counts)[which], self.looked_up("task", self.facts.shift)[which]
+        put_blocks(weights, self.at[which], half[which], lengths[which], count, np.concatenate(values), ahead)
         return weights
-
-
-def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> Segments:
-    """The segments of a shard's rows, at least one: all, or those of a range."""
-    dtype = np.dtype(manifest["token_dtype"])
-    facts = Facts(str(shard.path), shard.seq_length, manifest["pad_id"], dtype, manifest["tasks"])
-    return Segments(facts, [(shard, row) for row in (range(shard.rows) if rows is None else rows)])
 
 
 class SlotColumn(NamedTuple):
@@ -317,9 +332,7 @@ SLOTS: dict[str, SlotColumn] = {
     "labels": SlotColumn(None, True, None),
     "segment_ids": SlotColumn(np.dtype("u2"), True, lambda s: segment_ids(s.row, s.at, s.slots, s.size)),
     "position_ids": SlotColumn(np.dtype("i4"), True, Segments.position_ids),
-    "loss_mask": SlotColumn(
-        np.dtype("u1"), False, lambda s: next_token_loss_mask(s.at, s.slots, s.column("prefix"), s.size)
-    ),
+    "loss_mask": SlotColumn(np.dtype("u1"), False, Segments.next_token_loss_mask),
     "loss_weights": SlotColumn(np.dtype("f4"), False, Segments.loss_weights),
     "prefix_ends": SlotColumn(np.dtype("i4"), True, Segments.prefix_ends),
     "block_lengths": SlotColumn(np.dtype("i4"), False, lambda s: s.at_slots(s.lengths_of_blocks(), 0)),
@@ -363,6 +376,8 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
         for target, (shard, row) in zip(values, places, strict=True):
             target[:-1] = shard.tokens[row][1:]
         values[np.divmod(segments.without_next(), values.shape[1])] = segments.facts.pad_id
+        if segments.facts.in_blocks.any():
+            _fill_block_labels(segments, values)
     elif lacking:
         derive = SLOTS[name].derived
         assert derive is not None
@@ -378,6 +393,15 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
             values[lacking] = derived[lacking]
     if name == "loss_mask" and segments.facts.loss_on is not None:
         np.multiply(values, segments.kept().reshape(values.shape), out=values, casting="unsafe")
+
+
+def _fill_block_labels(segments: Segments, labels: np.ndarray) -> None:
+    """Write the labels of block diffusion's segments into [B, T]."""
+    twice, shift = (segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift))
+    for i, (target, (shard, of_shard)) in enumerate(zip(labels, segments.places, strict=True)):
+        own = np.flatnonzero(twice & (segments.row == i))
+        at, half = segments.at[own] - i * labels.shape[1], segments.slots[own] // 2
+        put_block_labels(target, shard.tokens[of_shard], at, half, shift[own], segments.facts.pad_id)
 
 
 def gather(
@@ -592,8 +616,3 @@ class RowInEpoch(Row):
         tokens = np.array(self._shard.row("tokens", self._row))[None]
         self.dataset.redraw(segments, {"tokens": tokens}, [self.epoch])
         return segments
-
-
-def read_only(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array

@@ -3,8 +3,8 @@
 A shard is a standard safetensors file:
 
     0        8              8 + n, a multiple of 4096
-    ├────────┼──────────────┼───────────────────────────────────────────────────────────────────┤
-    n, u64   JSON, padded   tokens labels segment_ids loss_mask │ 8-byte │ 4-byte │ 2-byte columns │ refs
+    ├────────┼──────────────┼───────────────────────────────────────────────────────────────────────────┤
+    n, u64   JSON, padded   tokens labels segment_ids loss_mask │ 8-byte │ 4-byte │ 2-byte columns │ 1-byte
              with spaces
 
 The header is canonical JSON; arrays follow one another without holes, in the order of `layout`, to the file's end.
@@ -29,7 +29,7 @@ from typing import Literal
 
 import numpy as np
 
-from packprep.dataset.manifest import Manifest, is_compact
+from packprep.dataset.manifest import Manifest, columns_of
 from packprep.errors import DatasetError
 from packprep.format import open_file
 from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
@@ -165,13 +165,15 @@ def layout(
     weighted: bool = False,
     compact: bool = False,
     media: tuple[int, int] | None = None,
+    removed: bool = False,
 ) -> Layout:
     """The arrays of a shard in file order: name → (dtype, shape).
 
-    labels: a task predicts in place. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
+    labels: whether they are stored. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
     block_diffusion. trained: number of trained ranges, None where no source has any; weighted: one has another weight than
     1. compact: without segment_ids, and without loss_mask unless tasks predict in place or ranges are trained: cu_seqlens and
-    segment_prefix determine them. media: places of media, and the bytes of their refs; None where no document has any.
+    segment_prefix determine them. Labels may be left out, too, where `stores_labels` of the manifest says so. media: places of
+    media, and the bytes of their refs; None where no document has any. removed: it has segments of documents that were removed.
     """
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
@@ -182,7 +184,7 @@ def layout(
         arrays["labels"] = (token, slots)
     if not compact:
         arrays["segment_ids"] = (u16, slots)
-    if not compact or labels or trained is not None:
+    if not compact or labels or blocks is not None or trained is not None:
         arrays["loss_mask"] = (u8, slots)
 
     arrays["row_offsets"] = (i64, (rows + 1,))
@@ -222,10 +224,14 @@ def layout(
     if media is not None:
         arrays["media_kind"] = (u16, media[:1])
         arrays["media_ref"] = (u8, media[1:])
+    if removed:
+        arrays["segment_removed"] = (u8, (segments,))
     return arrays
 
 
-NAMES = frozenset(layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0, weighted=True, media=(0, 0)))
+NAMES = frozenset(
+    layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0, weighted=True, media=(0, 0), removed=True)
+)
 
 
 def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype) -> Layout:
@@ -254,6 +260,7 @@ def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_leng
         weighted="trained_weights" in shapes,
         compact="segment_ids" not in shapes,
         media=(count("media_slot"), count("media_ref")) if has_media else None,
+        removed="segment_removed" in shapes,
     )
     missing = [name for name in expected if name not in shapes]
     if missing:
@@ -266,12 +273,15 @@ def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_leng
     return expected
 
 
-def compacted(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of a shard without those that a compact one leaves out."""
+def compacted(arrays: Mapping[str, np.ndarray], labels: bool = True) -> dict[str, np.ndarray]:
+    """The arrays of a shard without those that a compact one leaves out. labels: whether it keeps labels, if there are any."""
     rows, length = arrays["tokens"].shape
     trained = len(arrays["trained_ranges"]) if "trained_ranges" in arrays else None
-    kept = layout(rows, 0, length, arrays["tokens"].dtype, labels="labels" in arrays, trained=trained, compact=True)
-    return {name: array for name, array in arrays.items() if name in kept or name not in ("segment_ids", "loss_mask")}
+    blocks = 0 if "block_noise" in arrays else None
+    labels = labels and "labels" in arrays
+    kept = layout(rows, 0, length, arrays["tokens"].dtype, labels=labels, blocks=blocks, trained=trained, compact=True)
+    of_slots = ("labels", "segment_ids", "loss_mask")
+    return {name: array for name, array in arrays.items() if name in kept or name not in of_slots}
 
 
 def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
@@ -489,7 +499,7 @@ def open_shard(
     if compact is not None and compact == ("segment_ids" in shapes):
         raise DatasetError(
             f"{path}: array 'segment_ids' is {'there' if compact else 'missing'}, "
-            f'and the manifest\'s recipe says columns = "{"compact" if compact else "full"}"'
+            f"and the manifest's recipe says columns = {'compact or least' if compact else 'full'}"
         )
     expected = _inferred_layout(str(path), shapes, seq_length, token_dtype)
 
@@ -527,7 +537,7 @@ def shard_of(path: Path, manifest: Manifest, number: int, io: IO = "mmap") -> Sh
         manifest["token_dtype"],
         rows=entry["rows"],
         segments=entry["segments"],
-        compact=is_compact(manifest),
+        compact=columns_of(manifest) != "full",
         io=io,
     )
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from packprep import randomness
 from packprep.dataset.boundaries import ranks
+from packprep.dataset.candidates import words_of
 from packprep.dataset.manifest import Parameter
-from packprep.dataset.noise import words_of
 from packprep.randomness import (
     CUT_POINTS,
     NOISE_SPANS,
@@ -62,6 +62,7 @@ class SpecialIds(NamedTuple):
     sentinels: np.ndarray  # int64[k]
     fim: tuple[int, int, int]  # prefix, middle and suffix
     continues: np.ndarray  # uint8[vocabulary]: 1 where a token begins inside a character; empty: none does
+    eos: int = -1  # none
 
 
 SPECIAL = "the special tokens that its key puts there"
@@ -85,6 +86,7 @@ class TokenLaw:
     roles        (parameters) → the roles that must be in the vocabulary.
     least        the fewest tokens of a segment.
     whole        (parameters) → whether it keeps characters whole, for which SpecialIds.continues is needed.
+    keeps_prefix   whether the prefix of a segment is as long in every epoch.
     """
 
     name: str
@@ -94,6 +96,15 @@ class TokenLaw:
     roles: Callable[[Mapping[str, Any]], frozenset[str]] = lambda parameters: frozenset()
     least: int = 2
     whole: Callable[[Mapping[str, Any]], bool] = lambda parameters: False
+    keeps_prefix: bool = False
+
+
+EOS_AFTER_INPUTS = Parameter("eos_after_inputs", False, "end the inputs, too, with eos, as T5 does", later=True)
+
+
+def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
+    """The roles that stand in the inputs: eos, where a parameter ends them with it."""
+    return frozenset(("eos",) if parameters[EOS_AFTER_INPUTS.name] else ())
 
 
 # span_corruption
@@ -126,7 +137,8 @@ def span_slots(
     noise_runs = np.add.reduceat(is_noise, begin)
     number = _before(is_noise, segment, begin)
     of_noise, of_text = _before(lengths * is_noise, segment, begin), _before(lengths * (1 - is_noise), segment, begin)
-    targets = first_slot + n - n_noise + noise_runs
+    inputs = n - n_noise + noise_runs + int(parameters[EOS_AFTER_INPUTS.name])
+    targets = first_slot + inputs
     in_inputs, in_targets = first_slot[segment] + of_text + number, targets[segment] + of_noise + number
     at = np.where(is_noise, in_targets + 1, in_inputs)
     token = np.repeat(at - (np.cumsum(lengths) - lengths), lengths)
@@ -134,7 +146,9 @@ def span_slots(
     noise = np.flatnonzero(is_noise)
     special = np.concatenate((in_inputs[noise], in_targets[noise]))
     id = np.tile(ids.sentinels[number[noise]], 2)
-    return Placed(token, special, id, n + 2 * noise_runs, n - n_noise + noise_runs)
+    if parameters[EOS_AFTER_INPUTS.name]:
+        special, id = np.concatenate((special, targets - 1)), np.concatenate((id, np.full(len(n), ids.eos)))
+    return Placed(token, special, id, inputs + n_noise + noise_runs, inputs)
 
 
 def _before(values: np.ndarray, segment: np.ndarray, begin: np.ndarray) -> np.ndarray:
@@ -217,9 +231,12 @@ SPAN_CORRUPTION = TokenLaw(
             "where a segment would need more spans than there are sentinels: shorter segments, or fewer, longer spans",
             choices=("split", "lower"),
         ),
+        EOS_AFTER_INPUTS,
     ),
     span_slots,
     lambda parameters: 1 + int(parameters["random_roll"]),
+    roles_of_inputs,
+    keeps_prefix=True,
 )
 
 
@@ -229,24 +246,27 @@ SPAN_CORRUPTION = TokenLaw(
 def pivot_slots(
     parameters: Mapping[str, Any], ids: SpecialIds, segments: Stretches, epoch: int, known: np.ndarray
 ) -> Placed:
-    """Where prefix_lm puts tokens and the sentinel, as `TokenLaw.place`: the pivot, uniform over 1 … n − 1, may have a
-    sentinel, which moves what follows by a slot."""
+    """Where prefix_lm puts tokens and the sentinel, as `TokenLaw.place`: at the pivot, uniform over 1 … n − 1, eos may end the
+    prefix and a sentinel begin the continuation; each moves what follows by a slot."""
     key, n, first_slot = segments
     pivot = 1 + randomness.integers(key, REDRAWN_PIVOT if epoch else PIVOT, 0, n - 1, epoch)
-    shift = int(parameters["sentinel"])
+    ended = int(parameters[EOS_AFTER_INPUTS.name])
+    added = np.array([*[ids.eos] * ended, *ids.sentinels[: int(parameters["sentinel"])]], np.int64)
     place = ranks(n)
-    token = np.repeat(first_slot, n) + place
-    if shift:
-        token += place >= np.repeat(pivot, n)
-    special = first_slot + pivot if shift else np.zeros(0, np.int64)
-    return Placed(token, special, np.repeat(ids.sentinels[:1], len(special)), n + shift, pivot)
+    token = np.repeat(first_slot, n) + place + len(added) * (place >= np.repeat(pivot, n))
+    special = (first_slot + pivot)[:, None] + np.arange(len(added))
+    return Placed(token, special.reshape(-1), np.tile(added, len(n)), n + len(added), pivot + ended)
 
 
 PREFIX_LM = TokenLaw(
     "prefix_lm",
-    (Parameter("sentinel", False, "put the first sentinel between the prefix and its continuation"),),
+    (
+        Parameter("sentinel", False, "put the first sentinel between the prefix and its continuation"),
+        EOS_AFTER_INPUTS,
+    ),
     pivot_slots,
     lambda parameters: int(parameters["sentinel"]),
+    roles_of_inputs,
 )
 
 

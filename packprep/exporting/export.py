@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from packprep.building.ledger import is_ledger
 from packprep.building.plan import Plan, open_plan
 from packprep.building.processes import Do, in_processes
+from packprep.building.removal import REMOVED
 from packprep.building.run import Progress
 from packprep.dataset.manifest import LATER, Manifest, read_manifest
 from packprep.dataset.shard import Shard, shard_of
@@ -23,6 +24,7 @@ from packprep.format.digests import digest_of_file, own_digest
 from packprep.format.json_files import (
     MANIFEST_NAME,
     PLAN_NAME,
+    REMOVED_NAME,
     TOKENIZER_NAME,
     as_stored,
     decode,
@@ -166,7 +168,7 @@ def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[S
 
 def plan_of(local: LocalCopy, manifest: Manifest) -> Plan:
     """The plan of a dataset, fetched to this machine with its tokenizer; PlanError unless it is the one that it was built by."""
-    local.fetch(PLAN_NAME, TOKENIZER_NAME)
+    local.fetch(PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
     plan = open_plan(local.folder)
     if plan.digest != manifest["plan"]["digest"]:
         raise PlanError(
@@ -189,7 +191,7 @@ def say_what_documents_lack(exporting: Exporting) -> None:
     truncated = dropped = 0
     for source in exporting.manifest["ledger"].get("sources", {}).values():
         truncated += source["tokens"]["truncated"]
-        dropped += sum(source["tokens"]["dropped"].values())
+        dropped += sum(n for reason, n in source["tokens"]["dropped"].items() if reason != REMOVED)
     if truncated or dropped:
         exporting.progress.say(
             f"{truncated + dropped:,} tokens that the recipe truncated ({truncated:,}) or dropped ({dropped:,}) are not in "
@@ -205,7 +207,7 @@ def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
 
 
 def refuse_nested(directory: Folder, out: Folder) -> None:
-    """RecipeError if an export would lie among the files of the dataset that it is made of."""
+    """RecipeError if what is made of a dataset would lie among its files."""
     inner, outer = _parts(out), _parts(directory)
     if inner[: len(outer)] == outer:
         raise RecipeError(
@@ -214,7 +216,8 @@ def refuse_nested(directory: Folder, out: Folder) -> None:
 
 
 def _parts(out: Folder) -> list[str]:
-    place = str(out) if isinstance(out, Remote) else os.path.realpath(str(out))
+    place = str(out).removeprefix("file://")
+    place = place if "://" in place else os.path.realpath(place)
     return place.rstrip("/").split("/")
 
 

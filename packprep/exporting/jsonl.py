@@ -19,7 +19,7 @@ from packprep.building.plan import stored_plan
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Row, open_dataset
-from packprep.dataset.manifest import Manifest, first_rows
+from packprep.dataset.manifest import Manifest, first_rows, is_in_place
 from packprep.errors import DatasetError
 from packprep.exporting.export import (
     Exporting,
@@ -32,7 +32,7 @@ from packprep.exporting.export import (
 )
 from packprep.exporting.parquet import row_groups
 from packprep.format.digests import digest_of
-from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
+from packprep.format.json_files import PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME
 from packprep.storage import Folder, LocalCopy
 from packprep.tokenizer.texts import ByteTable, TokenTexts, texts_of_dataset
 
@@ -90,7 +90,7 @@ def text_and_cuts(data: bytes, cuts: Sequence[int]) -> tuple[str, list[tuple[int
 
 
 def _texts(local: LocalCopy, manifest: Manifest) -> tuple[TokenTexts, ByteTable]:
-    local.fetch(PLAN_NAME, TOKENIZER_NAME)
+    local.fetch(PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
     texts = texts_of_dataset(local.folder, manifest)
     return texts, ByteTable(texts, manifest["vocab_size"])
 
@@ -172,9 +172,10 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     begin, end = int(found["begin"][k]), int(found["end"][k])
     if RULES[task["attention"]].in_blocks:
         end = begin + (end - begin) // 2
-    in_place = task["label_alignment"] == "same_slot"
+    in_place = is_in_place(task)
     mask = np.zeros(end - begin + 2, np.int8)
-    trained = row.loss_mask[begin:end] if in_place else row.loss_mask[begin : end - 1]
+    here = task["label_alignment"] == "same_slot"
+    trained = row.loss_mask[begin:end] if here else row.loss_mask[begin : end - 1]
     mask[end - begin + 1 - len(trained) : end - begin + 1] = trained  # at the token that is predicted
     turns = np.flatnonzero(np.diff(mask))
 
@@ -185,7 +186,8 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     text, before, exact = decoded(row.tokens, turns[:0] if in_place else turns)
     labels = ""
     if in_place:
-        labels, before, exact_labels = decoded(row.labels, turns)
+        half = int(found["end"][k]) - end  # where x_0 lies, in block diffusion, whose labels may be of the next slot
+        labels, before, exact_labels = decoded(row.tokens[half:] if half else row.labels, turns)
         exact &= exact_labels
     ranges = [[low, high] for (low, _), (_, high) in zip(before[::2], before[1::2], strict=True)]
     return {"text": text, "labels": labels, "trained": ranges, "exact": exact, "task": task["name"]}

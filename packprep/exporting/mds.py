@@ -15,7 +15,7 @@ import numpy as np
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import open_dataset
-from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans
+from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans, is_in_place
 from packprep.exporting.export import Exporting, ShardToExport, each_shard, files_of_rows, sound_shard
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
@@ -32,7 +32,7 @@ def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
     tasks = drawn_tasks(manifest)
     rules = [RULES[task["attention"]] for task in tasks]
     found = dict.fromkeys(("tokens", "labels", "segment_ids", "position_ids"), "<i4") | {"loss_mask": "u1"}
-    if has_weighted_spans(manifest) or any(task["label_alignment"] == "same_slot" for task in tasks):
+    if has_weighted_spans(manifest) or any(is_in_place(task) for task in tasks):
         found["loss_weights"] = "<f4"
     if any(rule.ahead != "never" for rule in rules):
         found["prefix_ends"] = "<i4"

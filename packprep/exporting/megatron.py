@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.processes import Do, Report, one_by_one
-from packprep.dataset.manifest import Manifest, drawn_tasks
+from packprep.dataset.manifest import Manifest, drawn_tasks, is_in_place
 from packprep.errors import DatasetError, RecipeError
 from packprep.exporting.export import (
     Exporting,
@@ -103,7 +103,7 @@ def check(exporting: Exporting) -> None:
         )
     if exporting.form == "documents":
         return
-    in_place = [task["name"] for task in drawn_tasks(exporting.manifest) if task["label_alignment"] == "same_slot"]
+    in_place = [task["name"] for task in drawn_tasks(exporting.manifest) if is_in_place(task)]
     if in_place:
         raise RecipeError(
             f"--what rows: a .bin holds tokens alone, and those of {', '.join(in_place)} are noised in place: their targets "

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans
+from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans, is_in_place
 from packprep.dataset.rows import Segments
 from packprep.dataset.shard import Shard
 from packprep.errors import RecipeError
@@ -225,7 +225,7 @@ def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
 def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:
     """The names of the tasks that predict in place, and of those that see their prefix both ways."""
     tasks = drawn_tasks(manifest)
-    in_place = [task["name"] for task in tasks if task["label_alignment"] == "same_slot"]
+    in_place = [task["name"] for task in tasks if is_in_place(task)]
     return in_place, [task["name"] for task in tasks if RULES[task["attention"]].ahead == "prefix"]
 
 

@@ -22,6 +22,7 @@ MANIFEST_NAME = "dataset.json"
 MIXTURE_NAME = "mixture.json"
 PLAN_NAME = "plan.json"
 TOKENIZER_NAME = "tokenizer.json"
+REMOVED_NAME = "removed.json"  # which documents were removed, where any were
 FIRST_SEEN_NAME = "first-seen.json"  # of a build that is not published; no part of a dataset
 
 

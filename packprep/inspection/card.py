@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from packprep.building.plan import stored_plan
-from packprep.dataset.manifest import Manifest, read_manifest
+from packprep.dataset.manifest import Manifest, is_in_place, read_manifest
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
 from packprep.inspection.summary import describe_manifest, percent
@@ -199,7 +199,7 @@ def versions(made: Mapping[str, Any]) -> str:
 
 
 def _front_matter(name: str, manifest: Manifest, totals: Mapping[str, Any]) -> list[str]:
-    in_place = any(task["label_alignment"] == "same_slot" for task in manifest["tasks"] if task["weight"])
+    in_place = any(is_in_place(task) for task in manifest["tasks"] if task["weight"])
     categories = ["text-generation", *(["fill-mask"] if in_place and "mask" in manifest["specials"] else [])]
     objectives = sorted({task["objective"] for task in totals["tasks"] if task["drawn"]})
     return [

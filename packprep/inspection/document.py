@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
+from packprep.building.removal import REMOVED, removed_segments
 from packprep.documents.reading import (
     ReadDocuments,
     chosen_by_size,
@@ -30,7 +31,7 @@ from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import counted, special
 from packprep.messages import visible
 from packprep.restoring import documents_at, sound_segments
-from packprep.sources.formats import PIECE_BYTES, Batch, Reject, position_of
+from packprep.sources.formats import Batch, Reject, position_of
 from packprep.sources.slices import PlannedSource
 from packprep.storage import Folder
 from packprep.tokenizer.texts import SPECIAL, TextPiece, TokenTexts
@@ -54,13 +55,13 @@ def describe_document(
     Gives {directory, source, position, shards, shards_searched, more_files: how many of those with such a document are not
     described, files: [{file, text: its beginning, tokens, not_read: why these two are null, before, after: the nearest
     positions known of documents where there is none at this one, uses}]}. uses: [{use, outcome, why, segments, left_out}];
-    outcome: "used" | "rejected" | "not sampled" | "not repeated" | "absent" | "lost".
+    outcome: "used" | "removed" | "rejected" | "not sampled" | "not repeated" | "absent" | "lost".
     Raises RecipeError for a source or a file that there is not, or a place that is none; DatasetError for a damaged dataset.
     """
     with opened(directory, moved, from_plan) as data:
         plan = data.usable_plan
         source = _source(plan, name)
-        file, position = _place(source, place)
+        file, position = place_of(source, place)
         wanted = [file] if file is not None else _files_that_reach(source, position)
         shards = source.shards_of(_pieces_of(source, wanted, position), plan.shards).tolist()
         found = _Found(data, source, wanted, position)
@@ -90,12 +91,13 @@ def _source(plan: Plan, name: str | None) -> PlannedSource:
     return plan.sources[names.index(name)]
 
 
-def _place(source: PlannedSource, place: str) -> tuple[int | None, int]:
-    """(the file's place in the source or None, position)."""
+def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[int | None, int]:
+    """(the file's place in the source or None, position) of "FILE:POSITION" or "POSITION"; RecipeError, with `what` it is, for
+    a place that is none."""
     file, colon, text = place.rpartition(":")
     if not text.isascii() or not text.isdecimal() or int(text) >= END or (colon and not file):
         raise RecipeError(
-            f"--doc {place}: expected POSITION or FILE:POSITION; a position is the byte at which a document's line begins, "
+            f"{what} {place}: expected POSITION or FILE:POSITION; a position is the byte at which a document's line begins, "
             "its row number, or 0 of a text file"
         )
     if not colon:
@@ -103,7 +105,7 @@ def _place(source: PlannedSource, place: str) -> tuple[int | None, int]:
     names = source.files.names
     if file not in names:
         raise RecipeError(
-            f"--doc {place}: source {source.name!r} has no file {file!r}, named relative to its prefix; it has "
+            f"{what} {place}: source {source.name!r} has no file {file!r}, named relative to its prefix; it has "
             f"{nearest(file, names)}"
         )
     return list(names).index(file), int(text)
@@ -125,15 +127,8 @@ def _pieces_of(source: PlannedSource, files: list[int], position: int) -> np.nda
         return np.arange(len(source.pieces))
     pieces: list[int] = []
     for i in files:
-        pieces += _pieces_at(source, i, position)
+        pieces += source.pieces_at(i, np.array([position])).tolist()
     return np.array(pieces, np.int64)
-
-
-def _pieces_at(source: PlannedSource, i: int, position: int) -> range:
-    pieces = source.pieces.of_file(i)
-    if position_of(*source.formats[i]) == "byte":
-        return pieces[position // PIECE_BYTES : position // PIECE_BYTES + 1]
-    return pieces
 
 
 class _Found:
@@ -157,7 +152,7 @@ class _Found:
         with self._data.shard(number) as shard:
             arrays = shard.arrays
             file, doc = arrays["segment_file"], arrays["segment_doc"]
-            at = np.flatnonzero(doc == self._position)
+            at = np.flatnonzero((doc == self._position) & ~removed_segments(arrays))
             at = at[np.isin(file[at], self._files)]
             if len(self._files) == 1:
                 self._note_neighbours(int(self._files[0]), doc[file == self._files[0]])
@@ -234,6 +229,8 @@ class _Found:
             left_out = list(_left_out(plan, segments, tokens))
             return {**described, "outcome": "used", "segments": segments, "left_out": left_out}
         if record := self._rejects.get((file, use)):
+            if record["reason"] == REMOVED:
+                return {**described, "outcome": REMOVED, "why": record["detail"]}
             return {**described, "outcome": "rejected", "why": f"{record['reason']}: {record['detail']}"}
         if exists is False:
             return {**described, "outcome": "absent", "why": "the file has no document at this position"}
@@ -341,7 +338,7 @@ def _read_again(
 
 
 def _parts_at(source: PlannedSource, i: int, position: int) -> Iterator[Any]:
-    for piece in _pieces_at(source, i, position):
+    for piece in source.pieces_at(i, np.array([position])).tolist():
         for part in source.slices_of(int(piece)):
             if part.file == source.first_file + i:
                 yield part

@@ -10,12 +10,12 @@ from functools import cached_property
 import numpy as np
 
 from packprep.building.plan import Plan, at_text, open_plan, prefix_of, stored_plan
-from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import first_rows
-from packprep.dataset.rows import segments_of
+from packprep.building.removal import removed_segments
+from packprep.dataset.loader import Dataset, open_dataset, segments_of
+from packprep.dataset.manifest import first_rows, read_manifest
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
-from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, shard_name
+from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME, shard_name
 from packprep.restoring import replay_segments
 from packprep.sources.slices import UNREAD
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
@@ -97,7 +97,10 @@ class OpenedDataset:
         said = np.full(len(chosen), "not rebuilt: its header names no file of its source", object)
         known = (files < len(self.files)) & (source == arrays["segment_source"][chosen])
         read = known & np.array([planned.prefix != UNREAD for planned in plan.sources])[source]
+        removed = removed_segments(arrays)[chosen]
+        read &= ~removed
         said[known] = NOT_READ
+        said[removed] = "its document was removed"
         said[read] = self._replayed(plan, arrays, chosen[read])
         return said.tolist()
 
@@ -132,7 +135,9 @@ def opened(
     Raises DatasetError for a dataset that cannot be read, RecipeError for an unknown source in `moved`.
     """
     with local_copy(folder_at(directory)) as local:
-        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
+        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
+        if not (local.folder / MANIFEST_NAME).exists():
+            read_manifest(local.folder)  # says what lies there, be it a mixture
         dataset = open_dataset(local.folder)
         names = [source["name"] for source in dataset.manifest["sources"]]
         for name in moved:

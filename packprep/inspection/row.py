@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from packprep.dataset.loader import Dataset, Row
+from packprep.building.removal import removed_segments
+from packprep.dataset.loader import Dataset, Row, segments_of
 from packprep.dataset.redraw import EPOCHS
-from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError
 from packprep.format.json_files import shard_name
@@ -94,8 +94,19 @@ def row_with(data: OpenedDataset, number: int, rebuilt: Sequence[str], epoch: in
         "slots": slots,
         "padding": dataset.seq_length - slots,
         "trained": int(view.loss_mask.sum()),
+        **_sides(dataset, segments),
         "segments": segments,
     }
+
+
+def _sides(dataset: Dataset, segments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The slots that a row's segments take of each side and how many it has, where rows have two."""
+    if not dataset.encoder_length:
+        return {}
+    lengths = dataset.encoder_length, dataset.seq_length - dataset.encoder_length
+    inputs = sum(segment["prefix"] for segment in segments)
+    used = inputs, sum(segment["slots"] for segment in segments) - inputs
+    return {side: [used[i], lengths[i]] for i, side in enumerate(("encoder", "decoder"))}
 
 
 def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
@@ -169,7 +180,7 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         "key": f"{columns['key']:016x}",
         "repeat": columns["repeat"],
         "rebuilt": rebuilt,
-        "predicts": "in place" if task["label_alignment"] == "same_slot" else "next",
+        "predicts": "in place" if task["label_alignment"] == "same_slot" else "next",  # as next_slot does
         "parts": [
             {"name": name, "pieces": _pieces(texts, values[low:high], row.loss_mask[low:high], media, low)}
             for name, values, low, high in _parts(row, task, begin, end, columns["prefix"])
@@ -232,9 +243,10 @@ def print_row(row: Mapping[str, Any]) -> None:
 
 def _draw(page: Page, row: Mapping[str, Any]) -> None:
     page.wrap(f"row {row['row']:,} of {row['rows']:,} · {_stored_at(row)}", HEAD)
+    sides = "".join(f" · {name} {row[name][0]:,} of {row[name][1]:,}" for name in ("encoder", "decoder") if name in row)
     page.wrap(
         f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
-        f"{row['padding']:,} padding · {row['trained']:,} trained"
+        f"{row['padding']:,} padding · {row['trained']:,} trained{sides}"
     )
     if row["lacks"]:
         page.put(f"no row with a segment of every task was found; this one lacks {', '.join(row['lacks'])}")
@@ -388,6 +400,8 @@ def _restored(
     plan, only = data.plan, np.array([chosen])
     if isinstance(plan, PackprepError):
         return {"original": None, "not_restored": str(plan), "fits": None, "spans": []}
+    if removed_segments(shard.arrays)[chosen]:
+        return {"original": None, "not_restored": "its document was removed", "fits": None, "spans": []}
     stored = sound_segments(plan, shard)
     stored = stored._replace(row=stored.row - stored.row[chosen])  # the row stands alone, as its epoch has it
     arrays = dict(shard.arrays)
@@ -421,7 +435,7 @@ def _spans(
         if noise[begin]:
             input_slot = int(slots[begin - 1]) + 1 if begin else body
             target_slot = int(slots[begin]) - 1
-            if not input_slot < inputs_end <= target_slot:
+            if not input_slot < inputs_end <= target_slot or row[input_slot] != row[target_slot]:
                 continue  # the text goes on
             (sentinel,) = data.texts.pieces([int(row[target_slot])])
             text = "".join(piece.text for piece in data.texts.pieces(ids[begin:end].tolist()))

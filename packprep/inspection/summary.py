@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import APART, MEDIA, is_ledger
+from packprep.building.ledger import APART, ENCODER, MEDIA, is_ledger
 from packprep.building.run import Outcome
-from packprep.dataset.boundaries import next_token_loss_mask
+from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest, read_manifest
-from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.format.json_files import MANIFEST_NAME, shard_name
 from packprep.inspection.terminal import HEAD, Page, page
-from packprep.inspection.text import counted, size_of
+from packprep.inspection.text import counted, sides_in_words, size_of
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 
 MOST_SHARDS = 32  # that are read for lengths and loss
@@ -106,6 +105,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
         "utilisation": {
             "all_rows": _share(content, ledger["row_slots"]),
             "without_last_rows": _share(content - in_last_rows, ledger["row_slots"] - last_rows * seq_length),
+            **_of_sides(manifest, content),
         },
         "vocab_size": manifest["vocab_size"],
         "token_dtype": manifest["token_dtype"],
@@ -176,7 +176,7 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
                 continue
             segments, flat = segments_of(shard, manifest), shard.arrays.get("loss_mask")
             if flat is None:
-                flat = next_token_loss_mask(segments.at, segments.slots, segments.column("prefix"), segments.size)
+                flat = segments.next_token_loss_mask()
             # From one segment's begin to the next: what lies between is padding, where the mask is 0.
             by_segment = np.add.reduceat(flat.reshape(-1), segments.at, dtype=np.int64)
             np.add.at(trained, segments.task, by_segment)
@@ -303,6 +303,15 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         _draw_lengths(page, s)
 
 
+def _of_sides(manifest: Manifest, content: int) -> dict[str, float | None]:
+    """The share of each side's slots that is filled, where rows have two."""
+    ledger, packing = manifest["ledger"], manifest["recipe"]["packing"]
+    if ENCODER not in ledger:
+        return {}
+    of_sides = ("encoder", ledger[ENCODER]), ("decoder", content - ledger[ENCODER])
+    return {name: _share(used, ledger["rows"] * packing[f"{name}_length"]) for name, used in of_sides}
+
+
 def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     documents, tokens, slots, fill = s["documents"], s["tokens"], s["slots"], s["utilisation"]
     rejected, dropped = documents["rejected"], tokens["dropped"]
@@ -323,7 +332,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
             "slots",
             f"{slots['total']:,}: {slots['used']:,} tokens{of_media}{_listed(', added: ', slots['added'])}{inside}",
         ),
-        ("utilisation", f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows{last}"),
+        ("utilisation", f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows{last}{sides_in_words(fill)}"),
         ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}, by engine {engine_name}"),
         ("fingerprint", s["fingerprint"]),
     ]

@@ -141,3 +141,10 @@ def size_of(n_bytes: int) -> str:
     while size >= 1024 and unit < 5:
         size, unit = size / 1024, unit + 1
     return f"{n_bytes} bytes" if not unit else f"{size:.3g} {('', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"
+
+
+def sides_in_words(fill: Mapping[str, Any]) -> str:
+    """How full the sides of rows are, where they have two; fill: `utilisation` of a forecast or a summary."""
+    if fill.get("encoder") is None:
+        return ""
+    return f"; encoder {fill['encoder']:.2%}, decoder {fill['decoder']:.2%}"

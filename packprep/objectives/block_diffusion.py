@@ -8,7 +8,12 @@
     prefix −1: attention follows block_mask
 
 BD3-LM (Arriola et al. 2025): one level a block from a clipped range, loss weight 1 / level. Blocks count inside the segment,
-bos and mode token included; the last may be short.
+bos and mode token included; the last may be short. The other laws of noise are `dataset/noise.py`'s BlockLaw:
+
+    noise "position"        Nemotron-Labs-Diffusion, by NeMo Automodel 0.7.0's corrupt_blockwise
+    noise "all", shift      I-DLM (Yu et al. 2026), by its corrupt_all_masked and IDLMLoss
+    canvas "uniform"        DiffusionGemma, by its corrupt_uniform_random and BlockDiffusionCrossEntropyLoss
+    complementary, shift    Fast-dLLM v2 (Wu et al. 2025), by the forward of its published model
 """
 
 from collections.abc import Mapping
@@ -18,41 +23,77 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset.noise import BLOCK_DIFFUSION as LAW
+from packprep.dataset.noise import level_range
 from packprep.errors import RecipeError
-from packprep.objectives.noising import mask_blocks
-from packprep.objectives.objective import Objective, Task
+from packprep.objectives.noising import noise_blocks
+from packprep.objectives.objective import Ids, Objective, Task
+
+_DEFAULTS = {parameter.name: parameter.default for parameter in LAW.parameters}
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """Weights are 1 / level."""
+    """What does not go together."""
     low, high = parameters["noise_range"]
+    canvas, kind = parameters["canvas"], parameters["noise"]
     if low < LAW.least:
         raise RecipeError(f"{where}.noise_range = [{low:g}, {high:g}]: weights are 1 / level; it must begin above 0")
+    if kind == "all" and parameters["noise_range"] != _DEFAULTS["noise_range"]:
+        raise RecipeError(f'{where}.noise = "all" noises every token: leave noise_range out')
+    if kind != "position" and parameters["half_life"] != _DEFAULTS["half_life"]:
+        raise RecipeError(f'{where}.half_life is of noise = "position", and noise is "{kind}": leave it out')
+    if canvas == "uniform" and kind != "level":
+        raise RecipeError(f'{where}: canvas = "uniform" draws by levels alone: leave noise = "{kind}" out')
+    if canvas == "uniform" and parameters["weighting"] != "none":
+        raise RecipeError(
+            f'{where}: canvas = "uniform" trains all tokens alike, and 1/level would weigh those that are as they were: say '
+            'weighting = "none"'
+        )
+    if parameters["complementary"] and (canvas, kind) != ("mask", "level"):
+        what = f'noise = "{kind}"' if canvas == "mask" else f'canvas = "{canvas}"'
+        raise RecipeError(f"{where}: complementary is of masks that levels draw: leave it or {what} out")
+    if parameters["complementary"] and low == 1:
+        raise RecipeError(f"{where}.noise_range = [1, 1]: its complement masks nothing; it must begin below 1")
+
+
+def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
+    """The mask, unless nothing becomes it."""
+    return LAW.needs(parameters) & {"mask"}
+
+
+def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
+    """Nothing is worked out once; RecipeError where there is nothing to draw from."""
+    if parameters["canvas"] == "uniform" and len(ids.for_noise.ordinary) < 2:
+        raise RecipeError('canvas = "uniform" draws ordinary tokens, and the vocabulary has fewer than two')
+    return {}
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """The mean share of the tokens that is masked."""
-    mean = sum(task.parameters["noise_range"]) / 2
+    """The mean share of the tokens that is noised."""
+    mean = sum(level_range(task.parameters)) / 2
     return {"noise": (mean, mean)}
 
 
 def mean_weight(task: Task) -> float:
-    """1 / mean level."""
-    return 2.0 / sum(task.parameters["noise_range"])
+    """1 / mean level, or 1."""
+    return 2.0 / sum(level_range(task.parameters)) if task.parameters["weighting"] == "1/p" else 1.0
 
 
 def expected(task: Task, level: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """float64[m]: the level."""
-    return level.astype(np.float64)
+    """float64[m]: the level; of position the share that it rounds to, of a uniform canvas what does not draw its own token."""
+    level = level.astype(np.float64)
+    if task.parameters["noise"] == "position":
+        return np.rint(level * candidates) / np.maximum(candidates, 1)
+    return level * (1 - 1 / task.ids.for_noise.drawable) if LAW.any_token(task.parameters) else level
 
 
 OBJECTIVE = Objective(
     name=LAW.name,
     attention=LAW.attention,
     parameters=LAW.parameters,
-    noise=partial(LAW.draw, write=mask_blocks),
+    noise=partial(LAW.draw, write=noise_blocks),
     mean_weight=mean_weight,
-    roles=LAW.needs,
+    resolve=resolve,
+    roles=roles,
     forecast=forecast,
     check=check,
     expected=expected,

@@ -2,17 +2,20 @@
 
 Which runs where (levels, probabilities and weights are computed by `dataset/noise.py` in both cases):
 
-    writer        render, verify, replay     redraw in a trainer
-    mask          here                       dataset/noise.py
-    flip          here                       dataset/noise.py
-    mask_blocks   here                       dataset/noise.py
+    writer         render, verify, replay     redraw in a trainer
+    mask           here                       dataset/noise.py
+    flip           here                       dataset/noise.py
+    noise_blocks   here                       dataset/noise.py
 """
+
+import math
 
 import numpy as np
 
-from packprep.dataset.noise import ONE, Candidates, thresholds
+from packprep.dataset.candidates import Candidates
+from packprep.dataset.noise import ONE, BlockLaw, NoiseIds, thresholds
 from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
-from packprep.randomness import NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
+from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
 
 _1, _32 = np.uint64(1), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -239,9 +242,61 @@ def flip(
     )  # fmt: skip
 
 
+@kernel(inline=True)
+def _exponential(word):
+    """`randomness.exponentials` of one word."""
+    mantissa, exponent = math.frexp(2.0 * np.float64(word) + 1.0)
+    z = (mantissa - 1.0) / (mantissa + 1.0)
+    square, series = z * z, 0.0
+    for n in range(21, 0, -2):
+        series = series * square + 1.0 / n
+    return (33 - exponent) * LN_2 - 2.0 * z * series
+
+
+@kernel(inline=True)
+def _power_of_half(x):
+    """`randomness.power_of_half` of one number."""
+    whole = np.floor(x)
+    rest, factor, result = x - whole, 0.5, 1.0
+    for _ in range(32):
+        rest, factor = 2.0 * rest, np.sqrt(factor)
+        if rest >= 1.0:
+            result *= factor
+            rest -= 1.0
+    return math.ldexp(result, -int(whole))
+
+
 @kernel
-def _mask_blocks(
-    segments_key, at, count, before, blocks, block_length, low, high, mask_id, tokens, loss_mask, epoch, longest, level,
+def _soonest(key, count, before, block_length, level, half_life, epoch, words, time, hit):
+    """hit[j] (uint8) = 1 iff candidate j is one of the round(level · n) of its block's n that arrive first, ties by place.
+
+    words: uint32[≥ count + 32]; time: float64[≥ count].
+    """
+    philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
+    begin = np.int64(0)
+    while begin < count:
+        block = (before + begin) // block_length
+        end = np.int64(min((block + 1) * block_length - before, count))
+        slower, scale = _power_of_half((1.0 - level[block]) / (half_life * block_length)), 1.0
+        for j in range(begin, end):
+            time[j] = _exponential(words[j]) * scale
+            scale *= slower
+        left = np.int64(np.rint(level[block] * (end - begin)))
+        limit = np.sort(time[begin:end])[left - 1] if left else -1.0
+        for j in range(begin, end):
+            hit[j] = time[j] < limit
+            left = left - np.int64(hit[j])
+        for j in range(begin, end):
+            if left > 0 and time[j] == limit:
+                hit[j] = 1
+                left = left - np.int64(1)
+        begin = end
+
+
+@kernel
+def _noise_blocks(
+    segments_key, at, count, before, blocks, block_length, low, high, half_life, inverse, uniform, mask_id, ordinary, tokens,
+    loss_mask, epoch, longest, level,
 ):  # fmt: skip
     most = np.int64(0)
     for i in range(blocks.shape[0]):
@@ -249,45 +304,62 @@ def _mask_blocks(
     words = np.empty(max(longest, most) + 64, np.uint32)
     limit = np.empty(most, np.uint64)
     top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
-    nowhere = np.empty(0, np.uint8)
+    time, nowhere = np.empty(longest if half_life > 0 else 0, np.float64), np.empty(0, np.uint8)
     first = np.int64(0)
     for i in range(count.shape[0]):
         key, begin, n = segments_key[i], at[i], count[i]
         philox_blocks(key, NOISE_LEVEL, epoch, (blocks[i] + 3) >> 2, words)
+        of_blocks = level[first : first + blocks[i]]
         for b in range(blocks[i]):
             u = np.float64(words[b] >> np.uint32(8)) * _TICK
-            level[first + b] = np.floor((low + (high - low) * u) / _TICK) * _TICK
-            limit[b] = np.uint64(np.floor(level[first + b] * ONE))
+            of_blocks[b] = np.floor((low + (high - low) * u) / _TICK) * _TICK
+            limit[b] = np.uint64(np.floor(of_blocks[b] * ONE))
         first += blocks[i]
-        _below(key, n, before[i], block_length, limit, epoch, words, top, hit)
-        _allowed(begin, n, nowhere, True, mask_id, tokens, allowed)
-        for j in range(n):
-            hit[j] &= allowed[j]
-        _put(begin, n, hit, mask_id, tokens, loss_mask)
+        if half_life > 0:
+            _soonest(key, n, before[i], block_length, of_blocks, half_life, epoch, words, time, hit)
+        else:
+            _below(key, n, before[i], block_length, limit, epoch, words, top, hit)
+        if inverse:
+            for j in range(n):
+                hit[j] ^= 1
+        if uniform:
+            loss_mask[begin : begin + n] = 1
+            philox_blocks(key, REPLACEMENT, epoch, (n + 3) >> 2, words)
+            for part in range(0, n, 64):
+                hits = _bits(hit, part, n)
+                while hits:
+                    own = part + np.int64(trailing_zeros(hits))
+                    hits &= hits - _1
+                    number = below(np.uint64(words[own]), key, REPLACEMENT, own, ordinary.shape[0], epoch)
+                    tokens[begin + own] = ordinary[number]
+        else:
+            _allowed(begin, n, nowhere, True, mask_id, tokens, allowed)
+            for j in range(n):
+                hit[j] &= allowed[j]
+            _put(begin, n, hit, mask_id, tokens, loss_mask)
 
 
-def mask_blocks(
+def noise_blocks(
     segments: Candidates,
     before: np.ndarray,
     length: np.ndarray,
-    block_length: int,
-    low: float,
-    high: float,
-    mask_id: int,
+    law: BlockLaw,
+    ids: NoiseIds,
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     epoch: int = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`noise.mask_blocks`."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """`noise.noise_blocks`."""
     _check(segments, tokens)
     assert (before + segments.count <= length).all()
-    blocks = -(-length // block_length)
+    blocks = -(-length // law.block_length)
     level = np.empty(int(blocks.sum()))
-    _mask_blocks(
-        *segments[:3], before, blocks, block_length, float(low), float(high), tokens.dtype.type(mask_id),
-        tokens, loss_mask, epoch, int(segments.count.max(initial=0)), level,
+    _noise_blocks(
+        *segments[:3], before, blocks, law.block_length, float(law.low), float(law.high), float(law.half_life),
+        law.inverse, law.uniform, tokens.dtype.type(max(ids.mask, 0)), ids.ordinary, tokens, loss_mask, epoch,
+        int(segments.count.max(initial=0)), level,
     )  # fmt: skip
-    return blocks, level.astype(np.float32), (1.0 / level).astype(np.float32)
+    return blocks, 1.0 - level if law.inverse else level
 
 
 def _check(segments: Candidates, tokens: np.ndarray) -> None:

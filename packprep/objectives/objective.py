@@ -52,6 +52,7 @@ class Task:
     mode_token: int  # −1: none
     ids: Ids
     resolved: Mapping[str, Any] = field(default_factory=dict)  # what the plan worked out once: thresholds, …
+    keeps_prefix: bool = False  # whether prefixes are as long in every epoch: where rows have two sides
 
     @property
     def mode(self) -> int:
@@ -60,8 +61,18 @@ class Task:
 
     @property
     def in_place(self) -> bool:
-        """Whether the prediction at a slot is of that slot's own original token."""
+        """Whether tokens are noised where they stand, and it is they that are predicted."""
         return self.objective.noise is not None
+
+    @property
+    def shift(self) -> bool:
+        """Whether, in place, it is the next slot's token that is predicted."""
+        return bool(self.parameters.get("shift", False))
+
+    @property
+    def label_alignment(self) -> str:
+        """ "next_token", "same_slot" or "next_slot"."""
+        return "next_token" if not self.in_place else "next_slot" if self.shift else "same_slot"
 
     def slots(self, bodies: "Bodies", bos: np.ndarray, eos: np.ndarray) -> np.ndarray:
         """int64[m]: the exact number of slots of segments. bos, eos: int64[m], 0 or 1."""
@@ -75,13 +86,20 @@ class Task:
         """The most slots that a body of n tokens can take."""
         return n if self.objective.most_body_slots is None else self.objective.most_body_slots(self, n)
 
-    def capacity(self, slots: int, bos: int, eos: int) -> int:
-        """The largest number of content tokens that fits into `slots` slots whatever will be drawn; 0 if none does."""
+    def capacity(self, slots: int, bos: int, eos: int, sides: tuple[int, int] | None = None) -> int:
+        """The largest number of content tokens that fits into `slots` slots whatever will be drawn; 0 if none does.
+
+        sides: the slots of the prefix and of what follows it, into which they have to fit, too.
+        """
         room = slots // self.objective.copies - bos - eos - self.mode
         low, high = 0, max(room, 0)  # a body is never shorter than its tokens
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.most_body_slots(middle) <= room else (low, middle - 1)
+            fits = self.most_body_slots(middle) <= room
+            if fits and sides is not None and self.objective.most_sides is not None:
+                prefix, behind = self.objective.most_sides(self, middle)
+                fits = prefix + bos + self.mode <= sides[0] and behind + eos <= sides[1]
+            low, high = (middle, high) if fits else (low, middle - 1)
         return min(low, self.objective.most_tokens(self)) if self.objective.most_tokens else low
 
 
@@ -116,6 +134,8 @@ class Objective:
     Next-token kinds, whose prediction at a slot is of the next one, have
     body_slots       (task, bodies) → int64[m], the length law; None: n.
     most_body_slots  (task, n int) → int, the most that the law can give for n tokens; never falls when n grows.
+    most_sides       (task, n int) → (int, int), the most slots of the body that belong to the prefix, and that do not, for n
+                     tokens; neither falls when n grows. None: no prefix is trained from, so no row has two sides.
     render           (task, columns, tokens, rows): writes the bodies. tokens: the flat tokens; rows: the flat rows.
     restore          (task, columns, rows, out): the inverse: reads the bodies from the flat rows and writes the tokens to
                      out[begin : begin + n] of each segment. Gives bool[m]: whether a body had the form that its header says.
@@ -123,7 +143,8 @@ class Objective:
     token_slots      (task, bodies) → int64[m, 2]: pivot p and shift s: token i stands at body slot i, or i + s from p on;
                      for kinds that supervised documents may draw. None: no shift.
 
-    In-place kinds, whose prediction at a slot is of that slot's original token, keep their tokens in place and have
+    In-place kinds, whose prediction at a slot is of that slot's original token, or the next one's where their tasks have the
+    parameter shift, keep their tokens in place and have
     noise            a law of `dataset/noise.py`, which redraw uses too, with a compiled writer of `noising.py`.
     mean_weight      (task) → float: the expected loss weight of a trained slot; None: 1.
     resolve          (parameters, ids) → what the plan works out once and stores: thresholds, rates.
@@ -149,6 +170,7 @@ class Objective:
     most_body_slots: Callable[[Task, int], int] | None = None
     render: Callable[[Task, BodySlots, np.ndarray, np.ndarray], None] | None = None
     restore: Callable[[Task, BodySlots, np.ndarray, np.ndarray], np.ndarray] | None = None
+    most_sides: Callable[[Task, int], tuple[int, int]] | None = None
     body_prefix: Callable[[Task, Bodies], np.ndarray] | None = None
     token_slots: Callable[[Task, Bodies], np.ndarray] | None = None
     noise: Callable[..., Noised] | None = None
@@ -171,8 +193,3 @@ class Objective:
     def later(self) -> dict[str, Any]:
         """The defaults of the parameters that joined later."""
         return {parameter.name: parameter.default for parameter in self.parameters if parameter.later}
-
-    @property
-    def label_alignment(self) -> str:
-        """ "next_token" or "same_slot"."""
-        return "next_token" if self.noise is None else "same_slot"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.dataset.token_slots import SPAN_CORRUPTION
+from packprep.dataset.token_slots import SPAN_CORRUPTION, roles_of_inputs
 from packprep.errors import RecipeError
 from packprep.kernel import below, bits_set, copy_run, flags_as_bits, integer, kernel, philox_blocks, trailing_zeros
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
@@ -89,17 +89,33 @@ def _law(task: Task) -> tuple[float, float, int, bool]:
     return p["noise_density"], p["mean_span_length"], sentinels - int(p["random_roll"]), p["random_roll"]
 
 
+def _ended(task: Task) -> int:
+    """1 where eos ends the inputs, else 0."""
+    return int(task.parameters["eos_after_inputs"])
+
+
+def _eos(task: Task) -> int:
+    return task.ids.eos if _ended(task) else -1
+
+
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """n + 2 · runs: a run's tokens and its sentinel move to the targets, and a sentinel stays."""
+    """n + 2 · runs: a run's tokens and its sentinel move to the targets, and a sentinel stays; eos may end the inputs."""
     noise, runs = np.empty((2, *bodies.n.shape), np.int64)
     _noise_and_runs(bodies.n, bodies.key, *_law(task), noise, runs)
-    return bodies.n + 2 * runs
+    return bodies.n + 2 * runs + _ended(task)
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """n + 2 · (n_spans + 1 under a roll)."""
+    """n + 2 · (n_spans + 1 under a roll), and eos of the inputs."""
+    return sum(most_sides(task, n))
+
+
+def most_sides(task: Task, n: int) -> tuple[int, int]:
+    """n − n_noise + runs and perhaps eos, n_noise + runs; runs = n_spans + 1 under a roll."""
     density, mean, max_spans, roll = _law(task)
-    return n + 2 * (span_counts(n, density, mean, max_spans)[1] + int(roll))
+    noise, spans = span_counts(n, density, mean, max_spans)
+    runs, n = spans + int(roll), max(n, 2)
+    return n - noise + runs + _ended(task), noise + runs
 
 
 def most_tokens(task: Task) -> int:
@@ -246,25 +262,29 @@ def _write_runs(tokens, begin, runs, n_runs, first_is_noise, sentinels, out, inp
 
 
 @kernel
-def _render(tokens, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, longest, out):
+def _render(tokens, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, eos, longest, out):
     buffers = _buffers(longest)
     runs = buffers[4]
     for i in range(n.shape[0]):
         n_noise, n_spans = _span_counts(n[i], density, mean, max_spans)
         n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], epoch, roll, buffers)
-        targets, end = body[i] + n[i] - n_noise + spans, body[i] + n[i] + 2 * spans
+        ended = np.int64(eos >= 0)
+        targets, end = body[i] + n[i] - n_noise + spans + ended, body[i] + n[i] + 2 * spans + ended
         _write_runs(tokens, begin[i], runs, n_runs, first, sentinels, out, body[i], targets, end)
+        if ended:  # after the runs, which may be copied beyond their ends
+            out[targets - 1] = eos
 
 
 @kernel
-def _restore(rows, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, longest, out, fits):
+def _restore(rows, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, eos, longest, out, fits):
     buffers = _buffers(longest)
     runs = buffers[4]
     for i in range(n.shape[0]):
         n_noise, n_spans = _span_counts(n[i], density, mean, max_spans)
         n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], epoch, roll, buffers)
-        inputs, targets, s, k = body[i], body[i] + n[i] - n_noise + spans, begin[i], 0
-        noise, fit = first == 1, True
+        ended = np.int64(eos >= 0)
+        inputs, targets, s, k = body[i], body[i] + n[i] - n_noise + spans + ended, begin[i], 0
+        noise, fit = first == 1, ended == 0 or rows[targets - 1] == eos
         for r in range(n_runs):
             if noise:
                 fit = fit and rows[inputs] == sentinels[k] and rows[targets] == sentinels[k]
@@ -284,17 +304,18 @@ def _restore(rows, begin, n, key, epoch, body, density, mean, max_spans, roll, s
 
 
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
-    """int64[m]: the inputs: the tokens that are not noise, and a sentinel a run."""
+    """int64[m]: the inputs: the tokens that are not noise, a sentinel a run, and perhaps eos."""
     noise, runs = np.empty((2, *bodies.n.shape), np.int64)
     _noise_and_runs(bodies.n, bodies.key, *_law(task), noise, runs)
-    return bodies.n - noise + runs
+    return bodies.n - noise + runs + _ended(task)
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
     """Draws each segment's spans and writes inputs and targets."""
     n, key, _, epoch = columns.bodies
     longest = int(n.max(initial=0))
-    _render(tokens, columns.begin, n, key, epoch, columns.at, *_law(task), task.ids.sentinels, longest, rows)
+    ids = task.ids.sentinels, _eos(task)
+    _render(tokens, columns.begin, n, key, epoch, columns.at, *_law(task), *ids, longest, rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -302,7 +323,8 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
     fits = np.empty(columns.begin.shape, np.bool_)
     n, key, _, epoch = columns.bodies
     longest = int(n.max(initial=0))
-    _restore(rows, columns.begin, n, key, epoch, columns.at, *_law(task), task.ids.sentinels, longest, out, fits)
+    ids = task.ids.sentinels, _eos(task)
+    _restore(rows, columns.begin, n, key, epoch, columns.at, *_law(task), *ids, longest, out, fits)
     return fits
 
 
@@ -405,11 +427,13 @@ OBJECTIVE = Objective(
     parameters=SPAN_CORRUPTION.parameters,
     body_slots=body_slots,
     most_body_slots=most_body_slots,
+    most_sides=most_sides,
     most_tokens=most_tokens,
     body_prefix=body_prefix,
     render=render,
     restore=restore,
     sentinels=sentinels,
+    roles=roles_of_inputs,
     forecast=forecast,
     expected=expected,
 )

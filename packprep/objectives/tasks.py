@@ -86,7 +86,8 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
         if objective.sentinels:
             mode_token = -1 if entry.mode_token is None else 0
             task = Task(entry.name, objective, entry.weight, entry.parameters, mode_token, plenty)
-            most = max(most, objective.sentinels(entry.parameters, task.capacity(recipe.lengths[-1], 0, 0)))
+            longest = task.capacity(recipe.lengths[-1], 0, 0, recipe.packing.sides)
+            most = max(most, objective.sentinels(entry.parameters, longest))
     return frozenset(roles), tuple(mode_tokens), most
 
 
@@ -110,7 +111,8 @@ def resolve(
         facts: Mapping[str, Any] = {}
         if objective.resolve:
             facts = objective.resolve(entry.parameters, ids) if resolved is None else resolved[i]
-        tasks.append(Task(entry.name, objective, entry.weight, entry.parameters, mode_token, ids, facts))
+        kept = recipe.packing.sides is not None
+        tasks.append(Task(entry.name, objective, entry.weight, entry.parameters, mode_token, ids, facts, kept))
     for task in tasks:
         where = f"task {task.name!r}"
         if task.objective.sentinels:
@@ -123,6 +125,12 @@ def resolve(
             raise RecipeError(
                 f"{where}: concat cuts at row ends, so a task's slots must be its tokens plus a constant, and those of "
                 f'{task.objective.name} are not; use packing.algorithm = "best_fit"'
+            )
+        if recipe.packing.sides is not None and task.objective.most_sides is None:
+            having = ", ".join(sorted(name for name, objective in REGISTRY.items() if objective.most_sides))
+            raise RecipeError(
+                f"{where}: packing.encoder_length takes the prefix for the encoder, and {task.objective.name} has none: take "
+                f"tasks of {having}, or leave encoder_length and decoder_length out"
             )
         needed = task.objective.roles(task.parameters) if task.objective.roles else ()
         missing = [role for role in needed if role_id(task.ids, role) < 0]
@@ -138,17 +146,28 @@ def resolve(
                     f"documents.max_tokens = {recipe.documents.max_tokens}: with documents.min_tokens = "
                     f"{recipe.documents.min_tokens} a cut needs at least {fewest}"
                 )
+            row, raised = f"seq_length = {shortest.seq_length}", "seq_length"
+            if recipe.packing.sides is not None:
+                row = "encoder_length = {} and decoder_length = {}".format(*recipe.packing.sides)
+                raised = f"{_tighter(task, recipe.packing.sides, most + 1, bos, eos)}_length"
             raise RecipeError(
-                f"{where}: a row of seq_length = {shortest.seq_length} holds {most} of its tokens, and cutting a document "
-                f"needs at least {fewest} (twice max(3, documents.min_tokens), less one); raise seq_length"
+                f"{where}: a row of {row} holds {most} of its tokens, and cutting a document "
+                f"needs at least {fewest} (twice max(3, documents.min_tokens), less one); raise {raised}"
             )
     return [*tasks, Task(TOO_SHORT, REGISTRY["causal"], 0.0, {}, -1, ids)]
 
 
 def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
     """The most content tokens that a segment of the task can have in this recipe."""
-    most = task.capacity(recipe.seq_length, bos, eos)
+    most = task.capacity(recipe.seq_length, bos, eos, recipe.packing.sides)
     return min(most, recipe.documents.max_tokens or most)
+
+
+def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> str:
+    """Which side of a row n tokens of a task overfill the more."""
+    assert task.objective.most_sides is not None
+    prefix, behind = task.objective.most_sides(task, n)
+    return "encoder" if (prefix + bos + task.mode) * sides[1] > (behind + eos) * sides[0] else "decoder"
 
 
 def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
@@ -160,17 +179,25 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
     length, packing = recipe.seq_length, recipe.packing
     if recipe.documents.long != "split" or packing.algorithm == "concat":
         return 1
-    slots = task.objective.copies * (task.most_body_slots(capacity(recipe, task, 0, 0)) + task.mode)
+    longest = capacity(recipe, task, 0, 0)
+    slots = task.objective.copies * (task.most_body_slots(longest) + task.mode)
     slots = -(-slots // packing.pad_seq_to_mult) * packing.pad_seq_to_mult
-    pieces = 1 if 16 * slots > 15 * length else -(-length // slots)
+    filled = [(slots, length)]
+    if packing.sides is not None and task.objective.most_sides is not None:
+        prefix, behind = task.objective.most_sides(task, longest)
+        filled = [(prefix + task.mode, packing.sides[0]), (behind, packing.sides[1])]
+    pieces = min(1 if 16 * part > 15 * whole else -(-whole // part) for part, whole in filled)
     return min(pieces, packing.max_segments_per_row or pieces)
 
 
 def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
     """The most content tokens of a piece that is not its document's last: those that divide a row, and two tails at least."""
     most, multiple = capacity(recipe, task, bos, 0), recipe.packing.pad_seq_to_mult
-    room = recipe.seq_length // pieces_of_a_row(recipe, task) // multiple * multiple
-    return max(min(most, task.capacity(room, bos, 0)), min(most, 2 * recipe.min_tail - 1))
+    pieces, sides = pieces_of_a_row(recipe, task), recipe.packing.sides
+    room = recipe.seq_length // pieces // multiple * multiple
+    if sides is not None:
+        sides = sides[0] // pieces, sides[1] // pieces
+    return max(min(most, task.capacity(room, bos, 0, sides)), min(most, 2 * recipe.min_tail - 1))
 
 
 def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.ndarray]:
@@ -259,7 +286,8 @@ def move(
     """What numpy does of the same name in `dataset/redraw.py`, by the kernels that restore and render in a build."""
     none, objective = -1, REGISTRY[law.name]
     assert objective.restore is not None and objective.render is not None
-    ids = Ids(0, none, none, none, none, special.sentinels.astype(np.int32), special.fim, continues=special.continues)
+    sentinels = special.sentinels.astype(np.int32)
+    ids = Ids(0, none, none, special.eos, none, sentinels, special.fim, continues=special.continues)
     task, n = Task(law.name, objective, 1.0, parameters, none, ids), segments.n
     stored = Bodies(n, segments.key, np.full(len(n), none))
     check(misfit(room, task.body_slots(stored)))  # kernels do not look where they read and write
@@ -271,6 +299,11 @@ def move(
     return None if objective.body_prefix is None else objective.body_prefix(task, anew)
 
 
+def in_place_rules(tasks: Sequence[Task]) -> list[str]:
+    """The attention rules of the tasks that predict in place."""
+    return [task.objective.attention for task in tasks if task.in_place]
+
+
 def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """The manifest's `tasks`: what all segments of a task share."""
     return [
@@ -279,7 +312,7 @@ def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
             "objective": task.objective.name,
             "weight": task.weight,
             "attention": task.objective.attention,
-            "label_alignment": task.objective.label_alignment,
+            "label_alignment": task.label_alignment,
             "mode_token": task.mode_token if task.mode_token >= 0 else None,
             "parameters": as_stored(task.parameters, {"": task.objective.later}),
             "resolved": dict(task.resolved),

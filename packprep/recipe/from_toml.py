@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,10 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
     values["tasks"] = _read_tasks(lists["tasks"])
     if not values["tasks"]:
         raise RecipeError("tasks is empty: give at least one [[tasks]], or leave it out for causal", ("tasks",))
+    if (sides := values["packing"].sides) is not None and "seq_lengths" not in values:
+        values.setdefault("seq_length", sum(sides))
+        if "min_tokens" not in table.get("documents", {}):  # of fewer none would be an input
+            values["documents"] = replace(values["documents"], min_tokens=3)
     if values.get("seq_lengths"):
         values.setdefault("seq_length", 0)
     recipe = Recipe(base=base, **values)
@@ -246,6 +250,7 @@ def check_together(recipe: Recipe) -> None:
             "pairs of them; give one source more paths, or leave tasks out",
             ("tasks",),
         )
+    _check_sides(recipe)
     if recipe.seq_length % 8:
         low = recipe.seq_length // 8 * 8
         raise RecipeError(
@@ -301,6 +306,31 @@ def check_together(recipe: Recipe) -> None:
                 raise RecipeError(f"sources[{i}].tasks: {unknown('task', name, names)}", ("sources", i, "tasks"))
 
 
+def _check_sides(recipe: Recipe) -> None:
+    """RecipeError for what does not go with rows of two sides, or half of them."""
+    packing, both = recipe.packing, ("encoder_length", "decoder_length")
+    for name, other in (both, both[::-1]):
+        if getattr(packing, name) and not getattr(packing, other):
+            raise RecipeError(f"packing.{name} is there, and packing.{other} is not: give both", ("packing", name))
+    if packing.sides is None:
+        return
+    least = max(3, recipe.documents.min_tokens)
+    wrong: dict[KeyPath, tuple[Any, Any, str]] = {
+        ("seq_lengths",): (recipe.seq_lengths, None, "rows of several lengths have one side"),
+        ("seq_length",): (recipe.seq_length, sum(packing.sides), f"the sides come to {sum(packing.sides)}"),
+        ("packing", "algorithm"): (packing.algorithm, "best_fit", "rows of two sides are packed by best_fit"),
+        ("packing", "pad_seq_to_mult"): (packing.pad_seq_to_mult, 1, "segments of two sides are not padded"),
+        ("documents", "min_tokens"): (recipe.documents.min_tokens, least, "fewer than 3 tokens have no two sides"),
+    }
+    for key, (found, needed, why) in wrong.items():
+        if found != needed:
+            where = ".".join(map(str, key))
+            raise RecipeError(
+                f"{where} = {as_toml(found)} beside packing.encoder_length and decoder_length: {why}; leave {key[-1]} out",
+                key,
+            )
+
+
 def tasks_named(name: str, names: Sequence[str]) -> list[int]:
     """Indices of the tasks that a name stands for: that task, and the family NAME-…"""
     return [i for i, task in enumerate(names) if task == name or task.startswith(name + "-")]
@@ -333,16 +363,18 @@ def fingerprint(
     tokenizer_digest: str,
     chat_template: str | None,
     law: int = LAW_VERSION,
+    removed: str | None = None,
 ) -> str:
     """The xxh3-128 of the canonical JSON of what determines the shards: the law, the recipe, each source's (relative name,
-    size), the tokenizer's digest, and the chat template where there is one."""
+    size), the tokenizer's digest, and, where there are any, the chat template and the digest of removed.json."""
     parts = {
         "law_version": law,
         "recipe": without_places(normalised(recipe)),
         "files": [[[name, size] for name, size in source] for source in files],
         "tokenizer": tokenizer_digest,
     }
-    return digest_of(encode(parts if chat_template is None else {**parts, "chat_template": chat_template}))
+    more = {"chat_template": chat_template, "removed": removed}
+    return digest_of(encode(parts | {key: value for key, value in more.items() if value is not None}))
 
 
 def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:

@@ -137,6 +137,10 @@ Lengths = Annotated[
         },
     ),
 ]
+Side = Annotated[
+    int,
+    Meta(title="a multiple of 8, 0 or more", extra={"given": Annotated[int, Meta(ge=0, le=1 << 23, multiple_of=8)]}),
+]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Interval = Annotated[
     tuple[Fraction, Fraction],
@@ -341,6 +345,22 @@ class Packing:
     pad_seq_to_mult: Annotated[
         Whole, _key("each segment's physical length is a multiple of this; it divides seq_length", ge=1)
     ] = 1
+    encoder_length: Annotated[
+        Side,
+        _key(
+            "rows for encoder-decoder models: the most slots of a row's prefixes, the inputs; with decoder_length",
+            later=True,
+        ),
+    ] = 0
+    decoder_length: Annotated[
+        Side,
+        _key("the most slots of what follows the prefixes, the targets; seq_length is the sum of both", later=True),
+    ] = 0
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """(encoder_length, decoder_length); None where rows have one side."""
+        return (self.encoder_length, self.decoder_length) if self.encoder_length else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +424,10 @@ class OutputKeys:
         ),
     ] = "auto"
     token_dtype: Annotated[Literal["auto", "uint16", "int32"], _key("auto: uint16 where every id fits")] = "auto"
-    columns: Annotated[Literal["full", "compact"], _key("compact: without what the header determines")] = "full"
+    columns: Annotated[
+        Literal["full", "compact", "least"],
+        _key("compact: without what the header determines; least: x_0 of block diffusion once, too"),
+    ] = "full"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from packprep.format.json_files import LAW_VERSION
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 from packprep.sources.files import Files, Pieces
-from packprep.sources.formats import FORMATS, Slice
+from packprep.sources.formats import FORMATS, PIECE_BYTES, Slice, position_of
 
 _WEIGHT_BITS = 16  # the kept part of a piece is an integer per 2¹⁶
 _AT_ONCE = 1 << 18  # pieces: millions of them are worked on in parts that stay in the processor's cache
@@ -234,6 +234,14 @@ class PlannedSource:
         """The source's files that have a part in a piece: one, or the text files that share it."""
         found = self.pieces.at(np.array([piece]))
         return range(int(found.file[0]), int(found.file[0] + found.files[0]))
+
+    def pieces_at(self, i: int, positions: np.ndarray) -> np.ndarray:
+        """int64[n]: the pieces of file i that may hold a document at one of these positions."""
+        pieces = np.array(self.pieces.of_file(i), np.int64)
+        if position_of(*self.formats[i]) != "byte":
+            return pieces
+        numbers = np.unique(positions // PIECE_BYTES)
+        return pieces[numbers[numbers < len(pieces)]]
 
     def path(self, i: int) -> str:
         """Where file i of the source lies. SourceError where its files are not to be read."""

@@ -21,7 +21,7 @@ import xxhash
 from packprep.errors import BuildError
 from packprep.format import read_file
 from packprep.format.digests import digest_of_buffers, digest_of_file
-from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME
+from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ ATTEMPTS = 100
 PIECE_BYTES = 4 << 20
 """How much of a file is written before the system is told to store it."""
 _KINDS = ("shards", "receipts", "rejects")
-_NAMES = {MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, FIRST_SEEN_NAME, *_KINDS, "lost+found"}
+_NAMES = {MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME, FIRST_SEEN_NAME, *_KINDS, "lost+found"}
 _HINTS = {
     errno.ENOSPC: "the disk is full: make room",
     errno.EDQUOT: "the quota is used up: make room",
@@ -283,6 +283,21 @@ class LocalFolder:
             first = not path.exists() and create_file(path, data)
             _flush_folder(path.parent, self.path)  # also where another process wrote it
         return first
+
+    def link(self, name: str, other: "LocalFolder") -> bool:
+        """Have another folder's file here too, unless there is one: the same, in one place on disk; whether that can be."""
+        path = self.path / name
+        with _reported(path):
+            _make_folder(path.parent)
+            try:
+                os.link(os.path.realpath(other.path / name), path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno in (*_NO_LINKS, errno.EXDEV, errno.EACCES):
+                    return False
+                raise
+        return True
 
     def remove(self, name: str) -> None:
         with _reported(self.path / name):

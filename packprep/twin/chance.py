@@ -3,7 +3,7 @@
 import functools
 import hashlib
 from fractions import Fraction
-from math import floor
+from math import floor, frexp, ldexp, sqrt
 from typing import NamedTuple
 
 SEGMENT_KEY, TASK, SEGMENT_LENGTH, ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS = 1, 2, 3, 4, 5, 6, 7
@@ -139,3 +139,24 @@ def threshold(probability):
 def quantised(level):
     """Cut to a multiple of 2⁻²⁴."""
     return floor(Fraction(level) * 2**24) / 2**24
+
+
+def exponential(word):
+    """−ln((2 · word + 1) / 2³³), by the series of ln((1 + z) / (1 − z)) in a fixed order."""
+    mantissa, exponent = frexp(2.0 * word + 1.0)
+    z = (mantissa - 1.0) / (mantissa + 1.0)
+    series = 0.0
+    for n in range(21, 0, -2):
+        series = series * (z * z) + 1.0 / n
+    return (33 - exponent) * 0.6931471805599453 - 2.0 * z * series
+
+
+def power_of_half(x):
+    """2⁻ˣ, of x ≥ 0 in binary to 32 places: a product of roots of ½."""
+    whole = floor(x)
+    rest, root, result = x - whole, 0.5, 1.0
+    for _ in range(32):
+        rest, root = 2.0 * rest, sqrt(root)
+        if rest >= 1.0:
+            rest, result = rest - 1.0, result * root
+    return ldexp(result, -whole)

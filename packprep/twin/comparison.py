@@ -106,7 +106,8 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int
 
 def _add_header(columns: dict[str, list[Any]], segment: Segment, one: Rendered) -> None:
     for name, value in _header(segment, one).items():
-        columns[name].append(value)
+        if name in columns:
+            columns[name].append(value)
     if "block_offsets" in columns:
         columns["block_offsets"].append(columns["block_offsets"][-1] + len(one.blocks))
     if "block_noise" in columns:
@@ -143,6 +144,7 @@ def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
         "segment_task": segment.task,
         "segment_source": document.source,
         "segment_repeat": document.use,
+        "segment_removed": int(one.removed),
     }
 
 
@@ -203,12 +205,12 @@ def _differing_names(
     twin: Twin, documents: Sequence[Document], of_rows: Sequence[Sequence[Segment]], arrays: Arrays
 ) -> list[Difference]:
     """Arrays that are there and should not be, or the other way round."""
-    has_media = any(places_in(segment) for row in of_rows for segment in row)
+    has_media = any(places_in(segment) and not twin.is_removed(segment.document) for row in of_rows for segment in row)
     supervised = any(document.trained is not None for document in documents)
-    compact = twin.recipe["output"]["columns"] == "compact"
+    compact = twin.recipe["output"]["columns"] != "full"
     expected = {
         "tokens": True,
-        "labels": twin.in_place,
+        "labels": twin.with_labels,
         "segment_ids": not compact,
         "loss_mask": not compact or twin.in_place or supervised,
         "row_offsets": True,
@@ -218,9 +220,12 @@ def _differing_names(
         **dict.fromkeys(("block_noise", "block_loss_weight"), twin.with_blocks and LOSS_WEIGHTS not in arrays),
         **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
         **dict.fromkeys(MEDIA, has_media),
+        "segment_removed": any(twin.is_removed(segment.document) for row in of_rows for segment in row),
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
-    stored = {name for name in arrays if not name.startswith("segment_") or name == "segment_ids"} - {
+    stored = {
+        name for name in arrays if not name.startswith("segment_") or name in ("segment_ids", "segment_removed")
+    } - {
         WEIGHTS,
         LOSS_WEIGHTS,
     }
@@ -289,8 +294,11 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, 
     if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:
         in_row, alike = [segment.key], [g]
     one = render(twin, segment, in_row, alike.index(g), supervised, epoch)
+    unsaid = {
+        "segment_removed": np.zeros(len(arrays["segment_key"]), np.uint8)
+    }  # where no document of the shard was removed
     for name, value in _header(segment, one).items():
-        for difference in _differences_of(name, arrays[name][g : g + 1], [value], reported, None):
+        for difference in _differences_of(name, {**unsaid, **arrays}[name][g : g + 1], [value], reported, None):
             yield difference._replace(message=f"{name}: the twin gives {value}", row=row)
     bound = row + g
     real = arrays["cu_seqlens"]

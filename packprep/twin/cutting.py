@@ -5,6 +5,7 @@
     seq_length, min_tokens, max_tokens (0: no limit), long ("split" | "truncate" | "drop" | "decompose"), append_eos, prepend_bos
     lengths      row lengths of all datasets that share the documents, ascending; capacities_of: each → its capacities
     pad          pad_seq_to_mult; max_segments: of a row, 0: no limit
+    sides        most slots of a row's inputs and of its targets; None: rows have one side
     tasks      list of dicts: objective, weight, mode (id or None), parameters as its file in objectives/ says
     allowed    set of task indices that this source draws from
     key        function: first content token → 64-bit segment key
@@ -113,7 +114,7 @@ def capacity(recipe, task, bos, eos):
     """The most content tokens that a segment of the task can surely hold. Task len(tasks) is too_short."""
     known = recipe.get("capacities", {})
     if (task, bos, eos) not in known:
-        known[task, bos, eos] = most_tokens(recipe, task, bos, eos, recipe["seq_length"])
+        known[task, bos, eos] = most_tokens(recipe, task, bos, eos, recipe["seq_length"], recipe.get("sides"))
     return known[task, bos, eos]
 
 
@@ -135,37 +136,54 @@ def dividing(recipe, task, bos):
     slots = objectives.law(facts["objective"], capacity(recipe, task, False, False), facts)
     while slots % pad:
         slots += 1
-    parts = 1
-    if Fraction(slots, row) <= Fraction(15, 16):
-        while parts * slots < row:
-            parts += 1
+    filled = [(slots, row)]
+    if recipe.get("sides"):
+        kind = objectives.of(facts["objective"])
+        if hasattr(kind, "sides"):
+            inputs, targets = kind.sides(capacity(recipe, task, False, False), facts)
+            mode = 0 if facts["mode"] is None else 1
+            filled = list(zip((inputs + mode, targets), recipe["sides"], strict=True))
+    parts = min(_parts(part, whole) for part, whole in filled)
     if recipe["max_segments"]:
         parts = min(parts, recipe["max_segments"])
     room = row // parts
     while room % pad:
         room -= 1
     two_tails = 2 * max(3, recipe["min_tokens"]) - 1
-    return max(most_tokens(recipe, task, bos, False, room), min(longest, two_tails))
+    sides = [side // parts for side in recipe["sides"]] if recipe.get("sides") else None
+    return max(most_tokens(recipe, task, bos, False, room, sides), min(longest, two_tails))
 
 
-def most_tokens(recipe, task, bos, eos, slots):
+def _parts(slots, row):
+    """How many pieces of so many slots divide a row: 1 where one leaves less than a sixteenth of it."""
+    if Fraction(slots, row) > Fraction(15, 16):
+        return 1
+    return next(parts for parts in range(1, row + 1) if parts * slots >= row)
+
+
+def most_tokens(recipe, task, bos, eos, slots, sides):
     """The largest number of tokens, of all up to `slots`, that `holds` says fits."""
     tasks = [*recipe["tasks"], {"objective": "too_short"}]
     best = 0
     for n in range(1, slots + 1):
         if recipe["max_tokens"] and n > recipe["max_tokens"]:
             break
-        if holds(tasks[task], n, bos, eos, slots):
+        if holds(tasks[task], n, bos, eos, slots, sides):
             best = n
     return best
 
 
-def holds(task, n, bos, eos, slots):
-    """Whether n content tokens fit whatever is drawn, with what ids there are."""
+def holds(task, n, bos, eos, slots, sides=None):
+    """Whether n content tokens fit whatever is drawn, with what ids there are; on the sides of a row, if it has two."""
     facts = segment_facts(task, bos=-1 if bos else None, eos=-1 if eos else None)
     kind = objectives.of(task["objective"])
     if hasattr(kind, "fits") and not kind.fits(n, facts["parameters"]):
         return False
+    if sides and hasattr(kind, "sides"):
+        inputs, targets = kind.sides(n, facts)
+        head, tail = objectives.head_and_tail(facts)
+        if len(head) + inputs > sides[0] or targets + len(tail) > sides[1]:
+            return False
     return objectives.law(task["objective"], n, facts) <= slots
 
 
@@ -196,7 +214,8 @@ def cut_supervised(n_tokens, trained, recipe):
 
     trained: as tokens.Trained. Cuts fall on messages' begins where one lies in reach, else as in other documents: where roles
     are known on a user's, or on another's that no answer behind it looks back over. Later pieces repeat `copy` tokens of the
-    system message where that leaves room for two tails and any place of media. Pieces without a trained token are left out.
+    system message where that leaves room for two tails and any place of media. Pieces without a trained token are left out, and
+    of rows of two sides those of fewer than 3 tokens.
     No cut falls into a place: it falls before it, or behind one with which the piece begins; [] where that does not fit.
     first_trained: number in the body, None where all of it is trained.
     """
@@ -238,7 +257,8 @@ def cut_supervised(n_tokens, trained, recipe):
                     return []
                 if n < 3:
                     task = len(recipe["tasks"])
-        if spans := trained_in(trained, start, n, rest_trained):
+        spans = trained_in(trained, start, n, rest_trained)
+        if spans and not (recipe.get("sides") and task == len(recipe["tasks"])):
             first = copy + spans[0][0] - start
             if first == 0 and sum(end - begin for begin, end, _ in spans) == n:
                 first = None
@@ -303,8 +323,10 @@ def trainable(slots, head, mode, n, eos, segment, pivot, shift):
     for begin, end, weight in spans:
         for i in range(begin - start + copy, end - start + copy):
             weights[head + i + (shift if i >= pivot else 0)] = weight
-    if shift:  # the sentinel weighs what the token behind it does; or, where that is not trained, the one before it
-        weights[head + pivot] = weights[head + pivot + 1] or weights[head + pivot - 1] or 1.0
+    for t in range(
+        head + pivot, head + pivot + shift
+    ):  # what the token behind weighs; or, if that is not trained, before
+        weights[t] = weights[head + pivot + shift] or weights[head + pivot - 1] or 1.0
     if eos:
         weights[head + n + shift] = eos
     return weights
@@ -400,6 +422,39 @@ def best_fit(lengths, capacity, max_segments):
                 open_rows[fill] = []
             open_rows[fill].append(row)
     return rows, offsets
+
+
+def pack_sides(inputs, targets, room, max_segments=0):
+    """The row of each segment, of rows whose inputs and targets have their own room.
+
+    The largest first, by the larger part of a side that a segment takes. Each into the row that has least room left on the
+    tighter side, of which all segments together need more; of these, most room on the other; of these, which got there last.
+    """
+    sides = list(zip(inputs, targets, strict=True))
+    if sum(targets) * room[0] > sum(inputs) * room[1]:
+        sides, room = [(b, a) for a, b in sides], room[::-1]
+    rows, most = [0] * len(sides), max_segments or FORMAT_LIMIT
+    count: list[int] = []
+    open_rows: dict[
+        int, list[tuple[int, int, int]]
+    ] = {}  # room on the tighter side → (on the other, when, row), ascending
+    for turn, i in enumerate(
+        sorted(range(len(sides)), key=lambda i: (-max(sides[i][0] * room[1], sides[i][1] * room[0]), i))
+    ):
+        tight, other = sides[i]
+        left = next((left for left in sorted(open_rows) if left >= tight and open_rows[left][-1][0] >= other), None)
+        if left is None:
+            rows[i], free = len(count), room
+            count.append(0)
+        else:
+            others, _, rows[i] = open_rows[left].pop()
+            free = left, others
+            if not open_rows[left]:
+                del open_rows[left]
+        count[rows[i]] += 1
+        if count[rows[i]] < most:
+            bisect.insort(open_rows.setdefault(free[0] - tight, []), (free[1] - other, turn, rows[i]))
+    return rows
 
 
 def first_fit(lengths, capacity, max_segments):

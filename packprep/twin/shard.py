@@ -60,6 +60,7 @@ class Rendered(NamedTuple):
     blocks: list[tuple[float, float]]  # level and weight of each
     trainable: list[tuple[int, int, float]]  # ranges of slots that may be trained, and their weight
     media: list[tuple[int, Spot]]  # places of media: the slot at which each begins, and what it is
+    removed: bool = False  # with its document
 
 
 class Twin:
@@ -81,6 +82,8 @@ class Twin:
         self.plan, self.recipe = plan, recipe
         self.shards, self.seq_length = plan["shards"], recipe["seq_length"]
         documents, self.packing = recipe["documents"], recipe["packing"]
+        both = [self.packing.get(f"{side}_length", 0) for side in ("encoder", "decoder")]
+        self.sides = both if both[0] else None
         self.roles: dict[str, int] = vocabulary["roles"]
         special = set(vocabulary["special_ids"])
         self.ordinary = [i for i in range(vocabulary["vocab_size"]) if i not in special]
@@ -93,17 +96,34 @@ class Twin:
         self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
         self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
         self.with_blocks = any(objectives.copies(task["objective"]) > 1 for task in self.tasks)
+        least = recipe["output"]["columns"] == "least"  # then the copy that is clean gives the labels of both
+        self.with_labels = any(
+            objectives.is_in_place(task["objective"]) and not (least and objectives.copies(task["objective"]) > 1)
+            for task in self.tasks
+        )
         self.cutting = {
             **{name: documents[name] for name in _CUTTING},
             "seq_length": self.seq_length,
             "tasks": self.tasks,
             "max_segments": self.packing["max_segments_per_row"],
             "pad": self.packing["pad_seq_to_mult"],
+            "sides": self.sides,
             "capacities": {},
             "lengths": recipe.get("seq_lengths") or [self.seq_length],
             "capacities_of": {},
         }
         self.sources = [self._source(i, prefix) for i, prefix in enumerate(prefixes)]
+        self.removed = {
+            (source, file, position)
+            for source, files in plan["removed_documents"].items()
+            for file, positions in files.items()
+            for position in positions
+        }
+
+    def is_removed(self, document: "Document") -> bool:
+        """Whether a document is among those that were removed from the dataset."""
+        source = self.sources[document.source]
+        return (source["name"], self.plan["files"][document.file]["name"], document.position) in self.removed
 
     def _conversation(self, talk: Talk) -> Text | None:
         found = text_of_talk(talk, self.template)
@@ -115,6 +135,8 @@ class Twin:
 
     def _task(self, number: int, task: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {**task["parameters"], "sentinels": self.plan["vocabulary"]["sentinels"]}
+        if parameters.get("eos_after_inputs"):
+            parameters["input_eos"] = [self.roles["eos"]]
         kind = objectives.of(task["objective"])
         if hasattr(kind, "with_ids"):
             parameters = kind.with_ids(parameters, self.roles, self.tokenizer)
@@ -254,11 +276,19 @@ def laid_out(twin: Twin, documents: Sequence[Document]) -> list[list[Segment]]:
         segments, row = _laid_end_to_end(twin, documents)
     else:
         segments = [segment for document in documents for segment in segments_of(twin, document)]
-        multiple = twin.packing["pad_seq_to_mult"]
-        lengths = [-(-slots_of(twin, segment) // multiple) * multiple for segment in segments]
-        row, _ = cutting.pack(lengths, twin.seq_length, twin.packing["algorithm"], twin.packing["max_segments_per_row"])
+        row = _packed(twin, segments)
     keys = [segment.key for segment in segments]
     return [[segments[i] for i in members] for members in ordered_rows(row, keys, twin.packing["algorithm"])]
+
+
+def _packed(twin: Twin, segments: Sequence[Segment]) -> list[int]:
+    slots, most = [slots_of(twin, segment) for segment in segments], twin.packing["max_segments_per_row"]
+    if twin.sides:
+        inputs = [inputs_of(twin, segment) for segment in segments]
+        return cutting.pack_sides(inputs, [a - b for a, b in zip(slots, inputs, strict=True)], twin.sides, most)
+    multiple = twin.packing["pad_seq_to_mult"]
+    lengths = [-(-n // multiple) * multiple for n in slots]
+    return cutting.pack(lengths, twin.seq_length, twin.packing["algorithm"], most)[0]
 
 
 def _laid_end_to_end(twin: Twin, documents: Sequence[Document]) -> tuple[list[Segment], list[int]]:
@@ -293,7 +323,35 @@ def slots_of(twin: Twin, segment: Segment) -> int:
     return objectives.law(facts["objective"], segment.n + segment.copy, facts)
 
 
+def inputs_of(twin: Twin, segment: Segment) -> int:
+    """The slots of its prefix."""
+    facts = facts_of(twin, segment)
+    _, inputs = objectives.of(facts["objective"]).body([0] * (segment.n + segment.copy), facts)
+    return len(objectives.head_and_tail(facts)[0]) + inputs
+
+
 def render(
+    twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool, epoch: int
+) -> Rendered:
+    """A segment's slots in an epoch, which hold nothing where its document was removed. Arguments as of `_render`."""
+    one = _render(twin, segment, in_row, number_in_row, supervised, epoch)
+    if not twin.is_removed(segment.document):
+        return one
+    nothing, in_place = (
+        [twin.roles["pad"]] * len(one.slots),
+        objectives.is_in_place(facts_of(twin, segment)["objective"]),
+    )
+    return one._replace(
+        slots=nothing,
+        labels=nothing,
+        loss=[0] * len(nothing),
+        prefix=one.prefix if in_place or twin.sides else 0,
+        media=[],
+        removed=True,
+    )
+
+
+def _render(
     twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool, epoch: int
 ) -> Rendered:
     """A segment's slots in an epoch.
@@ -302,9 +360,12 @@ def render(
     whether the
     shard has a document that says what of it is trained.
     """
-    facts, document = {**facts_of(twin, segment), "epoch": epoch}, segment.document
+    facts, document = facts_of(twin, segment), segment.document
+    if twin.sides and hasattr(objectives.of(facts["objective"]), "PREFIX_MOVES"):
+        epoch = 0
+    facts["epoch"] = epoch
     if epoch and document.trained is not None and not objectives.is_in_place(facts["objective"]):
-        stored = render(twin, segment, in_row, number_in_row, supervised, 0)
+        stored = _render(twin, segment, in_row, number_in_row, supervised, 0)
         if len(stored.trainable) != 1:  # of several weights, or in parts: these slots are in the shard for good
             return stored
     content = document.tokens[segment.start : segment.start + segment.n]
@@ -315,7 +376,7 @@ def render(
     in_place = objectives.is_in_place(task["objective"])
     if in_place:
         slots, prefix = objectives.in_place(body, facts)
-        loss, labels = [0] * len(slots), list(slots)
+        loss, labels = [0] * len(slots), objectives.labels(slots, task, facts)
     else:
         slots, prefix, loss, labels = objectives.segment(body, facts)
     trainable = None
@@ -332,7 +393,7 @@ def render(
             trains_end = eos and cutting.trains(document.trained, last, segment.start, rest)
             of_end = document.trained.eos if trains_end else 0.0
         of_document = (segment.start, segment.copy, spans)
-        pivot = prefix - len(head) if shift else 0
+        pivot = prefix - len(head) - len(task["parameters"].get("input_eos", ())) if shift else 0
         trainable = cutting.trainable(len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift)
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []
@@ -348,11 +409,13 @@ def render(
         level, weight, blocks = found[number_in_row]
     elif trainable is not None:
         loss = [1 if loss[t] and trainable[t + 1] else 0 for t in range(len(slots))]
-    media = []
+    media, added, pivot = [], 0, 0
+    if not in_place:
+        added = len(slots) - len(head) - len(tail) - len(body)
+        pivot = prefix - len(head) - len(task["parameters"].get("input_eos", ()))
     for place in places_in(segment):
         i = segment.copy + place.first - segment.start
-        behind = len(slots) - len(head) - len(tail) - len(body) if not in_place and i >= prefix - len(head) else 0
-        media.append((len(head) + i + behind, place))
+        media.append((len(head) + i + (added if i >= pivot else 0), place))
     ranges = tokens.runs(trainable) if trainable is not None else []
     return Rendered(slots, loss, labels, prefix, level, weight, blocks, ranges, media)
 
@@ -384,7 +447,7 @@ def loss_weights(twin: Twin, segment: Segment, one: Rendered) -> list[float]:
     for t, trained in enumerate(one.loss):
         weight = one.weight
         if one.blocks:
-            block = t // facts["parameters"]["block_length"]
+            block = (t + int(facts["parameters"]["shift"])) // facts["parameters"]["block_length"]
             weight = one.blocks[block][1] if block < len(one.blocks) else 0.0
         for begin, end, of_range in one.trainable:
             if begin <= t + ahead < end:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array_tasks import share_of
-from packprep.building.ledger import MEDIA, WEIGHTED, add_ledgers
+from packprep.building.ledger import ENCODER, MEDIA, WEIGHTED, add_ledgers
 from packprep.building.plan import Plan, at_text, check_law, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
+from packprep.building.removal import removed_segments
 from packprep.building.run import Progress
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
@@ -19,7 +20,15 @@ from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.shard import open_shard
 from packprep.documents.store import STORE
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
-from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, receipt_name, rejects_name, shard_name
+from packprep.format.json_files import (
+    MANIFEST_NAME,
+    PLAN_NAME,
+    REMOVED_NAME,
+    TOKENIZER_NAME,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
 from packprep.kernel import warm_kernels
 from packprep.messages import put_line
 from packprep.randomness import REPLAY, bits64, permute, text_key
@@ -82,7 +91,9 @@ PROMISES = {
     "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
     "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
     "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
-    "P23": "places of media lie whole in their segment, in order, each with its ref; slot tokens stand there alone, untrained",
+    "P23": "of documents that removed.json lists no token is left and nothing is trained, and no other segment is marked so",
+    "P24": "the prefixes of a row fit encoder_length and what follows them decoder_length, where rows have two sides",
+    "P25": "places of media lie whole in their segment, in order, each with its ref; slot tokens stand there alone, untrained",
 }
 """Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
 
@@ -144,7 +155,7 @@ def verify_dataset(
         raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
     with local_copy(folder_at(directory)) as local:
         folder = local.folder
-        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
+        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
         manifest = read_manifest(folder, stores=True)
         if not (folder / manifest["plan"]["file"]).exists():
             raise PlanError(f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back")
@@ -191,7 +202,7 @@ def verify_dataset(
             share = [b for b in only if b in share]
         ledgers: list[Mapping[str, Any]] = []
         if array[0] == 0:
-            check_manifest(plan, manifest, faults)
+            check_manifest(folder, plan, manifest, faults)
             check_plan_follows(plan, faults)
             if recipe is not None:
                 own = [one for one in recipe.by_length() if one.seq_length == plan.recipe.seq_length]
@@ -356,7 +367,7 @@ def _arrays_of(
             plan.token_dtype,
             rows=item.entry["rows"],
             segments=item.entry["segments"],
-            compact=plan.recipe.output.columns == "compact",
+            compact=plan.recipe.output.columns != "full",
         )
         arrays: Mapping[str, np.ndarray] = shard.arrays
     except DatasetError as error:
@@ -408,6 +419,10 @@ def _check_counts(
             faults.add("P16", name, f"source {source}: the ledger's counts are not those of the arrays, {counted}")
     if ledger["rows"] != len(arrays["row_offsets"]) - 1:
         faults.add("P16", name, "the ledger's rows are not the shard's", value=ledger["rows"])
+    prefix = arrays["segment_prefix"][~removed_segments(arrays)]
+    inputs = None if plan.recipe.packing.sides is None else int(prefix.sum(dtype=np.int64))
+    if ledger.get(ENCODER) != inputs:
+        faults.add("P16", name, f"the arrays hold {inputs} {ENCODER}", value=ledger.get(ENCODER))
 
 
 def print_report(report: dict[str, Any]) -> None:

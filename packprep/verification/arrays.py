@@ -1,28 +1,39 @@
-"""P3 to P5, P11 to P15, P18 to P20 and P23 of a shard's arrays, recomputed from its header; `slots` walks the slots.
+"""P3 to P5, P11 to P15, P18 to P20 and P23 to P25 of a shard's arrays, recomputed from its header; `slots` walks the slots.
 
 The arrays are those that are stored, or as an epoch has them: from the loader's own redraw, for the same checks.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from packprep.building.ledger import MEDIA, WEIGHTED, media_slots, weighted_slots
 from packprep.building.plan import Plan
-from packprep.building.render import draw_noise, expected_prefix, target_of
-from packprep.building.segments import SegmentTable
+from packprep.building.removal import removed_segments
+from packprep.building.render import draw_noise, target_of
+from packprep.building.segments import SegmentTable, expected_prefix
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, segment_ids
+from packprep.dataset.boundaries import (
+    fill_slots,
+    next_token_loss_mask,
+    put_block_labels,
+    put_blocks,
+    put_clean,
+    read_only,
+    segment_ids,
+)
 from packprep.dataset.loader import Dataset
-from packprep.dataset.rows import Segments, fill, own_dtype, read_only
+from packprep.dataset.manifest import stores_labels
+from packprep.dataset.rows import Segments, fill, own_dtype
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import keeps_all, kept_by_plan
-from packprep.objectives.tasks import SHORTEST, thresholds
+from packprep.objectives.objective import Task
+from packprep.objectives.tasks import SHORTEST, in_place_rules, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
 from packprep.restoring import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
 from packprep.verification.faults import MAX_LISTED, Faults
-from packprep.verification.slots import check_slots, trainable_slots
+from packprep.verification.slots import check_slots, seen_before, trainable_slots
 
 
 def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int, mult: int, faults: Faults) -> bool:
@@ -75,14 +86,15 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     """P3: the arrays that depend on the recipe are there exactly when it asks for them."""
     before = faults.total
     objectives = [task.objective for task in plan.tasks]
-    in_place = any(objective.label_alignment == "same_slot" for objective in objectives)
-    full = plan.recipe.output.columns == "full"
+    in_place, columns = in_place_rules(plan.tasks), plan.recipe.output.columns
+    full = columns == "full"
     wanted = {
-        "labels": in_place,
+        "labels": stores_labels(columns, in_place),
         "segment_ids": full,
-        "loss_mask": full or in_place or "trained_offsets" in arrays,
+        "loss_mask": full or bool(in_place) or "trained_offsets" in arrays,
         "cu_seqlens_padded": plan.recipe.packing.pad_seq_to_mult > 1,
         "block_offsets": any(RULES[objective.attention].in_blocks for objective in objectives),
+        "segment_removed": bool(plan.removed.segments(arrays).any()),
     }
     for name, has in wanted.items():
         if has != (name in arrays):
@@ -95,14 +107,15 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
 
 
 def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults, epoch: int = 0) -> bool:
-    """P4 … P15, P18 … P20 and P23 of one shard. Whether its segments can be inverted and counted. epoch: whose chance the arrays
-    have, as `arrays_in_epoch` gives them."""
+    """P4 … P15, P18 … P20 and P23 … P25 of one shard. Whether its segments can be inverted and counted. epoch: whose chance the
+    arrays have, as `arrays_in_epoch` gives them."""
     recipe = plan.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
         return False
     row, begin, slots = segment_slots(arrays)
     headers_good = _check_headers(plan, arrays, file, row, faults)
-    arrays = _with_derived(arrays, row, begin, slots)
+    arrays = _with_derived(plan, arrays, row, begin, slots)
+    _check_removed(plan, arrays, row, begin, slots, file, faults)
     if not headers_good or not check_parts(plan, arrays, file, faults):
         return False
     stored = stored_segments(plan, arrays)
@@ -110,6 +123,8 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     check_slots(plan, arrays, stored, next_token, file, faults)
     if not _check_law(plan, arrays, stored, file, faults, epoch):
         return False
+    if recipe.packing.sides is not None:
+        _check_sides(recipe.packing.sides, arrays, row, slots, file, faults)
     blocks = check_noise(plan, arrays, stored, file, faults, epoch)
     if WEIGHTS in arrays:
         _check_weights(plan, arrays, stored, blocks, file, faults)
@@ -120,8 +135,54 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     return True
 
 
+def _check_removed(
+    plan: Plan,
+    arrays: Mapping[str, np.ndarray],
+    row: np.ndarray,
+    begin: np.ndarray,
+    slots: np.ndarray,
+    file: str,
+    faults: Faults,
+) -> None:
+    """P23: the segments of removed documents say so, no other does, and their slots hold nothing."""
+    listed, found = plan.removed.segments(arrays), arrays.get("segment_removed", np.zeros(len(row), np.uint8))
+    for g in np.flatnonzero(found != listed)[:MAX_LISTED]:
+        what = "of a document that was removed" if listed[g] else "of no document that was removed"
+        message = f"segment {g}: it is {what}, and its segment_removed says otherwise"
+        faults.add("P23", file, message, int(row[g]), int(begin[g]), int(found[g]))
+    pad = plan.vocabulary.roles["pad"]
+    for g in np.flatnonzero(listed).tolist():
+        part = slice(int(begin[g]), int(begin[g] + slots[g]))
+        for name, should in (("tokens", pad), ("labels", pad), ("loss_mask", 0), (WEIGHTS, 0)):
+            values = arrays[name][row[g], part] if name in arrays else np.zeros(0)
+            for t in np.flatnonzero(values != should)[:1]:
+                message = f"segment {g}: {name} of a document that was removed"
+                faults.add("P23", file, message, int(row[g]), part.start + int(t), values[t].item())
+
+
+def _check_sides(
+    sides: tuple[int, int],
+    arrays: Mapping[str, np.ndarray],
+    row: np.ndarray,
+    slots: np.ndarray,
+    file: str,
+    faults: Faults,
+) -> None:
+    """P24."""
+    prefix, rows = arrays["segment_prefix"].astype(np.int64), len(arrays["row_offsets"]) - 1
+    for name, most, part in (("encoder", sides[0], prefix), ("decoder", sides[1], slots - prefix)):
+        for g in np.flatnonzero(part < 1)[:MAX_LISTED]:
+            faults.add("P24", file, f"segment {g} has no slot of the {name}", int(row[g]), value=int(part[g]))
+        used = np.zeros(rows, np.int64)
+        np.add.at(used, row, part)
+        for r in np.flatnonzero(used > most)[:MAX_LISTED]:
+            faults.add(
+                "P24", file, f"its segments take more than the {most} slots of the {name}", int(r), value=int(used[r])
+            )
+
+
 def _with_derived(
-    arrays: Mapping[str, np.ndarray], row: np.ndarray, begin: np.ndarray, slots: np.ndarray
+    plan: Plan, arrays: Mapping[str, np.ndarray], row: np.ndarray, begin: np.ndarray, slots: np.ndarray
 ) -> Mapping[str, np.ndarray]:
     """The arrays, and those that a compact shard leaves out as the loader derives them."""
     shape = arrays["tokens"].shape
@@ -130,8 +191,32 @@ def _with_derived(
     if "segment_ids" not in arrays:
         derived["segment_ids"] = segment_ids(row, at, slots, size).reshape(shape)
     if "loss_mask" not in arrays:
-        derived["loss_mask"] = next_token_loss_mask(at, slots, arrays["segment_prefix"], size).reshape(shape)
+        derived["loss_mask"] = next_token_loss_mask(at, slots, seen_before(arrays, slots), size).reshape(shape)
+    if "labels" not in arrays and in_place_rules(plan.tasks):
+        tokens = arrays["tokens"].reshape(-1)
+        labels = np.full(size, plan.vocabulary.roles["pad"], tokens.dtype)
+        put_slots = fill_slots(at, slots - 1, np.ones(len(at), np.bool_), False, size)[:-1]
+        np.copyto(labels[:-1], tokens[1:], where=put_slots)
+        derived["labels"] = _with_block_labels(plan, arrays, labels, at, slots).reshape(shape)
     return {**arrays, **derived}
+
+
+def _with_block_labels(
+    plan: Plan, arrays: Mapping[str, np.ndarray], labels: np.ndarray, at: np.ndarray, slots: np.ndarray
+) -> np.ndarray:
+    """Flat labels, in which those of block diffusion's segments are written as x_0 has them."""
+    twice = _of_tasks(plan, arrays, lambda task: task.objective.copies > 1)
+    shift = _of_tasks(plan, arrays, lambda task: task.shift)[twice]
+    tokens, pad = arrays["tokens"].reshape(-1), plan.vocabulary.roles["pad"]
+    put_block_labels(labels, tokens, at[twice], slots[twice] // 2, shift, pad)
+    return labels
+
+
+def _of_tasks(plan: Plan, arrays: Mapping[str, np.ndarray], what: Callable[[Task], bool]) -> np.ndarray:
+    """bool[segments]: what holds of each one's task."""
+    known = np.array([what(task) for task in plan.tasks])
+    task = arrays["segment_task"]
+    return (task < len(known)) & known[np.minimum(task, len(known) - 1)]
 
 
 def _check_headers(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, row: np.ndarray, faults: Faults) -> bool:
@@ -246,20 +331,24 @@ def _check_law(
     if wrong.any():
         return False
     in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    clean = np.where(_of_tasks(plan, arrays, lambda task: task.objective.copies > 1), slots // 2, 0)
+    in_place &= clean == 0  # the others have their tokens in x_0
     at = row * plan.recipe.seq_length + begin
     mode = np.array([task.mode_token for task in plan.tasks])[arrays["segment_task"]]
-    prefix = np.zeros(len(row), np.int64)
+    prefix, removed = np.zeros(len(row), np.int64), removed_segments(arrays)
     for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"] == t)
         if len(of_task):
             prefix[of_task] = expected_prefix(task, stored.of(of_task).bodies(epoch), bos[of_task], slots[of_task])
+            if RULES[task.objective.attention].ahead == "prefix":
+                prefix[of_task[removed[of_task] & (not task.keeps_prefix)]] = 0
     for name, has, place, should in (
         ("bos", bos == 1, at, roles.get("bos", -1)),
         ("mode token", mode >= 0, at + bos, mode),
         ("eos", eos == 1, at + slots - 1, roles.get("eos", -1)),
     ):
-        which = np.flatnonzero(has)
-        found = _original(arrays, in_place[which], place[which])
+        which = np.flatnonzero(has & ~removed)
+        found = _original(arrays, in_place[which], place[which] + clean[which] * (name != "eos"))
         for i in np.flatnonzero(found != np.broadcast_to(should, has.shape)[which]):
             g = which[i]
             slot = int(place[g] - row[g] * plan.recipe.seq_length)
@@ -289,7 +378,12 @@ def _check_repeated(
     offsets = arrays["trained_offsets"]
     mode = np.array([task.mode for task in plan.tasks])[arrays["segment_task"]]
     first = np.append(arrays["trained_ranges"][:, 0], 0)[offsets[:-1]]
-    wrong = (stored.copy > 0) & (np.diff(offsets) > 0) & (first < stored.bos + mode + stored.copy)
+    wrong = (
+        (stored.copy > 0)
+        & (np.diff(offsets) > 0)
+        & ~removed_segments(arrays)
+        & (first < stored.bos + mode + stored.copy)
+    )
     for g in np.flatnonzero(wrong)[:MAX_LISTED]:
         message = f"segment {g}: a trained range begins among the {stored.copy[g]} tokens that it repeats"
         faults.add("P19", file, message, int(stored.row[g]), int(stored.first_slot[g]) + int(first[g]))
@@ -343,20 +437,20 @@ def _may_be_limited(plan: Plan, arrays: Mapping[str, np.ndarray], order: np.ndar
 
 
 def count_arrays(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
-    """What the arrays hold by source and by task: segments, tokens, slots; to compare with the ledger. By source also the slots
-    of other weights than 1 and of media."""
+    """What the arrays hold by source and by task, but for removed segments: segments, tokens, slots; to compare with the ledger.
+    By source also the slots of other weights than 1 and of media."""
     _, _, slots = segment_slots(arrays)
-    within = {WEIGHTED: weighted_slots(arrays), MEDIA: media_slots(arrays)}
+    within, is_there = {WEIGHTED: weighted_slots(arrays), MEDIA: media_slots(arrays)}, ~removed_segments(arrays)
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
     for kind, names in (("sources", [s.name for s in plan.sources]), ("tasks", [t.name for t in plan.tasks])):
         which = arrays["segment_source" if kind == "sources" else "segment_task"]
         for i, name in enumerate(names):
-            counted = which == i
+            counted = (which == i) & is_there
             counts[kind][name] = {
                 "segments": int(counted.sum()),
                 "tokens": int(arrays["segment_tokens"][counted].sum(dtype=np.int64)),
                 "slots": int(slots[counted].sum()),
-                **{kind_of: int(own[counted].sum()) for kind_of, own in within.items() if kind == "sources"},
+                **{kind_of: int(own[which == i].sum()) for kind_of, own in within.items() if kind == "sources"},
             }
     return counts
 
@@ -367,7 +461,7 @@ def _plain(value: np.generic) -> float | int | str:
 
 
 def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
-    """P19, P20 and P23, as far as the arrays can be walked: offsets, ranges and counts."""
+    """P19, P20 and P25, as far as the arrays can be walked: offsets, ranges and counts."""
     before = faults.total
     row, _, slots = segment_slots(arrays)
     if "media_offsets" in arrays and not (plan.vocabulary.media and len(arrays["media_slot"])):
@@ -376,8 +470,8 @@ def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
     for name, values, promise in (
         ("trained_offsets", "trained_ranges", "P19"),
         ("block_offsets", "block_noise", "P20"),
-        ("media_offsets", "media_slot", "P23"),
-        ("media_ref_offsets", "media_ref", "P23"),
+        ("media_offsets", "media_slot", "P25"),
+        ("media_ref_offsets", "media_ref", "P25"),
     ):
         if name not in arrays:
             continue
@@ -419,7 +513,7 @@ def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
 
 
 def _check_media(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> None:
-    """P23."""
+    """P25."""
     length, kinds = plan.recipe.seq_length, np.array([slot for _, slot, _ in plan.vocabulary.media.values()])
     tokens = arrays["tokens"].reshape(-1)
     inside = np.zeros(len(tokens), np.bool_)
@@ -436,7 +530,7 @@ def _check_media(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTa
             message = (
                 f"segment {segment[i]}: a place of {many[i]} slots of kind {kind[i]} lies outside of it, or in another"
             )
-            faults.add("P23", file, message, int(row[i]), int(begin[i]))
+            faults.add("P25", file, message, int(row[i]), int(begin[i]))
         if bad.any():
             return
         ends = np.cumsum(many)
@@ -447,23 +541,23 @@ def _check_media(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTa
             values, own = arrays[name].reshape(-1)[at], np.repeat(in_place[segment] | (name == "tokens"), many)
             for i in np.flatnonzero(own & (values != np.repeat(kinds[kind], many)))[:MAX_LISTED]:
                 message = f"{name}: no slot token in a place of media"
-                faults.add("P23", file, message, int(at[i] // length), int(at[i] % length), int(values[i]))
+                faults.add("P25", file, message, int(at[i] // length), int(at[i] % length), int(values[i]))
         trainable = trainable_slots(arrays, stored).reshape(-1)
         for i in at[trainable[at] != 0][:MAX_LISTED] if len(trainable) else at[:1]:
-            faults.add("P23", file, "a slot of media may be trained", int(i // length), int(i % length))
+            faults.add("P25", file, "a slot of media may be trained", int(i // length), int(i % length))
         data, bounds = arrays["media_ref"].tobytes(), arrays["media_ref_offsets"].tolist()
         for i, (low, high) in enumerate(itertools.pairwise(bounds)):
             try:
                 data[low:high].decode()
             except UnicodeDecodeError:
-                faults.add("P23", file, f"segment {segment[i]}: a ref is not UTF-8", int(row[i]), int(begin[i]))
+                faults.add("P25", file, f"segment {segment[i]}: a ref is not UTF-8", int(row[i]), int(begin[i]))
     for i in np.flatnonzero(np.isin(tokens, kinds) & ~inside)[:MAX_LISTED]:
         message = "a slot token of media, at no place"
-        faults.add("P23", file, message, int(i // length), int(i % length), int(tokens[i]))
+        faults.add("P25", file, message, int(i // length), int(i % length), int(tokens[i]))
 
 
-Blocks = list[tuple[np.ndarray, int, tuple[np.ndarray, np.ndarray, np.ndarray]]]
-"""(segments, slots of their blocks, (how many blocks each has, levels, weights)) of tasks."""
+Blocks = list[tuple[np.ndarray, Task, tuple[np.ndarray, np.ndarray, np.ndarray]]]
+"""(segments, their task, (how many blocks each has, levels, weights)) of tasks."""
 
 
 def check_noise(
@@ -472,11 +566,18 @@ def check_noise(
     """P18: noise drawn anew from labels and keys is that of the arrays; so it lies on candidates alone. Gives the blocks."""
     blocks: Blocks = []
     in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
-    if "labels" not in arrays or not in_place.any():
+    if not in_place.any():
         return blocks
     length = arrays["tokens"].shape[1]
     trainable = trainable_slots(arrays, stored).reshape(-1) if "trained_offsets" in arrays else None
+    twice = _of_tasks(plan, arrays, lambda task: task.objective.copies > 1)
+    at = stored.row * length + stored.first_slot
     tokens = arrays["labels"].reshape(-1).copy()
+    put_clean(tokens, arrays["tokens"].reshape(-1), at[twice], stored.slots[twice] // 2)
+    labels = _with_block_labels(plan, arrays, arrays["labels"].reshape(-1).copy(), at, stored.slots)
+    for i in np.flatnonzero(labels != arrays["labels"].reshape(-1))[:MAX_LISTED]:
+        message = f"label should be {labels[i]}, as x_0 has it"
+        faults.add("P10", file, message, int(i // length), int(i % length), int(arrays["labels"].reshape(-1)[i]))
     loss_mask = np.zeros(len(tokens), np.uint8)
     for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"] == t)
@@ -492,7 +593,7 @@ def check_noise(
                 faults.add("P18", file, message, int(stored.row[of_task[i]]), value=float(stored_values[i]))
         if noised.blocks is None:
             continue
-        blocks.append((of_task, task.parameters["block_length"], noised.blocks))
+        blocks.append((of_task, task, noised.blocks))
         if not epoch:
             which = np.concatenate([np.arange(*arrays["block_offsets"][g : g + 2]) for g in of_task])
             for name, again in (("block_noise", noised.blocks[1]), ("block_loss_weight", noised.blocks[2])):
@@ -503,8 +604,12 @@ def check_noise(
                         f"block {which[i]}: {name} should be {again[i]}",
                         value=float(arrays[name][which[i]]),
                     )
+    removed = stored.of(np.flatnonzero(removed_segments(arrays) & in_place))
+    away = fill_slots(
+        removed.row * length + removed.first_slot, removed.slots, np.ones(len(removed.n), np.bool_), False, len(tokens)
+    )
+    tokens[away], loss_mask[away] = plan.vocabulary.roles["pad"], 0
     # Segments do not overlap: all tasks' noise is drawn into one copy, and compared at once.
-    at = stored.row * length + stored.first_slot
     mine = fill_slots(at, stored.slots, in_place, False, len(tokens))
     for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
         values = arrays[name].reshape(-1)
@@ -523,8 +628,9 @@ def _check_weights(
     at = stored.row * length + stored.first_slot
     in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
     should = fill_slots(at, stored.slots, arrays["segment_loss_weight"], 0, size)
-    for which, block_length, (count, _, weights) in blocks:
-        put_blocks(should, at[which], stored.slots[which] // 2, np.full(len(which), block_length), count, weights)
+    for which, task, (count, _, weights) in blocks:
+        length_of = np.full(len(which), task.parameters["block_length"])
+        put_blocks(should, at[which], stored.slots[which] // 2, length_of, count, weights, int(task.shift))
     if "trained_weights" in arrays:
         segment = np.repeat(np.arange(len(at)), np.diff(arrays["trained_offsets"]))
         ranges = arrays["trained_ranges"].astype(np.int64) - (1 - in_place[segment])[:, None]

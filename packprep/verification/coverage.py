@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.plan import MOST_USES, Plan
+from packprep.building.removal import REMOVED, removed_segments
 from packprep.building.work import OTHER_LENGTH, PLACE_TOO_LONG, TOO_LONG, Made
 from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan
 from packprep.errors import DatasetError
@@ -23,7 +24,7 @@ from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.encoding import TEXT_REASONS
 from packprep.verification.faults import MAX_LISTED, Faults
 
-REASONS = (*BAD_REASONS, *TEXT_REASONS, *DROP_REASONS, TOO_LONG, OTHER_LENGTH, PLACE_TOO_LONG)
+REASONS = (*BAD_REASONS, *TEXT_REASONS, *DROP_REASONS, TOO_LONG, OTHER_LENGTH, PLACE_TOO_LONG, REMOVED)
 _AT_ONCE = 1 << 18  # pieces that are looked at together
 _END = np.iinfo(np.int64).max
 _RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason": str, "detail": str}
@@ -75,8 +76,9 @@ def _repeated(locations: Locations) -> np.ndarray:
 
 
 def used_documents(arrays: Mapping[str, np.ndarray]) -> Locations:
-    """The documents of a shard's segments, each once."""
-    locations = _sorted(arrays["segment_file"], arrays["segment_repeat"], arrays["segment_doc"])
+    """The documents of a shard's segments, each once, but for those that were removed."""
+    there = ~removed_segments(arrays)
+    locations = _sorted(*(arrays[f"segment_{name}"][there] for name in ("file", "repeat", "doc")))
     return locations.at(~_repeated(locations))
 
 
@@ -181,7 +183,7 @@ def check_read(
 ) -> None:
     """P21 from the sources: the documents that were read again are those of the segments and the rejects."""
     documents = made.documents
-    used = np.unique(made.table.document)
+    used = np.unique(made.table.document[~removed_segments(made.arrays)])
     again = _sorted(documents.file[used], documents.repeat[used], documents.position[used])
     turned_away = _sorted(*made.documents.rejected.places)
     count = sum(made.documents.read.values())

@@ -14,9 +14,10 @@ from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, bad_documents, make_manifest, read_receipt, too_many_bad
 from packprep.building.ledger import imbalances, is_ledger
-from packprep.building.plan import Plan, ids_of
+from packprep.building.plan import Plan, ids_of, plan_digests
 from packprep.building.planning import changed_keys, follows, repeats
-from packprep.dataset.manifest import LATER
+from packprep.building.removal import encode_removed
+from packprep.dataset.manifest import LATER, replaced
 from packprep.documents.calibration import highest_ratio
 from packprep.documents.chat_template import find_template
 from packprep.errors import DatasetError, PackprepError, PlanError
@@ -26,6 +27,7 @@ from packprep.format.json_files import (
     FIRST_SEEN_NAME,
     MANIFEST_NAME,
     PLAN_NAME,
+    REMOVED_NAME,
     as_stored,
     decode,
     json_value,
@@ -52,10 +54,12 @@ def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
 
 
 def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> bool:
-    """P1 of plan.json and tokenizer.json, and whether they are sound: all else is recomputed from them."""
+    """P1 of plan.json, tokenizer.json and removed.json, and whether they are sound: all else is recomputed from them."""
     before = faults.total
-    for key in ("plan", "tokenizer"):
-        name, digest = manifest[key]["file"], manifest[key]["digest"]
+    named = [(manifest[key]["file"], manifest[key]["digest"]) for key in ("plan", "tokenizer")]
+    if "removed" in manifest:
+        named.append((REMOVED_NAME, manifest["removed"]["digest"]))
+    for name, digest in named:
         try:
             found = digest_of_file(directory / name)
         except OSError as error:
@@ -66,7 +70,7 @@ def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faul
     return faults.total == before
 
 
-def check_manifest(plan: Plan, manifest: Mapping[str, Any], faults: Faults) -> None:
+def check_manifest(directory: Path, plan: Plan, manifest: Mapping[str, Any], faults: Faults) -> None:
     """P2 of dataset.json and plan.json: the one says what the other says, which is what was fingerprinted."""
     expected = make_manifest(plan, manifest["shards"], manifest["ledger"])
     for key, value in manifest.items():
@@ -74,8 +78,14 @@ def check_manifest(plan: Plan, manifest: Mapping[str, Any], faults: Faults) -> N
             faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     tokenizer, template = plan.stored["tokenizer"]["digest"], plan.stored["chat_template"]
-    if fingerprint(plan.recipe, files, tokenizer, template, plan.law) != plan.stored["fingerprint"]:
-        faults.add("P2", PLAN_NAME, "its fingerprint is not that of its recipe, files and tokenizer")
+    before = replaced(plan.stored)
+    own = fingerprint(plan.recipe, files, tokenizer, template, plan.law, plan.removed_digest)
+    if own != plan.stored["fingerprint"]:
+        faults.add("P2", PLAN_NAME, "its fingerprint is not that of its recipe, files, tokenizer and removed documents")
+    if plan.removed_digest and encode_removed(plan.removed.documents) != read_file(directory / REMOVED_NAME):
+        faults.add("P2", REMOVED_NAME, "its documents are not listed as they are written: sorted, each once")
+    if before and before[0]["fingerprint"] != fingerprint(plan.recipe, files, tokenizer, template, plan.law):
+        faults.add("P2", PLAN_NAME, "the first dataset that it replaces is not that of its recipe, files and tokenizer")
     for source in plan.sources:
         for file, (format, compression) in zip(source.files, source.formats, strict=True):
             told = FORMATS[format].position != "number"  # by sizes
@@ -88,6 +98,8 @@ def check_manifest(plan: Plan, manifest: Mapping[str, Any], faults: Faults) -> N
 def _named(manifest: Mapping[str, Any]) -> set[str]:
     """The files that a dataset may have."""
     named = {MANIFEST_NAME, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
+    if "removed" in manifest:
+        named.add(REMOVED_NAME)
     named.add(FIRST_SEEN_NAME)  # where publication was ended before it removed that
     for b in range(len(manifest["shards"])):
         named |= {shard_name(b), receipt_name(b), rejects_name(b)}
@@ -151,7 +163,7 @@ def check_shard_files(
     if digest_of(data) != entry["receipt_digest"]:
         faults.add("P1", name, f"its digest is {digest_of(data)}", value=entry["receipt_digest"])
         return is_there, None
-    if receipt["plan_digest"] != plan_digest:
+    if receipt["plan_digest"] not in plan_digests(plan.stored, plan_digest):
         faults.add("P2", name, "it is of another plan", value=receipt["plan_digest"])
     for key in ("file", "rows", "segments", "tokens", "bytes", "digest"):
         if receipt[key] != entry[key]:

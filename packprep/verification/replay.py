@@ -7,6 +7,7 @@ import numpy as np
 
 from packprep.building.commit import encode_rejects
 from packprep.building.plan import Plan
+from packprep.building.removal import removed_segments
 from packprep.building.work import make_shard, read_shard
 from packprep.documents.chat_template import compile_template
 from packprep.documents.layouts import Dialogue
@@ -46,7 +47,7 @@ def replay_shard(
     file, before = shard_name(number), faults.total
     made = make_shard(plan, number, decoders, epoch=epoch)
     if receipt is not None:
-        changed = _changed_sources(receipt, made.documents.text_digests)
+        changed = _changed_sources(plan, receipt, made.documents.text_digests)
         for message in changed:
             faults.add("P17", file, message)
         if changed:
@@ -81,7 +82,8 @@ def replay_shard(
     restored, offsets, _ = restore(plan, arrays, exact, np.arange(len(table.n)), epoch)
     first = documents.offsets[table.document] + table.start
     within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], table.n)
-    differs = np.flatnonzero(restored != documents.ids[np.repeat(first, table.n) + within])
+    differs = restored != documents.ids[np.repeat(first, table.n) + within]
+    differs = np.flatnonzero(differs & ~np.repeat(removed_segments(arrays), table.n))
     for g in np.unique(np.searchsorted(offsets, differs[:MAX_LISTED], "right") - 1):
         message = f"segment {g}: inverting it does not give the document's tokens"
         faults.add("P17", file, message, int(exact.row[g]))
@@ -121,18 +123,23 @@ def _note_changed_sources(
     """Whether a difference comes from the sources: read all of the shard's text again, and note each that changed."""
     if receipt is None:
         return False
-    changed = _changed_sources(receipt, read_shard(plan, number, decoders).text_digests)
+    changed = _changed_sources(plan, receipt, read_shard(plan, number, decoders).text_digests)
     for message in changed:
         faults.add("P17", shard_name(number), message)
     return bool(changed)
 
 
-def _changed_sources(receipt: Mapping[str, Any], digests: Mapping[str, str]) -> list[str]:
+def _changed_sources(plan: Plan, receipt: Mapping[str, Any], digests: Mapping[str, str]) -> list[str]:
+    """What is wrong with the sources of a shard. A token store that lost documents since has other tokens in their places, and
+    nothing else: of its others what is made of them tells."""
+    lost = {source.name for source in plan.sources if source.in_store and source.store.plan.removed}
     return [
         f"source {name!r} changed since the build: the text of this shard has digest {digest}, "
         f"when it was built {receipt['text_digests'].get(name)}"
         for name, digest in digests.items()
-        if receipt["text_digests"].get(name) != digest and _are_alike(receipt["text_digests"].get(name), digest)
+        if name not in lost
+        and receipt["text_digests"].get(name) != digest
+        and _are_alike(receipt["text_digests"].get(name), digest)
     ]
 
 
@@ -148,6 +155,7 @@ def plan_for_twin(plan: Plan) -> dict[str, Any]:
         "recipe": whole_recipe(plan.stored["recipe"]),
         "tasks": [whole_task(task) for task in plan.stored["tasks"]],
         "files": [file for source in plan.sources for file in source.files.as_planned()],
+        "removed_documents": plan.removed.documents,
     }
 
 

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from packprep.building.plan import Plan
+from packprep.building.removal import removed_segments
 from packprep.building.segments import SegmentTable
+from packprep.dataset.boundaries import fill_slots
 from packprep.kernel import kernel, read_only
 from packprep.verification.faults import MAX_LISTED, Faults
 
@@ -180,6 +182,12 @@ def trainable_slots(arrays: Mapping[str, np.ndarray], stored: SegmentTable) -> n
     return trainable.reshape(shape)
 
 
+def seen_before(arrays: Mapping[str, np.ndarray], slots: np.ndarray) -> np.ndarray:
+    """int64[m]: the leading slots of each segment that train nothing but with their last one: its prefix, or, of a removed one,
+    all. slots: of each."""
+    return np.where(removed_segments(arrays), slots, arrays["segment_prefix"].astype(np.int64))
+
+
 def check_slots(
     plan: Plan,
     arrays: Mapping[str, np.ndarray],
@@ -191,9 +199,13 @@ def check_slots(
     """P6 to P10 of one shard whose header is good. next_token: bool[segments]."""
     tokens = arrays["tokens"]
     labels = arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
+    shift = np.array([task.shift for task in plan.tasks])[arrays["segment_task"]]
+    if shift.any():  # what is noised where they stand lies a slot on: check_noise looks at them
+        at = stored.row * tokens.shape[1] + stored.first_slot
+        labels = np.where(fill_slots(at, stored.slots, shift, False, tokens.size).reshape(tokens.shape), tokens, labels)
     where, counts = np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
     of_slots = tokens, labels, arrays["segment_ids"], arrays["loss_mask"], trainable_slots(arrays, stored)
-    of_segments = arrays["row_offsets"], stored.first_slot, stored.slots, arrays["segment_prefix"].astype(np.int64)
+    of_segments = arrays["row_offsets"], stored.first_slot, stored.slots, seen_before(arrays, stored.slots)
     _check_slots(
         *map(read_only, (*of_slots, *of_segments, next_token)), plan.vocabulary.roles["pad"], plan.vocabulary.vocab_size,
         MAX_LISTED, where, counts,

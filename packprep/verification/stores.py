@@ -67,7 +67,7 @@ def check_store_shard(
 
 
 def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
-    """P4, P8 and P21: whether offsets, numbers and ids are such that documents can be read by them."""
+    """P4, P8, P21 and P23: whether offsets, numbers and ids are such that documents can be read by them."""
     before, documents = faults.total, len(arrays["position"])
     ends = {
         "document_offsets": (documents, len(arrays["tokens"])),
@@ -95,6 +95,13 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
         same = part[1:] == part[:-1]
         if (np.diff(arrays["position"])[same] <= 0).any():
             faults.add("P21", file, "the documents of a part do not stand in the order of their file, each once")
+        removed = np.repeat(_removed(plan, arrays), np.diff(arrays["document_offsets"]))
+        if (arrays["tokens"][removed] != plan.vocabulary.roles["pad"]).any():
+            faults.add("P23", file, "a document that was removed has tokens")
+        if "place_offsets" in arrays:
+            of_removed = np.repeat(_removed(plan, arrays)[arrays["supervised"]], np.diff(arrays["place_offsets"]))
+            if np.diff(arrays["place_ref_offsets"])[of_removed].any():
+                faults.add("P23", file, "a document that was removed has refs of media")
     return faults.total == before
 
 
@@ -102,7 +109,7 @@ def _check_counts(
     plan: Plan, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any], number: int, faults: Faults
 ) -> None:
     """P16: the ledger counts what the arrays hold."""
-    tokens = _by_source(plan, arrays, np.diff(arrays["document_offsets"]))
+    tokens = _by_source(plan, arrays, np.where(_removed(plan, arrays), 0, np.diff(arrays["document_offsets"])))
     read = _by_source(plan, arrays, np.ones(len(arrays["position"])))
     for name, has in tokens.items():
         said = receipt["ledger"]["sources"][name]
@@ -111,6 +118,12 @@ def _check_counts(
                 f"source {name}: the arrays hold {has} tokens of {read[name]} documents, and the ledger says others"
             )
             faults.add("P16", receipt_name(number), message)
+
+
+def _removed(plan: Plan, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """bool[D]: the documents that were removed."""
+    file = np.repeat(arrays["part_file"].astype(np.int64), np.diff(arrays["part_offsets"]))
+    return plan.removed.at(file, arrays["position"])
 
 
 def _by_source(plan: Plan, arrays: Mapping[str, np.ndarray], counts: np.ndarray) -> dict[str, int]:

@@ -138,6 +138,50 @@ def test_splash_attention_is_causal_without_prefix_ends_and_nan_where_it_cannot(
     assert np.isnan(got[ids == 2]).all() and np.isfinite(got[ids == 1]).all()
 
 
+def by_dense_cross(query, key, value, ids, key_ids):
+    return jax.nn.dot_product_attention(query, key, value, mask=dense_mask(ids, key_segment_ids=key_ids))
+
+
+def by_splash_cross(query, key, value, ids, key_ids):
+    return splash_attention(query, key, value, ids, key_segment_ids=key_ids)
+
+
+def test_cross_attention_is_by_segment():
+    """Segments whose inputs and targets lie in other blocks, one row full of inputs, one of padding alone."""
+    rng = np.random.default_rng(0)
+    lengths = [([150, 30, 90], [20, 200, 10]), ([200, 184], [1, 2]), ([], [])]
+    key_ids, ids = (
+        np.stack([np.pad(np.repeat(np.arange(1, len(row[i]) + 1), row[i]), (0, n - sum(row[i]))) for row in lengths])
+        for i, n in ((0, 384), (1, 256))
+    )
+    expected = (ids[:, :, None] == key_ids[:, None]) & (ids[:, :, None] > 0)
+    mask = np.asarray(dense_mask(ids, key_segment_ids=key_ids))[:, 0]
+    assert (mask == expected)[ids > 0].all() and mask.any(-1).all(), "no query is without keys"
+    blocks = block_masks(ids[0], key_segment_ids=key_ids[0])
+    assert (
+        blocks.shape == (2, 3)
+        and not ((np.asarray(blocks) == 0)[:, None, :, None] & expected[0].reshape(2, 128, 3, 128)).any()
+    )
+
+    query, key, value = (jnp.asarray(rng.normal(size=(3, n, 2, 8)), jnp.float32) for n in (256, 384, 384))
+    weights = rng.normal(size=query.shape) * (ids != 0)[..., None, None]
+    (_, wanted), wanted_gradients = weighted_sum(by_dense_cross, query, key, value, ids, key_ids, weights)
+    (_, got), gradients = weighted_sum(by_splash_cross, query, key, value, ids, key_ids, weights)
+    assert np.isfinite(got).all()
+    assert np.abs(np.asarray(got - wanted)[ids != 0]).max() < 1e-5
+    for a, b in zip(gradients, wanted_gradients, strict=True):
+        assert np.abs(np.asarray(a - b)).max() < 1e-5
+
+
+def test_cross_attention_has_no_prefixes():
+    ids = jnp.ones((1, 128), jnp.int32)
+    query = jnp.zeros((1, 128, 1, 8))
+    with pytest.raises(ArgumentError, match="leave them out of cross attention"):
+        dense_mask(ids, ids, key_segment_ids=ids)
+    with pytest.raises(ArgumentError, match="leave them out of cross attention"):
+        splash_attention(query, query, query, ids, ids, key_segment_ids=ids)
+
+
 @pytest.mark.parametrize("length, block", [(200, 128), (256, 64), (256, 0), (384, 256)])
 def test_splash_attention_refuses_lengths_and_blocks_that_it_cannot(length, block):
     query = jnp.zeros((1, length, 1, 8))

@@ -11,8 +11,8 @@ import pytest
 
 import packprep
 from packprep import open_dataset
-from packprep.dataset import attention
-from packprep.errors import ArgumentError, StateError
+from packprep.dataset import attention, encoder_decoder
+from packprep.errors import ArgumentError, DatasetError, StateError
 from tests import made
 from tests.adapters import jax_made
 from tests.adapters.jax_made import jax, jnp
@@ -321,7 +321,7 @@ def test_attention_paths_refuse_by_name_what_they_cannot_do(plain, in_place, mix
         (in_place, {"attention": "causal", "prefix_bidirectional": False}, "cannot do task 'masked'.*'splash'"),
         (in_place, {"names": "levanter", "attention": "splash"}, "Levanter.*task 'masked' predicts in place"),
         (plain, {"attention": "flash"}, "attention is 'flash' and should be one of 'causal', 'splash', 'dense'"),
-        (plain, {"names": "t5x"}, "names is 't5x' and should be 'packprep', 'maxtext', 'levanter'"),
+        (plain, {"names": "t5x"}, "names is 't5x' and should be 'packprep', 'maxtext', 'levanter', 'seqio'"),
         (plain, {"names": "levanter", "columns": ["tokens"], "attention": "splash"}, "leave columns out"),
         (plain, {"max_segments": 0}, "max_segments is 0"),
     ]:
@@ -331,6 +331,24 @@ def test_attention_paths_refuse_by_name_what_they_cannot_do(plain, in_place, mix
 
 
 # Names
+
+
+def test_seqio_gets_an_encoder_s_and_a_decoder_s_arrays(plain, tmp_path):
+    directory = made.two_sided(tmp_path)
+    ds, options = open_dataset(directory), {"epochs": 2, "redraw": True, "seed": 3}
+    batches = list(loader(directory, batch_size=16, names="seqio", **options))
+    for given, batch in zip(ds.batches(16, columns=encoder_decoder.READ, **options), batches, strict=True):
+        assert tuple(batch) == encoder_decoder.NAMES
+        for name, values in encoder_decoder.split(given).items():
+            assert batch[name].shape == (16, values.shape[1]) and batch[name].dtype == values.dtype
+            assert np.array_equal(batch[name][: len(values)], values) and not batch[name][len(values) :].any()
+    assert len(batches) == 3 and len(values) == 14
+    assert next(loader(directory, batch_size=4))["encoder_length"] == 128
+    with pytest.raises(DatasetError, match="there is no encoder_length"):
+        loader(plain, batch_size=4, names="seqio")
+    for given in ({"attention": "dense"}, {"prefix_bidirectional": False}, {"max_segments": 9}):
+        with pytest.raises(ArgumentError, match="leave attention, prefix_bidirectional and max_segments out"):
+            loader(directory, batch_size=4, names="seqio", **given)
 
 
 def test_maxtext_and_levanter_get_their_own_names(plain):

@@ -8,14 +8,18 @@ import numpy as np
 from torch.nn.functional import scaled_dot_product_attention
 
 from packprep import open_dataset
-from packprep.adapters import torch_attention
-from packprep.adapters.torch import loader, tensors
-from packprep.adapters.torch_loss import masked_loss
+from packprep.adapters import default_columns, torch_attention
+from packprep.adapters.torch import DTYPES, loader, tensors
+from packprep.adapters.torch_loss import automodel_loss_inputs, masked_loss
 from packprep.dataset import attention
+from packprep.dataset.noise import quantised
+from packprep.randomness import NOISE_LEVEL, uniforms
+from tests import made
 from tests.adapters import rows_made
 from tests.adapters.decoder import Decoder
 from tests.adapters.rows_made import LENGTH, Segment
 from tests.dataset.synthetic import make_dataset
+from tests.verification.test_epochs import BLOCKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 NAN = float("nan")
@@ -136,6 +140,106 @@ def test_this_test_can_fail():
         assert_equal(
             Decoder(), batch, rows_made.PREFIX, lambda _, q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask)
         )
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory):
+    """A dataset with every law of block diffusion, causal segments between, and its rows in two epochs."""
+    base = tmp_path_factory.mktemp("blocks")
+    made.write_lines(base / "a.jsonl", made.texts(40, mean_bytes=60))
+    tasks = [*BLOCKS, {"preset": "causal"}]
+    made.build(made.table("a.jsonl", tasks=tasks, seq_length=256, documents={"prepend_bos": True}), base, base / "out")
+    return open_dataset(base / "out")
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("way", [by_sdpa, by_flex, None])
+def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_takes_it(blocks, way, epoch):
+    """Alone: [x_t | x_0] under block_mask; a noised token is predicted at its own slot, or, with shift, by logits[i] against
+    x_0[i + 1], and weighs 1 / level of its own block."""
+    ds, grad = blocks, way is not by_flex
+    batch = tensors(ds.batch(range(8), columns=default_columns(ds), dtype=DTYPES, epochs=[epoch] * 8))
+    model = Decoder(vocab=ds.vocab_size, heads=1, layers=1)
+    total, trained, bos = 0.0, 0, ds.manifest["specials"]["bos"]
+    for r in range(8):
+        row, stored = ds.row(r), ds.row(r, epoch).tokens.astype(np.int64)
+        for k in range(row.n_segments):
+            begin, end = (int(row.segments[name][k]) for name in ("begin", "end"))
+            tokens, task = torch.from_numpy(stored[begin:end]), ds.tasks[row.segments["task"][k]]
+            if task["attention"] != "block_diffusion":
+                logits = model(tokens[None], torch.arange(end - begin)[None], lambda _, q, k, v: (
+                    scaled_dot_product_attention(q, k, v, is_causal=True)
+                ))[0]  # fmt: skip
+                total = total + torch.nn.functional.cross_entropy(logits[:-1], tokens[1:], reduction="sum")
+                trained += end - begin - 1
+                continue
+            n, law = (end - begin) // 2, task["parameters"]
+            positions, half = np.tile(np.arange(n), 2), np.repeat([0, 1], n)
+            own = torch.from_numpy(attention.block_mask(np.ones(2 * n, int), positions, half, law["block_length"]))
+            logits = model(tokens[None], torch.from_numpy(positions)[None], lambda _, q, k, v, own=own: (
+                scaled_dot_product_attention(q, k, v, attn_mask=own)
+            ))[0]  # fmt: skip
+            noised = tokens[:n] != tokens[n:]
+            if law.get("canvas") == "uniform":
+                noised[:] = True
+                noised[0] = not (row.segments["start"][k] == 0 and tokens[n] == bos)
+            shift = int(law.get("shift", False))
+            target = noised.nonzero()[:, 0]
+            target = target[target >= shift]
+            level = level_of(row, k, epoch, law)[target.numpy() // law["block_length"]]
+            weight = torch.from_numpy(1 / level) if law.get("weighting") != "none" else torch.ones(len(target))
+            losses = torch.nn.functional.cross_entropy(logits[target - shift], tokens[n:][target], reduction="none")
+            total, trained = total + (losses * weight).sum(), trained + len(target)
+    attend = by_sdpa(batch) if way is None else way(batch)
+    if way is None:  # dense, from the rule alone
+        dense = torch.from_numpy(np.stack([dense_mask_of(ds, r) for r in range(8)]))[:, None]
+        attend = lambda _, q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=dense)  # noqa: E731
+    with torch.set_grad_enabled(grad):
+        packed = masked_loss(model(batch["tokens"], batch["position_ids"], attend), batch)
+    torch.testing.assert_close(packed, total / trained, atol=1e-5, rtol=1e-5, check_dtype=False)
+    assert int(batch["loss_mask"].sum()) == trained
+    if grad:
+        for mine, theirs in zip(gradients(model, packed), gradients(model, total / trained), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def level_of(row, k, epoch, law):
+    """float64[blocks]: the stored levels, or what the complement has of them."""
+    first = row._shard.segment_range(row._row)[0] + k
+    of = slice(*row._shard.arrays["block_offsets"][first : first + 2])
+    level = row._shard.arrays["block_noise"][of].astype(np.float64)
+    if not epoch or law.get("noise") == "all":
+        return level
+    if law.get("complementary"):
+        return 1 - level
+    low, high = law["noise_range"]  # drawn anew
+    key, n = row.segments["key"][k], np.arange(len(level))
+    return quantised(low + (high - low) * uniforms(key, NOISE_LEVEL, n, epoch))
+
+
+def dense_mask_of(ds, r):
+    """bool[T, T] of a row, from the sequences of block_varlen."""
+    batch = ds.batch([r], columns=["segment_ids", "position_ids", "block_lengths"])
+    found = attention.block_varlen(batch)
+    assert found["max_seqlen"] == np.diff(found["cu_seqlens"]).max()
+    ids, slots = batch["segment_ids"][0], np.arange(ds.seq_length)
+    sequence = np.searchsorted(found["cu_seqlens"], slots, "right") - 1
+    length = found["block_lengths"][sequence]
+    block = (slots - found["block_origins"][sequence]) // np.maximum(length, 1)
+    clean = (length > 0) & (sequence > 0) & (ids[found["block_origins"][sequence] - 1] == ids)
+    mask = (ids[:, None] == ids) & (slots <= slots[:, None])
+    own, in_blocks = attention.block_mask(ids, block, clean, 1), length > 0
+    return np.where(in_blocks[:, None], own, mask)
+
+
+def test_a_batch_in_automodel_s_words_has_the_same_loss(blocks):
+    """As MDLMCrossEntropyLoss reads them: Σ nll · noise_mask · loss_mask / p_mask, over num_diffusion_tokens."""
+    batch = tensors(blocks.batch(range(4), columns=default_columns(blocks), dtype=DTYPES))
+    logits = torch.randn(*batch["tokens"].shape, blocks.vocab_size)
+    given = automodel_loss_inputs(batch)
+    nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), given["target_ids"], reduction="none")
+    theirs = (nll * (given["noise_mask"] & given["loss_mask"]) / given["p_mask"]).sum() / given["num_diffusion_tokens"]
+    torch.testing.assert_close(masked_loss(logits, batch), theirs)
 
 
 # Rows of 8192 and more slots, in float32

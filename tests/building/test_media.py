@@ -120,6 +120,36 @@ def test_a_cut_falls_before_a_place_or_behind_one_that_begins_its_piece(tmp_path
     assert pieces(5, 7) == ([], ["untrained"])
 
 
+def test_rows_of_two_sides_have_media_at_slots_of_the_row(corpus, tmp_path):
+    """Users' pictures on the encoder's side, those behind an answer or behind text on the decoder's. What is too short for two
+    sides is left out."""
+    texts = [
+        {"text": "xyyyyy", "media": [{"at": 1, "tokens": 5, "ref": "behind the pivot", "kind": "film"}]},
+        {"text": "xx" + "y" * 40, "media": [{"at": 2, "tokens": 60, "ref": "behind too little", "kind": "film"}]},
+    ]
+    for name in ("b.jsonl", "t.jinja"):
+        (tmp_path / name).write_bytes((corpus / name).read_bytes())
+    media_made.write(tmp_path, "a.jsonl", media_made.texts(60) + 5 * texts)
+    task = {"objective": "prefix_lm", "sentinel": True, "eos_after_inputs": True, "mode_token": "[S2S]"}
+    sources = [{"name": "texts", "paths": ["a.jsonl"]}, {"name": "chats", "paths": ["b.jsonl"]}]
+    table = media_made.table(packing={"encoder_length": 96, "decoder_length": 64}, tasks=[task], sources=sources)
+    made.build({key: value for key, value in table.items() if key != "seq_length"}, tmp_path, tmp_path / "out")
+    assert verified(tmp_path / "out")["twin"] > 80
+    verified(tmp_path / "out", 40, epoch=2)
+    dataset = open_dataset(tmp_path / "out")
+    slots = {name: ids[1] for name, ids in open_plan(tmp_path / "out").vocabulary.media.items()}
+    batch = dataset.batch(range(len(dataset)), columns=["tokens", "prefix_ends", "media"])
+    media, sides = batch["media"], [0, 0]
+    for row, slot, tokens, kind in zip(media.row, media.slot, media.tokens, media.kinds, strict=True):
+        assert (batch["tokens"][row, slot : slot + tokens] == slots[kind]).all()
+        side = int(slot >= batch["prefix_ends"][row, slot])
+        assert side or slot + tokens <= batch["prefix_ends"][row, slot]
+        sides[side] += 1
+    assert min(sides) > 5 and media.refs.count("behind the pivot") == 5 and batch["encoder_length"] == 96
+    dropped = dataset.manifest["ledger"]["sources"]["texts"]["tokens"]["dropped"]
+    assert dropped["untrained_segment"] >= 10 and "behind too little" in media.refs
+
+
 def test_documents_without_media_keep_their_bytes(tmp_path):
     """A recipe of kinds gives documents without places what one without gives, but for the special tokens that it adds."""
     made.write_lines(tmp_path / "in" / "a.jsonl", made.texts(60))

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.packing import assign, pack, placement
+from packprep.building.packing import assign, pack, pack_sides, placement
 from packprep.building.segments import cut
 from packprep.errors import RecipeError
 from packprep.randomness import bits64, text_key
@@ -38,6 +38,26 @@ def test_pack_equals_its_twin_on_a_thousand_ordinary_lengths(algorithm, capacity
     lengths = lognormal(1500, 3, capacity, mean=capacity / 4)
     row, offset = pack(lengths, capacity, algorithm)
     assert (row.tolist(), offset.tolist()) == cutting.pack(lengths.tolist(), capacity, algorithm)
+
+
+@st.composite
+def loads_of_two_sides(draw):
+    """(inputs, targets, room of each): as of one task, or any."""
+    room = draw(st.integers(1, 30) | st.sampled_from([64, 127, 128])), draw(st.integers(1, 30) | st.just(200))
+    one = st.tuples(*(st.integers(1, draw(st.integers(1, side))) for side in room))
+    some = draw(st.lists(one, max_size=120))
+    return [a for a, _ in some], [b for _, b in some], room
+
+
+@given(loads_of_two_sides(), st.sampled_from([1, 2, 7, 65535]))
+@settings(max_examples=600)
+def test_packing_of_two_sides_equals_its_twin_and_fits(load, max_segments):
+    inputs, targets, room = load
+    row = pack_sides(np.array(inputs, np.int64), np.array(targets, np.int64), room, max_segments)
+    assert row.dtype == np.int64 and row.tolist() == cutting.pack_sides(inputs, targets, room, max_segments)
+    for part, side in zip((inputs, targets), room, strict=True):
+        assert (np.bincount(row, part) <= side).all()
+    assert (np.bincount(row) <= max_segments).all() and set(row.tolist()) == set(range(max(row, default=-1) + 1))
 
 
 def lognormal(count, seed, most, mean=600, sigma=1.0):

@@ -34,7 +34,7 @@ TABLES = st.fixed_dictionaries(
 def shard_of(table, documents, sentinels=3000):
     """The arrays of a shard that holds these documents."""
     recipe, tasks = made.mix(table, made.ids(sentinels))
-    placed, _ = place(cut(recipe, tasks, documents)[0], recipe)
+    placed, _ = place(cut(recipe, tasks, documents)[0], recipe, tasks)
     return recipe, tasks, render(tasks, documents, placed, recipe.seq_length, recipe.packing.pad_seq_to_mult)
 
 
@@ -194,7 +194,7 @@ def test_fault_03_rows_are_right_whatever_the_pad_id(pad):
     arrays = {}
     for one in (pad, made.PAD):
         recipe, tasks = made.mix(table, dataclasses.replace(made.ids(), pad=one))
-        arrays[one] = render(tasks, documents, place(cut(recipe, tasks, documents)[0], recipe)[0], 96, 8)
+        arrays[one] = render(tasks, documents, place(cut(recipe, tasks, documents)[0], recipe, tasks)[0], 96, 8)
     inside = arrays[pad]["segment_ids"] > 0
     assert np.array_equal(arrays[pad]["segment_ids"], arrays[made.PAD]["segment_ids"])
     assert np.array_equal(arrays[pad]["loss_mask"], arrays[made.PAD]["loss_mask"])

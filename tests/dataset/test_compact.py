@@ -27,15 +27,21 @@ KINDS = {
     "concat": ([{"preset": "causal"}], {"packing": {"algorithm": "concat"}}, False),
     "in_place": ([MASKED, BLOCKS, {"preset": "ul2r"}], BOS, False),
     "blocks_of_one": ([{**BLOCKS, "block_length": 1}], BOS, False),
+    "blocks_once": ([BLOCKS, {**BLOCKS, "name": "shifted", "shift": True}, {"preset": "causal"}], BOS, False),
+    "blocks_once_padded": ([{**BLOCKS, "shift": True}], {"packing": {"pad_seq_to_mult": 8}}, False),
+    "blocks_once_in_place": ([BLOCKS, MASKED, {"preset": "causal"}], {}, False),  # labels stay
     "in_place_padded": ([MASKED, BLOCKS, {"preset": "causal"}], {"packing": {"pad_seq_to_mult": 8}}, False),
     "supervised": ([{"preset": "causal"}, {"objective": "prefix_lm"}], BOS, True),
     "supervised_in_place": ([MASKED, {"preset": "causal"}], {}, True),
 }
-DRAWN_ANEW = ("concat", "in_place_padded", "supervised_in_place")
+LEAST = ("blocks_once", "blocks_once_padded", "blocks_once_in_place")
+"""Kinds whose compact dataset has the least columns."""
+DRAWN_ANEW = ("concat", "in_place_padded", "supervised_in_place", *LEAST)
 """Kinds whose tasks, but for causal ones, are all noised in place: redraw refuses the others."""
 LEFT_OUT = {
     kind: {"segment_ids"} if "in_place" in kind or "blocks" in kind else {"segment_ids", "loss_mask"} for kind in KINDS
 }
+LEFT_OUT |= dict.fromkeys(LEAST[:2], {"segment_ids", "labels"})
 
 
 def build(kind, base):
@@ -50,7 +56,8 @@ def build(kind, base):
                 file.write(json.dumps({"text": text, **spans}) + "\n")
         sources.append({"name": "chosen", "paths": ["chosen.jsonl"]})
     for columns in ("full", "compact"):
-        output = {"shard_text_bytes": 14_000, "columns": columns}
+        chosen = "least" if columns == "compact" and kind in LEAST else columns
+        output = {"shard_text_bytes": 14_000, "columns": chosen}
         made.build(made.table(sources, tasks=tasks, output=output, **changes), base, base / columns)
     return base / "full", base / "compact"
 
@@ -110,7 +117,8 @@ def test_batches_read_equal_with_all_columns_anew_and_with_loss_on_some(pairs, k
     datasets = list(map(open_dataset, pairs(kind)))
     everything, columns = range(len(datasets[0])), [*COLUMNS, *MORE_COLUMNS[:1]]
     some = {"source": "plain", "task": datasets[0].tasks[0]["name"]}
-    more = [] if kind == "blocks_of_one" else ["labels_3", "loss_mask_3", "loss_weights_3"]  # it has nothing ahead
+    ahead = kind not in ("blocks_of_one", "blocks_once_padded")  # which have nothing ahead
+    more = ["labels_3", "loss_mask_3", "loss_weights_3"] if ahead else []
     more += ["seq_idx"] * (kind == "concat")  # which is causal alone
     for prepared, names in ((lambda ds: ds, columns + more), (lambda ds: ds.with_loss_on(**some), columns)):
         anew = [{"epochs": [1] * len(everything)}] if kind in DRAWN_ANEW else []

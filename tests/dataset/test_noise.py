@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packprep.dataset import noise
+from packprep.dataset import candidates, noise
 from packprep.objectives.objective import Ids
 from packprep.objectives.uniform_diffusion import flip_probability, mu_of, resolve
 from packprep.randomness import bits64, words
@@ -30,8 +30,17 @@ MASKED = {
     "noise_eos": True,
 }
 UNIFORM = {"schedule": "flip", "noise_range": (0.1, 0.4), "loss_on": "all", "weighting": "none", "noise_eos": True}
-BLOCKS = {"block_length": 4, "noise_range": (0.3, 0.8), "noise_eos": True}
+BLOCKS = {parameter.name: parameter.default for parameter in noise.BLOCK_DIFFUSION.parameters} | {"block_length": 4}
 VOCAB, SPECIAL, MASK = 40, [0, 1, 39], 39
+BLOCK_LAWS = {
+    "level": {},
+    "all": {"noise": "all"},
+    "position": {"noise": "position"},
+    "steep": {"noise": "position", "half_life": 0.01},
+    "complementary": {"complementary": True},
+    "uniform": {"canvas": "uniform", "weighting": "none"},
+}
+"""What a task of block diffusion may say of its noise; each with shift, too."""
 
 
 def ids_of(vocab_size=VOCAB, special=SPECIAL, mask=MASK):
@@ -88,11 +97,11 @@ def run(law, case, parameters, resolved, ids, task, epoch):
     where = target(
         columns(segments), made, None if may is None else np.array(may, np.uint8), np.array(before, np.int64), length
     )
-    was, noise.CHUNK_SLOTS = noise.CHUNK_SLOTS, chunk
+    was, candidates.CHUNK_SLOTS = candidates.CHUNK_SLOTS, chunk
     try:
         return noise.LAWS[law].draw(task, parameters, resolved, ids, where, epoch), where
     finally:
-        noise.CHUNK_SLOTS = was
+        candidates.CHUNK_SLOTS = was
 
 
 def assert_columns(noised, expected):
@@ -155,16 +164,22 @@ def test_uniform_diffusion_agrees_with_the_twin(case, noise_range, loss_on, weig
     assert_columns(noised, expected)
 
 
-@given(cases(), ranges.map(lambda r: (max(r[0], 2.0**-24), max(r[1], 2.0**-24))), st.integers(1, 50), epochs)
+level_ranges = ranges.map(lambda r: (min(max(r[0], 2.0**-24), 0.9), max(r[1], 2.0**-24)))
+block_laws = st.tuples(st.sampled_from([*BLOCK_LAWS.values()]), st.booleans()).map(
+    lambda law: {**law[0], "shift": law[1]}
+)
+
+
+@given(cases(), level_ranges, st.integers(1, 50), epochs, block_laws)
 @many
-def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, epoch):
-    parameters = {**BLOCKS, "noise_range": noise_range, "block_length": block_length}
+def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, epoch, law):
+    parameters = {**BLOCKS, "noise_range": noise_range, "block_length": block_length, **law}
     segments, before, tokens, _, _, _ = case
     noised, where = run("block_diffusion", case, parameters, {}, ids_of(), 0, epoch)
     tokens, loss_mask = list(tokens), [0] * len(tokens)
     candidates = [twin.CandidateSlots(*s, b, b + s[2]) for b, s in zip(before, segments, strict=True)]
     made = twins.of("block_diffusion").noise(
-        {"parameters": parameters}, (MASK, []), candidates, None, tokens, loss_mask, epoch
+        {"parameters": parameters}, (MASK, ids_of().ordinary.tolist()), candidates, None, tokens, loss_mask, epoch
     )
     expected = [blocks for _, _, blocks in made]
     assert where.tokens.tolist() == tokens
@@ -201,9 +216,9 @@ def test_without_segments_or_candidates_nothing_is_written(law, count):
 @pytest.mark.parametrize("sizes", [[], [0], [5], [0, 0, 5, 0], [3, 9, 0, 0, 1, 40, 0, 2], [10] * 7])
 @pytest.mark.parametrize("chunk", [1, 4, 10, 1000])
 def test_chunks_hold_each_segment_once(monkeypatch, sizes, chunk):
-    monkeypatch.setattr(noise, "CHUNK_SLOTS", chunk)
+    monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
     segments = columns([(i, i * 50, n, 0) for i, n in enumerate(sizes)])
-    slices = noise.in_chunks(segments)
+    slices = candidates.in_chunks(segments)
     assert [i for part in slices for i in range(len(sizes))[part]] == list(range(len(sizes)))
     assert all(part.stop > part.start for part in slices)
 
@@ -212,7 +227,7 @@ def test_chunks_do_not_show(monkeypatch):
     segments = arange_segments(some_keys(50), 37)
     found = []
     for chunk in (1, 100, 1 << 17):
-        monkeypatch.setattr(noise, "CHUNK_SLOTS", chunk)
+        monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
         where = target(segments, np.full(50 * 37, 7, np.int32))
         noise.masked_diffusion(0, MASKED, {}, ids_of(), where, 3)
         found.append(where.tokens.tolist())

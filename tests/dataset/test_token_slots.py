@@ -12,7 +12,8 @@ from packprep.objectives import fill_in_the_middle, span_corruption
 SENTINELS, NONE = np.arange(1000, 1300), np.zeros(0, np.uint8)
 KEYS = np.arange(60_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 N, DENSITY, MEAN = 12, 0.5, 2.0  # 6 tokens of noise in 3 spans
-LAW = {"noise_density": DENSITY, "mean_span_length": MEAN, "random_roll": False}
+LAW = {"noise_density": DENSITY, "mean_span_length": MEAN, "random_roll": False, "eos_after_inputs": False}
+EOS = 7
 
 
 def is_improbable(counts, expected):
@@ -42,7 +43,7 @@ def masks():
 
 
 def ids(sentinels):
-    return SpecialIds(SENTINELS[:sentinels], (-1, -1, -1), NONE)
+    return SpecialIds(SENTINELS[:sentinels], (-1, -1, -1), NONE, EOS)
 
 
 def drawn(law, keys, epoch):
@@ -68,7 +69,8 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
     chance = np.random.default_rng(1)
     m = 200
     n, key = chance.integers(3, 600, m), chance.integers(0, 1 << 63, m).astype(np.uint64)
-    law = {"noise_density": density, "mean_span_length": mean, "random_roll": roll}
+    ended = not roll and count > 5
+    law = {"noise_density": density, "mean_span_length": mean, "random_roll": roll, "eos_after_inputs": ended}
     most = count - int(roll)
     slots = token_slots.span_slots(law, ids(count), Stretches(key, n, np.zeros(m, np.int64)), 0, NONE).slots
     first, begin = np.cumsum(slots) - slots, np.cumsum(n) - n
@@ -76,7 +78,20 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
     for epoch in (0, 1, 77, (1 << 32) - 1):
         rows = np.full(int(slots.sum()) + 64, -1)
         span_corruption._render(
-            tokens, begin, n, key, epoch, first, density, mean, most, roll, SENTINELS, int(n.max()), rows
+            tokens,
+            begin,
+            n,
+            key,
+            epoch,
+            first,
+            density,
+            mean,
+            most,
+            roll,
+            SENTINELS,
+            EOS if ended else -1,
+            int(n.max()),
+            rows,
         )
         placed = token_slots.span_slots(law, ids(count), Stretches(key, n, first), epoch, NONE)
         again = np.full_like(rows, -1)
@@ -120,11 +135,17 @@ def test_under_a_roll_a_segment_keeps_its_kind_and_every_rotation_of_it_is_as_li
 
 def test_every_pivot_is_as_likely():
     own = Stretches(KEYS, np.full(len(KEYS), N), np.arange(len(KEYS)) * 100)
-    stored, anew = (token_slots.pivot_slots({"sentinel": True}, ids(1), own, epoch, NONE).prefix for epoch in (0, 3))
+    stored, anew = (
+        token_slots.pivot_slots({"sentinel": True, "eos_after_inputs": False}, ids(1), own, epoch, NONE).prefix
+        for epoch in (0, 3)
+    )
     joint = np.bincount((stored - 1) * (N - 1) + anew - 1, minlength=(N - 1) ** 2)
     assert not is_improbable(joint, np.full((N - 1) ** 2, len(KEYS) / (N - 1) ** 2))
     one = Stretches(KEYS[:1], own.n[:1], own.first_slot[:1])
-    pivots = [token_slots.pivot_slots({"sentinel": False}, ids(0), one, e, NONE).prefix[0] for e in range(1, 2201)]
+    pivots = [
+        token_slots.pivot_slots({"sentinel": False, "eos_after_inputs": False}, ids(0), one, e, NONE).prefix[0]
+        for e in range(1, 2201)
+    ]
     assert not is_improbable(np.bincount(pivots)[1:], np.full(N - 1, 2200 / (N - 1)))
 
 

@@ -56,7 +56,7 @@ def check_inverse(table, documents):
         return False  # parameters that do not go together, or leave no room in a row
     segments, lost = cut(recipe, tasks, documents)
     assert not lost.untrained.any()
-    segments, _ = place(segments, recipe)
+    segments, _ = place(segments, recipe, tasks)
     arrays = render(tasks, documents, segments, recipe.seq_length, recipe.packing.pad_seq_to_mult)
     plan = SimpleNamespace(recipe=recipe, tasks=tasks, vocabulary=SimpleNamespace(roles={"eos": made.EOS}))
     stored = stored_segments(plan, arrays)
@@ -82,7 +82,7 @@ def test_restore_inverts_render(name):
     done = 0
 
     @given(recipes(REGISTRY[name]), st.lists(st.integers(1, 200), min_size=1, max_size=8), st.integers(0, 2**32))
-    @settings(max_examples=60)
+    @settings(max_examples=90)
     def check(table, sizes, seed):
         nonlocal done
         done += check_inverse(table, made.documents(sizes, seed))

@@ -8,7 +8,21 @@ from hypothesis import strategies as st
 from packprep.dataset import noise
 from packprep.objectives import REGISTRY, noising
 from packprep.randomness import bits64
-from tests.dataset.test_noise import BLOCKS, MASK, MASKED, UNIFORM, cases, columns, epochs, ids_of, ranges, share_kinds
+from tests.dataset.test_noise import (
+    BLOCK_LAWS,
+    BLOCKS,
+    MASK,
+    MASKED,
+    UNIFORM,
+    block_laws,
+    cases,
+    columns,
+    epochs,
+    ids_of,
+    level_ranges,
+    ranges,
+    share_kinds,
+)
 
 many = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -52,10 +66,10 @@ def test_flips_are_numpy_s(case, noise_range, loss_on, epoch, constant):
     assert_equal(both("uniform_diffusion", case, {**UNIFORM, **changes}, {"flip_thresholds": limits}, None, 0, epoch))
 
 
-@given(cases(), ranges.map(lambda r: (max(r[0], 2.0**-24), max(r[1], 2.0**-24))), st.integers(1, 50), epochs)
+@given(cases(), level_ranges, st.integers(1, 50), epochs, block_laws)
 @many
-def test_blocks_are_numpy_s(case, noise_range, block_length, epoch):
-    parameters = {**BLOCKS, "noise_range": noise_range, "block_length": block_length}
+def test_blocks_are_numpy_s(case, noise_range, block_length, epoch, law):
+    parameters = {**BLOCKS, "noise_range": noise_range, "block_length": block_length, **law}
     assert_equal(both("block_diffusion", case, parameters, epoch=epoch))
 
 
@@ -89,10 +103,11 @@ def test_long_segments_are_numpy_s(changes, dtype):
     assert_equal(both("masked_diffusion", case, {**MASKED, **changes}))
 
 
+@pytest.mark.parametrize("law", BLOCK_LAWS)
 @pytest.mark.parametrize("block_length", [1, 4, 32, 100_000])
-def test_long_segments_in_blocks_are_numpy_s(block_length):
-    for noise_range in ((0.3, 0.8), (1.0 - 1e-12, 1.0), (1.0, 1.0)):
-        parameters = {**BLOCKS, "block_length": block_length, "noise_range": noise_range}
+def test_long_segments_in_blocks_are_numpy_s(block_length, law):
+    for noise_range in ((0.3, 0.8), (1.0 - 1e-12, 1.0), (1.0, 1.0))[: 1 if law != "level" else 3]:
+        parameters = {**BLOCKS, "block_length": block_length, "noise_range": noise_range, **BLOCK_LAWS[law]}
         assert_equal(both("block_diffusion", long_case([3, 500, 64, 30_000], 39, "uint16", masks=7), parameters))
 
 

@@ -41,6 +41,7 @@ def span(**parameters):
 def test_parameters_are_completed_in_their_types():
     recipe = complete(recipe_of(**span(mean_span_length=8)))
     expected = {"noise_density": 0.15, "mean_span_length": 8.0, "random_roll": False, "too_many_spans": "split"}
+    expected["eos_after_inputs"] = False
     assert recipe.tasks[0].parameters == expected and type(recipe.tasks[0].parameters["mean_span_length"]) is float
     assert complete(recipe) == recipe
 

@@ -104,6 +104,8 @@ VALUES = {
     ("documents", "max_bad_fraction"): ([(0, 0.0), (1, 1.0), 0.5], [-0.1, 1.1, *NUMBERS]),
     ("packing", "algorithm"): (["best_fit", "first_fit", "next_fit", "concat"], ["ffd", 1, True, []]),
     ("packing", "max_segments_per_row"): ([0, 65535], [-1, 65536, 1.0, *NUMBERS]),
+    ("packing", "encoder_length"): ([0], [-8, 12, 1 << 24, 1.0, 64, *NUMBERS]),  # alone; both in building/test_sides.py
+    ("packing", "decoder_length"): ([0], [-8, 12, 1 << 24, 1.0, 64, *NUMBERS]),
     ("packing", "pad_seq_to_mult"): ([1, 16], [0, -1, 3, 1.0, *NUMBERS]),
     ("specials", "missing"): (["error", "add"], ["no", 1, True, []]),
     **{("specials", role): ROLES for role in ("eos", "bos", "pad", "mask", "fim_prefix", "fim_middle", "fim_suffix")},
@@ -142,5 +144,5 @@ VALUES = {
         [0, -1, 1.5, "", "many", "5 XB", "0", True, None, []],
     ),
     ("output", "token_dtype"): (["auto", "uint16", "int32"], ["uint32", "int64", 1, True, []]),
-    ("output", "columns"): (["full", "compact"], ["some", 1, True, []]),
+    ("output", "columns"): (["full", "compact", "least"], ["some", 1, True, []]),
 }

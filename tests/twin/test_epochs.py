@@ -14,6 +14,7 @@ from packprep.twin.objectives import fill_in_the_middle, prefix_lm, span_corrupt
 from packprep.verification import verify_dataset
 from tests import made
 from tests.twin.shards_made import ALL, CAUSAL, TEMPLATE, built
+from tests.verification.test_epochs import BLOCKS
 
 EPOCHS = (1, 2, 1_000_000)
 LAST = (1 << 32) - 1
@@ -38,6 +39,12 @@ def every_kind(tmp_path_factory):
 def test_every_kind_of_task(every_kind):
     holds(every_kind, (*EPOCHS, LAST))
     holds(every_kind, (3,), 40)
+
+
+@pytest.mark.parametrize("columns", ["full", pytest.param("least", marks=pytest.mark.long)])
+def test_every_law_of_blocks(tmp_path, columns):
+    output = {"columns": columns, "shard_text_bytes": 20_000}
+    holds(built(tmp_path, tasks=BLOCKS, documents={"prepend_bos": True}, seq_length=192, output=output), (0, 1, 2))
 
 
 @pytest.mark.long

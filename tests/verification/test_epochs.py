@@ -18,6 +18,7 @@ from packprep.verification import arrays as of_arrays
 from packprep.verification import print_report, verify_dataset
 from tests import made
 from tests.command_line import inside, refused
+from tests.dataset.test_noise import BLOCK_LAWS
 from tests.verification.damage import copied, edit_manifest, resigned
 
 ALL = -1
@@ -28,6 +29,11 @@ MARKED = {"name": "marked", "objective": "prefix_lm", "sentinel": True, "mode_to
 FIM = {"name": "anywhere", "objective": "fill_in_the_middle", "rate": 1.0, "mode_token": "[S2S]"}
 IN_PLACE = [{"preset": preset} for preset in ("llada", "mdlm", "dllm", "mlm", "duo", "bd3", "causal")]
 BOS = {"documents": {"prepend_bos": True}}
+BLOCKS = [
+    {"objective": "block_diffusion", "block_length": 5, "name": f"{name}{shift}", "shift": shift, **law}
+    for shift in (False, True)
+    for name, law in BLOCK_LAWS.items()
+]
 # name → (tasks, changes of the recipe, whether documents say what is trained)
 KINDS = {
     "moved": ([{"preset": "ul2r"}, ROLLED, MARKED], BOS, False),
@@ -39,6 +45,8 @@ KINDS = {
     "int32": ([{"preset": "ul2r"}], {"output": {"shard_text_bytes": 20_000, "token_dtype": "int32"}}, False),
     "fim": ([{"preset": "fim"}, {**FIM, "text_safe": False}], BOS, False),
     "causal": ([{"preset": "causal"}], {}, False),
+    "blocks": (BLOCKS, BOS, False),
+    "blocks_once": (BLOCKS, {"output": {"columns": "least", "shard_text_bytes": 20_000}}, False),
 }
 
 

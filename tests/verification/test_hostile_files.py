@@ -15,6 +15,7 @@ from packprep.errors import PackprepError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode, receipt_name, rejects_name, shard_name
 from packprep.verification import PROMISES
+from tests import test_removing
 from tests.fuzz.mutations import value_changed
 from tests.verification import test_coverage, test_plan, test_promises
 from tests.verification.damage import copied, edit_manifest, edit_receipt, made, manifest_of, read_json, report_of, sign
@@ -66,7 +67,7 @@ def sign_plan(directory, plan):
 def test_every_promise_has_a_hostile_file_of_its_own():
     tests = [
         name.split("_")
-        for name in (*vars(test_promises), *vars(test_coverage), *vars(test_plan))
+        for name in (*vars(test_promises), *vars(test_coverage), *vars(test_plan), *vars(test_removing))
         if name.startswith("test_")
     ]
     assert {number for number in PROMISES if any(number.lower() in words for words in tests)} == set(PROMISES)

@@ -120,7 +120,7 @@ def test_a_signed_copy_has_no_faults(directory):
 
 
 def test_every_promise_has_a_number_and_words():
-    assert list(PROMISES) == [f"P{i + 1}" for i in range(23)]
+    assert list(PROMISES) == [f"P{i + 1}" for i in range(25)]
 
 
 # P1, P2
@@ -973,6 +973,30 @@ def test_p20_offsets_of_blocks_that_do_not_ascend(mixed_directory, at, value):
     assert fault["promise"] == "P20" and "block_offsets does not ascend" in fault["message"]
 
 
+def test_p24_a_segment_in_a_row_whose_encoder_has_no_room_for_it(tmp_path):
+    """The first segment of a row stands behind the last one of the row before, where the decoder's side has room."""
+    directory = builds.two_sided(tmp_path, 64, 64)
+    with resigned(directory) as arrays:
+        _, begin, end = places_of(arrays)
+        first, cu = arrays["row_offsets"], arrays["cu_seqlens"]
+        used = [int(end[g - 1]) for g in first[1:]]
+        r = next(
+            r for r in range(1, len(first) - 2) if used[r - 1] + end[first[r]] <= 128 and first[r + 1] - first[r] > 1
+        )
+        g, n, at = int(first[r]), int(end[first[r]]), used[r - 1]
+        for name, padding in (("tokens", PAD), ("segment_ids", 0), ("loss_mask", 0)):
+            before, own = arrays[name][r - 1], arrays[name][r]
+            before[at : at + n] = own[:n]
+            own[:] = [*own[n:], *[padding] * n]
+        arrays["segment_ids"][r - 1, at : at + n] = g - first[r - 1] + 1
+        arrays["segment_ids"][r][arrays["segment_ids"][r] > 0] -= 1
+        cu[g + r] = at + n  # where the row's 0 stood
+        cu[g + r + 1 : first[r + 1] + r + 1] -= n
+        first[r] += 1
+        inputs = int(arrays["segment_prefix"][first[r - 1] : g + 1].sum())
+    assert_only(faults_of(directory), "P24", row=r - 1, value=inputs, words="more than the 64 slots of the encoder")
+
+
 @pytest.fixture(scope="module")
 def media(tmp_path_factory):
     """Texts and chats with places of media."""
@@ -987,32 +1011,32 @@ def media_directory(media, tmp_path):
     return copied(media, tmp_path)
 
 
-def test_p23_offsets_of_places_that_do_not_ascend(media_directory):
+def test_p25_offsets_of_places_that_do_not_ascend(media_directory):
     with resigned(media_directory) as arrays:
         arrays["media_ref_offsets"][3] = 10**9
     (fault,) = faults_of(media_directory)
-    assert fault["promise"] == "P23" and "media_ref_offsets does not ascend" in fault["message"]
+    assert fault["promise"] == "P25" and "media_ref_offsets does not ascend" in fault["message"]
 
 
 @pytest.mark.parametrize("name, value", [("slot", 127), ("slot", -1), ("tokens", 0), ("tokens", 128), ("kind", 7)])
-def test_p23_a_place_beyond_its_segment(media_directory, name, value):
+def test_p25_a_place_beyond_its_segment(media_directory, name, value):
     with resigned(media_directory) as arrays:
         i = int(np.argmax(arrays["media_tokens"] > 1))
         arrays[f"media_{name}"][i] = value
         g = int(np.searchsorted(arrays["media_offsets"], i, "right")) - 1
     faults = [fault for fault in faults_of(media_directory) if fault["promise"] != "P16"]  # its slots are counted
-    assert promises_of(faults) == {"P23"} and f"segment {g}: a place of" in faults[0]["message"]
+    assert promises_of(faults) == {"P25"} and f"segment {g}: a place of" in faults[0]["message"]
 
 
-def test_p23_a_place_of_another_kind(media_directory):
+def test_p25_a_place_of_another_kind(media_directory):
     with resigned(media_directory) as arrays:
         arrays["media_kind"][0] ^= 1
         slot = int(arrays["media_slot"][0])
     faults = faults_of(media_directory)
-    assert promises_of(faults) == {"P23"} and faults[0]["slot"] == slot and "no slot token" in faults[0]["message"]
+    assert promises_of(faults) == {"P25"} and faults[0]["slot"] == slot and "no slot token" in faults[0]["message"]
 
 
-def test_p23_a_place_that_is_left_out(media_directory):
+def test_p25_a_place_that_is_left_out(media_directory):
     with resigned(media_directory) as arrays:
         slot, last = int(arrays["media_slot"][-1]), int(arrays["media_ref_offsets"][-2])
         for name in ("slot", "tokens", "kind"):
@@ -1023,20 +1047,20 @@ def test_p23_a_place_that_is_left_out(media_directory):
         )
         arrays["media_offsets"] = np.minimum(arrays["media_offsets"], len(arrays["media_slot"]))
     faults = [fault for fault in faults_of(media_directory) if fault["promise"] != "P16"]
-    assert promises_of(faults) == {"P23"} and faults[0]["slot"] == slot and "at no place" in faults[0]["message"]
+    assert promises_of(faults) == {"P25"} and faults[0]["slot"] == slot and "at no place" in faults[0]["message"]
 
 
-def test_p23_a_ref_that_is_no_text(media_directory):
+def test_p25_a_ref_that_is_no_text(media_directory):
     with resigned(media_directory) as arrays:
         arrays["media_ref"][0] = 0xFF
     assert_only(
         [{**fault, "row": None, "slot": None} for fault in faults_of(media_directory)],
-        "P23",
+        "P25",
         words="a ref is not UTF-8",
     )
 
 
-def test_p23_a_slot_of_media_that_may_be_trained(media_directory):
+def test_p25_a_slot_of_media_that_may_be_trained(media_directory):
     """A range that grows into the place behind it, and the loss with it."""
     with resigned(media_directory) as arrays:
         causal = segments_of(media_directory, arrays, "causal")
@@ -1050,7 +1074,7 @@ def test_p23_a_slot_of_media_that_may_be_trained(media_directory):
                 arrays["trained_ranges"][which.start + ends[0], 1] += 1
                 arrays["loss_mask"][row, slot - 1] = 1
                 break
-    assert_only(faults_of(media_directory), "P23", row=row, slot=slot, words="a slot of media may be trained")
+    assert_only(faults_of(media_directory), "P25", row=row, slot=slot, words="a slot of media may be trained")
 
 
 def test_p17_another_ref_is_found_by_replay(media, media_directory):

@@ -8,10 +8,12 @@ ways (prefix = the segment). Since k ≤ q is k < q + 1, a slot sees the keys of
     prefix_ends   2  2  2  2  4  4  0
     reach         2  2  3  4  5  6  7        max(q + 1, prefix_ends[q])
 
+Cross attention, whose keys have ids of their own (key_segment_ids), lets a query see all keys of its segment, and padding
+those of the row's first. An encoder's attention to itself, both ways in each segment, is that of its ids to themselves.
+
 Block diffusion follows another rule, which dense_mask can do and splash attention cannot.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -31,14 +33,23 @@ def dense_mask(
     prefix_ends: jax.Array | None = None,
     position_ids: jax.Array | None = None,
     block_lengths: jax.Array | None = None,
+    key_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
     """bool[B, 1, T, T], [q, k], for jax.nn.dot_product_attention; O(T²).
 
-    All [B, T]; without prefix_ends causal. Block diffusion needs position_ids and block_lengths. Padding attends
-    padding, so that no query is without a key.
+    All [B, T]; without prefix_ends causal. key_segment_ids: [B, K], for cross attention, bool[B, 1, T, K].
+    Block diffusion needs position_ids and block_lengths. Padding attends padding, so that no query is without a key.
     """
     if (position_ids is None) != (block_lengths is None):
         raise ArgumentError("position_ids and block_lengths say together where block diffusion's blocks lie: give both")
+    if key_segment_ids is not None:
+        if prefix_ends is not None or block_lengths is not None:
+            raise ArgumentError(
+                "prefix_ends and blocks are of a row that attends to itself: leave them out of cross attention"
+            )
+        begin, end = _meetings(segment_ids, key_segment_ids)
+        keys = jnp.arange(key_segment_ids.shape[-1])
+        return ((begin[..., None] <= keys) & (keys < end[..., None]))[..., None, :, :]
     keys = jnp.arange(segment_ids.shape[-1])
     allowed = keys < _reach(segment_ids, prefix_ends)[..., None]
     if position_ids is not None and block_lengths is not None:
@@ -56,8 +67,18 @@ def _runs(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     return boundaries.runs(segment_ids, slots, jnp, lambda values: jax.lax.cummax(values, axis=values.ndim - 1))
 
 
-def _reach(segment_ids: jax.Array, prefix_ends: jax.Array | None) -> jax.Array:
+def _meetings(segment_ids: jax.Array, key_segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(begin, end), shaped as segment_ids: the keys that cross attention lets each query see."""
+    by_row = jnp.vectorize(jnp.searchsorted, signature="(k),(q)->(q)")
+    return boundaries.meetings(segment_ids, key_segment_ids, jnp.where, by_row)
+
+
+def _reach(
+    segment_ids: jax.Array, prefix_ends: jax.Array | None, key_segment_ids: jax.Array | None = None
+) -> jax.Array:
     """int32[…, T]: the first slot that each slot does not see, if its segment went on so far."""
+    if key_segment_ids is not None:
+        return jnp.full(segment_ids.shape, key_segment_ids.shape[-1], jnp.int32)
     queries = jnp.broadcast_to(jnp.arange(segment_ids.shape[-1], dtype=jnp.int32), segment_ids.shape)
     if prefix_ends is None:
         return queries + 1
@@ -66,17 +87,23 @@ def _reach(segment_ids: jax.Array, prefix_ends: jax.Array | None) -> jax.Array:
     return reach
 
 
-def block_masks(segment_ids: jax.Array, prefix_ends: jax.Array | None = None, block: int = 128) -> jax.Array:
+def block_masks(
+    segment_ids: jax.Array,
+    prefix_ends: jax.Array | None = None,
+    block: int = 128,
+    key_segment_ids: jax.Array | None = None,
+) -> jax.Array:
     """int8[T/block, T/block], [q, k], of one row: 0 no pair of the two blocks is allowed, 2 the rule by slots allows
     all of them, 1 otherwise. O(T + (T/block)²).
 
-    segment_ids, prefix_ends: [T]. A 2 says nothing of segments, which splash attention compares by itself.
+    segment_ids, prefix_ends: [T]. key_segment_ids: [K], for cross attention: [T/block, K/block]. A 2 says
+    nothing of segments, which splash attention compares by itself.
     """
-    runs = _runs(segment_ids)[0].reshape(-1, block)
-    reach = _reach(segment_ids, prefix_ends).reshape(-1, block)
-    first, last = runs[:, 0], runs[:, -1]
-    begin = jnp.arange(len(runs)) * block  # of each block of keys
-    meet = (first[:, None] <= last) & (first <= last[:, None])
+    ids = splash_segment_ids(segment_ids, key_segment_ids)
+    queries, keys = ids.q.reshape(-1, block), ids.kv.reshape(-1, block)
+    reach = _reach(segment_ids, prefix_ends, key_segment_ids).reshape(-1, block)
+    begin = jnp.arange(len(keys)) * block  # of each block of keys
+    meet = (queries.min(axis=1)[:, None] <= keys[:, -1]) & (keys[:, 0] <= queries.max(axis=1)[:, None])
     some = meet & (begin < reach.max(axis=1)[:, None])
     every = begin + block <= reach.min(axis=1)[:, None]
     return jnp.where(some, jnp.where(every, _FULL, _PARTIAL), _EMPTY).astype(jnp.int8)
@@ -100,25 +127,31 @@ def _below_reach(reach, key):
 
 
 def splash_kernel(
-    segment_ids: jax.Array, prefix_ends: jax.Array | None = None, *, block: int = 128, interpret: bool = False
+    segment_ids: jax.Array,
+    prefix_ends: jax.Array | None = None,
+    *,
+    block: int = 128,
+    interpret: bool = False,
+    key_segment_ids: jax.Array | None = None,
 ) -> splash_attention_kernel.SplashAttentionKernel:
     """Splash attention's kernel of one row, made inside jit: its block masks are arrays of that row.
 
-    segment_ids, prefix_ends: [T]. Call it with [heads, T, head_dim] and the row's `splash_segment_ids`. Inside a block
+    segment_ids, prefix_ends: [T]; key_segment_ids: [K], for cross attention. Call it with [heads, T, head_dim], keys
+    [heads, K, head_dim], and the row's `splash_segment_ids`. Inside a block
     the mask is computed from the row's reach, so no partial block is stored: O(T + (T/block)²) memory.
     """
-    masks = block_masks(segment_ids, prefix_ends, block)
+    masks = block_masks(segment_ids, prefix_ends, block, key_segment_ids)
     needed = masks != _EMPTY
-    n_blocks = len(masks)
-    reach: Any = _reach(segment_ids, prefix_ends)  # MaskInfo is declared to take numpy arrays, but JAX makes such too
+    # MaskInfo is declared to take numpy arrays, but JAX makes such too.
+    reach: Any = _reach(segment_ids, prefix_ends, key_segment_ids)
     by_query = MaskInfo(
-        data_next=_next_to_load(needed, n_blocks)[None],
+        data_next=_next_to_load(needed, needed.shape[1])[None],
         mask_next=None,
         block_mask=masks[None],
         partial_mask_blocks=None,
         q_sequence=reach,
     )
-    by_key = by_query._replace(data_next=_next_to_load(needed.T, n_blocks).T[None])
+    by_key = by_query._replace(data_next=_next_to_load(needed.T, needed.shape[0]).T[None])
     sizes = splash_attention_kernel.BlockSizes(
         block_q=block,
         block_kv=block,
@@ -143,10 +176,14 @@ def splash_kernel(
     )
 
 
-def splash_segment_ids(segment_ids: jax.Array) -> splash_attention_kernel.SegmentIds:
-    """One row's ids as the kernel wants them, int32[T] each, every run of padding a segment of its own."""
-    begin, _ = _runs(segment_ids)
-    return splash_attention_kernel.SegmentIds(q=begin, kv=begin)
+def splash_segment_ids(
+    segment_ids: jax.Array, key_segment_ids: jax.Array | None = None
+) -> splash_attention_kernel.SegmentIds:
+    """One row's ids as the kernel wants them, int32[T] each, every run of padding a segment of its own; with
+    key_segment_ids, int32[K], those of cross attention."""
+    begin, _ = _runs(segment_ids if key_segment_ids is None else key_segment_ids)
+    queries = begin if key_segment_ids is None else _meetings(segment_ids, key_segment_ids)[0].astype(begin.dtype)
+    return splash_attention_kernel.SegmentIds(q=queries, kv=begin)
 
 
 def splash_attention(
@@ -159,32 +196,35 @@ def splash_attention(
     scale: float | None = None,
     block: int = 128,
     interpret: bool | None = None,
+    key_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
     """[B, T, heads, head_dim]: what jax.nn.dot_product_attention gives with `dense_mask`, without a mask of T².
 
     query, key, value: [B, T, heads, head_dim]; keys and values may have fewer heads, a divisor. segment_ids,
-    prefix_ends: [B, T]; without prefix_ends causal. scale: 1/√head_dim by default. block: a multiple of 128 that
+    prefix_ends: [B, T]; without prefix_ends causal. key_segment_ids: [B, K], of keys and values [B, K, …], for cross attention.
+    scale: 1/√head_dim by default. block: a multiple of 128 that
     divides T. interpret: run without a TPU, slowly (default: wherever there is none). Outputs at padding are finite
     and mean nothing; where prefix_ends is −1 they are NaN, since the kernel cannot do block diffusion, which the loader
     refuses by name. Raises ArgumentError if T is no multiple of `block`.
     """
-    length, head_dim = query.shape[1], query.shape[3]
-    if block % 128 or block < 128 or length % block:
-        raise ArgumentError(
-            f"splash attention works on blocks of a multiple of 128 slots that divides the row: block is {block} and "
-            f"a row has {length}"
-        )
+    if prefix_ends is not None and key_segment_ids is not None:
+        raise ArgumentError("prefix_ends are of a row that attends to itself: leave them out of cross attention")
+    head_dim = query.shape[3]
+    for length in (query.shape[1], key.shape[1]):
+        if block % 128 or block < 128 or length % block:
+            raise ArgumentError(
+                f"splash attention works on blocks of a multiple of 128 slots that divides the row: block is {block} and "
+                f"a row has {length}"
+            )
     if interpret is None:
         interpret = jax.default_backend() != "tpu"
     query = query * (head_dim**-0.5 if scale is None else scale)
 
-    def of_row(query, key, value, ids, ends):
-        kernel = splash_kernel(ids, ends, block=block, interpret=interpret)
+    def of_row(query, key, value, ids, ends, key_ids):
+        kernel = splash_kernel(ids, ends, block=block, interpret=interpret, key_segment_ids=key_ids)
         heads_first = (jnp.swapaxes(array, 0, 1) for array in (query, key, value))
-        output: Any = kernel(*heads_first, splash_segment_ids(ids))
+        output: Any = kernel(*heads_first, splash_segment_ids(ids, key_ids))
         output = jnp.swapaxes(output, 0, 1)
         return output if ends is None else jnp.where(ends[:, None, None] < 0, jnp.nan, output)
 
-    if prefix_ends is None:
-        return jax.vmap(partial(of_row, ends=None))(query, key, value, segment_ids)
-    return jax.vmap(of_row)(query, key, value, segment_ids, prefix_ends)
+    return jax.vmap(of_row)(query, key, value, segment_ids, prefix_ends, key_segment_ids)

@@ -11,11 +11,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from packprep.adapters import datasets_of, opened, tasks_of, weights_spans
-from packprep.dataset import boundaries, order
+from packprep.dataset import boundaries, encoder_decoder, order
 from packprep.dataset.attention import RULES, pad_cu_seqlens, thd
 from packprep.dataset.batches import refuse_columns
 from packprep.dataset.loader import COLUMNS, Dataset
-from packprep.dataset.manifest import StoredTask, drawn_tasks
+from packprep.dataset.manifest import StoredTask, drawn_tasks, is_in_place
 from packprep.dataset.mixture import Mixture
 from packprep.dataset.rows import AHEAD, BY_ROW, MEDIA, MORE_COLUMNS
 from packprep.errors import ArgumentError
@@ -56,6 +56,8 @@ NAMES = {
         "segment_ids": "segment_ids",
         "position_ids": "position_ids",
     },
+    # T5X's, of rows with an encoder's side.
+    "seqio": {name: name for name in encoder_decoder.NAMES},
 }
 """Trainer → its name → the column. Columns that it has no name for keep their own."""
 
@@ -74,6 +76,7 @@ class _Form(NamedTuple):
     max_segments: int | None
     prefix_bidirectional: bool
     noised_alone: bool  # x_t without x_0, in rows half as long
+    is_split: bool  # an encoder's and a decoder's arrays
 
 
 class Loader:
@@ -105,7 +108,7 @@ class Loader:
     def __iter__(self) -> "Loader":
         return self
 
-    def __next__(self) -> dict[str, jax.Array]:
+    def __next__(self) -> dict[str, Any]:
         state = self._position.state_dict()
         end = state["rows"] + self.batch_size
         if self._position.end is not None:
@@ -122,7 +125,10 @@ class Loader:
         batch = read(self.dataset, rows, anew, len(samples), columns, self._form, self._accelerate)
         arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
         self._position.load_state_dict({**state, "rows": end})  # last: a batch that could not be read is not delivered
-        return {name: arrays[column] for name, column in names.items()}
+        named: dict[str, Any] = {name: arrays[column] for name, column in names.items()}
+        if self.dataset.encoder_length and not self._form.is_split:
+            named["encoder_length"] = self.dataset.encoder_length
+        return named
 
     def _drawn(self, begin: int) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Rows delivered before a step → (global samples, rows, their epochs) of this process' share, for that after
@@ -182,7 +188,9 @@ def loader(
     A last batch that is short, with `epochs` or `samples`, is filled up with rows of padding, so that shapes stay as they are.
 
     seed, shuffle, epochs, samples, redraw, accelerate, balance, window: as of `Dataset.batches`. columns: these instead. names:
-    "packprep", "maxtext" or "levanter", whose words the columns then have. attention: the path that the model takes, which
+    "packprep", "maxtext" or "levanter", whose words the columns then have, or "seqio": the arrays of
+    `packprep.dataset.encoder_decoder.split`, [batch_size, encoder_length] and [batch_size, T − encoder_length], of a dataset with
+    packing.encoder_length, which is an int of each batch else. attention: the path that the model takes, which
     refuses by name tasks that it cannot do: "causal" (a kernel that is told segments alone; the default of MaxText and Levanter),
     "splash" (the default else), "dense". prefix_bidirectional=False reads prefixes causally; what predicts in place sees
     both ways all the same. max_segments: most segments of a row, with the padding behind them as one more; a row with
@@ -211,7 +219,9 @@ def loader(
     if names == "maxtext":
         in_place = check_maxtext(dataset, attention, weighted, loss_weights)
     noised_alone = in_place and attention is None and any(RULES[task["attention"]].in_blocks for task in tasks)
-    if not in_place or attention is not None:
+    if names == "seqio":
+        _check_seqio(dataset, attention, prefix_bidirectional, max_segments)
+    elif not in_place or attention is not None:
         attention = attention or ("splash" if names == "packprep" else "causal")
         check_attention(tasks, attention, prefix_bidirectional)
     if max_segments is not None and max_segments < 1:
@@ -222,7 +232,8 @@ def loader(
         refuse_columns(columns, without=(*BY_ROW, MEDIA))
         dataset.checked_columns(columns)
     named = _named(tasks, weighted, columns, names, attention or "causal", max_segments)
-    form = _Form(named | (_MAXTEXT_IN_PLACE if in_place else {}), max_segments, prefix_bidirectional, noised_alone)
+    named |= _MAXTEXT_IN_PLACE if in_place else {}
+    form = _Form(named, max_segments, prefix_bidirectional, noised_alone, names == "seqio")
     given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples}
     options = {**given, "redraw": redraw, "accelerate": accelerate, "balance": balance, "window": window}
     return Loader(dataset, sharding, batch_size, form, options)
@@ -241,7 +252,7 @@ def _named(
         own = list(columns)
     else:
         own = [] if names in NAMES else list(COLUMNS)
-        if names not in NAMES and (weighted or any(task["label_alignment"] == "same_slot" for task in tasks)):
+        if names not in NAMES and (weighted or any(is_in_place(task) for task in tasks)):
             own.append("loss_weights")
         if attention != "causal":
             own.append("prefix_ends")
@@ -277,7 +288,7 @@ def check_names(tasks: Sequence[StoredTask], names: str) -> None:
         raise ArgumentError(f"names is {names!r} and should be 'packprep', {', '.join(map(repr, NAMES))}")
     if names == "levanter":
         for task in tasks:
-            if task["label_alignment"] == "same_slot":
+            if is_in_place(task):
                 raise ArgumentError(
                     f"Levanter's target is the next slot's token, but task {task['name']!r} predicts in place"
                 )
@@ -291,7 +302,7 @@ def check_maxtext(dataset: Dataset | Mixture, attention: str | None, weighted: b
     segment's own if it begins with one, and a single block as long as the row is two-way attention in each segment.
     """
     tasks = [task for each in datasets_of(dataset) for task in drawn_tasks(each.manifest)]
-    in_place = [task for task in tasks if task["label_alignment"] == "same_slot"]
+    in_place = [task for task in tasks if is_in_place(task)]
     if loss_weights == "refuse":
         if weighted:
             raise ArgumentError(
@@ -306,8 +317,14 @@ def check_maxtext(dataset: Dataset | Mixture, attention: str | None, weighted: b
                 )
     if not in_place:
         return False
+    for task in in_place:
+        if task["label_alignment"] == "next_slot":
+            raise ArgumentError(
+                f"task {task['name']!r} has shift, and MaxText shifts itself, with each block's first token clean "
+                "(seed_and_mask): build without shift, or use names='packprep'"
+            )
     if len(in_place) < len(tasks):
-        other = next(task["name"] for task in tasks if task["label_alignment"] != "same_slot")
+        other = next(task["name"] for task in tasks if not is_in_place(task))
         raise ArgumentError(
             f"task {in_place[0]['name']!r} predicts in place and task {other!r} does not, and MaxText trains with one "
             "objective: build a dataset of each"
@@ -335,6 +352,18 @@ def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> No
                 f"multiples of {multiple}: build with packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and x_0 "
                 "are stored"
             )
+
+
+def _check_seqio(
+    dataset: Dataset | Mixture, attention: str | None, prefix_bidirectional: bool, max_segments: int | None
+) -> None:
+    """Raises what `encoder_decoder.check_length` does, and ArgumentError for options that say nothing of these arrays."""
+    encoder_decoder.check_length(dataset.encoder_length)
+    if attention is not None or not prefix_bidirectional or max_segments is not None:
+        raise ArgumentError(
+            "names='seqio' gives the prefixes to an encoder, and lays each side's segments one behind another: leave "
+            "attention, prefix_bidirectional and max_segments out"
+        )
 
 
 # The rows of this process
@@ -365,6 +394,8 @@ def read(
     """
     shape = (n_rows, dataset.seq_length)
     stored = {name for name in ROW_COLUMNS if name in columns} | {"segment_ids"}
+    if form.is_split:
+        stored |= {*encoder_decoder.READ, "loss_weights"}
     if TRAINED_SEGMENT_IDS in columns or TRAINED_SLOTS in columns:
         stored.add("loss_mask")
     batch = {name: aligned(shape, _DTYPES.get(name, np.dtype(np.int32))) for name in sorted(stored)}
@@ -377,6 +408,8 @@ def read(
         _read_prefixes_causally(dataset, rows, batch["prefix_ends"])
     if form.noised_alone:
         batch = _noised_alone(batch, dataset.pad_id)
+    if form.is_split:
+        return encoder_decoder.split({**batch, "encoder_length": dataset.encoder_length})
     ids = batch["segment_ids"]
     if TRAINED_SEGMENT_IDS in columns:
         trained = aligned(ids.shape, np.dtype(np.int32))

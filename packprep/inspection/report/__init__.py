@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan, stored_plan
+from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest, first_rows, read_manifest
-from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError, PlanError, VocabularyError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, shard_name

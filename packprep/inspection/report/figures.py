@@ -20,10 +20,10 @@ from markupsafe import Markup
 
 from packprep.building.plan import Plan
 from packprep.building.segments import SegmentTable
-from packprep.dataset.boundaries import fill_slots, next_token_loss_mask
+from packprep.dataset.boundaries import fill_slots, put_clean
+from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest
-from packprep.dataset.noise import LAWS
-from packprep.dataset.rows import segments_of
+from packprep.dataset.noise import LAWS, level_range
 from packprep.dataset.shard import Shard
 from packprep.objectives.objective import Task
 from packprep.restoring import restore, slots_of_tokens, stored_segments
@@ -62,6 +62,7 @@ class Columns(NamedTuple):
     whole: np.ndarray  # bool: all of the body may be trained
     block_level: np.ndarray | None  # float32[blocks]
     block_offsets: np.ndarray | None  # int64[m + 1]
+    removed: np.ndarray  # bool: with their documents
 
 
 @dataclass
@@ -129,7 +130,7 @@ class Figures:
         self.task_slots += np.bincount(c.task, c.slots, tasks).astype(np.int64)
         self.task_trained += np.bincount(c.task, trained, tasks).astype(np.int64)
         for t in np.unique(c.task).tolist():
-            task, which = self.tasks[t], np.flatnonzero(c.task == t)
+            task, which = self.tasks[t], np.flatnonzero((c.task == t) & ~c.removed)
             if task.objective.expected is None:
                 continue
             if task.in_place:
@@ -161,14 +162,17 @@ class Figures:
 
     def _add_noise(self, t: int, task: Task, c: Columns, which: np.ndarray) -> None:
         """Candidates are what redraw takes: the body, and eos unless noise_eos is off; no prompt, no mask of the text's own."""
-        parameters, copies, flips = task.parameters, task.objective.copies, LAWS[task.objective.name].flips
+        parameters, copies = task.parameters, task.objective.copies
+        any_token = LAWS[task.objective.name].any_token(parameters)
         blocks = copies > 1
         before, half = self._before(task, c, which), c.slots[which] // copies
         count = half - before
         if not parameters.get("noise_eos", True) and (c.trainable is None or blocks):
             count = np.minimum(count, c.n[which])
-        at = c.at[which]
+        at, originals = c.at[which], c.labels
         if blocks:
+            originals = c.tokens.copy()
+            put_clean(originals, c.tokens, at, half)
             assert c.block_level is not None and c.block_offsets is not None
             length = parameters["block_length"]
             many = np.diff(c.block_offsets)[which]
@@ -182,13 +186,13 @@ class Figures:
         else:
             level, begins, ends = c.level[which], at + before, at + before + count
         allowed = np.ones(len(c.tokens), np.uint8) if c.trainable is None or blocks else c.trainable.copy()
-        if not flips:
-            allowed &= c.labels != self.manifest["specials"].get("mask", -1)
+        if not any_token:
+            allowed &= originals != self.manifest["specials"].get("mask", -1)
         candidates = _sums(allowed, begins, ends)
-        corrupted = _sums((c.tokens != c.labels).view(np.uint8) if flips else c.loss, begins, ends)
+        corrupted = _sums((c.tokens != originals).view(np.uint8) if any_token or blocks else c.loss, begins, ends)
         assert task.objective.expected is not None
         expected = task.objective.expected(task, level, candidates) * candidates
-        low_level, high_level = parameters["noise_range"]
+        low_level, high_level = level_range(parameters)
         width = high_level - low_level
         position = (level.astype(np.float64) - low_level) / width * LEVEL_BINS if width > 0 else np.zeros(len(level))
         bin = np.clip(position.astype(np.int64), 0, LEVEL_BINS - 1)
@@ -231,7 +235,7 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
     if "loss_mask" in arrays:
         loss = arrays["loss_mask"][first:end].reshape(-1)
     else:
-        loss = next_token_loss_mask(at, slots, prefix, size)
+        loss = segments.next_token_loss_mask()
     trainable, whole = None, np.ones(len(at), np.bool_)
     if "trained_offsets" in arrays:
         offsets, ranges = arrays["trained_offsets"][begin : last + 1], arrays["trained_ranges"].astype(np.int64)
@@ -256,6 +260,7 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         whole,
         None if blocks is None else arrays["block_noise"][blocks[0] : blocks[-1]],
         None if blocks is None else blocks - blocks[0],
+        segments.removed,
     )
 
 
@@ -369,7 +374,7 @@ def _spans(figures: Figures) -> Iterator[Chart]:
 def _noise(figures: Figures) -> Iterator[Chart]:
     for t, levels in sorted(figures.levels.items())[:MOST_TASKS]:
         task = figures.tasks[t]
-        low, high = task.parameters["noise_range"]
+        low, high = level_range(task.parameters)
         thing = "blocks" if task.objective.copies > 1 else "segments"
         edges = np.linspace(low, high, LEVEL_BINS + 1)
         names = [f"{a:.3g} … {b:.3g}" for a, b in zip(edges[:-1], edges[1:], strict=True)]

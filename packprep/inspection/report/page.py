@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from packprep.inspection.card import versions
 from packprep.inspection.report.figures import Figures, charts_of, meter, stack
-from packprep.inspection.text import clipped, counted, size_of
+from packprep.inspection.text import clipped, counted, sides_in_words, size_of
 from packprep.messages import visible
 
 MOST_LINES = 200
@@ -111,7 +111,11 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
             ("segments", f"{s['segments']:,}", f"{mean:.2f} a row"),
             ("tokens", f"{s['tokens']['used']:,}", "of documents"),
             ("documents", f"{documents['used']:,}", f"{rejected:,} rejected"),
-            ("utilisation", _percent(fill["all_rows"]), "" if without is None else f"{without:.2%} without last rows"),
+            (
+                "utilisation",
+                _percent(fill["all_rows"]),
+                ("" if without is None else f"{without:.2%} without last rows") + sides_in_words(fill),
+            ),
             ("size", size_of(s["bytes"]), f"in {shards}"),
         ],
         "facts": [

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
+from packprep.building.removal import removed_segments
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Row
+from packprep.dataset.manifest import is_in_place
 from packprep.dataset.noise import LAWS
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError
@@ -202,8 +204,11 @@ def _segment(
     arrays: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
     task = data.dataset.tasks[int(view.segments["task"][segment["number"] - 1])]
-    begin, slots, in_place = segment["begin"], segment["slots"], task["label_alignment"] == "same_slot"
-    changed = (view.tokens != view.labels)[begin : begin + slots] if in_place else np.zeros(slots, np.bool_)
+    begin, slots, in_place = segment["begin"], segment["slots"], is_in_place(task)
+    changed = np.zeros(slots, np.bool_)
+    if in_place:
+        labels = _labels(task, view, begin, slots)
+        changed[: len(labels)] = view.tokens[begin : begin + len(labels)] != labels
     parts, at = [], 0
     for part in segment["parts"]:
         if part["name"] == "labels":
@@ -226,6 +231,13 @@ def _segment(
     }
 
 
+def _labels(task: Mapping[str, Any], view: Row, begin: int, slots: int) -> np.ndarray:
+    """The tokens that were noised in place, of the first copy where a segment stands twice."""
+    if RULES[task["attention"]].in_blocks:
+        return view.tokens[begin + slots // 2 : begin + slots]
+    return view.labels[begin : begin + slots]
+
+
 def _original(
     data: OpenedDataset,
     segment: Mapping[str, Any],
@@ -237,15 +249,19 @@ def _original(
 ) -> tuple[dict[str, Any] | None, str]:
     """(the segment before its objective, its corrupted tokens flagged; or None and why there is nothing to show)."""
     begin, number = segment["begin"], segment["number"] - 1
-    if task["label_alignment"] == "same_slot":
-        first_copy = slice(begin, begin + segment["slots"] // RULES[task["attention"]].copies)
-        ids, noised = view.labels[first_copy], (view.tokens != view.labels)[first_copy]
-        if not LAWS[task["objective"]].flips:
+    if is_in_place(task):
+        ids = _labels(task, view, begin, segment["slots"])
+        first_copy = slice(begin, begin + len(ids))
+        noised = view.tokens[first_copy] != ids
+        law = LAWS[task["objective"]]
+        if not law.any_token(task["parameters"]) and not RULES[task["attention"]].in_blocks:  # some stay as they are
             noised |= view.loss_mask[first_copy] != 0
     elif isinstance(data.plan, Plan) and data.plan.tasks[int(view.segments["task"][number])].objective.supervised:
         return None, "The row holds the text as it is."
     elif stored is None:
         return None, "Not inverted: that takes a plan that can be opened here and a shard without faults."
+    elif removed_segments(arrays)[g]:
+        return None, "Its document was removed."
     else:
         assert isinstance(data.plan, Plan)
         ids, _, fits = restore(data.plan, arrays, stored, np.array([g]))

@@ -24,10 +24,13 @@ Absent entries are None, False or empty. A file has
 and, where they are needed,
 
     COPIES                          how often the slots stand in the row
+    labels(slots, task, pad)        what the slots predict, where that is not each itself
     SUPERVISED                      True: documents that say what of them is trained may draw it
+    PREFIX_MOVES                    where a prefix is not as long in every epoch
     completed(parameters)           the parameters with what follows from them
     with_ids(parameters, roles, tokenizer)   the parameters with ids of the vocabulary
     fits(n, parameters)             whether n tokens need no more than there is
+    sides(n, facts)                 the most slots of a body's prefix, and of what follows it
     differences(task, drawable)     what is wrong with what the plan worked out for a task
 """
 
@@ -70,6 +73,12 @@ def in_place(tokens, facts):
     head, tail = head_and_tail(facts)
     slots, times = head + list(tokens) + tail, copies(facts["objective"])
     return slots * times, len(slots) if times == 1 else -1
+
+
+def labels(slots, task, facts):
+    """What the slots of an in-place segment before its noise predict: each itself, unless its file says otherwise."""
+    kind = of(task["objective"])
+    return kind.labels(slots, task, facts.get("pad", 0)) if hasattr(kind, "labels") else list(slots)
 
 
 def head_and_tail(facts):

@@ -1,9 +1,21 @@
-"""block_diffusion: candidates of the first copy give way to the mask, each with its block's level; the second is clean.
+"""block_diffusion: candidates of the first copy are noised by their block's level; the second is clean.
 
-`parameters` of a segment: noise_range, block_length.
+`parameters` of a segment: noise_range, block_length, canvas, noise, half_life, complementary, shift, weighting.
 """
 
-from packprep.twin.chance import NOISE_LEVEL, quantised, threshold, uniform40, uniforms
+from packprep.twin.chance import (
+    NOISE_LEVEL,
+    NOISE_LOW,
+    REPLACEMENT,
+    exponential,
+    integers,
+    power_of_half,
+    quantised,
+    threshold,
+    uniform40,
+    uniforms,
+    words,
+)
 
 COPIES = 2
 
@@ -12,19 +24,53 @@ def law(n, facts):
     return n
 
 
+def labels(slots, task, pad):
+    """What the slots of both copies predict: themselves, or the next of their copy."""
+    if not task["parameters"]["shift"]:
+        return list(slots)
+    half = len(slots) // 2
+    return [*slots[1:half], pad, *slots[half + 1 :], pad]
+
+
 def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
-    parameters, (mask_id, _) = task["parameters"], ids
-    low, high = parameters["noise_range"]
+    parameters, (mask_id, ordinary) = task["parameters"], ids
+    low, high = (1.0, 1.0) if parameters["noise"] == "all" else parameters["noise_range"]
+    length, uniform = parameters["block_length"], parameters["canvas"] == "uniform"
+    inverse = parameters["complementary"] and epoch % 2 == 1
+    epoch -= inverse
     result = []
     for key, at, count, _, skipped, half in segments:
-        blocks = []
-        for block in range(-(-half // parameters["block_length"])):
-            level = quantised(low + (high - low) * uniforms(key, NOISE_LEVEL, block, epoch))
-            blocks.append((level, 1.0 / level))
+        levels = [
+            quantised(low + (high - low) * uniforms(key, NOISE_LEVEL, block, epoch))
+            for block in range(-(-half // length))
+        ]
+        block_of = [(skipped + i) // length for i in range(count)]
+        if parameters["noise"] == "position":
+            chosen = soonest(key, block_of, levels, parameters["half_life"] * length, epoch)
+        else:
+            chosen = [uniform40(key, i, epoch) < threshold(levels[block_of[i]]) for i in range(count)]
         for i in range(count):
-            level = blocks[(skipped + i) // parameters["block_length"]][0]
-            if tokens[at + i] != mask_id and uniform40(key, i, epoch) < threshold(level):
-                tokens[at + i] = mask_id
-                loss_mask[at + i] = 1
-        result.append((0.0, 1.0, blocks))
+            hit = chosen[i] != inverse and (uniform or tokens[at + i] != mask_id)
+            if hit:
+                tokens[at + i] = ordinary[integers(key, REPLACEMENT, i, len(ordinary), epoch)] if uniform else mask_id
+            place = skipped + i - int(parameters["shift"])  # in the segment, of the slot that predicts it
+            if place >= 0 and (hit or uniform):
+                loss_mask[at - skipped + place] = 1
+        levels = [1.0 - level if inverse else level for level in levels]
+        weighted = parameters["weighting"] == "1/p"
+        result.append((0.0, 1.0, [(level, 1.0 / level if weighted else 1.0) for level in levels]))
     return result
+
+
+def soonest(key, block_of, levels, half_life, epoch):
+    """Whether each candidate is among the round(level · n) of its block's n that arrive first; later ones are faster."""
+    chosen = [False] * len(block_of)
+    for block in sorted(set(block_of)):
+        level, mine = levels[block], [i for i, b in enumerate(block_of) if b == block]
+        slower, scale, times = power_of_half((1.0 - level) / half_life), 1.0, []
+        for i in mine:
+            times.append((exponential(words(key, NOISE_LOW, i, epoch)) * scale, i))
+            scale *= slower
+        for _, i in sorted(times)[: round(level * len(mine))]:
+            chosen[i] = True
+    return chosen

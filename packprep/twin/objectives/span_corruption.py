@@ -1,7 +1,8 @@
 """span_corruption: noise spans, how many, where, and rolled; each gives way to a sentinel, behind which it stands again.
 
 `parameters` of a segment: noise_density, mean_span_length, random_roll, sentinels (None: as many as needed),
-too_many_spans ("split" | "lower"), and max_spans (or None), which `completed` adds.
+too_many_spans ("split" | "lower"), input_eos (a list: the id that ends the inputs, or nothing), and max_spans (or None), which
+`completed` adds.
 """
 
 from packprep.twin import chance
@@ -44,7 +45,17 @@ def law(n, facts):
         # Each composition has exactly noise − spans offsets that cut a span.
         if key is None or chance.integers(key, chance.ROLL, 0, n) < noise - n_runs:
             n_runs += 1
-    return n + 2 * n_runs
+    return n + 2 * n_runs + len(parameters.get("input_eos", ()))
+
+
+def sides(n, facts):
+    """The most slots of the inputs and of the targets."""
+    parameters = facts["parameters"]
+    noise, spans = span_counts(
+        n, parameters["noise_density"], parameters["mean_span_length"], parameters.get("max_spans")
+    )
+    runs = spans + _of_roll(parameters)
+    return max(n, 2) - noise + runs + len(parameters.get("input_eos", ())), noise + runs
 
 
 def body(tokens, facts):
@@ -52,11 +63,15 @@ def body(tokens, facts):
     of_spans = p["noise_density"], p["mean_span_length"], p.get("max_spans")
     mask = span_mask(len(tokens), *of_spans, p.get("random_roll"), facts["key"], epoch)
     inputs, targets = corrupted(tokens, mask, p["sentinels"])
+    inputs += p.get("input_eos", [])
     return inputs + targets, len(inputs)
 
 
 def content(slots, prefix, facts):
-    return reconstruct(slots[:prefix], slots[prefix:], facts["parameters"]["sentinels"])
+    end = list(facts["parameters"].get("input_eos", []))
+    if slots[prefix - len(end) : prefix] != end:
+        raise ValueError("the inputs do not end in eos")
+    return reconstruct(slots[: prefix - len(end)], slots[prefix:], facts["parameters"]["sentinels"])
 
 
 def corrupted(tokens, mask, sentinels):

@@ -1,0 +1,112 @@
+"""The slots that in-place noise may take, and the numbers that they draw: what the laws of `noise.py` are written with.
+
+segment       [bos]? [mode]?  c c c c c c  [eos]?     candidates: neighbouring slots, one range a segment
+window        from the first candidate of some segments to their last, which a writer goes through at once
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from packprep import randomness
+from packprep.randomness import NOISE, NOISE_LOW
+
+CHUNK_SLOTS = 1 << 18
+"""Candidates that are noised at once: their columns stay in the processor's cache."""
+
+
+class Candidates(NamedTuple):
+    """Segments to noise, one array a column, [m] each, in row order."""
+
+    key: np.ndarray  # uint64
+    at: np.ndarray  # int64: first candidate's slot in the flat rows, ascending
+    count: np.ndarray  # type: ignore[assignment]  # int64: candidates, trained or not
+    row: np.ndarray  # int64: which row it lies in
+
+
+def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
+    """bool[Σ (kept + dropped)]: kept[0] times True, dropped[0] times False, kept[1] times True, …"""
+    return np.repeat(np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1))
+
+
+def words_of(key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int) -> np.ndarray:
+    """dtype[Σ count]: count[i] numbers of each key, consecutive bytes ("u1") or words ("<u4") of its blocks."""
+    a_block = 16 // np.dtype(dtype).itemsize
+    blocks = -(-count // a_block)
+    total = int(blocks.sum())
+    first = np.repeat(np.cumsum(blocks) - blocks, blocks)
+    words = randomness.philox(np.repeat(key, blocks), np.arange(total) - first, 0, purpose, epoch)
+    data = np.stack(words, axis=1).astype("<u4", copy=False).view(dtype).reshape(-1)
+    unused = blocks * a_block - count
+    return data[runs(count, unused)] if unused.any() else data
+
+
+def below(key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.ndarray, epoch: int) -> np.ndarray:
+    """bool[Σ count]: whether each candidate's 40-bit uniform lies below its threshold.
+
+    threshold: uint64[k], that of the next length[k] candidates each; Σ length = Σ count.
+    """
+    high = words_of(key, count, NOISE, "u1", epoch)
+    top = np.repeat((threshold >> np.uint64(32)).astype(np.uint16), length)
+    below = high < top
+    undecided = np.flatnonzero(high == top)
+    if len(undecided):
+        segment, place = within(count, undecided)
+        run, _ = within(length, undecided)
+        low = randomness.words(key[segment], NOISE_LOW, place, epoch)
+        below[undecided] = low < (threshold[run] & np.uint64(0xFFFFFFFF))
+    return below
+
+
+def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(segment, place in it), int64 each, of the candidates number `which` of all segments'."""
+    ends = np.cumsum(count)
+    segment = np.searchsorted(ends, which, "right")
+    return segment, which - (ends - count)[segment]
+
+
+def in_chunks(segments: Candidates, width: int = 1) -> list[slice]:
+    """Slices of whole segments of about CHUNK_SLOTS / width candidates each."""
+    ends = np.cumsum(segments.count)
+    if not len(ends):
+        return []
+    size = max(CHUNK_SLOTS // width, 1)
+    marks = np.searchsorted(ends, np.arange(size, int(ends[-1]) + size, size), "left") + 1
+    bounds = np.unique(np.concatenate(([0], np.minimum(marks, len(ends)), [len(ends)])))
+    return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+class Window(NamedTuple):
+    """The slots from the first candidate of some segments to their last, and which of them are candidates."""
+
+    here: slice
+    inside: np.ndarray | None  # bool; None: all
+
+    def laid_out(self, values: np.ndarray) -> np.ndarray:
+        """bool, one a slot: `values`, one a candidate, and False between."""
+        if self.inside is None:
+            return values
+        wide = np.zeros(len(self.inside), np.bool_)
+        wide[self.inside] = values
+        return wide
+
+    def candidates(self, slots: np.ndarray) -> np.ndarray:
+        """Of a flat column the candidates' values."""
+        return slots[self.here] if self.inside is None else slots[self.here][self.inside]
+
+    def holds(self, slots: np.ndarray, value: int) -> bool:
+        """Whether a flat column has `value` (−1: no token) anywhere in the window."""
+        return value >= 0 and bool((slots[self.here] == value).any())
+
+
+def window_of(segments: Candidates) -> Window:
+    begin, end = int(segments.at[0]), int(segments.at[-1] + segments.count[-1])
+    gap = np.append(segments.at[1:], end) - (segments.at + segments.count)
+    return Window(slice(begin, end), runs(segments.count, gap) if gap.any() else None)
+
+
+def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:
+    """slots[where] = value, without a branch: the processor would guess random ones wrong half the time."""
+    bits = np.negative(where.astype(slots.dtype))  # 0, or −1: all bits
+    bits &= slots ^ slots.dtype.type(value)
+    slots ^= bits

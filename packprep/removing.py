@@ -1,0 +1,380 @@
+"""Documents removed from a dataset or a token store: another one without them, in which no other slot moves.
+
+    list of documents ─► removed.json ─┬─ shards that hold one ─► the same without it (building/removal.py), receipt, rejects
+    dataset ─► plan, with its digest ──┴─ all others ──────────► linked, or copied
+                                                                 └─► dataset.json, last
+
+The sources are not read: their text may be gone. A command that was killed goes on where it stopped, as a build does.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.building.commit import commit_files, missing_shards, publish, read_receipt
+from packprep.building.ledger import check
+from packprep.building.plan import LATER, Plan, check_law, open_plan, refuse_others, stored_plan_and_digest
+from packprep.building.processes import Do, Report, in_processes, one_by_one
+from packprep.building.removal import DETAIL, REMOVED, encode_removed, store_without, without
+from packprep.building.run import Progress
+from packprep.dataset.manifest import Manifest, read_manifest, replaced
+from packprep.dataset.shard import shard_in
+from packprep.documents.store import open_arrays
+from packprep.errors import DatasetError, PlanError, RecipeError
+from packprep.exporting.export import refuse_nested
+from packprep.format import read_file
+from packprep.format.digests import digest_of, digest_of_file, own_digest
+from packprep.format.json_files import (
+    MANIFEST_NAME,
+    PLAN_NAME,
+    REMOVED_NAME,
+    TOKENIZER_NAME,
+    as_stored,
+    decode,
+    encode,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
+from packprep.inspection.document import place_of
+from packprep.inspection.text import counted
+from packprep.messages import put_line
+from packprep.recipe import fingerprint
+from packprep.restoring import sound_segments
+from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
+
+Documents = dict[str, dict[str, list[int]]]
+"""source → file → positions."""
+_KEYS = {"source", "file", "doc"}
+_SHOWN = 3
+_NOTHING = {
+    "rejected": "rejected or removed before",
+    "elsewhere": "not taken by sample or repeat, or no documents at all",
+}
+
+
+def remove_documents(
+    directory: str | os.PathLike | Folder,
+    documents: str | os.PathLike,
+    out: str | os.PathLike | Folder,
+    progress: Progress,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Make a dataset or token store of another, without some documents; or go on with one that stopped.
+
+    documents: a file of JSON lines, {"source", "file", "doc"} each, doc being a document's position; source may be left out where
+    there is one, and file where the source has one, or doc is "FILE:POSITION". workers: processes; 0: this one.
+    Gives {directory, out, listed: documents, removed: those that had something here, segments, tokens, shards, changed: the
+    numbers of the shards that lost something, rejected, elsewhere: documents that had nothing here, and examples of them,
+    fingerprint}. Raises RecipeError for a list that cannot be used, DatasetError for a damaged or unfinished dataset, PlanError
+    for an `out` that was begun with something else; then nothing was written. BuildError for what cannot be written, Stopped
+    after a signal.
+    """
+    old, new = folder_at(directory), folder_at(out)
+    refuse_nested(old, new)
+    with local_copy(old) as local:
+        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
+        manifest = read_manifest(local.folder, stores=True)
+        found = stored_plan_and_digest(local.folder)
+        if found is None or found[1] != manifest["plan"]["digest"]:
+            raise PlanError(f"{old.path_of(PLAN_NAME)} is not the plan that the dataset names: put the right file back")
+        check_law(found[0], old.path_of(PLAN_NAME))
+        plan = open_plan(local.folder, found=found)
+        listed = read_list(Path(documents), plan)
+        data = encode_removed(_joined(plan.removed.documents, listed))
+        planned = encode(as_stored(_plan_without(found[0], plan, manifest, digest_of(data)), LATER))
+        lost = _Lost(local, manifest, plan, listed)
+        lost.search()
+        if not lost.shards:
+            raise RecipeError(
+                f"--documents {documents}: none of its documents has a segment in {old} ({why_nothing(lost.described())}): "
+                "there is nothing to remove"
+            )
+        _begin(new, planned, data, plan)
+        without_them = open_plan(new)
+        missing = missing_shards(new, [without_them.digest], lost.shards)
+        untouched = missing_shards(new, without_them.digests, sorted(set(range(plan.shards)).difference(lost.shards)))
+        entries = manifest["shards"]
+        progress.begin(
+            sum(entries[b]["bytes"] for b in (*missing, *untouched)), plan.shards, len(missing) + len(untouched)
+        )
+        try:
+            items = [ShardToChange(b) for b in missing] + [ShardToKeep(b) for b in untouched]
+            arguments = (local, manifest, new)
+            for item, _ in in_processes(_setup, arguments, items, workers, progress.add, new.remove_temporaries):
+                progress.done(item)
+            made = publish(new, without_them)
+        finally:
+            progress.end()
+        assert made is not None
+        return {"directory": str(old), "out": str(new), **lost.described(), "fingerprint": made["fingerprint"]}
+
+
+def print_removal(result: Mapping[str, Any]) -> None:
+    """What was removed, and of what is listed what had nothing here."""
+    put_line(
+        f"{result['out']}: removed {counted(result['removed'], 'document')} of {counted(result['tokens'], 'token')}; "
+        f"{len(result['changed']):,} of {counted(result['shards'], 'shard')} changed"
+    )
+    if nothing := why_nothing(result):
+        put_line(f"had nothing here: {nothing}")
+
+
+def read_list(path: Path, plan: Plan) -> Documents:
+    """The documents that a file of JSON lines names. RecipeError, with the line's number, for one that names none of the plan."""
+    try:
+        lines = read_file(path).splitlines()
+    except OSError as error:
+        raise RecipeError(f"--documents {path}: {error.strerror}") from None
+    documents: Documents = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                source, file, position = _document(plan, line)
+            except (ValueError, RecursionError, RecipeError) as error:
+                raise RecipeError(f"{path}, line {number}: {error}; nothing was removed") from None
+            documents.setdefault(source, {}).setdefault(file, []).append(position)
+    if not documents:
+        raise RecipeError(f'{path}: it lists no document: give lines as {{"source":"web","file":"a.jsonl","doc":4096}}')
+    return documents
+
+
+def _document(plan: Plan, line: bytes) -> tuple[str, str, int]:
+    record = json.loads(line)
+    if not isinstance(record, dict) or "doc" not in record or record.keys() - _KEYS:
+        raise RecipeError(
+            f"expected an object of source, file and doc, and it is {line.decode(errors='replace')[:100]!r}"
+        )
+    name, file, doc = record.get("source"), record.get("file"), record["doc"]
+    by_name = {source.name: source for source in plan.sources}
+    if name is None and len(by_name) == 1:
+        (name,) = by_name
+    if not isinstance(name, str) or name not in by_name:
+        raise RecipeError(f"source is {name!r:.100} and should be one of {', '.join(by_name)}")
+    place = doc if isinstance(doc, str) and file is None else f"{file}:{doc}" if file is not None else f"{doc}"
+    if isinstance(doc, bool) or not isinstance(doc, int | str) or not isinstance(file, str | None):
+        raise RecipeError(f"doc is {doc!r:.100} and file {file!r:.100}: expected a position, and a file's name")
+    source = by_name[name]
+    i, position = place_of(source, place, "doc")
+    if i is None and len(source.files) > 1:
+        raise RecipeError(
+            f"doc {place}: of which of the {len(source.files):,} files of source {name!r}? name it in file"
+        )
+    return name, source.files.names[i or 0], position
+
+
+def _joined(one: Mapping[str, Mapping[str, list[int]]], other: Mapping[str, Mapping[str, list[int]]]) -> Documents:
+    joined: Documents = {}
+    for documents in (one, other):
+        for source, files in documents.items():
+            for file, positions in files.items():
+                joined.setdefault(source, {}).setdefault(file, []).extend(positions)
+    return joined
+
+
+def _plan_without(stored: Mapping[str, Any], plan: Plan, manifest: Manifest, removed: str) -> dict[str, Any]:
+    """The plan of the new dataset. removed: the digest of its removed.json."""
+    files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
+    tokenizer, template = stored["tokenizer"]["digest"], stored["chat_template"]
+    before = {"fingerprint": manifest["fingerprint"], "digest": manifest["digest"], "plan": plan.digest}
+    made = {
+        **{key: value for key, value in stored.items() if key != "digest"},
+        "fingerprint": fingerprint(plan.recipe, files, tokenizer, template, plan.law, removed),
+        "removed": {"digest": removed, "replaces": [*replaced(stored), before]},
+    }
+    return {**made, "digest": own_digest(as_stored(made, LATER))}
+
+
+def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:
+    """Write the plan of the new dataset, and what it names first; PlanError where another stands."""
+    standing = stored_plan_and_digest(out)
+    if standing is not None:
+        if standing[1] != digest_of(planned):
+            raise PlanError(
+                f"{out} was begun with another list, or of another dataset: give the list and the DIR that it was begun with, or "
+                "choose another --out"
+            )
+        return
+    refuse_others(out)
+    if out.exists(MANIFEST_NAME) or out.exists("receipts"):
+        raise PlanError(f"{out} has files of a build and no plan.json: put it back, or choose another --out")
+    out.write(TOKENIZER_NAME, [plan.vocabulary.tokenizer_json])
+    out.write(REMOVED_NAME, [removed])
+    out.create(PLAN_NAME, planned)
+
+
+class _Lost:
+    """What a dataset has of the documents of a list that it has not lost before: where, and how much."""
+
+    def __init__(self, local: LocalCopy, manifest: Manifest, plan: Plan, listed: Documents):
+        self._local, self._manifest, self._plan = local, manifest, plan
+        self.shards: list[int] = []  # that lose something
+        self._of_file: dict[int, tuple[str, str, np.ndarray]] = {}  # file of the plan → source, name, positions
+        for source in plan.sources:
+            for i, file in enumerate(source.files.names if source.name in listed else ()):
+                if file in listed[source.name]:
+                    positions = np.unique(listed[source.name][file])
+                    self._of_file[source.first_file + i] = source.name, file, positions
+        self._found = {file: np.zeros(len(own[2]), np.bool_) for file, own in self._of_file.items()}
+        self._rejected = {file: np.zeros(len(own[2]), np.bool_) for file, own in self._of_file.items()}
+        self._segments = self._tokens = 0
+
+    def search(self) -> None:
+        """Look through the shards that may hold one of the documents."""
+        plan, candidates = self._plan, set[int]()
+        for source in plan.sources:
+            pieces = [
+                source.pieces_at(file - source.first_file, positions)
+                for file, (name, _, positions) in self._of_file.items()
+                if name == source.name
+            ]
+            if pieces:
+                candidates.update(source.shards_of(np.unique(np.concatenate(pieces)), plan.shards).tolist())
+        for b in sorted(candidates):
+            with self._local.fetched(shard_name(b), rejects_name(b)):
+                self._look(b)
+
+    def _look(self, b: int) -> None:
+        folder, plan = self._local.folder, self._plan
+        if plan.is_store:
+            arrays = open_arrays(read_file(folder / shard_name(b)), shard_name(b))
+            file = np.repeat(arrays["part_file"].astype(np.int64), np.diff(arrays["part_offsets"]))
+            position, n = arrays["position"], np.diff(arrays["document_offsets"])
+        else:
+            arrays = shard_in(folder, self._manifest, b).arrays
+            file, position, n = (arrays[f"segment_{name}"] for name in ("file", "doc", "tokens"))
+        there = ~plan.removed.at(file, position)
+        if plan.is_store:
+            there[arrays["rejected"]] = False
+        for number in np.intersect1d(file, list(self._of_file)).tolist():
+            positions = self._of_file[number][2]
+            of_file = np.flatnonzero((file == number) & there)
+            hit = of_file[np.isin(position[of_file], positions)]
+            self._found[number] |= np.isin(positions, position[hit])
+            self._segments += 0 if plan.is_store else len(hit)
+            self._tokens += int(n[hit].sum(dtype=np.int64))
+            if len(hit) and self.shards[-1:] != [b]:
+                self.shards.append(b)
+        numbers = {own[:2]: file for file, own in self._of_file.items()}
+        for record in _records(folder / rejects_name(b)):
+            if (number := numbers.get((record["source"], record["file"]))) is not None:
+                self._rejected[number] |= self._of_file[number][2] == record["position"]
+
+    def described(self) -> dict[str, Any]:
+        """What `remove_documents` gives of it."""
+        none = {
+            "rejected": {file: self._rejected[file] & ~found for file, found in self._found.items()},
+            "elsewhere": {file: ~self._rejected[file] & ~found for file, found in self._found.items()},
+        }
+        examples = {key: list(islice(self._said(left), _SHOWN)) for key, left in none.items()}
+        return {
+            "listed": sum(map(len, self._found.values())),
+            "removed": sum(int(found.sum()) for found in self._found.values()),
+            "segments": self._segments,
+            "tokens": self._tokens,
+            "shards": self._plan.shards,
+            "changed": self.shards,
+            **{key: sum(int(of_file.sum()) for of_file in left.values()) for key, left in none.items()},
+            "examples": examples,
+        }
+
+    def _said(self, left: Mapping[int, np.ndarray]) -> Iterator[str]:
+        for file, which in left.items():
+            source, name, positions = self._of_file[file]
+            for position in positions[which].tolist():
+                yield f"{source} {name}:{position}"
+
+
+def why_nothing(found: Mapping[str, Any]) -> str:
+    """Of listed documents that had nothing in a dataset, why, in words."""
+    parts = [
+        f"{found[key]:,} {_NOTHING[key]}: {', '.join(found['examples'][key])}"
+        + (", …" if found[key] > len(found["examples"][key]) else "")
+        for key in _NOTHING
+        if found[key]
+    ]
+    return "; ".join(parts)
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The records of a rejects file; none where there is none."""
+    try:
+        return [decode(line, str(path)) for line in read_file(path).splitlines(keepends=True)]
+    except FileNotFoundError:
+        return []
+
+
+class ShardToChange(NamedTuple):
+    """A shard that loses documents."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"shard {self.number}"
+
+
+class ShardToKeep(NamedTuple):
+    """A shard that stays as it is."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"shard {self.number}"
+
+
+def _setup(local: LocalCopy, manifest: Manifest, new: Folder) -> Do:
+    plan, old = open_plan(new), open_plan(local.folder)
+
+    def make(item: ShardToChange | ShardToKeep, report: Report) -> None:
+        b, entry = item.number, manifest["shards"][item.number]
+        if isinstance(item, ShardToKeep):
+            for name in (shard_name(b), rejects_name(b), receipt_name(b)):  # last what says that it is done
+                _same(local.out, new, name)
+        else:
+            with local.fetched(shard_name(b), receipt_name(b), rejects_name(b)):
+                _change(local.folder, manifest, b, old, plan, new)
+        report(0, entry["bytes"], entry["tokens"], 0)
+
+    return one_by_one(make)
+
+
+def _same(old: Folder, new: Folder, name: str) -> None:
+    """Have a file of the old dataset in the new one: linked where both lie in one file system, else copied."""
+    size = old.size(name)
+    if size is None or new.size(name) == size:
+        return
+    if not (isinstance(old, LocalFolder) and isinstance(new, LocalFolder) and new.link(name, old)):
+        new.write(name, [old.read(name)])
+
+
+def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new: Folder) -> None:
+    """Write a shard without what it loses, its rejects and receipt. DatasetError where it is not as the manifest says."""
+    name, entry = shard_name(b), manifest["shards"][b]
+    found = read_receipt(LocalFolder(folder), b)
+    if digest_of_file(folder / name) != entry["digest"] or not found or digest_of(found[1]) != entry["receipt_digest"]:
+        raise DatasetError(
+            f"{folder / name}: it or its receipt is not what the manifest names: `packprep verify` says what is damaged"
+        )
+    receipt = found[0]
+    if plan.is_store:
+        arrays, ledger, uses = store_without(
+            plan, open_arrays(read_file(folder / name), name), old.removed, receipt["ledger"]
+        )
+    else:
+        shard = shard_in(folder, manifest, b)
+        which = plan.removed.segments(shard.arrays) & ~old.removed.segments(shard.arrays)
+        arrays, ledger, uses = without(plan, shard.arrays, sound_segments(plan, shard), which, receipt["ledger"])
+    check(ledger, name)
+    records = _records(folder / rejects_name(b))
+    for s, use, file, position in uses.tolist():
+        source = plan.sources[s]
+        record = {"source": source.name, "file": source.files.names[file - source.first_file], "position": position}
+        records.append({**record, "repeat": use, "reason": REMOVED, "detail": DETAIL})
+    records.sort(key=lambda record: (record["source"], record["file"], record["repeat"], record["position"]))
+    rejects = b"".join(map(encode, records)), len(records)
+    commit_files(new, plan, b, arrays, ledger, rejects, receipt["text_digests"])
