@@ -15,15 +15,17 @@ from packprep.building.commit import done_receipt
 from packprep.building.plan import open_plan, open_store
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.shard import shard_in
+from packprep.documents.store import encode, open_arrays
 from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError, StateError
 from packprep.exporting.export import export_dataset
+from packprep.format.json_files import shard_name
 from packprep.removing import remove_documents
 from packprep.storage import folder_at
 from packprep.verification import verify_dataset
 from tests import made, media_made
 from tests.command_line import inside, refused
 from tests.golden.builds import BUILDS, make
-from tests.verification.damage import resigned
+from tests.verification.damage import put_shard, resigned
 
 ALL = -1
 
@@ -214,23 +216,26 @@ def test_a_token_store_loses_documents_and_datasets_of_it_are_those_that_lose_th
 def test_media_of_a_removed_document_go_with_it(tmp_path):
     """From a dataset, from a store, and from what is built of that: its places and refs, and its slots in the ledger."""
     media_made.corpus(tmp_path)
-    records, at, gone = media_made.texts(60), 0, []
+    records, at, gone, refs = media_made.texts(60), 0, [], []
     for i, record in enumerate(records):
         for entry in record["media"]:
             entry["ref"] = f"picture {i}."
         if record["media"] and 7 < i < 20:
             gone.append({"source": "texts", "file": "a.jsonl", "doc": at})
+            refs.append(f"picture {i}.".encode())
         at += len(json.dumps(record, ensure_ascii=False).encode()) + 1
     media_made.write(tmp_path, "a.jsonl", records)
     table = media_made.table(tokenizer="bpe", output={"shard_text_bytes": 4000})
     of_store = [{**source, "paths": ["store"], "format": "store"} for source in table["sources"]]
     made.build(table, tmp_path, tmp_path / "store", is_store=True)
     made.build({**table, "sources": of_store}, tmp_path, tmp_path / "old")
+    changed = {}
     for name, out in (("store", "less"), ("old", "new")):
         result = remove_documents(tmp_path / name, write_list(tmp_path / "list", gone), tmp_path / out, made.Silent())
         assert result["removed"] > 5
-        for folder, has in ((name, True), (out, False)):
-            assert any(b"picture 9." in data for data in made.contents(tmp_path / folder, "shards").values()) == has
+        changed[out] = result["changed"]
+        before, after = (b"".join(made.contents(tmp_path / folder, "shards").values()) for folder in (name, out))
+        assert sum(ref in before for ref in refs) > 5 and not any(ref in after for ref in refs)
     of_less = [{**source, "paths": ["less"]} for source in of_store]
     made.build({**table, "sources": of_less}, tmp_path, tmp_path / "built")
     assert made.contents(tmp_path / "new", "shards") == made.contents(tmp_path / "built", "shards")
@@ -252,12 +257,18 @@ def test_media_of_a_removed_document_go_with_it(tmp_path):
     for name in ("new", "built"):
         sound(tmp_path / name, moved={source: f"store:{tmp_path}/less" for source in moved})
         sound(tmp_path / name, moved=moved, twin=True, epoch=2 * (name == "new"))
-    every = [document for document in documents_of(tmp_path / "new") if document["source"] == "texts"]
-    every = [document for document in every if document["doc"] not in removed]
+    number = changed["less"][0]
+    paths = [tmp_path / name / shard_name(number) for name in ("store", "less")]
+    before, after = (open_arrays(path.read_bytes(), str(path)) for path in paths)
+    for names, left in ((("tokens",), "tokens"), (("place_ref_offsets", "place_refs"), "refs of media")):
+        put_shard(tmp_path / "less", b"".join(encode({**after, **{name: before[name] for name in names}})), number)
+        (fault,) = verify_dataset(tmp_path / "less", None, {}, (0, 1), 0, made.Silent())["listed"]
+        assert (fault["promise"], fault["message"]) == ("P23", f"a document that was removed has {left}")
+    every = documents_of(tmp_path / "new")
     remove_documents(tmp_path / "new", write_list(tmp_path / "list", every), tmp_path / "none", made.Silent())
     sound(tmp_path / "none", moved=moved, twin=True)
     assert "media" not in open_dataset(tmp_path / "none").manifest["ledger"]["sources"]["texts"]["slots"]
-    assert any("media_slot" not in arrays for _, arrays in shards_of(tmp_path / "none"))
+    assert not any(name.startswith("media_") for _, arrays in shards_of(tmp_path / "none") for name in arrays)
 
 
 @pytest.mark.parametrize("place", ["file", "memory"])
