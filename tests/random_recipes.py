@@ -127,7 +127,8 @@ def _with_media(recipe: dict[str, Any], chance: random.Random) -> dict[str, Any]
     documents = {**recipe["documents"], "loss_spans": "use", "chat_template": "shown.jinja"}
     if chance.random() < 0.9:  # or else it is refused, mostly
         recipe["packing"] = {**recipe["packing"], "algorithm": "best_fit"}
-        recipe["tasks"] = [*recipe["tasks"], {"preset": chance.choice(["causal", "prefix_lm", "llada", "mlm"])}]
+        takers = ["prefix_lm"] if "encoder_length" in recipe["packing"] else ["causal", "prefix_lm", "llada", "mlm"]
+        recipe["tasks"] = [*recipe["tasks"], {"preset": chance.choice(takers)}]
     specials = {**recipe.get("specials", {}), "missing": "add", "media": given}
     return {**recipe, "sources": [*recipe["sources"], own], "documents": documents, "specials": specials}
 
