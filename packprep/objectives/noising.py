@@ -23,7 +23,6 @@ _ONE = np.uint64(ONE)
 _UNBLOCKED = 1 << 40  # a block that holds every segment
 _TICK = 2.0**-24
 _MANTISSA, _HALF = (1 << 52) - 1, 1022 << 52  # of a float64's bits: its fraction, and the exponent of ½ … 1
-_ODD = (21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1)
 
 
 @kernel(inline=True)
@@ -253,9 +252,17 @@ def _exponentials(words, count, bits, time):
         exponent = (bits[j] >> 52) - 1022
         bits[j] = (bits[j] & _MANTISSA) | _HALF
         z = (time[j] - 1.0) / (time[j] + 1.0)
-        square, series = z * z, 0.0
-        for n in _ODD:
-            series = series * square + 1.0 / n
+        square = z * z
+        series = 1.0 / 21.0 * square + 1.0 / 19.0  # in a line each, which the compiler runs for several words at once
+        series = series * square + 1.0 / 17.0
+        series = series * square + 1.0 / 15.0
+        series = series * square + 1.0 / 13.0
+        series = series * square + 1.0 / 11.0
+        series = series * square + 1.0 / 9.0
+        series = series * square + 1.0 / 7.0
+        series = series * square + 1.0 / 5.0
+        series = series * square + 1.0 / 3.0
+        series = series * square + 1.0
         time[j] = np.float64(33 - exponent) * LN_2 - 2.0 * z * series
 
 
@@ -311,9 +318,9 @@ def _soonest(key, count, before, block_length, level, half_life, epoch, words, t
         slower, scale = _power_of_half((1.0 - level[block]) / (half_life * block_length)), 1.0
         for j in range(begin, end):
             time[j] *= scale
-            moved[j] = time[j]
             scale *= slower
         left = np.int64(np.rint(level[block] * (end - begin)))
+        moved[begin:end] = time[begin:end]
         limit = _kth(moved[begin:end], left - 1) if left else -1.0
         for j in range(begin, end):
             hit[j] = time[j] < limit
@@ -333,7 +340,7 @@ def _noise_blocks(
     most = np.int64(0)
     for i in range(blocks.shape[0]):
         most = max(most, blocks[i])
-    words = np.empty(max(longest, most) + 64, np.uint32)
+    words = np.empty(max(((longest + 15) >> 4) * 32, most) + 64, np.uint32)
     limit = np.empty(most, np.uint64)
     top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
     time, nowhere = np.empty((2, longest if half_life > 0 else 0), np.float64), np.empty(0, np.uint8)
@@ -362,14 +369,7 @@ def _noise_blocks(
                 hit[j] ^= 1
         if uniform:
             loss_mask[begin : begin + n] = 1
-            philox_blocks(key, REPLACEMENT, epoch, (n + 3) >> 2, words)
-            for part in range(0, n, 64):
-                hits = _bits(hit, part, n)
-                while hits:
-                    own = part + np.int64(trailing_zeros(hits))
-                    hits &= hits - _1
-                    number = below(np.uint64(words[own]), key, REPLACEMENT, own, ordinary.shape[0], epoch)
-                    tokens[begin + own] = ordinary[number]
+            _replace(key, begin, n, hit, np.uint64(0), _ONE, mask_id, ordinary, epoch, words, tokens)
         else:
             _allowed(begin, n, nowhere, True, mask_id, tokens, allowed)
             for j in range(n):

@@ -69,7 +69,7 @@ PROMISES = {
     "P7": "padding has pad_id as token and label and no loss",
     "P8": "every token and label is an id below vocab_size",
     "P9": "a next-token segment is trained where the target follows its prefix and may be trained, never on its last slot",
-    "P10": "labels are the next slot's token of the same segment or pad_id; in-place, the token itself where it is not noised",
+    "P10": "labels are the next slot's token of the same segment or pad_id; in-place, the text's own, or next, token",
     "P11": "a segment's header names a known source and file, its key is the key of its place and draws its task",
     "P12": "a segment takes exactly the slots of its task's length law, with its bos, mode token and eos in place",
     "P13": "a segment's prefix is its task's, and its noise and loss weight are finite and in range",
@@ -79,7 +79,7 @@ PROMISES = {
     "P17": "building a segment again from its source gives the stored bytes, and inverting it the document",
     "P18": "the noise of an in-place segment is what its key gives: corrupted slots, loss, level and weight",
     "P19": "trained ranges lie inside their segment, ascend, weigh above 0; no slot outside them, nor one repeated, is trained",
-    "P20": "block_diffusion's blocks are as many as its slots need, with levels in range and weights 1 / level",
+    "P20": "block_diffusion's blocks are as many as its slots need, with levels and weights in range",
     "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
     "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
 }
