@@ -444,6 +444,7 @@ def test_maxtext_gets_the_noised_copies_alone_whose_blocks_lie_where_it_counts_t
         (BLOCKS, 4, {"loss_weights": "ignore"}, "begin at multiples of 4: build with packing.pad_seq_to_mult = 8"),
         ({"preset": "llada"}, 1, {}, "task 'llada' weights its loss"),
         ({"preset": "dllm"}, 1, {"loss_weights": "no"}, "loss_weights is 'no'"),
+        ({"preset": "fast_dllm"}, 64, {}, "has shift, and MaxText shifts itself"),
     ],
 )
 def test_what_maxtext_would_pass_over_is_refused(tmp_path, task, mult, options, words):
