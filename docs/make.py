@@ -446,7 +446,7 @@ PARTS: dict[str, Callable[[], str]] = {
         "masked_diffusion", 12, 2, mode=False, spans=((3, 5), (9, 12))
     ),
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
-    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 23)},
+    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 24)},
     "promises": promises,
     "vectors": vectors,
     "arrays": arrays,
