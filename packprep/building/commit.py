@@ -281,9 +281,10 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Mapping[str, Any]) -> N
     if total["row_slots"]:
         return
     if any(OTHER_LENGTH in source["documents"]["rejected"] for source in total["sources"].values()):
+        others = [length for length in plan.recipe.lengths if length != plan.recipe.seq_length]
+        instead = "leave it out of seq_lengths" if len(others) > 1 else f"give seq_length = {others[0]}, no seq_lengths"
         raise BuildError(
-            f"{out}: no document is for rows of {plan.recipe.seq_length}: leave it out of seq_lengths, and build into another "
-            "folder"
+            f"{out}: no document is for rows of {plan.recipe.seq_length}: {instead}, and build into another folder"
         )
     read = sum(source["documents"]["read"] for source in total["sources"].values())
     why = (

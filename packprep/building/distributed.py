@@ -84,8 +84,11 @@ def finish(out: str | os.PathLike) -> dict[str, Any]:
     return manifest
 
 
-def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -> dict[str, Any]:
-    """{shards, done, missing, published, array, redo, jobs}; shards is None where the jobs wait and none has written the plan.
+def status_of(
+    out: str | os.PathLike | Folder, array_count: int | None = None, is_one_of_several: bool = False
+) -> dict[str, Any]:
+    """{shards, done, missing, published, array, redo, jobs}; shards is None where there is no plan yet: the jobs wait, or other
+    seq_lengths of its build are made first.
 
     missing: the shards that are not done. array: the array indices that would make what is missing, of `array_count`.
     jobs: [{script, job}] that `packprep slurm --submit` submitted, until the dataset is published.
@@ -94,7 +97,7 @@ def status_of(out: str | os.PathLike | Folder, array_count: int | None = None) -
     out = folder_at(out)
     found = stored_plan_and_digest(out)
     jobs = build_jobs(str(out))
-    if found is None and jobs:
+    if found is None and (jobs or is_one_of_several):
         return {"out": str(out), "shards": None, "done": 0, "missing": [], "published": False, "jobs": jobs}
     if found is None:
         command = first_command(str(out))

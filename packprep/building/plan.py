@@ -410,14 +410,16 @@ def refuse_others(out: Folder) -> None:
 
 def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
     """The folders of the datasets in an output folder: itself; or of a build of several seq_lengths, which its mixture.json
-    names, or else its plans show."""
+    names, or else a plan of one of them, begun or not."""
     out = folder_at(place)
     if out.exists(PLAN_NAME) or out.exists(MANIFEST_NAME):
         return [str(out)]
     if out.exists(MIXTURE_NAME):
         names = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
     else:
-        names = [name for name in out.others() if name.startswith("seq_") and out.exists(f"{name}/{PLAN_NAME}")]
+        plans = (stored_plan(f"{out}/{name}") for name in out.others() if name.startswith("seq_"))
+        lengths = next((plan["recipe"].get("seq_lengths") for plan in plans if plan is not None), None)
+        names = [f"seq_{length}" for length in lengths or ()]
     return [f"{out}/{name}" for name in names] or [str(out)]
 
 

@@ -175,7 +175,8 @@ def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Pro
     names = [f"seq_{one.seq_length}" for one in recipe.by_length()]
     if out.exists(PLAN_NAME):
         raise PlanError(f"{out} is a dataset, and seq_lengths make several: give --out another folder")
-    if others := [name for name in out.others() if name not in (*names, MIXTURE_NAME)]:
+    is_begun = any(out.exists(f"{name}/{PLAN_NAME}") for name in names)
+    if not is_begun and (others := [name for name in out.others() if name not in names]):
         raise PlanError(
             f"{out} holds files that are none of this build's: {listed(others)}. Give --out a folder that is new or empty"
         )
@@ -185,7 +186,12 @@ def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Pro
     manifests = [outcome.manifest for outcome in outcomes if outcome.manifest is not None]
     if len(manifests) == len(names):
         shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
-        out.create(MIXTURE_NAME, mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares))
+        data = mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares)
+        if not out.create(MIXTURE_NAME, data) and out.read(MIXTURE_NAME) != data:
+            progress.say(
+                f"{out.path_of(MIXTURE_NAME)} has other datasets or shares than this build's, and is left as it is: remove it, "
+                "and the same command writes its own"
+            )
         out.flush()
     return outcomes
 

@@ -191,7 +191,8 @@ def status(directory: Directory, array_count: ArrayCount = None, as_json: Json =
     from packprep.building.plan import datasets_in
     from packprep.cli.printing import print_status
 
-    results = [status_of(one, array_count) for one in datasets_in(directory)]
+    names = datasets_in(directory)
+    results = [status_of(name, array_count, len(names) > 1) for name in names]
     put_each(results, as_json, print_status)
     if not all(result["published"] for result in results):
         raise typer.Exit(1)

@@ -115,6 +115,9 @@ def duration(seconds: float) -> str:
 def print_status(result: dict[str, Any]) -> None:
     """The status in a few lines."""
     jobs = ", ".join(f"{job['job']} ({job['script']})" for job in result.get("jobs", ()))
+    if result["shards"] is None and not jobs:
+        put_line(f"{result['out']}: nothing is written yet")
+        return
     if result["shards"] is None:
         put_line(f"{result['out']}: nothing is written yet; submitted as jobs {jobs}, which wait or have just begun")
         put_line(f"squeue --jobs={','.join(job['job'].partition(';')[0] for job in result['jobs'])} says which")

@@ -423,6 +423,11 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
             raise DatasetError(
                 f"{directory} is a URL, and this opens folders: open_remote of packprep.adapters.remote opens it"
             ) from error
+        if several := sorted(str(found.parent) for found in Path(directory).glob(f"*/{MANIFEST_NAME}")):
+            more = ", …" if len(several) > 5 else ""
+            raise DatasetError(
+                f"{directory} is no dataset, and holds some: name one of them, {', '.join(several[:5])}{more}"
+            ) from error
         there = "" if Path(directory).exists() else ", there is no such folder"
         raise DatasetError(
             f"{path} does not exist: {directory} is no dataset, or its build is not finished{there} "

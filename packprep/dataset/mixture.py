@@ -65,7 +65,7 @@ class Mixture(Reader):
         what = "samples" if self.seq_lengths is None else "steps"
         trees = (f"{share} of {what}: {dataset}" for share, dataset in zip(shares, self.datasets, strict=True))
         lines = [f"mixture of {len(self.datasets)} datasets", *trees]
-        if isinstance(self.counts, order.Schedule):
+        if isinstance(self.counts, order.Schedule) and len(self.counts.points) > 1:
             lines[0] += f", shares at {what} {', '.join(f'{point:,}' for point in self.counts.points)}"
         return "\n".join(lines)
 

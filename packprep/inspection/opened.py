@@ -11,7 +11,7 @@ import numpy as np
 
 from packprep.building.plan import Plan, at_text, open_plan, prefix_of, stored_plan
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import first_rows
+from packprep.dataset.manifest import first_rows, read_manifest
 from packprep.dataset.rows import segments_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
@@ -133,6 +133,8 @@ def opened(
     """
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME)
+        if not (local.folder / MANIFEST_NAME).exists():
+            read_manifest(local.folder)  # says what lies there, be it a mixture
         dataset = open_dataset(local.folder)
         names = [source["name"] for source in dataset.manifest["sources"]]
         for name in moved:

@@ -1,6 +1,7 @@
 """Datasets of several row lengths: each document in one of them, or cut into pieces that fill their rows; one mixture of all."""
 
 import json
+import shutil
 from collections import Counter, defaultdict
 
 import pytest
@@ -118,6 +119,9 @@ def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path, monkey
     assert process.wait() == -9 and (killed / "seq_64" / "dataset.json").exists()
     status = inside("status", killed)
     assert status.status == 1 and "0 of" in status.out and not (killed / "mixture.json").exists()
+    assert "seq_1024: nothing is written yet" in status.out  # nor is a dataset that was not begun forgotten
+    shutil.rmtree(killed / "seq_256")
+    assert inside("status", killed).status == 1 and inside("verify", killed).status == 2
     made.build_lengths(table, folder, killed)
     assert made.contents(killed) == wanted
     made.build(table, folder, tmp_path / "store", is_store=True)
@@ -145,7 +149,7 @@ def test_an_epoch_of_the_mixture_is_one_of_the_corpus(corpus, tmp_path):
     folder, sources = corpus
     made.build_lengths(recipe(sources), folder, tmp_path / "all")
     mixed = open_dataset(tmp_path / "all")
-    assert mixed.seq_lengths == tuple(LENGTHS)
+    assert mixed.seq_lengths == tuple(LENGTHS) and "shares at" not in str(mixed)
     batch_size = {64: 16, 256: 4, 1024: 1}
     slots = sum(len(dataset) * dataset.seq_length for dataset in mixed.datasets)
     batches = mixed.batches(batch_size=batch_size, seed=3)
@@ -218,6 +222,21 @@ def test_what_does_not_go_with_lengths_is_refused(corpus, tmp_path):
     made.write(tmp_path / "other" / "notes.txt", b"")
     assert "holds files that are none of this build's: notes.txt" in refused(*build[:-1], tmp_path / "other")
     assert inside("plan", folder / "recipe.toml").out.count("rows of") == 3
-    assert "no document is for rows of 16384" in refused(
+    whole = written(folder, recipe(sources, tasks=[{"objective": "causal"}]))
+    go_on = "build", whole, "--out", tmp_path / "all"
+    assert inside(*go_on).status == 0
+    for view in ([], ["--row", 0], ["--doc", 0], ["--html", tmp_path / "report.html"]):
+        assert "name one of them" in refused("inspect", tmp_path / "all", *view)
+    assert "name one of them" in refused("export", tmp_path / "all", "--to", "parquet", "--out", tmp_path / "rows")
+    made.write(tmp_path / "all" / "README.md", b"")
+    mixture = tmp_path / "all" / "mixture.json"
+    mixture.write_bytes(mixture.read_bytes().replace(b"seq_1024", b"seq_2048"))
+    assert "has other datasets or shares than this build's" in inside(*go_on).err
+    for length in LENGTHS:
+        shutil.rmtree(tmp_path / "all" / f"seq_{length}")
+    assert "none of this build's: README.md, mixture.json" in refused(*go_on)
+    made.write(tmp_path / "just_begun" / "seq_64" / ".plan.json.tmp", b"")  # by another array task
+    assert inside(*go_on[:-1], tmp_path / "just_begun").status == 0
+    assert "no document is for rows of 16384: give seq_length = 8192" in refused(
         *build[:-1], tmp_path / "long", "--set", "seq_lengths=[8192, 16384]", "--tasks", "causal"
     )
