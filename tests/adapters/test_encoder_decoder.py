@@ -102,6 +102,7 @@ def test_the_torch_loader_gives_what_split_gives(directory):
     assert batch["decoder_target_tokens"].dtype == batch["encoder_positions"].dtype == torch.int64
     plain = next(loader(directory, 8))
     assert plain["encoder_length"] == 128 and "encoder_length" not in Rows(directory)[0]
+    assert next(loader(directory, 8, layout="thd"))["encoder_length"] == 128
 
 
 def test_the_torch_loader_refuses_what_does_not_go_with_it(directory, tmp_path):
