@@ -110,7 +110,9 @@ def blanked(
         for name, value in zip(names[:3], (tasks[0].ids.pad, tasks[0].ids.pad, 0), strict=True):
             if name in made:
                 made[name][row, slots] = value
-    own_prefix = np.array([RULES[task.objective.attention].ahead == "prefix" and not task.keeps_prefix for task in tasks])
+    own_prefix = np.array(
+        [RULES[task.objective.attention].ahead == "prefix" and not task.keeps_prefix for task in tasks]
+    )
     made["segment_prefix"][which & own_prefix[arrays["segment_task"]]] = 0
     made["segment_removed"][which] = 1
     return made
