@@ -207,6 +207,9 @@ def test_a_token_store_loses_documents_and_datasets_of_it_are_those_that_lose_th
         sound(tmp_path / folder)
         sound(tmp_path / folder, moved=store)
         sound(tmp_path / folder, moved={name: str(tmp_path) for name in store}, twin=True)
+    more = write_list(tmp_path / "more", documents_of(tmp_path / "built")[4:6])
+    remove_documents(tmp_path / "built", more, tmp_path / "fewer", made.Silent())
+    sound(tmp_path / "fewer")
     with pytest.raises(PlanError, match="documents were removed"):
         made.build(of_store, tmp_path, tmp_path / "built")
     faults = verify_dataset(tmp_path / "old", ALL, store, (0, 1), 0, made.Silent())["listed"]

@@ -114,7 +114,7 @@ class Form:
         flat, cu_seqlens, max_seqlen = attention.flatten(_without_negative(batch, blocks), self.tail)
         if blocks.any():
             flat["prefix_ends"][flat["block_lengths"] > 0] = -1
-        rows = {name: values[None] for name, values in flat.items()}
+        rows = {name: values[None] if isinstance(values, np.ndarray) else values for name, values in flat.items()}
         return {**rows, "cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen, **sums}
 
 

@@ -4,7 +4,7 @@ best_fit    best-fit decreasing: the longest first, each into the fullest row th
 first_fit   in the given order, each into the first row that holds it.
 next_fit    in the given order, never back to an earlier row. Keeps the order; most padding.
 
-Rows of two sides, inputs and targets, are packed by best fit in both (`pack_sides`).
+Rows of two sides, inputs and targets, are filled one by one with what fits both best (`pack_sides`).
 """
 
 from collections.abc import Sequence
@@ -225,92 +225,82 @@ def _next_fit(lengths, capacity, max_segments, row, offset):
         many += 1
 
 
-@kernel(inline=True)
-def _merged(a, b, rank, left, right):
-    """The skew heap of two, by their roots; −1: an empty one. The row of the highest rank is the root."""
-    if a < 0 or b < 0:
-        return max(a, b)
-    if rank[a] < rank[b]:
-        a, b = b, a
-    root = at = a
-    a = right[at]
-    right[at] = left[at]
-    while a >= 0 and b >= 0:
-        if rank[a] < rank[b]:
-            a, b = b, a
-        left[at] = a
-        at = a
-        a = right[at]
-        right[at] = left[at]
-    left[at] = max(a, b)
-    return root
-
-
 @kernel
-def _pack_sides(order, tight, other, room_tight, room_other, max_segments, row):
-    """Best fit of segments of two sides, in the given order, into rows; gives how many there are.
+def _pack_sides(order, parts, room, spare, listed, head, end, max_segments, row):
+    """Fill rows of two sides, one after another, as `pack_sides` says; gives how many there are.
 
-    The open rows of each room that is left on the tighter side are a heap, by their room on the other side, then by when they
-    got there. A tournament over these rooms has the most room on the other side of each, so that the least room left that
-    holds a segment is found in O(log room).
+    parts: int64[2, n], what segments take of each side. listed: int64[2, n], the segments by their part of a side, of equal ones
+    by the other; those of part v are left from head[side, v] to end[side, v], but for some that the other side's list gave. A
+    tournament over v has the least part of the other side among them, so that the largest v that fits is found in O(log room).
     """
     n, leaves = order.shape[0], np.int64(1)
-    while leaves <= room_tight:
+    while leaves <= max(room[0], room[1]):
         leaves *= 2
-    most = np.zeros(2 * leaves, np.int64)
-    heap = np.full(room_tight + 1, -1, np.int64)
-    rank, left, right = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-    count = np.zeros(n, np.int64)
-    rows = np.int64(0)
-    for turn in range(n):
-        i = order[turn]
-        node = leaves + tight[i]
-        if most[node] < other[i]:  # up, as far as there is one to the right
-            while node > 1 and (node & 1 or most[node + 1] < other[i]):
-                node >>= 1
-            node += node > 1
-        if node > 1:
-            while node < leaves:
-                node = 2 * node if most[2 * node] >= other[i] else 2 * node + 1
-            free = node - leaves
-            r = heap[free]
-            free_other = rank[r] >> 32
-            heap[free] = _merged(left[r], right[r], rank, left, right)
-            most[node] = rank[heap[free]] >> 32 if heap[free] >= 0 else 0
+    none = leaves  # more than any room
+    least = np.full((2, 2 * leaves), none, np.int64)
+    for side in range(2):
+        for v in range(room[side] + 1):
+            if head[side, v] < end[side, v]:
+                least[side, leaves + v] = parts[1 - side, listed[side, head[side, v]]]
+        for node in range(leaves - 1, 0, -1):
+            least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
+    placed = np.zeros(n, np.bool_)
+    free = np.zeros(2, np.int64)
+    rows, count, turn = np.int64(0), np.int64(0), np.int64(0)
+    for _ in range(n):
+        found = np.int64(-1)
+        if rows > 0 and count < max_segments:
+            side = 0 if (free[0] - spare[0]) * room[1] > (free[1] - spare[1]) * room[0] else 1
+            other, node = free[1 - side], leaves + free[side]
+            if least[side, node] > other:  # up, as far as there is none to the left, then there
+                while node > 1 and (node & 1 == 0 or least[side, node - 1] > other):
+                    node >>= 1
+                node -= node > 1
+            if node > 1:
+                while node < leaves:
+                    node = 2 * node + 1 if least[side, 2 * node + 1] <= other else 2 * node
+                found = listed[side, head[side, node - leaves]]
+        if found < 0:
+            while placed[order[turn]]:
+                turn += 1
+            found = order[turn]
+            free[0], free[1] = room[0], room[1]
+            rows, count = rows + 1, np.int64(0)
+        row[found], placed[found] = rows - 1, True
+        count += 1
+        for side in range(2):
+            v = parts[side, found]
+            free[side] -= v
+            if listed[side, head[side, v]] != found:
+                continue
+            while head[side, v] < end[side, v] and placed[listed[side, head[side, v]]]:
+                head[side, v] += 1
+            node = leaves + v
+            least[side, node] = parts[1 - side, listed[side, head[side, v]]] if head[side, v] < end[side, v] else none
             while node > 1:
                 node >>= 1
-                most[node] = max(most[2 * node], most[2 * node + 1])
-        else:
-            r, free, free_other = rows, np.int64(room_tight), np.int64(room_other)
-            rows += 1
-        row[i] = r
-        count[r] += 1
-        free, free_other = free - tight[i], free_other - other[i]
-        if free == 0 or free_other == 0 or count[r] >= max_segments:
-            continue
-        rank[r], left[r], right[r] = free_other << 32 | turn, -1, -1
-        heap[free] = _merged(heap[free], r, rank, left, right)
-        node = leaves + free
-        most[node] = rank[heap[free]] >> 32
-        while node > 1:
-            node >>= 1
-            most[node] = max(most[2 * node], most[2 * node + 1])
+                least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
     return rows
 
 
 def pack_sides(inputs: np.ndarray, targets: np.ndarray, sides: tuple[int, int], max_segments: int) -> np.ndarray:
     """int64[n]: the row of each segment, where a row holds so many slots of inputs and of targets.
 
-    The largest first, by the larger part of a side that a segment takes. Each goes into the row that has least room left on the
-    tighter side, of which all segments together need more; of these into the one with most room on the other; of these into the
-    one that got there last. inputs, targets: int64[n], each 1 … its side.
+    A row begins with the largest segment that is left, by the larger share of a side that it takes; then, as long as one fits, it
+    takes the one with the largest part of the side of which a larger share is still to be filled; of equal ones that with the
+    least of the other. To be filled is the side of which all segments together need more, and of the other as much as they need
+    then. Equal segments are taken in the given order. inputs, targets: int64[n], each 1 … its side.
     """
-    (a, b), row = sides, np.empty(len(inputs), np.int64)
-    order = np.argsort(-np.maximum(inputs * b, targets * a), kind="stable")
-    if targets.sum() * a > inputs.sum() * b:
-        _pack_sides(order, targets, inputs, b, a, max_segments, row)
-    else:
-        _pack_sides(order, inputs, targets, a, b, max_segments, row)
+    row, parts, room = np.empty(len(inputs), np.int64), np.stack((inputs, targets)), np.array(sides, np.int64)
+    if not len(row):
+        return row
+    order = np.argsort(-np.maximum(inputs * room[1], targets * room[0]), kind="stable")
+    listed = np.stack((np.lexsort((targets, inputs)), np.lexsort((inputs, targets))))
+    counts = np.stack([np.bincount(part, minlength=int(room.max()) + 1) for part in parts])
+    end, needed, spare = np.cumsum(counts, axis=1), parts.sum(axis=1).tolist(), np.zeros(2, np.int64)
+    tighter = 0 if needed[0] * sides[1] >= needed[1] * sides[0] else 1
+    spare[1 - tighter] = sides[1 - tighter] - needed[1 - tighter] * sides[tighter] // needed[tighter]
+    _pack_sides(order, parts, room, spare, listed, end - counts, end, max_segments, row)
     return row
 
 

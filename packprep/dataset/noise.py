@@ -299,9 +299,7 @@ def noise_blocks(
         if law.uniform:
             trained, hit = np.ones(len(noised), np.bool_), window.here.start + np.flatnonzero(window.laid_out(noised))
             loss_mask[window.here] |= window.laid_out(trained).view(np.uint8)
-            tokens[hit] = ids.ordinary[
-                _others(own, np.flatnonzero(noised), np.full(len(hit), len(ids.ordinary)), epoch)
-            ]
+            _replace(own, np.flatnonzero(noised), hit, (0.0, 1.0, 0.0), -1, ids.ordinary, tokens, epoch)
             continue
         if window.holds(tokens, ids.mask):
             noised &= window.candidates(tokens) != ids.mask

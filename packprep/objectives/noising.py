@@ -22,6 +22,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(ONE)
 _UNBLOCKED = 1 << 40  # a block that holds every segment
 _TICK = 2.0**-24
+_MANTISSA, _HALF = (1 << 52) - 1, 1022 << 52  # of a float64's bits: its fraction, and the exponent of ½ … 1
 
 
 @kernel(inline=True)
@@ -242,15 +243,51 @@ def flip(
     )  # fmt: skip
 
 
-@kernel(inline=True)
-def _exponential(word):
-    """`randomness.exponentials` of one word."""
-    mantissa, exponent = math.frexp(2.0 * np.float64(word) + 1.0)
-    z = (mantissa - 1.0) / (mantissa + 1.0)
-    square, series = z * z, 0.0
-    for n in range(21, 0, -2):
-        series = series * square + 1.0 / n
-    return (33 - exponent) * LN_2 - 2.0 * z * series
+@kernel
+def _exponentials(words, count, bits, time):
+    """`randomness.exponentials` of words[: count] into time, whose bits (int64) are `bits`, without a branch."""
+    for j in range(count):
+        time[j] = 2.0 * np.float64(words[j]) + 1.0
+    for j in range(count):
+        exponent = (bits[j] >> 52) - 1022
+        bits[j] = (bits[j] & _MANTISSA) | _HALF
+        z = (time[j] - 1.0) / (time[j] + 1.0)
+        square = z * z
+        series = 1.0 / 21.0 * square + 1.0 / 19.0  # in a line each, which the compiler runs for several words at once
+        series = series * square + 1.0 / 17.0
+        series = series * square + 1.0 / 15.0
+        series = series * square + 1.0 / 13.0
+        series = series * square + 1.0 / 11.0
+        series = series * square + 1.0 / 9.0
+        series = series * square + 1.0 / 7.0
+        series = series * square + 1.0 / 5.0
+        series = series * square + 1.0 / 3.0
+        series = series * square + 1.0
+        time[j] = np.float64(33 - exponent) * LN_2 - 2.0 * z * series
+
+
+@kernel
+def _kth(values, k):
+    """The k-th least of values, k from 0, which are moved about (Hoare 1961)."""
+    low, high = np.int64(0), np.int64(values.shape[0] - 1)
+    while low < high:
+        pivot, i, j = values[(low + high) >> 1], low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while pivot < values[j]:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if k <= j:
+            high = j
+        elif k >= i:
+            low = i
+        else:
+            break
+    return values[k]
 
 
 @kernel(inline=True)
@@ -267,22 +304,24 @@ def _power_of_half(x):
 
 
 @kernel
-def _soonest(key, count, before, block_length, level, half_life, epoch, words, time, hit):
+def _soonest(key, count, before, block_length, level, half_life, epoch, words, time, moved, hit):
     """hit[j] (uint8) = 1 iff candidate j is one of the round(level · n) of its block's n that arrive first, ties by place.
 
-    words: uint32[≥ count + 32]; time: float64[≥ count].
+    words: uint32[≥ count + 32]; time, moved: float64[≥ count].
     """
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
+    _exponentials(words, count, time.view(np.int64), time)
     begin = np.int64(0)
     while begin < count:
         block = (before + begin) // block_length
         end = np.int64(min((block + 1) * block_length - before, count))
         slower, scale = _power_of_half((1.0 - level[block]) / (half_life * block_length)), 1.0
         for j in range(begin, end):
-            time[j] = _exponential(words[j]) * scale
+            time[j] *= scale
             scale *= slower
         left = np.int64(np.rint(level[block] * (end - begin)))
-        limit = np.sort(time[begin:end])[left - 1] if left else -1.0
+        moved[begin:end] = time[begin:end]
+        limit = _kth(moved[begin:end], left - 1) if left else -1.0
         for j in range(begin, end):
             hit[j] = time[j] < limit
             left = left - np.int64(hit[j])
@@ -301,37 +340,36 @@ def _noise_blocks(
     most = np.int64(0)
     for i in range(blocks.shape[0]):
         most = max(most, blocks[i])
-    words = np.empty(max(longest, most) + 64, np.uint32)
+    words = np.empty(max(((longest + 15) >> 4) * 32, most) + 64, np.uint32)
     limit = np.empty(most, np.uint64)
     top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
-    time, nowhere = np.empty(longest if half_life > 0 else 0, np.float64), np.empty(0, np.uint8)
+    time, nowhere = np.empty((2, longest if half_life > 0 else 0), np.float64), np.empty(0, np.uint8)
     first = np.int64(0)
     for i in range(count.shape[0]):
         key, begin, n = segments_key[i], at[i], count[i]
-        philox_blocks(key, NOISE_LEVEL, epoch, (blocks[i] + 3) >> 2, words)
         of_blocks = level[first : first + blocks[i]]
-        for b in range(blocks[i]):
+        if low < high:
+            philox_blocks(key, NOISE_LEVEL, epoch, (blocks[i] + 3) >> 2, words)
+        else:  # whatever the words are
+            of_blocks[:] = np.floor(low / _TICK) * _TICK
+            limit[:1] = np.uint64(np.floor(np.floor(low / _TICK) * _TICK * ONE))
+        for b in range(blocks[i] if low < high else 0):
             u = np.float64(words[b] >> np.uint32(8)) * _TICK
             of_blocks[b] = np.floor((low + (high - low) * u) / _TICK) * _TICK
             limit[b] = np.uint64(np.floor(of_blocks[b] * ONE))
         first += blocks[i]
         if half_life > 0:
-            _soonest(key, n, before[i], block_length, of_blocks, half_life, epoch, words, time, hit)
-        else:
+            _soonest(key, n, before[i], block_length, of_blocks, half_life, epoch, words, time[0], time[1], hit)
+        elif low < high:
             _below(key, n, before[i], block_length, limit, epoch, words, top, hit)
+        else:
+            _below(key, n, 0, _UNBLOCKED, limit, epoch, words, top, hit)
         if inverse:
             for j in range(n):
                 hit[j] ^= 1
         if uniform:
             loss_mask[begin : begin + n] = 1
-            philox_blocks(key, REPLACEMENT, epoch, (n + 3) >> 2, words)
-            for part in range(0, n, 64):
-                hits = _bits(hit, part, n)
-                while hits:
-                    own = part + np.int64(trailing_zeros(hits))
-                    hits &= hits - _1
-                    number = below(np.uint64(words[own]), key, REPLACEMENT, own, ordinary.shape[0], epoch)
-                    tokens[begin + own] = ordinary[number]
+            _replace(key, begin, n, hit, np.uint64(0), _ONE, mask_id, ordinary, epoch, words, tokens)
         else:
             _allowed(begin, n, nowhere, True, mask_id, tokens, allowed)
             for j in range(n):

@@ -308,26 +308,22 @@ def check_together(recipe: Recipe) -> None:
 
 def _check_sides(recipe: Recipe) -> None:
     """RecipeError for what does not go with rows of two sides, or half of them."""
-    packing, both = recipe.packing, ("encoder_length", "decoder_length")
-    for name, other in (both, both[::-1]):
+    packing = recipe.packing
+    for name, other in (("encoder_length", "decoder_length"), ("decoder_length", "encoder_length")):
         if getattr(packing, name) and not getattr(packing, other):
             raise RecipeError(f"packing.{name} is there, and packing.{other} is not: give both", ("packing", name))
-    if packing.sides is None:
-        return
-    least = max(3, recipe.documents.min_tokens)
     wrong: dict[KeyPath, tuple[Any, Any, str]] = {
         ("seq_lengths",): (recipe.seq_lengths, None, "rows of several lengths have one side"),
-        ("seq_length",): (recipe.seq_length, sum(packing.sides), f"the sides come to {sum(packing.sides)}"),
+        ("seq_length",): (recipe.seq_length, sum(packing.sides or ()), "it is the sum of both"),
         ("packing", "algorithm"): (packing.algorithm, "best_fit", "rows of two sides are packed by best_fit"),
         ("packing", "pad_seq_to_mult"): (packing.pad_seq_to_mult, 1, "segments of two sides are not padded"),
-        ("documents", "min_tokens"): (recipe.documents.min_tokens, least, "fewer than 3 tokens have no two sides"),
+        ("documents", "min_tokens"): (recipe.documents.min_tokens, recipe.min_tail, "fewer than 3 tokens have one"),
     }
     for key, (found, needed, why) in wrong.items():
-        if found != needed:
-            where = ".".join(map(str, key))
+        if packing.sides is not None and found != needed:
+            given = f"{'.'.join(map(str, key))} = {as_toml(found)}"
             raise RecipeError(
-                f"{where} = {as_toml(found)} beside packing.encoder_length and decoder_length: {why}; leave {key[-1]} out",
-                key,
+                f"{given} beside packing.encoder_length and decoder_length: {why}; leave {key[-1]} out", key
             )
 
 

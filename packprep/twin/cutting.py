@@ -323,9 +323,8 @@ def trainable(slots, head, mode, n, eos, segment, pivot, shift):
     for begin, end, weight in spans:
         for i in range(begin - start + copy, end - start + copy):
             weights[head + i + (shift if i >= pivot else 0)] = weight
-    for t in range(
-        head + pivot, head + pivot + shift
-    ):  # what the token behind weighs; or, if that is not trained, before
+    # What is added at the pivot weighs what the token behind it does; or, where that is not trained, the one before it.
+    for t in range(head + pivot, head + pivot + shift):
         weights[t] = weights[head + pivot + shift] or weights[head + pivot - 1] or 1.0
     if eos:
         weights[head + n + shift] = eos
@@ -425,36 +424,45 @@ def best_fit(lengths, capacity, max_segments):
 
 
 def pack_sides(inputs, targets, room, max_segments=0):
-    """The row of each segment, of rows whose inputs and targets have their own room.
+    """The row of each segment, of rows whose inputs and targets have their own room, filled one by one.
 
-    The largest first, by the larger part of a side that a segment takes. Each into the row that has least room left on the
-    tighter side, of which all segments together need more; of these, most room on the other; of these, which got there last.
+    A row begins with the largest segment that is left, by the larger share of a side that it takes. Then the side of which a
+    larger share is to be filled gets its largest segment that fits; of equal ones that with the least of the other side, then
+    the first. The tighter side, of which all segments need more, is to be filled whole, the other as far as they need it then.
     """
-    sides = list(zip(inputs, targets, strict=True))
-    if sum(targets) * room[0] > sum(inputs) * room[1]:
-        sides, room = [(b, a) for a, b in sides], room[::-1]
-    rows, most = [0] * len(sides), max_segments or FORMAT_LIMIT
-    count: list[int] = []
-    open_rows: dict[
-        int, list[tuple[int, int, int]]
-    ] = {}  # room on the tighter side → (on the other, when, row), ascending
-    for turn, i in enumerate(
-        sorted(range(len(sides)), key=lambda i: (-max(sides[i][0] * room[1], sides[i][1] * room[0]), i))
-    ):
-        tight, other = sides[i]
-        left = next((left for left in sorted(open_rows) if left >= tight and open_rows[left][-1][0] >= other), None)
-        if left is None:
-            rows[i], free = len(count), room
-            count.append(0)
-        else:
-            others, _, rows[i] = open_rows[left].pop()
-            free = left, others
-            if not open_rows[left]:
-                del open_rows[left]
-        count[rows[i]] += 1
-        if count[rows[i]] < most:
-            bisect.insort(open_rows.setdefault(free[0] - tight, []), (free[1] - other, turn, rows[i]))
-    return rows
+    parts, needed = (inputs, targets), (sum(inputs), sum(targets))
+    wanted = [Fraction(1), Fraction(1)]
+    tighter = 0 if needed[0] * room[1] >= needed[1] * room[0] else 1
+    if inputs:
+        other = 1 - tighter
+        wanted[other] = Fraction(needed[other] * room[tighter] // needed[tighter], room[other])
+    by_part: list[dict[int, list[tuple[int, int]]]] = [{}, {}]  # of a side → (of the other, segment), the best last
+    for side in (0, 1):
+        for i in sorted(range(len(inputs)), key=lambda i: (-parts[1 - side][i], -i)):
+            by_part[side].setdefault(parts[side][i], []).append((parts[1 - side][i], i))
+    values = [sorted(found) for found in by_part]
+    left = sorted(range(len(inputs)), key=lambda i: (max(inputs[i] * room[1], targets[i] * room[0]), -i))
+    rows: dict[int, int] = {}
+    row, count, free = -1, 0, list(room)
+    while len(rows) < len(inputs):
+        chosen = None
+        if row >= 0 and count < (max_segments or FORMAT_LIMIT):
+            shares = [Fraction(free[side], room[side]) - 1 + wanted[side] for side in (0, 1)]
+            side = 0 if shares[0] > shares[1] else 1
+            for k in range(bisect.bisect_right(values[side], free[side]) - 1, -1, -1):
+                found = by_part[side][values[side][k]]
+                while found and found[-1][1] in rows:
+                    found.pop()
+                if found and found[-1][0] <= free[1 - side]:
+                    chosen = found[-1][1]
+                    break
+        if chosen is None:
+            while left[-1] in rows:
+                left.pop()
+            chosen, row, count, free = left[-1], row + 1, 0, list(room)
+        rows[chosen], count = row, count + 1
+        free = [free[side] - parts[side][chosen] for side in (0, 1)]
+    return [rows[i] for i in range(len(inputs))]
 
 
 def first_fit(lengths, capacity, max_segments):

@@ -17,7 +17,7 @@ from packprep.building.ledger import imbalances, is_ledger
 from packprep.building.plan import Plan, ids_of, plan_digests
 from packprep.building.planning import changed_keys, follows, repeats
 from packprep.building.removal import encode_removed
-from packprep.dataset.manifest import LATER, replaced
+from packprep.dataset.manifest import LATER
 from packprep.documents.calibration import highest_ratio
 from packprep.documents.chat_template import find_template
 from packprep.errors import DatasetError, PackprepError, PlanError
@@ -78,14 +78,11 @@ def check_manifest(directory: Path, plan: Plan, manifest: Mapping[str, Any], fau
             faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     tokenizer, template = plan.stored["tokenizer"]["digest"], plan.stored["chat_template"]
-    before = replaced(plan.stored)
     own = fingerprint(plan.recipe, files, tokenizer, template, plan.law, plan.removed_digest)
     if own != plan.stored["fingerprint"]:
         faults.add("P2", PLAN_NAME, "its fingerprint is not that of its recipe, files, tokenizer and removed documents")
     if plan.removed_digest and encode_removed(plan.removed.documents) != read_file(directory / REMOVED_NAME):
         faults.add("P2", REMOVED_NAME, "its documents are not listed as they are written: sorted, each once")
-    if before and before[0]["fingerprint"] != fingerprint(plan.recipe, files, tokenizer, template, plan.law):
-        faults.add("P2", PLAN_NAME, "the first dataset that it replaces is not that of its recipe, files and tokenizer")
     for source in plan.sources:
         for file, (format, compression) in zip(source.files, source.formats, strict=True):
             told = FORMATS[format].position != "number"  # by sizes

@@ -24,12 +24,10 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def arrays(directory):
-    """Four rows, of which one is padding alone, and one ends on neither side with its last example."""
-    batch = split(open_dataset(directory).batch(range(4), columns=READ))
-    for name, values in batch.items():
-        values[3] = 0
-        values[2][values[2] * 0 + batch[f"{name[:7]}_segment_ids"][2] == 3] = 0
-    return batch
+    """Four rows, of which one has two examples and much padding, and one padding alone."""
+    batch, most = split(open_dataset(directory).batch(range(4), columns=READ)), np.array([99, 99, 2, 0])[:, None]
+    kept = {side: batch[f"{side}_segment_ids"] <= most for side in ("encoder", "decoder")}
+    return {name: values * kept[name[:7]] for name, values in batch.items()}
 
 
 def seen(arrays, part):
@@ -81,7 +79,7 @@ def test_transformer_engine_is_told_the_lengths_of_both_sides(arrays, part):
     queries, keys = PARTS[part]
     columns = [arrays[f"{side}_{name}"] for name in ("segment_ids", "positions") for side in (queries, keys)]
     q_lengths, k_lengths, q_offsets, k_offsets = thd_pair(
-        *columns, max_segments=4, causal="top_left" if part == "decoder" else None
+        *columns, max_segments=8, causal="top_left" if part == "decoder" else None
     )
     mask = np.zeros(seen(arrays, part).shape, bool)
     for r in range(len(mask)):
@@ -104,6 +102,7 @@ def test_the_torch_loader_gives_what_split_gives(directory):
     assert batch["decoder_target_tokens"].dtype == batch["encoder_positions"].dtype == torch.int64
     plain = next(loader(directory, 8))
     assert plain["encoder_length"] == 128 and "encoder_length" not in Rows(directory)[0]
+    assert next(loader(directory, 8, layout="thd"))["encoder_length"] == 128
 
 
 def test_the_torch_loader_refuses_what_does_not_go_with_it(directory, tmp_path):
@@ -179,7 +178,7 @@ def loss_of(model, batch):
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), batch["decoder_target_tokens"].flatten(), reduction="none"
     )
-    return logits, (losses * batch["decoder_loss_weights"].flatten()).sum()
+    return logits, (losses * batch["decoder_loss_weights"].flatten()).sum() / batch["n_trained"]
 
 
 @pytest.mark.parametrize("make", [t5, t5gemma])
@@ -211,6 +210,7 @@ def test_a_model_sees_of_packed_examples_what_it_sees_of_each_alone(directory, m
                 own_logits, own["decoder_target_tokens"][0], reduction="sum"
             )
             n += 1
+    alone = alone / batch["n_trained"]
     alone.backward()
     assert n > 4 and len(gradients) > 20
     torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)

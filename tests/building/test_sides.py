@@ -131,7 +131,7 @@ def test_conversations_have_the_prompt_on_one_side_and_the_answer_on_the_other(t
         ({"packing": {"algorithm": "next_fit"}}, 'packing.algorithm = "next_fit" beside packing.encoder_length and'),
         ({"packing": {"algorithm": "concat"}}, 'packing.algorithm = "concat" beside'),
         ({"packing": {"pad_seq_to_mult": 8}}, "packing.pad_seq_to_mult = 8 beside"),
-        ({"seq_length": 512}, "the sides come to 320; leave seq_length out"),
+        ({"seq_length": 512}, "it is the sum of both; leave seq_length out"),
         ({"seq_lengths": [64, 128]}, "seq_lengths = [64, 128] beside"),
         ({"documents": {"min_tokens": 2}}, "documents.min_tokens = 2 beside packing.encoder_length and decoder_length: fewer"),
     ],

@@ -17,7 +17,6 @@ from packprep.dataset.encoder_decoder import NAMES, READ, split
 from packprep.errors import DatasetError
 from tests import made
 from tests.dataset import synthetic
-from tests.dataset.test_token_slots import is_improbable
 
 HERE = Path(__file__).parent
 SEQIO = "SEQIO_PYTHON"
@@ -167,8 +166,7 @@ def test_seqio_takes_the_arrays_and_gives_what_it_makes_by_itself(directory, tmp
         ends = zip(row.segments["begin"], row.segments["prefix"], np.diff(row.cu_seqlens), strict=True)
         parts = [(row.tokens[b : b + p].tolist(), row.tokens[b + p : b + n].tolist()) for b, p, n in ends]
         rows.append({"examples": parts, "arrays": {}})
-    chance = np.random.default_rng(1)
-    documents = np.exp(chance.normal(5.2, 1.3, 4000)).clip(3, 6000).astype(int).tolist()
+    documents = list(range(3, 1100, 6))
     asked = {"lengths": [128, 32], "given": given, "rows": rows, "documents": documents}
     (tmp_path / "rows.json").write_text(json.dumps(asked))
     command = [os.environ[SEQIO], str(HERE / "seqio_arrays.py"), str(tmp_path / "rows.json")]
@@ -177,13 +175,4 @@ def test_seqio_takes_the_arrays_and_gives_what_it_makes_by_itself(directory, tmp
     for name in NAMES:
         own = [row["arrays"][name] for row in made_by_seqio["rows"]]
         assert made_by_seqio["prepacked"][name] == own == given[name], name
-    # Where T5 leaves a tail of one or two tokens, packprep cuts before: so the counts are nearly the same, and of one law.
-    theirs, own = counted(made_by_seqio["spans"]), spans_of(documents)
-    both = np.zeros((2, 33))
-    for many, of in zip(both, (theirs, own), strict=True):
-        for (inputs, _), n in of.items():
-            many[inputs // 16] += n
-    both = both[:, both.sum(axis=0) >= 20]
-    expected = both.sum(axis=0) * (both.sum(axis=1) / both.sum())[:, None]
-    assert not any(is_improbable(*pair) for pair in zip(both, expected, strict=True))
-    assert (theirs & own).total() > 0.97 * theirs.total()
+    assert spans_of(documents) == counted(made_by_seqio["spans"])

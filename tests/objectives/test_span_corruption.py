@@ -1,3 +1,7 @@
+import json
+import os
+import subprocess
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -5,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packprep import open_dataset
 from packprep.errors import RecipeError
 from packprep.objectives.span_corruption import max_tokens_for, render_with_mask, span_counts
 from packprep.objectives.tasks import capacities
@@ -13,6 +18,7 @@ from packprep.twin.objectives import span_corruption as span_twin
 from tests import golden, made
 from tests.objectives import lengths
 
+T5 = "SEQIO_PYTHON"
 DENSITIES = st.sampled_from([0.01, 0.15, 0.25, 1 / 3, 0.5, 0.75, 0.9, 0.99])
 MEANS = st.sampled_from([1.0, 1.5, 3.0, 8.0, 32.0, 64.0, 1000.0])
 
@@ -309,3 +315,52 @@ def test_one_span_is_exactly_the_last_noise_tokens():
         slots = rendered.tokens[rendered.at[i] : rendered.at[i] + rendered.slots[i]].tolist()
         content = rendered.documents.ids[100 * i : 100 * (i + 1)].tolist()
         assert slots == [*content[:85], 1000, 1000, *content[85:], made.EOS]
+
+
+# The lengths of inputs and targets beside those of T5's own masks.
+
+T5_RUNS = """
+import json, sys
+import tensorflow as tf
+from t5.data.preprocessors import random_spans_noise_mask
+
+def runs(seeds):
+    mask = tf.cast(random_spans_noise_mask(n, density, seeds, mean, roll), tf.int32)
+    return tf.reduce_sum(tf.nn.relu(mask - tf.concat([[0], mask[:-1]], 0))), tf.reduce_sum(mask)
+
+found = []
+for n, density, mean, roll, count in json.loads(sys.argv[1]):
+    seeds = tf.random.stateless_uniform([count, 2, 2], [n, count], None, None, tf.int32)
+    one = tf.function(lambda: tf.map_fn(runs, seeds, fn_output_signature=(tf.int32, tf.int32)))
+    found.append([values.numpy().tolist() for values in one()])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(T5 not in os.environ, reason=f"{T5} names a Python with benchmarks/requirements-t5.txt")
+def test_lengths_of_inputs_and_targets_have_t5_s_distribution(tmp_path):
+    """χ² of both samples together, for each n and law; without a roll all lengths are one number, and equal."""
+    count = 4000
+    laws = [(0.15, 3.0, False), (0.15, 3.0, True), (0.15, 8.0, True), (0.5, 3.0, True), (0.5, 32.0, True)]
+    cases = [(n, *law, count) for n in (24, 114, 512) for law in laws]
+    ran = subprocess.run([os.environ[T5], "-c", T5_RUNS, json.dumps(cases)], check=True, capture_output=True, text=True)
+    for case, (runs, noise) in zip(cases, json.loads(ran.stdout.splitlines()[-1]), strict=True):
+        n, density, mean, roll, _ = case
+        theirs = Counter((n - k + r, k + r + 1) for r, k in zip(runs, noise, strict=True))  # 1: eos
+        folder = tmp_path / "-".join(map(str, case))
+        made.write_lines(folder / "a.jsonl", [f"{i:0{n}}" for i in range(count)])
+        law = {"noise_density": density, "mean_span_length": mean, "random_roll": roll}
+        tasks = [{"objective": "span_corruption", **law}]
+        made.build(made.table("a.jsonl", seq_length=2048, tasks=tasks), folder, folder / "out")
+        ds, ours = open_dataset(folder / "out"), Counter()
+        for row in map(ds.row, range(len(ds))):
+            prefix = row.segments["prefix"].tolist()
+            ours.update((p, s - p) for p, s in zip(prefix, np.diff(row.cu_seqlens).tolist(), strict=True))
+        lengths = sorted({*ours, *theirs})
+        table = np.array([[sample[pair] for pair in lengths] for sample in (ours, theirs)])
+        assert table.sum(axis=1).tolist() == [count, count]
+        expected = table.sum(axis=0) / 2
+        chi2, freedom = ((table - expected) ** 2 / expected).sum(), len(lengths) - 1
+        print(f"{case}: {len(lengths)} pairs of lengths, chi2 {chi2:.2f} of {freedom}")
+        assert chi2 <= (0, 15.1)[freedom], f"{case}: {ours} and {theirs}"  # 15.1: one sample in 10,000

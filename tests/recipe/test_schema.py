@@ -92,6 +92,8 @@ UNSAID = {
     ("sources", "sample"): ([0.5, 0.5], [0.9, 0.1]),
     ("output", "shard_text_bytes"): ("0",),
     ("packing", "pad_seq_to_mult"): (3,),
+    ("packing", "encoder_length"): (64,),
+    ("packing", "decoder_length"): (64,),
     ("documents", "template_date"): ("2026-02-30",),
     ("documents", "chat_template_kwargs"): ({"messages": []}, {"tools": 1}, {"a b": 1}, {"a": None}),
 }

@@ -6,9 +6,7 @@
 from packprep.twin.chance import (
     NOISE_LEVEL,
     NOISE_LOW,
-    REPLACEMENT,
     exponential,
-    integers,
     power_of_half,
     quantised,
     threshold,
@@ -16,6 +14,7 @@ from packprep.twin.chance import (
     uniforms,
     words,
 )
+from packprep.twin.objectives.masked_diffusion import replaced
 
 COPIES = 2
 
@@ -52,7 +51,9 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
         for i in range(count):
             hit = chosen[i] != inverse and (uniform or tokens[at + i] != mask_id)
             if hit:
-                tokens[at + i] = ordinary[integers(key, REPLACEMENT, i, len(ordinary), epoch)] if uniform else mask_id
+                tokens[at + i] = replaced(
+                    key, i, None, (0.0, 1.0, 0.0) if uniform else (1.0,), mask_id, ordinary, epoch
+                )
             place = skipped + i - int(parameters["shift"])  # in the segment, of the slot that predicts it
             if place >= 0 and (hit or uniform):
                 loss_mask[at - skipped + place] = 1
