@@ -33,7 +33,7 @@ from packprep.objectives.tasks import SHORTEST, in_place_rules, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
 from packprep.restoring import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
 from packprep.verification.faults import MAX_LISTED, Faults
-from packprep.verification.slots import check_slots, seen_before, trainable_slots
+from packprep.verification.slots import check_media, check_slots, seen_before, trainable_slots
 
 
 def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int, mult: int, faults: Faults) -> bool:
@@ -130,7 +130,7 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
         _check_weights(plan, arrays, stored, blocks, file, faults)
     _check_repeated(plan, arrays, stored, file, faults)
     if plan.vocabulary.media:
-        _check_media(plan, arrays, stored, file, faults)
+        check_media(plan, arrays, stored, file, faults)
     _check_coverage(plan, arrays, stored, file, faults)
     return True
 
@@ -510,50 +510,6 @@ def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
         for i in np.flatnonzero(~((noise > 0) & (noise <= 1) & np.isfinite(weight))):
             faults.add("P20", file, f"block {i}: its level or weight is out of range", value=str(noise[i]))
     return faults.total == before
-
-
-def _check_media(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> None:
-    """P25."""
-    length, kinds = plan.recipe.seq_length, np.array([slot for _, slot, _ in plan.vocabulary.media.values()])
-    tokens = arrays["tokens"].reshape(-1)
-    inside = np.zeros(len(tokens), np.bool_)
-    if "media_offsets" in arrays:
-        segment = np.repeat(np.arange(len(stored.row)), np.diff(arrays["media_offsets"]))
-        row, first = stored.row[segment], stored.first_slot[segment]
-        begin = arrays["media_slot"].astype(np.int64)
-        many, kind = arrays["media_tokens"].astype(np.int64), arrays["media_kind"]
-        after = first.copy()  # where the place before it in its segment ends
-        same = segment[1:] == segment[:-1]
-        after[1:][same] = (begin + many)[:-1][same]
-        bad = (many < 1) | (begin < after) | (begin + many > first + stored.slots[segment]) | (kind >= len(kinds))
-        for i in np.flatnonzero(bad)[:MAX_LISTED]:
-            message = (
-                f"segment {segment[i]}: a place of {many[i]} slots of kind {kind[i]} lies outside of it, or in another"
-            )
-            faults.add("P25", file, message, int(row[i]), int(begin[i]))
-        if bad.any():
-            return
-        ends = np.cumsum(many)
-        at = np.arange(int(ends[-1])) + np.repeat(row * length + begin - (ends - many), many)
-        inside[at] = True
-        for name in ("tokens", *(["labels"] if "labels" in arrays else [])):
-            in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
-            values, own = arrays[name].reshape(-1)[at], np.repeat(in_place[segment] | (name == "tokens"), many)
-            for i in np.flatnonzero(own & (values != np.repeat(kinds[kind], many)))[:MAX_LISTED]:
-                message = f"{name}: no slot token in a place of media"
-                faults.add("P25", file, message, int(at[i] // length), int(at[i] % length), int(values[i]))
-        trainable = trainable_slots(arrays, stored).reshape(-1)
-        for i in at[trainable[at] != 0][:MAX_LISTED] if len(trainable) else at[:1]:
-            faults.add("P25", file, "a slot of media may be trained", int(i // length), int(i % length))
-        data, bounds = arrays["media_ref"].tobytes(), arrays["media_ref_offsets"].tolist()
-        for i, (low, high) in enumerate(itertools.pairwise(bounds)):
-            try:
-                data[low:high].decode()
-            except UnicodeDecodeError:
-                faults.add("P25", file, f"segment {segment[i]}: a ref is not UTF-8", int(row[i]), int(begin[i]))
-    for i in np.flatnonzero(np.isin(tokens, kinds) & ~inside)[:MAX_LISTED]:
-        message = "a slot token of media, at no place"
-        faults.add("P25", file, message, int(i // length), int(i % length), int(tokens[i]))
 
 
 Blocks = list[tuple[np.ndarray, Task, tuple[np.ndarray, np.ndarray, np.ndarray]]]

@@ -1,10 +1,11 @@
-"""P6 to P10: every slot of a shard, walked once.
+"""P6 to P10: every slot of a shard, walked once; P25: those of media.
 
 Nearly all segments are good, so a segment is first summed up: the differences of its slots from what they should be are
 joined by OR, and its largest token is taken, in loops without a branch, which the compiler turns into vector code. Only a
 segment whose sum is not good is walked again slot by slot, for the places.
 """
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -214,3 +215,47 @@ def check_slots(
         for i in range(int(counts[code])):
             r, t, value = (int(v) for v in where[code, min(i, MAX_LISTED - 1)])
             faults.add(promise, file, words, r, t, value)
+
+
+def check_media(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> None:
+    """P25, of one shard whose header is good."""
+    length, kinds = plan.recipe.seq_length, np.array([slot for _, slot, _ in plan.vocabulary.media.values()])
+    tokens = arrays["tokens"].reshape(-1)
+    inside = np.zeros(len(tokens), np.bool_)
+    if "media_offsets" in arrays:
+        segment = np.repeat(np.arange(len(stored.row)), np.diff(arrays["media_offsets"]))
+        row, first = stored.row[segment], stored.first_slot[segment]
+        begin = arrays["media_slot"].astype(np.int64)
+        many, kind = arrays["media_tokens"].astype(np.int64), arrays["media_kind"]
+        after = first.copy()  # where the place before it in its segment ends
+        same = segment[1:] == segment[:-1]
+        after[1:][same] = (begin + many)[:-1][same]
+        bad = (many < 1) | (begin < after) | (begin + many > first + stored.slots[segment]) | (kind >= len(kinds))
+        for i in np.flatnonzero(bad)[:MAX_LISTED]:
+            message = (
+                f"segment {segment[i]}: a place of {many[i]} slots of kind {kind[i]} lies outside of it, or in another"
+            )
+            faults.add("P25", file, message, int(row[i]), int(begin[i]))
+        if bad.any():
+            return
+        ends = np.cumsum(many)
+        at = np.arange(int(ends[-1])) + np.repeat(row * length + begin - (ends - many), many)
+        inside[at] = True
+        for name in ("tokens", *(["labels"] if "labels" in arrays else [])):
+            in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+            values, own = arrays[name].reshape(-1)[at], np.repeat(in_place[segment] | (name == "tokens"), many)
+            for i in np.flatnonzero(own & (values != np.repeat(kinds[kind], many)))[:MAX_LISTED]:
+                message = f"{name}: no slot token in a place of media"
+                faults.add("P25", file, message, int(at[i] // length), int(at[i] % length), int(values[i]))
+        trainable = trainable_slots(arrays, stored).reshape(-1)
+        for i in at[trainable[at] != 0][:MAX_LISTED] if len(trainable) else at[:1]:
+            faults.add("P25", file, "a slot of media may be trained", int(i // length), int(i % length))
+        data, bounds = arrays["media_ref"].tobytes(), arrays["media_ref_offsets"].tolist()
+        for i, (low, high) in enumerate(itertools.pairwise(bounds)):
+            try:
+                data[low:high].decode()
+            except UnicodeDecodeError:
+                faults.add("P25", file, f"segment {segment[i]}: a ref is not UTF-8", int(row[i]), int(begin[i]))
+    for i in np.flatnonzero(np.isin(tokens, kinds) & ~inside)[:MAX_LISTED]:
+        message = "a slot token of media, at no place"
+        faults.add("P25", file, message, int(i // length), int(i % length), int(tokens[i]))
