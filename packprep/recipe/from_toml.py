@@ -311,10 +311,8 @@ def _check_sides(recipe: Recipe) -> None:
     }
     for key, (found, needed, why) in wrong.items():
         if packing.sides is not None and found != needed:
-            given = f"{'.'.join(map(str, key))} = {as_toml(found)}"
-            raise RecipeError(
-                f"{given} beside packing.encoder_length and decoder_length: {why}; leave {key[-1]} out", key
-            )
+            both = f"{'.'.join(map(str, key))} = {as_toml(found)} beside packing.encoder_length and decoder_length"
+            raise RecipeError(f"{both}: {why}; leave {key[-1]} out", key)
 
 
 def tasks_named(name: str, names: Sequence[str]) -> list[int]:
