@@ -154,9 +154,11 @@ def test_copies_are_exact_and_runs_write_nothing_beyond_their_end(data, source_t
 PIVOTS = """
 import numpy as np
 from packprep.objectives.objective import Bodies
-from packprep.objectives.prefix_lm import body_prefix, _pivots
+from packprep.objectives.prefix_lm import OBJECTIVE, body_prefix, _pivots
+from packprep.objectives.objective import Ids, Task
+task = Task("s", OBJECTIVE, 1.0, {"eos_after_inputs": False}, -1, Ids(0, 0, 0, 0, 0, np.zeros(0, np.int32)))
 bodies = Bodies(np.full(20, 9), np.arange(20, dtype=np.uint64), np.full(20, -1))
-print(body_prefix(None, bodies).tolist(), sum(_pivots.compiled.stats.cache_hits.values()))
+print(body_prefix(task, bodies).tolist(), sum(_pivots.compiled.stats.cache_hits.values()))
 """
 
 

@@ -21,7 +21,8 @@ from packprep.recipe import Recipe, read_recipe
 from packprep.verification import ALL, PROMISES, verify_dataset
 
 _ALL_S = 30
-_ALGORITHMS = ("best_fit", "first_fit", "next_fit", "concat")
+_SIDES: dict[str, Any] = {"encoder_length": 256, "decoder_length": 256}
+_PACKINGS = (*({"algorithm": name} for name in ("best_fit", "first_fit", "next_fit", "concat")), _SIDES)
 _TOKEN_DTYPES = ("uint16", "int32")
 
 
@@ -70,30 +71,31 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
 
 def _tables(objectives: list[str], recipe: Recipe | None) -> Iterator[dict[str, Any]]:
     """Recipes of datasets whose making and verification compile all that these objectives need."""
-    token_dtypes, algorithms = list(_TOKEN_DTYPES), list(_ALGORITHMS)
+    token_dtypes = list(_TOKEN_DTYPES)
+    packings: list[dict[str, Any]] = list(_PACKINGS)
     if recipe:
-        algorithms = [recipe.packing.algorithm]
+        packings = [_SIDES if recipe.packing.sides else {"algorithm": recipe.packing.algorithm}]
         if recipe.output.token_dtype != "auto":
             token_dtypes = [recipe.output.token_dtype]
         elif recipe.tokenizer == "bytes":
             token_dtypes = ["uint16"]
     for token_dtype in token_dtypes:
-        yield _table(objectives, token_dtype, algorithms[0])
-    for algorithm in algorithms[1:]:
-        yield _table(["causal"], token_dtypes[0], algorithm)
+        yield _table(objectives, token_dtype, packings[0])
+    for packing in packings[1:]:
+        yield _table(["prefix_lm" if packing is _SIDES else "causal"], token_dtypes[0], packing)
 
 
-def _table(objectives: list[str], token_dtype: str, algorithm: str) -> dict[str, Any]:
+def _table(objectives: list[str], token_dtype: str, packing: dict[str, Any]) -> dict[str, Any]:
     sources = [{"paths": ["texts.jsonl"]}]
     supervised = [name for name in objectives if REGISTRY[name].supervised]
-    if supervised and algorithm != "concat":
+    if supervised and packing.get("algorithm") != "concat":
         sources.append({"paths": ["spans.jsonl"], "tasks": supervised})
     return {
         "seq_length": 512,
         "tokenizer": "bytes",
         "sources": sources,
         "tasks": [{"name": name, "objective": name} for name in objectives],
-        "packing": {"algorithm": algorithm},
+        "packing": packing,
         "documents": {"prepend_bos": True},
         "output": {"token_dtype": token_dtype},
     }

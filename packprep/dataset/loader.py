@@ -39,7 +39,7 @@ from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_m
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.row_media import Media, kinds_of, media_of
-from packprep.dataset.rows import COLUMNS, Facts, Place, Row, RowInEpoch, Segments, gather
+from packprep.dataset.rows import COLUMNS, SLOTS, Facts, Place, Row, Segments, gather
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.json_files import MANIFEST_NAME, MIXTURE_NAME, TOKENIZER_NAME
@@ -359,3 +359,27 @@ def write_mixture(
     temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
     temporary.write_bytes(mixture_file(Path(path).absolute(), directories, **given))
     os.replace(temporary, path)
+
+
+class RowInEpoch(Row):
+    """Row `index` with the chance of an epoch above 0: a Row whose columns and header are that epoch's, made at first use.
+
+    Made by Dataset.row.
+    """
+
+    __slots__ = ("epoch",)
+    epoch: int
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name not in SLOTS:
+            raise AttributeError(f"a Row has no {name!r}")
+        values = read_only(self.dataset.batch([self.index], columns=[name], epochs=[self.epoch])[name][0])
+        setattr(self, name, values)
+        return values
+
+    @cached_property
+    def _segments(self) -> Segments:
+        segments = Segments(self.dataset.facts, [(self._shard, self._row)])
+        tokens = np.array(self._shard.row("tokens", self._row))[None]
+        self.dataset.redraw(segments, {"tokens": tokens}, [self.epoch])
+        return segments

@@ -592,27 +592,3 @@ class Row:
                 attention.micro_sequence(self.cu_seqlens, begin, end, prefix, self.cu_seqlens_padded),
             )
             begin = end
-
-
-class RowInEpoch(Row):
-    """Row `index` with the chance of an epoch above 0: a Row whose columns and header are that epoch's, made at first use.
-
-    Made by Dataset.row.
-    """
-
-    __slots__ = ("epoch",)
-    epoch: int
-
-    def __getattr__(self, name: str) -> np.ndarray:
-        if name not in SLOTS:
-            raise AttributeError(f"a Row has no {name!r}")
-        values = read_only(self.dataset.batch([self.index], columns=[name], epochs=[self.epoch])[name][0])
-        setattr(self, name, values)
-        return values
-
-    @cached_property
-    def _segments(self) -> Segments:
-        segments = Segments(self.dataset.facts, [(self._shard, self._row)])
-        tokens = np.array(self._shard.row("tokens", self._row))[None]
-        self.dataset.redraw(segments, {"tokens": tokens}, [self.epoch])
-        return segments

@@ -16,17 +16,7 @@ from packprep.errors import RecipeError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import LAW_VERSION, as_stored, encode, unknown_key
 from packprep.recipe.places import KeyPath, key_of
-from packprep.recipe.schema import (
-    KEYS,
-    LATER,
-    MOST,
-    MOST_DRAWS,
-    SECTIONS,
-    Key,
-    Recipe,
-    Source,
-    TaskEntry,
-)
+from packprep.recipe.schema import KEYS, LATER, MOST, MOST_DRAWS, SECTIONS, Key, Recipe, Source, TaskEntry
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
@@ -321,10 +311,8 @@ def _check_sides(recipe: Recipe) -> None:
     }
     for key, (found, needed, why) in wrong.items():
         if packing.sides is not None and found != needed:
-            given = f"{'.'.join(map(str, key))} = {as_toml(found)}"
-            raise RecipeError(
-                f"{given} beside packing.encoder_length and decoder_length: {why}; leave {key[-1]} out", key
-            )
+            both = f"{'.'.join(map(str, key))} = {as_toml(found)} beside packing.encoder_length and decoder_length"
+            raise RecipeError(f"{both}: {why}; leave {key[-1]} out", key)
 
 
 def tasks_named(name: str, names: Sequence[str]) -> list[int]:

@@ -90,11 +90,7 @@ def _is_json(value: Any) -> bool:
 Text = Annotated[str, Meta(min_length=1)]
 Whole = Annotated[int, Meta(le=_LARGEST)]
 Name = Annotated[
-    str,
-    Meta(
-        title="a text of one line, without control characters",
-        pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*$(?!\n)",
-    ),
+    str, Meta(title="a text of one line, without control characters", pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*$(?!\n)")
 ]
 Role = Annotated[Text | Annotated[int, Meta(ge=0)], Meta(title="a token's text or its id")]
 Strings = Annotated[
@@ -146,10 +142,7 @@ Interval = Annotated[
     tuple[Fraction, Fraction],
     Meta(
         title="two numbers [low, high], 0 ≤ low < high ≤ 1",
-        extra={
-            "given": Annotated[tuple[Fraction, ...], Meta(min_length=2, max_length=2)],
-            "read": _read_interval,
-        },
+        extra={"given": Annotated[tuple[Fraction, ...], Meta(min_length=2, max_length=2)], "read": _read_interval},
     ),
 ]
 Size = Annotated[
@@ -189,13 +182,8 @@ def _read_media(value: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:
 
 _Tokens = Annotated[tuple[str | Annotated[int, Meta(ge=0)], ...], Meta(min_length=3, max_length=3)]
 _Kinds = Annotated[dict[Annotated[Name, Meta(min_length=1)], Role | _Tokens], Meta(min_length=1, max_length=64)]
-Media = Annotated[
-    Any,
-    Meta(
-        title='a table: a kind and its [begin, slot, end] tokens, "" for none, or its slot token alone',
-        extra={"given": _Kinds, "read": _read_media},
-    ),
-]
+_MEANT = 'a table: a kind and its [begin, slot, end] tokens, "" for none, or its slot token alone'
+Media = Annotated[Any, Meta(title=_MEANT, extra={"given": _Kinds, "read": _read_media})]
 
 
 def _key(meaning: str, kind: str | None = None, *, later: bool = False, **limits: Any) -> Meta:
@@ -257,8 +245,7 @@ class Source:
         | None
     ) = None
     sample: Annotated[
-        Interval,
-        _key("keep the documents whose u(file, position) lies in [low, high): held-out sets without overlap"),
+        Interval, _key("keep the documents whose u(file, position) lies in [low, high): held-out sets without overlap")
     ] = (0.0, 1.0)
     tasks: (
         Annotated[
@@ -392,8 +379,7 @@ class Specials:
         _key('quoted, a mode token as a task writes it = the token that plays it: "[NLU]" = "<|reserved_1|>"'),
     ] = None
     vocab_size: Annotated[
-        int,
-        _key("ceiling that no id may reach: the embedding's rows; 0: the tokenizer's", ge=0, le=2**31 - 1),
+        int, _key("ceiling that no id may reach: the embedding's rows; 0: the tokenizer's", ge=0, le=2**31 - 1)
     ] = 0
 
 
@@ -435,8 +421,7 @@ class Recipe:
     """The whole recipe; `base` is the folder that relative paths start from."""
 
     seq_length: Annotated[
-        int,
-        _key("slots per row; a multiple of 8", ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8}),
+        int, _key("slots per row; a multiple of 8", ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8})
     ] = 4096
     seq_lengths: (
         Annotated[

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from packprep.building.ledger import MEDIA, WEIGHTED, media_slots, weighted_slots
 from packprep.building.plan import Plan
 from packprep.building.removal import removed_segments
 from packprep.building.render import draw_noise, target_of
@@ -33,7 +32,15 @@ from packprep.objectives.tasks import SHORTEST, in_place_rules, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
 from packprep.restoring import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
 from packprep.verification.faults import MAX_LISTED, Faults
-from packprep.verification.slots import check_media, check_slots, seen_before, trainable_slots
+from packprep.verification.slots import (
+    WEIGHTS,
+    check_media,
+    check_removed,
+    check_sides,
+    check_slots,
+    seen_before,
+    trainable_slots,
+)
 
 
 def check_structure(arrays: Mapping[str, np.ndarray], file: str, seq_length: int, mult: int, faults: Faults) -> bool:
@@ -115,7 +122,7 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     row, begin, slots = segment_slots(arrays)
     headers_good = _check_headers(plan, arrays, file, row, faults)
     arrays = _with_derived(plan, arrays, row, begin, slots)
-    _check_removed(plan, arrays, row, begin, slots, file, faults)
+    check_removed(plan, arrays, row, begin, slots, file, faults)
     if not headers_good or not check_parts(plan, arrays, file, faults):
         return False
     stored = stored_segments(plan, arrays)
@@ -123,8 +130,7 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     check_slots(plan, arrays, stored, next_token, file, faults)
     if not _check_law(plan, arrays, stored, file, faults, epoch):
         return False
-    if recipe.packing.sides is not None:
-        _check_sides(recipe.packing.sides, arrays, row, slots, file, faults)
+    check_sides(recipe.packing.sides, arrays, row, slots, file, faults)
     blocks = check_noise(plan, arrays, stored, file, faults, epoch)
     if WEIGHTS in arrays:
         _check_weights(plan, arrays, stored, blocks, file, faults)
@@ -133,52 +139,6 @@ def check_arrays(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
         check_media(plan, arrays, stored, file, faults)
     _check_coverage(plan, arrays, stored, file, faults)
     return True
-
-
-def _check_removed(
-    plan: Plan,
-    arrays: Mapping[str, np.ndarray],
-    row: np.ndarray,
-    begin: np.ndarray,
-    slots: np.ndarray,
-    file: str,
-    faults: Faults,
-) -> None:
-    """P23: the segments of removed documents say so, no other does, and their slots hold nothing."""
-    listed, found = plan.removed.segments(arrays), arrays.get("segment_removed", np.zeros(len(row), np.uint8))
-    for g in np.flatnonzero(found != listed)[:MAX_LISTED]:
-        what = "of a document that was removed" if listed[g] else "of no document that was removed"
-        message = f"segment {g}: it is {what}, and its segment_removed says otherwise"
-        faults.add("P23", file, message, int(row[g]), int(begin[g]), int(found[g]))
-    pad = plan.vocabulary.roles["pad"]
-    for g in np.flatnonzero(listed).tolist():
-        part = slice(int(begin[g]), int(begin[g] + slots[g]))
-        for name, should in (("tokens", pad), ("labels", pad), ("loss_mask", 0), (WEIGHTS, 0)):
-            values = arrays[name][row[g], part] if name in arrays else np.zeros(0)
-            for t in np.flatnonzero(values != should)[:1]:
-                message = f"segment {g}: {name} of a document that was removed"
-                faults.add("P23", file, message, int(row[g]), part.start + int(t), values[t].item())
-
-
-def _check_sides(
-    sides: tuple[int, int],
-    arrays: Mapping[str, np.ndarray],
-    row: np.ndarray,
-    slots: np.ndarray,
-    file: str,
-    faults: Faults,
-) -> None:
-    """P24."""
-    prefix, rows = arrays["segment_prefix"].astype(np.int64), len(arrays["row_offsets"]) - 1
-    for name, most, part in (("encoder", sides[0], prefix), ("decoder", sides[1], slots - prefix)):
-        for g in np.flatnonzero(part < 1)[:MAX_LISTED]:
-            faults.add("P24", file, f"segment {g} has no slot of the {name}", int(row[g]), value=int(part[g]))
-        used = np.zeros(rows, np.int64)
-        np.add.at(used, row, part)
-        for r in np.flatnonzero(used > most)[:MAX_LISTED]:
-            faults.add(
-                "P24", file, f"its segments take more than the {most} slots of the {name}", int(r), value=int(used[r])
-            )
 
 
 def _with_derived(
@@ -436,25 +396,6 @@ def _may_be_limited(plan: Plan, arrays: Mapping[str, np.ndarray], order: np.ndar
     return others[document] == 0
 
 
-def count_arrays(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
-    """What the arrays hold by source and by task, but for removed segments: segments, tokens, slots; to compare with the ledger.
-    By source also the slots of other weights than 1 and of media."""
-    _, _, slots = segment_slots(arrays)
-    within, is_there = {WEIGHTED: weighted_slots(arrays), MEDIA: media_slots(arrays)}, ~removed_segments(arrays)
-    counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
-    for kind, names in (("sources", [s.name for s in plan.sources]), ("tasks", [t.name for t in plan.tasks])):
-        which = arrays["segment_source" if kind == "sources" else "segment_task"]
-        for i, name in enumerate(names):
-            counted = (which == i) & is_there
-            counts[kind][name] = {
-                "segments": int(counted.sum()),
-                "tokens": int(arrays["segment_tokens"][counted].sum(dtype=np.int64)),
-                "slots": int(slots[counted].sum()),
-                **{kind_of: int(own[which == i].sum()) for kind_of, own in within.items() if kind == "sources"},
-            }
-    return counts
-
-
 def _plain(value: np.generic) -> float | int | str:
     item = value.item()
     return item if not isinstance(item, float) or np.isfinite(item) else str(item)
@@ -628,8 +569,6 @@ SLOTS_AT_ONCE = 1 << 20
 """Slots of rows that are drawn anew at a time: redraw takes some hundred bytes for each."""
 HEADER = ("prefix", "noise", "loss_weight")
 """The columns of the header that follow the epoch."""
-WEIGHTS = "loss_weights"
-"""What an epoch gives beside the arrays of a shard, [rows, seq_length], and in the place of BLOCKS."""
 BLOCKS = ("block_noise", "block_loss_weight")
 
 

@@ -1,4 +1,4 @@
-"""P6 to P10: every slot of a shard, walked once; P25: those of media.
+"""P6 to P10: every slot of a shard, walked once; P23 to P25, what rows and slots of some segments hold.
 
 Nearly all segments are good, so a segment is first summed up: the differences of its slots from what they should be are
 joined by OR, and its largest token is taken, in loops without a branch, which the compiler turns into vector code. Only a
@@ -16,6 +16,9 @@ from packprep.building.segments import SegmentTable
 from packprep.dataset.boundaries import fill_slots
 from packprep.kernel import kernel, read_only
 from packprep.verification.faults import MAX_LISTED, Faults
+
+WEIGHTS = "loss_weights"
+"""What an epoch gives beside the arrays of a shard, [rows, seq_length], and in the place of BLOCKS."""
 
 # Codes of `_check_slots`, with the promise and the words of each.
 _SLOT_FAULTS = {
@@ -215,6 +218,54 @@ def check_slots(
         for i in range(int(counts[code])):
             r, t, value = (int(v) for v in where[code, min(i, MAX_LISTED - 1)])
             faults.add(promise, file, words, r, t, value)
+
+
+def check_removed(
+    plan: Plan,
+    arrays: Mapping[str, np.ndarray],
+    row: np.ndarray,
+    begin: np.ndarray,
+    slots: np.ndarray,
+    file: str,
+    faults: Faults,
+) -> None:
+    """P23: the segments of removed documents say so, no other does, and their slots hold nothing."""
+    listed, found = plan.removed.segments(arrays), arrays.get("segment_removed", np.zeros(len(row), np.uint8))
+    for g in np.flatnonzero(found != listed)[:MAX_LISTED]:
+        what = "of a document that was removed" if listed[g] else "of no document that was removed"
+        message = f"segment {g}: it is {what}, and its segment_removed says otherwise"
+        faults.add("P23", file, message, int(row[g]), int(begin[g]), int(found[g]))
+    pad = plan.vocabulary.roles["pad"]
+    for g in np.flatnonzero(listed).tolist():
+        part = slice(int(begin[g]), int(begin[g] + slots[g]))
+        for name, should in (("tokens", pad), ("labels", pad), ("loss_mask", 0), (WEIGHTS, 0)):
+            values = arrays[name][row[g], part] if name in arrays else np.zeros(0)
+            for t in np.flatnonzero(values != should)[:1]:
+                message = f"segment {g}: {name} of a document that was removed"
+                faults.add("P23", file, message, int(row[g]), part.start + int(t), values[t].item())
+
+
+def check_sides(
+    sides: tuple[int, int] | None,
+    arrays: Mapping[str, np.ndarray],
+    row: np.ndarray,
+    slots: np.ndarray,
+    file: str,
+    faults: Faults,
+) -> None:
+    """P24: the two sums of each row, and that no segment lacks a side."""
+    if sides is None:
+        return
+    prefix, rows = arrays["segment_prefix"].astype(np.int64), len(arrays["row_offsets"]) - 1
+    for name, most, part in (("encoder", sides[0], prefix), ("decoder", sides[1], slots - prefix)):
+        for g in np.flatnonzero(part < 1)[:MAX_LISTED]:
+            faults.add("P24", file, f"segment {g} has no slot of the {name}", int(row[g]), value=int(part[g]))
+        used = np.zeros(rows, np.int64)
+        np.add.at(used, row, part)
+        for r in np.flatnonzero(used > most)[:MAX_LISTED]:
+            faults.add(
+                "P24", file, f"its segments take more than the {most} slots of the {name}", int(r), value=int(used[r])
+            )
 
 
 def check_media(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults) -> None:
