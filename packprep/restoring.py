@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.building.plan import Plan
-from packprep.building.removal import removed_segments
+from packprep.building.removal import last_pieces, removed_segments
 from packprep.building.render import render
 from packprep.building.segments import SegmentTable, cut, table_of, with_kept_pivots
 from packprep.dataset.boundaries import boundaries
@@ -37,7 +37,8 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> SegmentTabl
     """The segments of a shard as its arrays say, in row order, without documents: bos begins a document, eos is what the
     length law leaves over, neither 0 nor 1 where the law does not hold.
 
-    A later piece of a supervised document may repeat a system message; there the last token says whether there is an eos.
+    A later piece of a supervised document may repeat a system message; there the last token says whether there is an eos, of a
+    removed one whether it is the last.
     """
     row, begin, slots = segment_slots(arrays)
     bos = ((arrays["segment_start"] == 0) & plan.recipe.documents.prepend_bos).astype(np.int64)
@@ -55,12 +56,13 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> SegmentTabl
     eos, copy = extra.copy(), np.zeros(len(row), np.int64)
     if "trained_offsets" in arrays and len(row):
         later = (arrays["segment_start"] > 0) & (extra > 0)
-        last = arrays["tokens" if "labels" not in arrays else "labels"][row, begin + slots - 1].astype(np.int64)
-        if "labels" in arrays:  # next-token labels end with pad: look at the token itself
-            plain = np.array([not task.in_place for task in plan.tasks])[arrays["segment_task"]]
-            last = np.where(plain, arrays["tokens"][row, begin + slots - 1].astype(np.int64), last)
-        ends = (last == plan.vocabulary.roles.get("eos", -1)) & plan.recipe.documents.append_eos
-        eos = np.where(later, ends.astype(np.int64), extra)
+        last, removed = arrays["tokens"][row, begin + slots - 1].astype(np.int64), removed_segments(arrays)
+        if "labels" in arrays:  # those of the next slot end with pad, and x_0 is clean: there the token itself says it
+            noised = [task.in_place and task.objective.copies == 1 for task in plan.tasks]
+            last = np.where(np.array(noised)[arrays["segment_task"]], arrays["labels"][row, begin + slots - 1], last)
+        ends = last == plan.vocabulary.roles.get("eos", -1)
+        ends[removed] = last_pieces(arrays, removed)
+        eos = np.where(later, ends & plan.recipe.documents.append_eos, extra)
         copy = np.where(later, extra - eos, 0)
     table = SegmentTable(
         document=everywhere, start=arrays["segment_start"], n=n, task=arrays["segment_task"].astype(np.int64), bos=bos, eos=eos,

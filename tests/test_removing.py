@@ -214,6 +214,19 @@ def test_a_token_store_loses_documents_and_datasets_of_it_are_those_that_lose_th
     assert {fault["promise"] for fault in faults} == {"P17"}  # which is to lose them too
 
 
+def test_rows_of_two_sides_lose_pieces_of_which_all_is_trained(tmp_path):
+    """Their prefix stays, whose law asks for how many tokens there are, and so for eos, which is gone."""
+    spans = [{"text": text, "loss_spans": [[0, len(text)]]} for text in made.texts(30, 4, 300)]
+    made.write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, spans)).encode())
+    packing, task = {"encoder_length": 64, "decoder_length": 64}, {"objective": "prefix_lm"}
+    table = made.table("a.jsonl", packing=packing, tasks=[task])
+    made.build({key: value for key, value in table.items() if key != "seq_length"}, tmp_path, tmp_path / "old")
+    gone = documents_of(tmp_path / "old")[:8]
+    remove_documents(tmp_path / "old", write_list(tmp_path / "list", gone), tmp_path / "new", made.Silent())
+    for epoch in (0, 3):
+        sound(tmp_path / "new", twin=True, epoch=epoch)
+
+
 @pytest.mark.parametrize("place", ["file", "memory"])
 def test_at_urls_files_are_copied(built, tmp_path, place):
     old = built("ul2r")

@@ -175,12 +175,18 @@ def _eos(plan: Any, arrays: Mapping[str, np.ndarray], table: SegmentTable, which
     extra = (table.eos + table.copy)[which]
     if "trained_offsets" not in arrays:
         return extra
+    ends = last_pieces(arrays, which) & plan.recipe.documents.append_eos
+    return np.where(arrays["segment_start"][which] > 0, np.minimum(extra, ends), extra)
+
+
+def last_pieces(arrays: Mapping[str, np.ndarray], which: np.ndarray) -> np.ndarray:
+    """bool: of the segments `which` of a shard those behind which none of them is of the same use of their document."""
     columns = [arrays[f"segment_{name}"][which] for name in ("start", "repeat", "doc", "file")]
     order = np.lexsort(columns)
-    goes_on = np.append(np.logical_and.reduce([c[order][1:] == c[order][:-1] for c in columns[1:]]), False)
-    ends = np.empty(len(order), np.int64)
-    ends[order] = ~goes_on & plan.recipe.documents.append_eos
-    return np.where(columns[0] > 0, np.minimum(extra, ends), extra)
+    last = np.ones(len(order), np.bool_)
+    if len(order):
+        last[order[:-1]] = ~np.logical_and.reduce([c[order][1:] == c[order][:-1] for c in columns[1:]])
+    return last
 
 
 def store_without(

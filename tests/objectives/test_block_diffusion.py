@@ -18,6 +18,7 @@ from packprep.errors import RecipeError
 from packprep.objectives.block_diffusion import OBJECTIVE, check, mean_weight
 from packprep.randomness import bits64
 from packprep.recipe.from_toml import presets
+from packprep.verification import verify_dataset
 from tests import golden, made
 from tests.dataset.test_token_slots import is_improbable
 
@@ -169,6 +170,20 @@ def test_patterns_and_ids_are_those_that_automodel_0_7_0_drew():
     assert not is_improbable(shares, expected)
     recorded = np.array(AUTOMODEL_0_7_0["ids"])
     assert not is_improbable(recorded, np.full(8, recorded.sum() / 8))
+
+
+def test_labels_of_the_next_slot_stand_beside_documents_that_say_what_is_trained(tmp_path):
+    """Whose later pieces end with eos or not: their last label is pad, whatever their last token."""
+    made.write_lines(tmp_path / "a.jsonl", made.texts(12, 1, 400))
+    made.write(tmp_path / "b.jsonl", b'{"text": "what is trained", "loss_spans": [[0, 4]]}\n' * 3)
+    sources = [
+        {"name": "a", "paths": ["a.jsonl"], "tasks": ["bd"]},
+        {"name": "b", "paths": ["b.jsonl"], "tasks": ["c"]},
+    ]
+    tasks = [{"name": "bd", "objective": "block_diffusion", "shift": True}, {"name": "c", "objective": "causal"}]
+    made.build(made.table(sources, tasks=tasks, seq_length=128), tmp_path, tmp_path / "out")
+    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), True)
+    assert not report["faults"], report["listed"]
 
 
 def test_an_odd_epoch_masks_just_what_the_one_before_left():
