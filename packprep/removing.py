@@ -104,7 +104,7 @@ def remove_documents(
             sum(entries[b]["bytes"] for b in (*missing, *untouched)), plan.shards, len(missing) + len(untouched)
         )
         try:
-            items = [ShardToChange(b) for b in missing] + [ShardToKeep(b) for b in untouched]
+            items = [ShardToTake(b, True) for b in missing] + [ShardToTake(b, False) for b in untouched]
             arguments = (local, manifest, new)
             for item, _ in in_processes(_setup, arguments, items, workers, progress.add, new.remove_temporaries):
                 progress.done(item)
@@ -309,19 +309,11 @@ def _records(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-class ShardToChange(NamedTuple):
-    """A shard that loses documents."""
+class ShardToTake(NamedTuple):
+    """A shard of the old dataset, and whether it loses documents."""
 
     number: int
-
-    def __str__(self) -> str:
-        return f"shard {self.number}"
-
-
-class ShardToKeep(NamedTuple):
-    """A shard that stays as it is."""
-
-    number: int
+    changes: bool
 
     def __str__(self) -> str:
         return f"shard {self.number}"
@@ -330,17 +322,18 @@ class ShardToKeep(NamedTuple):
 def _setup(local: LocalCopy, manifest: Manifest, new: Folder) -> Do:
     plan, old = open_plan(new), open_plan(local.folder)
 
-    def make(item: ShardToChange | ShardToKeep, report: Report) -> None:
+    def take(item: ShardToTake, report: Report) -> None:
         b, entry = item.number, manifest["shards"][item.number]
-        if isinstance(item, ShardToKeep):
-            for name in (shard_name(b), rejects_name(b), receipt_name(b)):  # last what says that it is done
-                _same(local.out, new, name)
-        else:
-            with local.fetched(shard_name(b), receipt_name(b), rejects_name(b)):
+        files = shard_name(b), rejects_name(b), receipt_name(b)  # last what says that it is done
+        if item.changes:
+            with local.fetched(*files):
                 _change(local.folder, manifest, b, old, plan, new)
+        else:
+            for name in files:
+                _same(local.out, new, name)
         report(0, entry["bytes"], entry["tokens"], 0)
 
-    return one_by_one(make)
+    return one_by_one(take)
 
 
 def _same(old: Folder, new: Folder, name: str) -> None:

@@ -37,7 +37,7 @@ def packprep(preset: str) -> Any:
         width = plan.recipe.seq_length
 
         def corrupt() -> Any:
-            table, _ = work.place(work.cut(plan.recipe, plan.tasks, documents)[0], plan.recipe)
+            table, _ = work.place(work.cut(plan.recipe, plan.tasks, documents)[0], plan.recipe, plan.tasks)
             return table.slots, int(table.row[-1]) + 1, work.render(plan.tasks, documents, table, width, 1)
 
         seconds, (slots, rows, _) = second_of_two(corrupt)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.building.ledger import of_sides
 from packprep.building.packing import rows_of
 from packprep.building.planning import Inputs
 from packprep.building.segments import SegmentTable, cut, inputs_of
@@ -61,13 +62,6 @@ class Packed(NamedTuple):
     without_last: float | None  # content over slots, without each shard's last row; None: there are no other rows
     file_bytes: float
     inputs: float  # slots of prefixes; 0 where rows have one side
-
-    def of_sides(self, sides: tuple[int, int] | None) -> dict[str, float]:
-        """The share of each side's slots that is filled; none where rows have one side."""
-        if sides is None or not self.rows:
-            return {}
-        used = self.inputs, self.content - self.inputs
-        return {name: used[i] / self.rows / sides[i] for i, name in enumerate(("encoder", "decoder"))}
 
 
 def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> dict[str, Any]:
@@ -156,7 +150,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         "utilisation": {
             "all_rows": packed.content / row_slots if row_slots else None,
             "without_last_rows": packed.without_last,
-            **packed.of_sides(recipe.packing.sides),
+            **of_sides(packed.inputs, packed.content, packed.rows, recipe.packing.sides),
         },
         "output_bytes": round(packed.file_bytes),
         "store": None if inputs.stores else _of_store(plan, recipe),
@@ -305,7 +299,7 @@ def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: n
 
 def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
     """A warning if rows are less than FULL, apart from each shard's last; of two sides the fuller one."""
-    if filled := packed.of_sides(recipe.packing.sides):
+    if filled := of_sides(packed.inputs, packed.content, packed.rows, recipe.packing.sides):
         if max(filled.values()) >= FULL:
             return []
         return [

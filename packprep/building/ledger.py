@@ -48,12 +48,7 @@ def shard_ledger(
     dropped; last_row_padding: of the row that was packed last, at its end and inside its segments; arrays: the shard's."""
     seq_length = recipe.seq_length
     source, task, n, slots = documents.source[table.document], table.task, table.n, table.slots
-    bos, eos, copy, padding = table.bos, table.eos, table.copy, -slots % recipe.packing.pad_seq_to_mult
-    mode = np.array([t.mode for t in tasks])[task]
-    copies = np.array([t.objective.copies for t in tasks])[task]
-    ends = eos + np.array([int(t.parameters.get("eos_after_inputs", False)) for t in tasks])[task]
-    body_added = slots // copies - n - copy - bos - ends - mode
-    kinds = np.array([t.objective.added for t in tasks])[task]
+    padding, added_by_kind = -slots % recipe.packing.pad_seq_to_mult, added_slots(tasks, table)
     lengths, truncated = np.diff(documents.offsets), np.zeros(len(names), np.int64)
     if recipe.documents.long == "truncate":
         used = np.bincount(table.document, n, len(lengths)).astype(np.int64)
@@ -64,13 +59,7 @@ def shard_ledger(
         of_source, read = source == s, documents.source == s
         reasons = documents.rejected.counts(name)
         dropped = dict(documents.dropped_tokens[name])
-        added = {kind: int(body_added[of_source & (kinds == kind)].sum()) for kind in ("sentinel", "fim")}
-        added["copy"] = int(copy[of_source].sum() + (slots - slots // copies)[of_source].sum())
-        added |= {
-            "bos": int(bos[of_source].sum()),
-            "mode": int(mode[of_source].sum()),
-            "eos": int(ends[of_source].sum()),
-        }
+        added = {kind: int(slots_of_kind[of_source].sum()) for kind, slots_of_kind in added_by_kind.items()}
         sources[name] = {
             "documents": {
                 "read": documents.read[name],
@@ -114,6 +103,33 @@ def shard_ledger(
         "last_row_padding": last_row_padding,
         **({} if recipe.packing.sides is None else {ENCODER: int(arrays["segment_prefix"].sum(dtype=np.int64))}),
     }
+
+
+def added_slots(tasks: Sequence[Task], table: SegmentTable) -> dict[str, np.ndarray]:
+    """Kind of ADDED → int64[m]: the slots of each segment that hold no token of its own, once."""
+    task = table.task
+    mode = np.array([t.mode for t in tasks])[task]
+    once = table.slots // np.array([t.objective.copies for t in tasks])[task]
+    ends = table.eos + np.array([int(t.parameters.get("eos_after_inputs", False)) for t in tasks])[task]
+    between = once - table.n - table.copy - table.bos - ends - mode
+    kinds = np.array([t.objective.added for t in tasks])[task]
+    return {
+        "bos": table.bos,
+        "mode": mode,
+        **{kind: np.where(kinds == kind, between, 0) for kind in ("sentinel", "fim")},
+        "eos": ends,
+        "copy": table.copy + table.slots - once,
+    }
+
+
+def of_sides(inputs: float, content: float, rows: float, sides: tuple[int, int] | None) -> dict[str, float]:
+    """The share of each side of rows that segments fill; none where rows have one side, or there are none.
+
+    inputs: slots of their prefixes; content: all of theirs.
+    """
+    if sides is None or not rows:
+        return {}
+    return {"encoder": inputs / (rows * sides[0]), "decoder": (content - inputs) / (rows * sides[1])}
 
 
 def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str, Any]:

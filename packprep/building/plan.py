@@ -14,7 +14,7 @@ import numpy as np
 
 from packprep.building.removal import Removed
 from packprep.building.segments import CutLimits, cut_limits
-from packprep.dataset.manifest import replaced
+from packprep.dataset.manifest import removed_digest, replaced
 from packprep.dataset.mixture import mixture_of
 from packprep.dataset.noise import LAWS
 from packprep.documents.store import STORE, TokenStore
@@ -386,8 +386,7 @@ class Plan:
     @property
     def removed_digest(self) -> str | None:
         """The digest of removed.json; None where no document was removed."""
-        removed = self.stored.get("removed")
-        return removed["digest"] if removed else None
+        return removed_digest(self.stored)
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -516,7 +515,7 @@ def open_plan(
             f"{out.path_of(name)}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
         ) from None
     removed = b""
-    if stored["removed"]:
+    if removed_digest(stored):
         try:
             removed = out.read(REMOVED_NAME)
         except OSError as error:

@@ -18,6 +18,7 @@ import numpy as np
 from packprep.building.plan import LATER, MOST_SHARDS, ids_of
 from packprep.building.removal import encode_removed
 from packprep.building.stores import check_tokenizer, files_in, in_stores, of_store, planned_in, template_of
+from packprep.dataset.manifest import removed_digest
 from packprep.documents.calibration import Estimates, calibrate, first_texts
 from packprep.documents.chat_template import ChatTemplate, compile_template, find_template
 from packprep.documents.reading import MOST_DOCUMENTS
@@ -77,14 +78,18 @@ class Inputs:
     def fingerprint_by(self, law: int) -> str:
         """The same by a law that this packprep makes."""
         files = [list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files]
-        removed = digest_of(self.removed) if self.removed else None
-        return fingerprint(self.recipe, files, self.vocabulary.digest, self.chat_template, law, removed)
+        return fingerprint(self.recipe, files, self.vocabulary.digest, self.chat_template, law, self.removed_digest)
 
     @cached_property
     def removed(self) -> bytes:
         """removed.json of the documents that were removed from the stores; empty where none were."""
         found = {name: own for name, store in self.stores.items() if (own := store.plan.removed.documents.get(name))}
         return encode_removed(found) if found else b""
+
+    @property
+    def removed_digest(self) -> str | None:
+        """The digest of removed.json; None where no document was removed."""
+        return digest_of(self.removed) if self.removed else None
 
 
 def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) -> Inputs:
@@ -208,7 +213,7 @@ def make_plan(
         ],
         "files": [file for files in inputs.files for file in files.as_planned()],
         **({"kind": STORE} if inputs.is_store else {}),
-        **({"removed": {"digest": digest_of(inputs.removed), "replaces": []}} if inputs.removed else {}),
+        **({"removed": {"digest": inputs.removed_digest, "replaces": []}} if inputs.removed else {}),
     }
     documents, text_bytes = (sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes"))
     of_one = documents / plan["shards"]
@@ -446,7 +451,7 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     }
     names = dict(enumerate([source["name"] for source in plan["recipe"]["sources"]]))
     names |= {i: source.name for i, source in enumerate(inputs.recipe.sources)}
-    if (digest_of(inputs.removed) if inputs.removed else None) != (plan.get("removed") or {"digest": None})["digest"]:
+    if inputs.removed_digest != removed_digest(plan):
         found.append(
             "documents were removed: `packprep remove` goes on with what it began, and a token store with its own"
         )

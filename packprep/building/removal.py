@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import ENCODER, MEDIA, media_slots
+from packprep.building.ledger import ENCODER, MEDIA, added_slots, media_slots
 from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import is_count
@@ -144,37 +144,22 @@ def without(
     uses = np.unique(np.stack(columns, axis=1), axis=0)
     ledger = copy.deepcopy(ledger)
     gone, task, eos = table.of(which), table.task[which], _eos(plan, arrays, table, which)
-    mode, of_media = np.array([own.mode for own in plan.tasks]), media_slots(arrays)[which]
-    once = gone.slots // np.array([own.objective.copies for own in plan.tasks])[task]
-    kinds = np.array([own.objective.added for own in plan.tasks])[task]
-    more = gone.eos + gone.copy
-    after = np.array([int(own.parameters.get("eos_after_inputs", False)) for own in plan.tasks])[task]
-    between = once - gone.n - more - after - gone.bos - mode[task]
+    of_media = media_slots(arrays)[which]
+    added_by_kind = added_slots(plan.tasks, gone._replace(eos=eos, copy=gone.eos + gone.copy - eos))
     for s, source in enumerate(plan.sources):
         own = columns[0] == s
         if not own.any():
             continue
-        entry, n, count = ledger["sources"][source.name], int(gone.n[own].sum()), int((uses[:, 0] == s).sum())
-        documents, tokens, slots, added = (entry["documents"], entry["tokens"], entry["slots"], entry["slots"]["added"])
-        documents["used"] -= count
-        documents["rejected"][REMOVED] = documents["rejected"].get(REMOVED, 0) + count
-        tokens["used"] -= n
-        tokens["dropped"][REMOVED] = tokens["dropped"].get(REMOVED, 0) + n
-        slots["used"] -= n
-        slots["padding"] += int(gone.slots[own].sum())
-        ends = min(int(eos[own].sum()), added["eos"] - int(after[own].sum()))
-        for kind, k in {
-            "bos": int(gone.bos[own].sum()),
-            "mode": int(mode[task][own].sum()),
-            "eos": ends + int(after[own].sum()),
-            "copy": int(more[own].sum()) - ends + int((gone.slots - once)[own].sum()),
-            **{kind: int(between[own & (kinds == kind)].sum()) for kind in ("sentinel", "fim")},
-        }.items():
+        entry = ledger["sources"][source.name]
+        _lose(entry, int((uses[:, 0] == s).sum()), int(gone.n[own].sum()), int(gone.slots[own].sum()))
+        added, lost = entry["slots"]["added"], {kind: int(k[own].sum()) for kind, k in added_by_kind.items()}
+        too_many = max(0, lost["eos"] - added["eos"])  # of what cannot be told apart without its tokens
+        for kind, k in (lost | {"eos": lost["eos"] - too_many, "copy": lost["copy"] + too_many}).items():
             added[kind] -= k
-        if lost := int(of_media[own].sum()):
-            slots[MEDIA] -= lost
-            if not slots[MEDIA]:
-                del slots[MEDIA]
+        if places := int(of_media[own].sum()):
+            entry["slots"][MEDIA] -= places
+            if not entry["slots"][MEDIA]:
+                del entry["slots"][MEDIA]
         entry["segments"] -= int(own.sum())
     for t, of_task in enumerate(plan.tasks):
         own, by_task = task == t, ledger["tasks"][of_task.name]
@@ -183,6 +168,16 @@ def without(
     if ENCODER in ledger:
         ledger[ENCODER] -= int(arrays["segment_prefix"][which].sum(dtype=np.int64))
     return blanked(plan.tasks, arrays, table, which), ledger, uses
+
+
+def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> None:
+    """Take documents and tokens that were removed, and the slots that stay in their place, out of what a source's ledger has."""
+    entry["documents"]["used"] -= documents
+    entry["tokens"]["used"] -= tokens
+    entry["slots"]["used"] -= tokens
+    entry["slots"]["padding"] += slots
+    for reasons, count in ((entry["documents"]["rejected"], documents), (entry["tokens"]["dropped"], tokens)):
+        reasons[REMOVED] = reasons.get(REMOVED, 0) + count
 
 
 def _eos(plan: Any, arrays: Mapping[str, np.ndarray], table: SegmentTable, which: np.ndarray) -> np.ndarray:
@@ -228,13 +223,7 @@ def store_without(
         count, n = int((source == s).sum()), int(lengths[which][source == s].sum())
         if not count:
             continue
-        entry = ledger["sources"][planned.name]
-        entry["documents"]["used"] -= count
-        entry["documents"]["rejected"][REMOVED] = entry["documents"]["rejected"].get(REMOVED, 0) + count
-        entry["tokens"]["used"] -= n
-        entry["tokens"]["dropped"][REMOVED] = entry["tokens"]["dropped"].get(REMOVED, 0) + n
-        entry["slots"]["used"] -= n
-        entry["slots"]["padding"] += n
+        _lose(ledger["sources"][planned.name], count, n, n)
     return (
         {**arrays, "tokens": tokens, **_without_refs(arrays, which)},
         ledger,

@@ -84,9 +84,7 @@ class CutLimits(NamedTuple):
 
     drawn: np.ndarray  # int64[sources, tasks]: thresholds of the tasks that segments draw
     drawn_supervised: np.ndarray  # … that segments of supervised documents draw
-    capacity: (
-        np.ndarray
-    )  # int64[lengths, tasks, 2], by bos: the most tokens of a document's last piece in rows of each length
+    capacity: np.ndarray  # int64[lengths, tasks, 2], by row length and bos: the most tokens of a document's last piece
     inner: np.ndarray  # int64[lengths, tasks, 2], by bos: of those before it
     random_length: np.ndarray  # int64[tasks]: how probably a segment is cut to a random length, · 2⁵³
 

@@ -142,7 +142,7 @@ def make_shard(
                 dropped = documents.dropped_tokens[plan.sources[s].name]
                 dropped[reason] = dropped.get(reason, 0) + n
     nowhere = np.flatnonzero(np.bincount(table.document, minlength=len(documents.position)) == 0)
-    for d in nowhere:  # documents nowhere a segment are rejects
+    for d in nowhere:  # documents without a segment are rejects
         source, n = plan.sources[documents.source[d]], int(documents.offsets[d + 1] - documents.offsets[d])
         at = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
         if lost.elsewhere[d]:

@@ -26,13 +26,13 @@ from packprep.dataset.manifest import (
     Manifest,
     ShardEntry,
     StoredTask,
-    columns_of,
     encoder_length,
     first_rows,
     is_in_place,
     outline,
     read_manifest,
     replaced,
+    stored_columns,
     stores_labels,
 )
 from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
@@ -84,7 +84,7 @@ class Dataset(Reader):
         self._first_row = first_rows(manifest)
         self._row_bounds, self._n_rows = np.array(self._first_row), self._first_row[-1]
         in_place = [task["attention"] for task in self.tasks if is_in_place(task)]
-        self._predicts_in_place, self._stores_labels = bool(in_place), stores_labels(columns_of(manifest), in_place)
+        self._predicts_in_place, self._stores_labels = bool(in_place), stores_labels(stored_columns(manifest), in_place)
         self._n_shards = len(manifest["shards"])
         self._open: dict[int, tuple[Any, int, Shard]] = {}
         self._forgets = self._n_shards > max_open  # whether shards are closed again, those longest unused first

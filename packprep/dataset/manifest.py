@@ -293,7 +293,13 @@ def replaced(of: Mapping[str, Any]) -> list[dict[str, str]]:
     return found
 
 
-def columns_of(manifest: Mapping[str, Any]) -> str:
+def removed_digest(of: Mapping[str, Any]) -> str | None:
+    """The digest of removed.json that this plan or manifest names; None where no document was removed."""
+    found: dict[str, Any] = of.get("removed") or {}
+    return found.get("digest")
+
+
+def stored_columns(manifest: Mapping[str, Any]) -> str:
     """Which columns its shards have, as its recipe says."""
     columns = manifest["recipe"].get("output", {}).get("columns")
     return columns if columns in ("compact", "least") else "full"

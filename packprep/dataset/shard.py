@@ -29,7 +29,7 @@ from typing import Literal
 
 import numpy as np
 
-from packprep.dataset.manifest import Manifest, columns_of
+from packprep.dataset.manifest import Manifest, stored_columns
 from packprep.errors import DatasetError
 from packprep.format import open_file
 from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
@@ -537,7 +537,7 @@ def shard_of(path: Path, manifest: Manifest, number: int, io: IO = "mmap") -> Sh
         manifest["token_dtype"],
         rows=entry["rows"],
         segments=entry["segments"],
-        compact=columns_of(manifest) != "full",
+        compact=stored_columns(manifest) != "full",
         io=io,
     )
 

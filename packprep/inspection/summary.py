@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import APART, ENCODER, MEDIA, is_ledger
+from packprep.building.ledger import APART, ENCODER, MEDIA, is_ledger, of_sides
 from packprep.building.run import Outcome
 from packprep.dataset.loader import segments_of
-from packprep.dataset.manifest import Manifest, read_manifest
+from packprep.dataset.manifest import Manifest, encoder_length, read_manifest
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.format.json_files import MANIFEST_NAME, shard_name
@@ -105,7 +105,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
         "utilisation": {
             "all_rows": _share(content, ledger["row_slots"]),
             "without_last_rows": _share(content - in_last_rows, ledger["row_slots"] - last_rows * seq_length),
-            **_of_sides(manifest, content),
+            **of_sides(ledger.get(ENCODER, 0), content, rows, _sides(manifest)),
         },
         "vocab_size": manifest["vocab_size"],
         "token_dtype": manifest["token_dtype"],
@@ -134,6 +134,12 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
             for source in manifest["sources"]
         ],
     }
+
+
+def _sides(manifest: Manifest) -> tuple[int, int] | None:
+    """The slots of each side of a row; None where rows have one."""
+    length = encoder_length(manifest)
+    return (length, manifest["seq_length"] - length) if length else None
 
 
 def _wanted_shares(manifest: Manifest) -> dict[str, float]:
@@ -301,15 +307,6 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
             )
     if "segment_slots" in s:
         _draw_lengths(page, s)
-
-
-def _of_sides(manifest: Manifest, content: int) -> dict[str, float | None]:
-    """The share of each side's slots that is filled, where rows have two."""
-    ledger, packing = manifest["ledger"], manifest["recipe"]["packing"]
-    if ENCODER not in ledger:
-        return {}
-    of_sides = ("encoder", ledger[ENCODER]), ("decoder", content - ledger[ENCODER])
-    return {name: _share(used, ledger["rows"] * packing[f"{name}_length"]) for name, used in of_sides}
 
 
 def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -46,8 +46,8 @@ def test_a_commit_writes_shard_rejects_and_receipt(built, out):
     for name in (shard_name(shard), rejects_name(shard), receipt_name(shard)):
         assert (out / name).read_bytes() == (built.out / name).read_bytes()
     assert receipt["rejects"]["documents"] >= 1 and not made.temporaries(out)
-    assert done_receipt(folder_at(out), shard, plan.digest)[0] == receipt
-    assert done_receipt(folder_at(out), shard, "0" * 32) is None
+    assert done_receipt(folder_at(out), shard, plan.digests)[0] == receipt
+    assert done_receipt(folder_at(out), shard, ["0" * 32]) is None
 
 
 def test_fault_23_every_file_appears_by_one_step_after_it_is_on_disk_and_the_receipt_last(built, out, monkeypatch):
@@ -143,7 +143,7 @@ def test_fault_23_only_a_receipt_of_this_plan_with_files_of_its_sizes_is_done(ou
     good = path.read_bytes()
 
     def done():
-        return done_receipt(folder_at(out), 0, plan.digest) is not None
+        return done_receipt(folder_at(out), 0, plan.digests) is not None
 
     assert done()
     for bad in (b"", good[:-5], b"[]\n", encode({**receipt, "plan_digest": "0" * 32}), encode({**receipt, "shard": 1}),
@@ -166,21 +166,21 @@ def test_a_receipt_of_a_newer_version_is_refused_and_its_shard_not_made_again(ou
         with pytest.raises(
             PlanError, match=r"000000.json: key 'more' is unknown to packprep .*: a newer version wrote it"
         ):
-            done_receipt(folder_at(out), 0, plan.digest)
+            done_receipt(folder_at(out), 0, plan.digests)
     monkeypatch.setitem(commit.LATER, "", {"more": 0})
     path.write_bytes(encode({**receipt, "more": 1}))
-    assert done_receipt(folder_at(out), 0, plan.digest)[0]["more"] == 1
+    assert done_receipt(folder_at(out), 0, plan.digests)[0]["more"] == 1
     path.write_bytes(encode(receipt))
-    assert done_receipt(folder_at(out), 0, plan.digest)[0]["more"] == 0
+    assert done_receipt(folder_at(out), 0, plan.digests)[0]["more"] == 0
 
 
 def test_rejects_of_another_size_are_not_done(built, out):
     shard = int(os.path.basename(next(iter(made.contents(built.out, "rejects"))))[:6])
     plan, _ = commit_one(out, shard)
     (out / rejects_name(shard)).write_bytes(b"{}\n")
-    assert done_receipt(folder_at(out), shard, plan.digest) is None
+    assert done_receipt(folder_at(out), shard, plan.digests) is None
     commit_shard(folder_at(out), plan, shard, make_shard(plan, shard))
-    assert done_receipt(folder_at(out), shard, plan.digest) is not None
+    assert done_receipt(folder_at(out), shard, plan.digests) is not None
 
 
 def test_stale_rejects_are_removed_where_there_are_none(out):

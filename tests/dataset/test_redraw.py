@@ -307,9 +307,9 @@ def test_marginals_are_those_of_render(datasets):
     assert abs(masked - 0.8 * noised) < 5 * math.sqrt(0.16 * noised)
 
 
-@pytest.mark.long(beyond=3 * len(KINDS_MOVED))
-@pytest.mark.parametrize("epoch", [1, 2, 1_000_000])
+@pytest.mark.long(beyond=len(KINDS_MOVED))
 @pytest.mark.parametrize("kind", [*KINDS_MOVED, *KINDS, *PRESETS])
+@pytest.mark.parametrize("epoch", [1, 2, 1_000_000])
 def test_rows_of_an_epoch_are_those_of_a_build_with_its_chance(datasets, kind, epoch):
     ds = datasets(kind)
     blocks = any(task["attention"] == "block_diffusion" for task in ds.tasks)
@@ -346,7 +346,10 @@ def test_rows_of_an_epoch_are_those_of_a_build_with_its_chance(datasets, kind, e
             assert np.array_equal(own.cu_seqlens, real) and own.n_tokens == real[-1]
         first += len(arrays["tokens"])
     other = (anew["tokens"] != stored["tokens"]) | (anew["loss_mask"] != stored["loss_mask"])
-    assert other.mean() > (0.05 if kind in KINDS_MOVED else 0.005)
+    if kind == "i_dlm":  # all of which is masked, so that no epoch is another
+        assert not other.any()
+    else:
+        assert other.mean() > (0.05 if kind in KINDS_MOVED else 0.005)
     assert np.array_equal(anew["loss_weights"] > 0, anew["loss_mask"] == 1)
 
 

@@ -236,7 +236,7 @@ def _receipt(datasets: list[Path], data: bytes) -> None:
     entry = json.loads((directory / "dataset.json").read_bytes())["shards"][0]
 
     def read() -> None:
-        done_receipt(LocalFolder(directory), 0, plan.digest)
+        done_receipt(LocalFolder(directory), 0, plan.digests)
         for digest in (entry["receipt_digest"], digest_of(data)):  # with its own it is looked into
             signed = {**entry, "receipt_digest": digest}
             check_shard_files(directory, 0, signed, plan.digest, plan, Faults())
