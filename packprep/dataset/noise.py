@@ -426,12 +426,13 @@ def block_diffusion(
     law, drawn = block_law(parameters, epoch)
     segments, before, length = target[:3]
     blocks, level = write(segments, before, length, law, ids, target.tokens, target.loss_mask, drawn)
-    weighted = parameters["weighting"] == "1/p"
-    weight = 1.0 / np.maximum(level, 2.0**-24) if weighted else np.ones(len(level))
+    weight = np.ones(len(level), np.float32)
+    if parameters["weighting"] == "1/p":
+        weight[:] = 1.0 / np.maximum(level, 2.0**-24)
     if parameters["shift"]:
         move_ahead(target.loss_mask, segments.at - before, length, 0)
     m = len(length)
-    of_blocks = blocks, level.astype(np.float32), weight.astype(np.float32)
+    of_blocks = blocks, level.astype(np.float32), weight
     return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), of_blocks)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from packprep.dataset.candidates import Candidates
 from packprep.dataset.noise import ONE, BlockLaw, NoiseIds, thresholds
 from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
-from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
+from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT, ROOTS_OF_HALF
 
 _1, _32 = np.uint64(1), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -294,12 +294,9 @@ def _kth(values, k):
 def _power_of_half(x):
     """`randomness.power_of_half` of one number."""
     whole = np.floor(x)
-    rest, factor, result = x - whole, 0.5, 1.0
-    for _ in range(32):
-        rest, factor = 2.0 * rest, np.sqrt(factor)
-        if rest >= 1.0:
-            result *= factor
-            rest -= 1.0
+    bits, result = np.int64((x - whole) * 2.0**32), 1.0
+    for i in range(32):  # without a branch: × 1 changes nothing
+        result *= ROOTS_OF_HALF[i] if bits >> (31 - i) & 1 else 1.0
     return math.ldexp(result, -int(whole))
 
 
