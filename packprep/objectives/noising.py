@@ -244,14 +244,12 @@ def flip(
 
 
 @kernel
-def _exponentials(words, count, bits, time):
-    """`randomness.exponentials` of words[: count] into time, whose bits (int64) are `bits`, without a branch."""
+def _exponentials(words, count, time):
+    """`randomness.exponentials` of words[: count] into time, without a branch."""
     for j in range(count):
-        time[j] = 2.0 * np.float64(words[j]) + 1.0
-    for j in range(count):
-        exponent = (bits[j] >> 52) - 1022
-        bits[j] = (bits[j] & _MANTISSA) | _HALF
-        z = (time[j] - 1.0) / (time[j] + 1.0)
+        bits = np.float64(2.0 * np.float64(words[j]) + 1.0).view(np.int64)
+        exponent, mantissa = (bits >> 52) - 1022, np.int64((bits & _MANTISSA) | _HALF).view(np.float64)
+        z = (mantissa - 1.0) / (mantissa + 1.0)
         square = z * z
         series = 1.0 / 21.0 * square + 1.0 / 19.0  # in a line each, which the compiler runs for several words at once
         series = series * square + 1.0 / 17.0
@@ -268,25 +266,25 @@ def _exponentials(words, count, bits, time):
 
 @kernel
 def _kth(values, k):
-    """The k-th least of values, k from 0, which are moved about (Hoare 1961)."""
+    """The k-th least of values, k from 0, which are moved about: quickselect, without a branch that follows chance."""
     low, high = np.int64(0), np.int64(values.shape[0] - 1)
     while low < high:
-        pivot, i, j = values[(low + high) >> 1], low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while pivot < values[j]:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i += 1
-                j -= 1
-        if k <= j:
-            high = j
-        elif k >= i:
-            low = i
-        else:
+        middle, i = (low + high) >> 1, low
+        pivot = values[middle]
+        values[middle] = values[high]
+        for j in range(low, high):  # values[low:i] < pivot ≤ values[i:j]
+            value = values[j]
+            values[j] = values[i]
+            values[i] = value
+            i += np.int64(value < pivot)
+        values[high] = values[i]
+        values[i] = pivot
+        if i == k:
             break
+        if k < i:
+            high = i - 1
+        else:
+            low = i + 1
     return values[k]
 
 
@@ -307,7 +305,7 @@ def _soonest(key, count, before, block_length, level, half_life, epoch, words, t
     words: uint32[≥ count + 32]; time, moved: float64[≥ count].
     """
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
-    _exponentials(words, count, time.view(np.int64), time)
+    _exponentials(words, count, time)
     begin = np.int64(0)
     while begin < count:
         block = (before + begin) // block_length
