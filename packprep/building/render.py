@@ -285,6 +285,8 @@ def _trained_ranges(
 def _joined_blocks(counts: np.ndarray, parts: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tasks' blocks as one column in segment order."""
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    if len(parts) == 1:
+        return offsets, *parts[0][2:]
     level, weight = np.empty((2, offsets[-1]), np.float32)
     for segment, many, *own in parts:
         begin = np.cumsum(many) - many

@@ -428,11 +428,11 @@ def block_diffusion(
     blocks, level = write(segments, before, length, law, ids, target.tokens, target.loss_mask, drawn)
     weight = np.ones(len(level), np.float32)
     if parameters["weighting"] == "1/p":
-        weight[:] = 1.0 / np.maximum(level, 2.0**-24)
+        weight[:] = 1.0 / np.maximum(level.astype(np.float64), 2.0**-24)
     if parameters["shift"]:
         move_ahead(target.loss_mask, segments.at - before, length, 0)
     m = len(length)
-    of_blocks = blocks, level.astype(np.float32), weight
+    of_blocks = blocks, level.astype(np.float32, copy=False), weight
     return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), of_blocks)
 
 

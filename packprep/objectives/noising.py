@@ -288,6 +288,23 @@ def _kth(values, k):
     return values[k]
 
 
+@kernel
+def _mark_least(values, k, moved, hit):
+    """hit[j] (uint8) = 1 iff values[j] is one of the k least, ties by place. moved: as many values, which are written."""
+    moved[:] = values
+    limit = _kth(moved, k - 1) if k else -np.inf
+    for j in range(values.shape[0]):
+        hit[j] = values[j] <= limit
+    for j in range(values.shape[0]):
+        k -= np.int64(hit[j])
+    j = values.shape[0]
+    while k < 0:  # ties, of which the last are too many
+        j -= 1
+        if values[j] == limit:
+            hit[j] = 0
+            k += 1
+
+
 @kernel(inline=True)
 def _power_of_half(x):
     """`randomness.power_of_half` of one number."""
@@ -314,16 +331,8 @@ def _soonest(key, count, before, block_length, level, half_life, epoch, words, t
         for j in range(begin, end):
             time[j] *= scale
             scale *= slower
-        left = np.int64(np.rint(level[block] * (end - begin)))
-        moved[begin:end] = time[begin:end]
-        limit = _kth(moved[begin:end], left - 1) if left else -1.0
-        for j in range(begin, end):
-            hit[j] = time[j] < limit
-            left = left - np.int64(hit[j])
-        for j in range(begin, end):
-            if left > 0 and time[j] == limit:
-                hit[j] = 1
-                left = left - np.int64(1)
+        k = np.int64(np.rint(level[block] * (end - begin)))
+        _mark_least(time[begin:end], k, moved[begin:end], hit[begin:end])
         begin = end
 
 
@@ -386,13 +395,13 @@ def noise_blocks(
     _check(segments, tokens)
     assert (before + segments.count <= length).all()
     blocks = -(-length // law.block_length)
-    level = np.empty(int(blocks.sum()))
+    level = np.empty(int(blocks.sum()), np.float32)  # which holds multiples of 2⁻²⁴ up to 1 exactly
     _noise_blocks(
         *segments[:3], before, blocks, law.block_length, float(law.low), float(law.high), float(law.half_life),
         law.inverse, law.uniform, tokens.dtype.type(max(ids.mask, 0)), ids.ordinary, tokens, loss_mask, epoch,
         int(segments.count.max(initial=0)), level,
     )  # fmt: skip
-    return blocks, 1.0 - level if law.inverse else level
+    return blocks, np.float32(1.0) - level if law.inverse else level
 
 
 def _check(segments: Candidates, tokens: np.ndarray) -> None:
