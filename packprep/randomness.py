@@ -202,13 +202,24 @@ def exponentials(words: np.ndarray) -> np.ndarray:
     return (33 - exponent) * LN_2 - 2.0 * z * series
 
 
+def _roots_of_half() -> np.ndarray:
+    roots = np.sqrt(np.full(32, 0.5))
+    for i in range(1, 32):
+        roots[i] = np.sqrt(roots[i - 1])
+    return roots
+
+
+ROOTS_OF_HALF = _roots_of_half()
+"""float64[32]: √½, ⁴√½, ⁸√½, …"""
+
+
 def power_of_half(x: np.ndarray) -> np.ndarray:
     """float64: 2⁻ˣ, x ≥ 0 cut to multiples of 2⁻³², by √ and × alone."""
     whole = np.floor(x)
-    rest, factor, result = x - whole, 0.5, np.ones(len(x))
-    for _ in range(32):
-        rest, factor = 2.0 * rest, float(np.sqrt(factor))
+    rest, result = x - whole, np.ones(len(x))
+    for root in ROOTS_OF_HALF:
+        rest = 2.0 * rest
         bit = rest >= 1.0
-        result = np.where(bit, result * factor, result)
+        result = np.where(bit, result * root, result)
         rest = rest - bit
     return np.ldexp(result, -whole.astype(np.int64))

@@ -7,7 +7,6 @@ import numpy as np
 from packprep.building.segments import SegmentTable, expected_prefix, trained_in, with_kept_pivots
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import put_block_labels
 from packprep.dataset.noise import Noised, Target
 from packprep.documents.reading import Documents
 from packprep.documents.supervision import Training
@@ -177,7 +176,9 @@ def render_rows(
                     segment_ids,
                 )
             if task.shift:
-                put_block_labels(labels, tokens, first_slots, half, True, pad)
+                for copy in range(task.objective.copies):  # and pad at the end of each
+                    at = first_slots + copy * half
+                    copy_ranges(tokens, at + 1, half - 1, labels, at)
             else:
                 copy_ranges(tokens, first_slots, segments.slots, labels, first_slots)
             target = target_of(
@@ -187,7 +188,7 @@ def render_rows(
             level[chosen], weight[chosen] = noised.level, noised.weight
             if noised.blocks is not None:
                 block_counts[chosen] = noised.blocks[0]
-                block_parts.append((np.repeat(chosen, noised.blocks[0]), *noised.blocks[1:]))
+                block_parts.append((chosen, *noised.blocks))
         else:
             assert task.objective.render is not None
             task.objective.render(task, BodySlots(begins, bodies, body), ids, tokens)
@@ -284,11 +285,14 @@ def _trained_ranges(
 def _joined_blocks(counts: np.ndarray, parts: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tasks' blocks as one column in segment order."""
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    if not parts:
-        return offsets, np.zeros(0, np.float32), np.zeros(0, np.float32)
-    segment, level, weight = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(segment, kind="stable")
-    return offsets, level[order], weight[order]
+    if len(parts) == 1:
+        return offsets, *parts[0][2:]
+    level, weight = np.empty((2, offsets[-1]), np.float32)
+    for segment, many, *own in parts:
+        begin = np.cumsum(many) - many
+        for column, values in zip((level, weight), own, strict=True):
+            copy_ranges(values, begin, many, column, offsets[segment])
+    return offsets, level, weight
 
 
 def render(

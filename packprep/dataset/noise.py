@@ -426,13 +426,16 @@ def block_diffusion(
     law, drawn = block_law(parameters, epoch)
     segments, before, length = target[:3]
     blocks, level = write(segments, before, length, law, ids, target.tokens, target.loss_mask, drawn)
-    weighted = parameters["weighting"] == "1/p"
-    weight = 1.0 / np.maximum(level, 2.0**-24) if weighted else np.ones(len(level))
+    level = level.astype(np.float32, copy=False)
+    if parameters["weighting"] == "1/p":
+        weight = np.maximum(level, np.float32(2.0**-24))
+        np.divide(1, weight, out=weight)
+    else:
+        weight = np.ones(len(level), np.float32)
     if parameters["shift"]:
         move_ahead(target.loss_mask, segments.at - before, length, 0)
     m = len(length)
-    of_blocks = blocks, level.astype(np.float32), weight.astype(np.float32)
-    return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), of_blocks)
+    return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), (blocks, level, weight))
 
 
 # What there is

@@ -15,7 +15,7 @@ import numpy as np
 from packprep.dataset.candidates import Candidates
 from packprep.dataset.noise import ONE, BlockLaw, NoiseIds, thresholds
 from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
-from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
+from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT, ROOTS_OF_HALF
 
 _1, _32 = np.uint64(1), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -244,14 +244,12 @@ def flip(
 
 
 @kernel
-def _exponentials(words, count, bits, time):
-    """`randomness.exponentials` of words[: count] into time, whose bits (int64) are `bits`, without a branch."""
+def _exponentials(words, count, time):
+    """`randomness.exponentials` of words[: count] into time, without a branch."""
     for j in range(count):
-        time[j] = 2.0 * np.float64(words[j]) + 1.0
-    for j in range(count):
-        exponent = (bits[j] >> 52) - 1022
-        bits[j] = (bits[j] & _MANTISSA) | _HALF
-        z = (time[j] - 1.0) / (time[j] + 1.0)
+        bits = np.float64(2.0 * np.float64(words[j]) + 1.0).view(np.int64)
+        exponent, mantissa = (bits >> 52) - 1022, np.int64((bits & _MANTISSA) | _HALF).view(np.float64)
+        z = (mantissa - 1.0) / (mantissa + 1.0)
         square = z * z
         series = 1.0 / 21.0 * square + 1.0 / 19.0  # in a line each, which the compiler runs for several words at once
         series = series * square + 1.0 / 17.0
@@ -268,38 +266,52 @@ def _exponentials(words, count, bits, time):
 
 @kernel
 def _kth(values, k):
-    """The k-th least of values, k from 0, which are moved about (Hoare 1961)."""
+    """The k-th least of values, k from 0, which are moved about: quickselect, without a branch that follows chance."""
     low, high = np.int64(0), np.int64(values.shape[0] - 1)
     while low < high:
-        pivot, i, j = values[(low + high) >> 1], low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while pivot < values[j]:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i += 1
-                j -= 1
-        if k <= j:
-            high = j
-        elif k >= i:
-            low = i
-        else:
+        middle, i = (low + high) >> 1, low
+        pivot = values[middle]
+        values[middle] = values[high]
+        for j in range(low, high):  # values[low:i] < pivot ≤ values[i:j]
+            value = values[j]
+            values[j] = values[i]
+            values[i] = value
+            i += np.int64(value < pivot)
+        values[high] = values[i]
+        values[i] = pivot
+        if i == k:
             break
+        if k < i:
+            high = i - 1
+        else:
+            low = i + 1
     return values[k]
+
+
+@kernel
+def _mark_least(values, k, moved, hit):
+    """hit[j] (uint8) = 1 iff values[j] is one of the k least, ties by place. moved: as many values, which are written."""
+    moved[:] = values
+    limit = _kth(moved, k - 1) if k else -np.inf
+    for j in range(values.shape[0]):
+        hit[j] = values[j] <= limit
+    for j in range(values.shape[0]):
+        k -= np.int64(hit[j])
+    j = values.shape[0]
+    while k < 0:  # ties, of which the last are too many
+        j -= 1
+        if values[j] == limit:
+            hit[j] = 0
+            k += 1
 
 
 @kernel(inline=True)
 def _power_of_half(x):
     """`randomness.power_of_half` of one number."""
     whole = np.floor(x)
-    rest, factor, result = x - whole, 0.5, 1.0
-    for _ in range(32):
-        rest, factor = 2.0 * rest, np.sqrt(factor)
-        if rest >= 1.0:
-            result *= factor
-            rest -= 1.0
+    bits, result = np.int64((x - whole) * 2.0**32), 1.0
+    for i in range(32):  # without a branch: × 1 changes nothing
+        result *= ROOTS_OF_HALF[i] if bits >> (31 - i) & 1 else 1.0
     return math.ldexp(result, -int(whole))
 
 
@@ -310,7 +322,7 @@ def _soonest(key, count, before, block_length, level, half_life, epoch, words, t
     words: uint32[≥ count + 32]; time, moved: float64[≥ count].
     """
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
-    _exponentials(words, count, time.view(np.int64), time)
+    _exponentials(words, count, time)
     begin = np.int64(0)
     while begin < count:
         block = (before + begin) // block_length
@@ -319,16 +331,8 @@ def _soonest(key, count, before, block_length, level, half_life, epoch, words, t
         for j in range(begin, end):
             time[j] *= scale
             scale *= slower
-        left = np.int64(np.rint(level[block] * (end - begin)))
-        moved[begin:end] = time[begin:end]
-        limit = _kth(moved[begin:end], left - 1) if left else -1.0
-        for j in range(begin, end):
-            hit[j] = time[j] < limit
-            left = left - np.int64(hit[j])
-        for j in range(begin, end):
-            if left > 0 and time[j] == limit:
-                hit[j] = 1
-                left = left - np.int64(1)
+        k = np.int64(np.rint(level[block] * (end - begin)))
+        _mark_least(time[begin:end], k, moved[begin:end], hit[begin:end])
         begin = end
 
 
@@ -391,13 +395,13 @@ def noise_blocks(
     _check(segments, tokens)
     assert (before + segments.count <= length).all()
     blocks = -(-length // law.block_length)
-    level = np.empty(int(blocks.sum()))
+    level = np.empty(int(blocks.sum()), np.float32)  # which holds multiples of 2⁻²⁴ up to 1 exactly
     _noise_blocks(
         *segments[:3], before, blocks, law.block_length, float(law.low), float(law.high), float(law.half_life),
         law.inverse, law.uniform, tokens.dtype.type(max(ids.mask, 0)), ids.ordinary, tokens, loss_mask, epoch,
         int(segments.count.max(initial=0)), level,
     )  # fmt: skip
-    return blocks, 1.0 - level if law.inverse else level
+    return blocks, np.float32(1.0) - level if law.inverse else level
 
 
 def _check(segments: Candidates, tokens: np.ndarray) -> None:

@@ -111,6 +111,17 @@ def test_long_segments_in_blocks_are_numpy_s(block_length, law):
         assert_equal(both("block_diffusion", long_case([3, 500, 64, 30_000], 39, "uint16", masks=7), parameters))
 
 
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(0, 40))
+@settings(max_examples=300, deadline=None)
+def test_the_least_are_marked_by_place_where_they_are_tied(values, k):
+    values, k = np.array(values, np.float64), min(k, len(values))
+    hit = np.full(len(values), 7, np.uint8)
+    noising._mark_least(values, k, np.empty(len(values)), hit)
+    expected = np.zeros(len(values), np.uint8)
+    expected[np.argsort(values, kind="stable")[:k]] = 1
+    assert hit.tolist() == expected.tolist()
+
+
 def test_first_draws_of_flips_that_are_rejected_are_drawn_again_as_numpy_does():
     vocab = 2**31 + 2  # nearly every second draw of the 2³¹ + 1 others is rejected
     ordinary = np.arange(40, dtype=np.int32)
