@@ -44,6 +44,7 @@ def test_a_folder_gives_a_source_of_each_format_with_the_keys_that_find_its_text
     assert json.loads((tmp_path / "recipe.schema.json").read_text())["properties"].keys() >= table.keys()
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("preset", ["t5", "ul2r", "llada"])
 def test_roles_that_a_tokenizer_lacks_are_given(tmp_path, preset):
     folder = write_tokenizer(tmp_path)

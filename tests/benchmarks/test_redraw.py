@@ -6,6 +6,7 @@ import pytest
 import redraw
 
 
+@pytest.mark.long
 def test_redraw_is_measured_beside_the_stored_rows(capsys):
     few = ["--size", "100KB", "--seq-length", "256", "--batch-size", "4", "--calls", "1", "--repeats", "1"]
     redraw.main(["speed", *few, "--preset", "t5", "bd3", "--json"])

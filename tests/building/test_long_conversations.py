@@ -85,6 +85,7 @@ def built(folder, conversations, **changes):
     return packprep.open_dataset(folder / "out"), ledger, dict(zip(places, conversations, strict=True))
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("long_answers", ["continue", "untrained"])
 def test_no_piece_trains_an_answer_whose_question_is_not_in_it(tmp_path, long_answers):
     chance = random.Random(long_answers)

@@ -135,6 +135,7 @@ def test_a_second_build_makes_nothing_and_says_so(built):
     assert made.contents(built.out) == before
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [2, 3, 7])
 def test_where_shards_are_fewer_than_workers_the_line_names_what_gives_each_one_shard(tmp_path, monkeypatch, workers):
     monkeypatch.setattr(building_run, "WORKER_TEXT_BYTES", 1000)

@@ -111,6 +111,7 @@ def test_every_mask_is_as_likely_over_segments_and_over_epochs():
     assert not is_improbable(counts, np.full(len(every), len(found) / len(every)))
 
 
+@pytest.mark.long
 def test_under_a_roll_a_segment_keeps_its_kind_and_every_rotation_of_it_is_as_likely():
     law = {**LAW, "random_roll": True}
     rotated = np.concatenate([np.roll(masks(), -offset, axis=1) for offset in range(N)])

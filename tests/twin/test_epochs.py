@@ -62,7 +62,6 @@ def test_every_preset(tmp_path, preset, append_eos):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"output": {"columns": "compact", "shard_text_bytes": 15_000, "token_dtype": "int32"}},
         {"packing": {"algorithm": "first_fit", "pad_seq_to_mult": 8}},
         {"documents": {"long": "truncate", "append_eos": False, "min_tokens": 40}},
         {
@@ -71,13 +70,15 @@ def test_every_preset(tmp_path, preset, append_eos):
             "tasks": [{"preset": "llada"}, CAUSAL, {"preset": "prefix_lm"}],
         },
         {"seq_length": 16},
+        {"output": {"columns": "compact", "shard_text_bytes": 15_000, "token_dtype": "int32"}},
     ],
-    ids=["compact", "padded", "truncate", "concat", "short"],
+    ids=["padded", "truncate", "concat", "short", "compact"],
 )
 def test_every_rule_of_cutting_and_packing(tmp_path, changes):
     holds(built(tmp_path, **changes))
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("weights", [False, True])
 def test_documents_that_say_what_is_trained(tmp_path, weights):
     draws, lines = random.Random(8), []
@@ -123,6 +124,7 @@ def other_weights(self, segments, columns, epochs, redraw=Dataset.redraw):
     columns["loss_weights"] *= 2
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("wrong, array", [(another_epoch, "tokens"), (other_weights, "loss_weights")])
 @pytest.mark.parametrize("replay", [ALL, 40])
 def test_what_differs_is_named(every_kind, monkeypatch, wrong, array, replay):

@@ -102,6 +102,7 @@ def test_parts_of_sources(tmp_path):
     holds(tmp_path / "out", 40)
 
 
+@pytest.mark.long
 def test_what_is_larger_than_a_document_may_be_is_left_out_in_every_kind_of_file(tmp_path):
     text = "a" * (MAX_DOCUMENT_BYTES + 1)
     lines = b'{"text": "' + text.encode() + b'"}\n{"text": "small"}'

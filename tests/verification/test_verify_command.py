@@ -74,6 +74,7 @@ def sources_at(folder):
     return ["--source", f"lines={folder}/in/lines", "--source", f"rows={folder}/in"]
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("replay", ["7", "all"])
 def test_a_dataset_is_built_again_from_its_folder_and_the_sources_alone(dataset, replay):
     said = inside("verify", dataset, "--replay", replay, "--json")
