@@ -264,45 +264,39 @@ def _exponentials(words, count, time):
         time[j] = np.float64(33 - exponent) * LN_2 - 2.0 * z * series
 
 
+@kernel(inline=True)
+def _up_to(values, limit):
+    """How many values are at most `limit`."""
+    many = np.int64(0)
+    for j in range(values.shape[0]):
+        many += np.int64(values[j] <= limit)
+    return many
+
+
 @kernel
-def _kth(values, k):
-    """The k-th least of values, k from 0, which are moved about: quickselect, without a branch that follows chance."""
-    low, high = np.int64(0), np.int64(values.shape[0] - 1)
-    while low < high:
-        middle, i = (low + high) >> 1, low
-        pivot = values[middle]
-        values[middle] = values[high]
-        for j in range(low, high):  # values[low:i] < pivot ≤ values[i:j]
-            value = values[j]
-            values[j] = values[i]
-            values[i] = value
-            i += np.int64(value < pivot)
-        values[high] = values[i]
-        values[i] = pivot
-        if i == k:
-            break
-        if k < i:
-            high = i - 1
+def _mark_least(values, k, hit):
+    """hit[j] (uint8) = 1 iff values[j], above −1, is one of the k least, ties by place: by halving, since counting is fast."""
+    low, high, limit = -1.0, np.inf, 1.0
+    many = _up_to(values, limit)
+    while many != k:
+        if many < k:
+            low = limit
         else:
-            low = i + 1
-    return values[k]
-
-
-@kernel
-def _mark_least(values, k, moved, hit):
-    """hit[j] (uint8) = 1 iff values[j] is one of the k least, ties by place. moved: as many values, which are written."""
-    moved[:] = values
-    limit = _kth(moved, k - 1) if k else -np.inf
+            high = limit
+        limit = 0.5 * (low + high) if high < np.inf else 2.0 * low
+        if not low < limit < high:  # neighbours, of which high is tied
+            limit = high
+            many = _up_to(values, limit)
+            break
+        many = _up_to(values, limit)
     for j in range(values.shape[0]):
         hit[j] = values[j] <= limit
-    for j in range(values.shape[0]):
-        k -= np.int64(hit[j])
     j = values.shape[0]
-    while k < 0:  # ties, of which the last are too many
+    while many > k:  # the last of those that are tied
         j -= 1
         if values[j] == limit:
             hit[j] = 0
-            k += 1
+            many -= 1
 
 
 @kernel(inline=True)
@@ -316,10 +310,10 @@ def _power_of_half(x):
 
 
 @kernel
-def _soonest(key, count, before, block_length, level, half_life, epoch, words, time, moved, hit):
+def _soonest(key, count, before, block_length, level, half_life, epoch, words, time, hit):
     """hit[j] (uint8) = 1 iff candidate j is one of the round(level · n) of its block's n that arrive first, ties by place.
 
-    words: uint32[≥ count + 32]; time, moved: float64[≥ count].
+    words: uint32[≥ count + 32]; time: float64[≥ count].
     """
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
     _exponentials(words, count, time)
@@ -332,7 +326,7 @@ def _soonest(key, count, before, block_length, level, half_life, epoch, words, t
             time[j] *= scale
             scale *= slower
         k = np.int64(np.rint(level[block] * (end - begin)))
-        _mark_least(time[begin:end], k, moved[begin:end], hit[begin:end])
+        _mark_least(time[begin:end], k, hit[begin:end])
         begin = end
 
 
@@ -347,7 +341,7 @@ def _noise_blocks(
     words = np.empty(max(((longest + 15) >> 4) * 32, most) + 64, np.uint32)
     limit = np.empty(most, np.uint64)
     top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
-    time, nowhere = np.empty((2, longest if half_life > 0 else 0), np.float64), np.empty(0, np.uint8)
+    time, nowhere = np.empty(longest if half_life > 0 else 0, np.float64), np.empty(0, np.uint8)
     first = np.int64(0)
     for i in range(count.shape[0]):
         key, begin, n = segments_key[i], at[i], count[i]
@@ -363,7 +357,7 @@ def _noise_blocks(
             limit[b] = np.uint64(np.floor(of_blocks[b] * ONE))
         first += blocks[i]
         if half_life > 0:
-            _soonest(key, n, before[i], block_length, of_blocks, half_life, epoch, words, time[0], time[1], hit)
+            _soonest(key, n, before[i], block_length, of_blocks, half_life, epoch, words, time, hit)
         elif low < high:
             _below(key, n, before[i], block_length, limit, epoch, words, top, hit)
         else:

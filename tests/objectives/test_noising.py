@@ -116,7 +116,7 @@ def test_long_segments_in_blocks_are_numpy_s(block_length, law):
 def test_the_least_are_marked_by_place_where_they_are_tied(values, k):
     values, k = np.array(values, np.float64), min(k, len(values))
     hit = np.full(len(values), 7, np.uint8)
-    noising._mark_least(values, k, np.empty(len(values)), hit)
+    noising._mark_least(values, k, hit)
     expected = np.zeros(len(values), np.uint8)
     expected[np.argsort(values, kind="stable")[:k]] = 1
     assert hit.tolist() == expected.tolist()
