@@ -245,8 +245,10 @@ def block_laws() -> str:
             named = ", ".join(f"{name} = {_toml(value, '')}" for name, value in given.items()) or "as above"
             row, labels, loss = (made[name][0][: n + 1] for name in ("tokens", "labels", "loss_mask"))
             trained = [f"{label}" if on else "." for label, on in zip(labels, loss, strict=True)]
-            levels = ", ".join(f"{level:.3f}" for level in made["block_noise"])
-            weights = ", ".join(f"{weight:.3f}" for weight in made["block_loss_weight"])
+            of = "block" if len(made["block_noise"]) else "segment"
+            levels, weights = (
+                ", ".join(f"{number:.3f}" for number in made[f"{of}_{name}"]) for name in ("noise", "loss_weight")
+            )
             in_epoch = f", epoch {epoch}" if len(epochs) > 1 else ""
             lines += [f"{named}{in_epoch}: levels {levels}, weights {weights}"]
             lines += [f"{name:<11}" + "".join(f"{cell:>4}" for cell in cells) for name, cells in (

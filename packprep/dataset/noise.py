@@ -262,6 +262,11 @@ def block_law(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockLaw, int]
     return law, epoch - pair
 
 
+def levels_by_block(parameters: Mapping[str, Any]) -> bool:
+    """Whether blocks have levels and weights of their own; where all is noised those of their segment are 1."""
+    return parameters.get("noise") != "all"
+
+
 def noise_blocks(
     segments: Candidates,
     before: np.ndarray,
@@ -422,19 +427,21 @@ def block_diffusion(
     task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: NoiseIds, target: Target, epoch: int,
     write: Callable[..., Any] = noise_blocks,
 ) -> Noised:  # fmt: skip
-    """`noise_blocks` with a level a block. With shift the loss stands at the slot before."""
+    """`noise_blocks` with a level a block, or 1 for all where all is noised. With shift the loss stands at the slot before."""
     law, drawn = block_law(parameters, epoch)
     segments, before, length = target[:3]
+    m = len(length)
     blocks, level = write(segments, before, length, law, ids, target.tokens, target.loss_mask, drawn)
+    if parameters["shift"]:
+        move_ahead(target.loss_mask, segments.at - before, length, 0)
+    if not levels_by_block(parameters):
+        return Noised(np.ones(m, np.float32), np.ones(m, np.float32))
     level = level.astype(np.float32, copy=False)
     if parameters["weighting"] == "1/p":
         weight = np.maximum(level, np.float32(2.0**-24))
         np.divide(1, weight, out=weight)
     else:
         weight = np.ones(len(level), np.float32)
-    if parameters["shift"]:
-        move_ahead(target.loss_mask, segments.at - before, length, 0)
-    m = len(length)
     return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), (blocks, level, weight))
 
 

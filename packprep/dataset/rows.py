@@ -26,6 +26,7 @@ from packprep.dataset.boundaries import (
     segment_ids,
 )
 from packprep.dataset.manifest import StoredTask, is_in_place
+from packprep.dataset.noise import levels_by_block
 from packprep.dataset.row_media import Media, media_of
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
@@ -68,6 +69,11 @@ class Facts:
     def two_way_prefix(self) -> np.ndarray:
         """bool[tasks]: those whose slots see each other up to where the prefix ends."""
         return np.array([attention.RULES[task["attention"]].ahead == "prefix" for task in self.tasks])
+
+    @cached_property
+    def levels_by_block(self) -> np.ndarray:
+        """bool[tasks]: those whose blocks have levels and weights of their own."""
+        return self.in_blocks & np.array([levels_by_block(task["parameters"]) for task in self.tasks])
 
     def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
         """These facts with loss on these sources and tasks alone, and on no others than before."""
@@ -300,10 +306,10 @@ class Segments:
     def _own_weights(self) -> np.ndarray:
         """float32[size]: the weight of each slot's segment or block."""
         weights = self.at_slots(self.column("loss_weight"), 0)
-        if not self.facts.in_blocks.any() or "block_offsets" not in self.places[0][0].layout:
+        if not self.facts.levels_by_block.any() or "block_offsets" not in self.places[0][0].layout:
             return weights
-        lengths, half = self.lengths_of_blocks(), self.slots // 2
-        needed = np.where(lengths, -(-half // np.maximum(lengths, 1)), 0)
+        lengths = self.lengths_of_blocks() * self.looked_up("task", self.facts.levels_by_block)
+        needed = np.where(lengths, -(-(half := self.slots // 2) // np.maximum(lengths, 1)), 0)
         counts, values, begin = [], [], 0
         for i, ((shard, row), own) in enumerate(zip(self.places, self.parts("block_offsets", 1), strict=True)):
             count, stored = np.diff(own), shard.layout["block_loss_weight"][1][0]

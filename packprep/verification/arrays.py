@@ -24,6 +24,7 @@ from packprep.dataset.boundaries import (
 )
 from packprep.dataset.loader import Dataset
 from packprep.dataset.manifest import stores_labels
+from packprep.dataset.noise import levels_by_block
 from packprep.dataset.rows import Segments, fill, own_dtype
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import keeps_all, kept_by_plan
@@ -442,7 +443,8 @@ def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
             faults.add("P19", file, message, int(row[g]))
     if "block_offsets" in arrays:
         length = np.array([task.parameters.get("block_length", 0) for task in plan.tasks])[arrays["segment_task"]]
-        blocked = np.array([RULES[task.objective.attention].in_blocks for task in plan.tasks])[arrays["segment_task"]]
+        by_block = [RULES[t.objective.attention].in_blocks and levels_by_block(t.parameters) for t in plan.tasks]
+        blocked = np.array(by_block)[arrays["segment_task"]]
         should = np.where(blocked, -(-(slots // 2) // np.maximum(length, 1)), 0)
         found = np.diff(arrays["block_offsets"])
         for g in np.flatnonzero(found != should):

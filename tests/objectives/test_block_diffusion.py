@@ -208,7 +208,7 @@ def test_presets_read_as_their_trainers_take_them(name, tmp_path):
     full, least = (ds.batch(range(len(ds)), epochs=[1] * len(ds)) for ds in sets)
     assert all(np.array_equal(full[column], least[column]) for column in full)
     bytes_of = [sum(entry["bytes"] for entry in ds.manifest["shards"]) for ds in sets]
-    assert bytes_of[1] <= (0.65 if law.get("block_length") == 1 else 0.55) * bytes_of[0]  # a level for each slot stays
+    assert bytes_of[1] <= 0.55 * bytes_of[0]
     for i in range(len(sets[0])):
         row = sets[0].row(i)
         for begin, end in zip(row.segments["begin"], row.segments["end"], strict=True):

@@ -23,7 +23,7 @@ from packprep.building.segments import SegmentTable
 from packprep.dataset.boundaries import fill_slots, put_clean
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest
-from packprep.dataset.noise import LAWS, level_range
+from packprep.dataset.noise import LAWS, level_range, levels_by_block
 from packprep.dataset.shard import Shard
 from packprep.objectives.objective import Task
 from packprep.restoring import restore, slots_of_tokens, stored_segments
@@ -173,6 +173,7 @@ class Figures:
         if blocks:
             originals = c.tokens.copy()
             put_clean(originals, c.tokens, at, half)
+        if blocks and levels_by_block(parameters):
             assert c.block_level is not None and c.block_offsets is not None
             length = parameters["block_length"]
             many = np.diff(c.block_offsets)[which]

@@ -59,7 +59,8 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
                 loss_mask[at - skipped + place] = 1
         levels = [1.0 - level if inverse else level for level in levels]
         weighted = parameters["weighting"] == "1/p"
-        result.append((0.0, 1.0, [(level, 1.0 / level if weighted else 1.0) for level in levels]))
+        of_blocks = [(level, 1.0 / level if weighted else 1.0) for level in levels]
+        result.append((1.0, 1.0, []) if parameters["noise"] == "all" else (0.0, 1.0, of_blocks))
     return result
 
 
