@@ -64,7 +64,8 @@ def put_blocks(slots: np.ndarray, at, half, block_length, count, values: np.ndar
 
 def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int) -> None:
     """Give each slot of the ranges, `length` slots from `at` on, what the next one has, and the ranges' ends `last`."""
-    for begin, end in zip(at.tolist(), (at + length).tolist(), strict=True):
+    some = length > 0
+    for begin, end in zip(at[some].tolist(), (at + length)[some].tolist(), strict=True):
         slots[begin : end - 1] = slots[begin + 1 : end]
         slots[end - 1] = last
 

@@ -184,13 +184,15 @@ def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, e
     expected = [blocks for _, _, blocks in made]
     assert where.tokens.tolist() == tokens
     assert where.loss_mask.tolist() == loss_mask
-    counts, level, weight = noised.blocks
+    assert (noised.blocks is None) == (law.get("noise") == "all")
+    none = (np.zeros(len(segments), np.int64), np.zeros(0), np.zeros(0))
+    counts, level, weight = noised.blocks or none
     assert counts.tolist() == [len(blocks) for blocks in expected]
     flat = [block for blocks in expected for block in blocks]
     assert level.tolist() == [np.float32(t) for t, _ in flat]
     assert weight.tolist() == [np.float32(w) for _, w in flat]
-    assert noised.level.tolist() == [0.0] * len(segments)
-    assert noised.weight.tolist() == [1.0] * len(segments)
+    assert noised.level.tolist() == [level for level, _, _ in made] == [float(noised.blocks is None)] * len(segments)
+    assert noised.weight.tolist() == [weight for _, weight, _ in made] == [1.0] * len(segments)
 
 
 # Edges
