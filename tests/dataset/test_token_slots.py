@@ -190,6 +190,7 @@ def test_cuts_are_found_where_the_kernels_made_them_and_go_where_they_make_other
     assert abs(moved - 0.7) < 0.05 and (rows[1] != rows[0]).mean() > 0.2
 
 
+@pytest.mark.long
 def test_every_pair_of_cuts_is_as_likely_in_both_orders():
     law, n = cut_law(text_safe=False), np.full(len(KEYS), 5)
     special = SpecialIds(SENTINELS[:0], (PRE, MID, SUF), NONE)

@@ -124,8 +124,9 @@ def drawn(law, keys, n, block_length, epoch=0):
     segments = noise.Candidates(keys, np.arange(m) * n, np.full(m, n), np.arange(m))
     target = noise.Target(segments, np.zeros(m, int), np.full(m, n), None, tokens, np.zeros(m * n, np.uint8))
     ids = noise.NoiseIds(MASK, *noise.ordinary_ids(VOCABULARY, np.zeros(0, np.int64)))
-    _, level, weight = OBJECTIVE.noise(0, parameters, {}, ids, target, epoch).blocks
-    slots = np.arange(n) // block_length
+    noised = OBJECTIVE.noise(0, parameters, {}, ids, target, epoch)
+    level, weight = noised.blocks[1:] if noised.blocks else noised[:2]
+    slots = np.arange(n) // (block_length if noised.blocks else n)
     by_slot = (values.reshape(m, -1)[:, slots] for values in (level, weight))
     return tokens.reshape(m, n), target.loss_mask.reshape(m, n), *by_slot
 
