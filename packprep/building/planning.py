@@ -168,7 +168,8 @@ def make_plan(
     tasks = inputs.tasks
     for source, files in zip(recipe.sources, inputs.files, strict=True):
         if source.name not in inputs.stores:
-            first_look(source, files, recipe.documents.loss_spans == "use", inputs.chat_template or "")
+            reads_more, kinds = recipe.documents.loss_spans == "use", tuple(vocabulary.media)
+            first_look(source, files, reads_more, inputs.chat_template or "", kinds)
     count, size = sum(map(len, inputs.files)), sum(int(files.sizes.sum()) for files in inputs.files)
     say(f"sampling {size / 1e6:,.1f} MB in {count:,} file{'s' * (count != 1)}")
     engine, sources, estimates, both = _proven_and_calibrated(inputs, say)

@@ -62,11 +62,10 @@ class MediaPlaces(NamedTuple):
 
     def of(self, begin: int, end: int) -> "MediaPlaces":
         """Those from number `begin` to `end`, as views."""
-        first, last = self.ref_offsets[[begin, end]].tolist()
-        spans, of_place, tokens, kind = (column[begin:end] for column in self[:4])
-        return MediaPlaces(
-            spans, of_place, tokens, kind, self.ref_offsets[begin : end + 1] - first, self.refs[first:last]
-        )
+        own, offsets = slice(begin, end), self.ref_offsets[begin : end + 1]
+        first = offsets[0]
+        refs = self.refs[first : offsets[-1]]
+        return MediaPlaces(self.spans[own], self.first[own], self.tokens[own], self.kind[own], offsets - first, refs)
 
 
 _NONE = np.zeros(0, np.int64)
@@ -77,7 +76,8 @@ def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
     """MediaPlaces of documents, one after the other."""
     every = (NO_PLACES, *parts)
     spans, first, tokens, kind = (np.concatenate(column) for column in zip(*(part[:4] for part in every), strict=True))
-    lengths = np.concatenate([np.diff(part.ref_offsets) for part in every])
+    ends = np.cumsum([len(part.ref_offsets) for part in every])
+    lengths = np.delete(np.diff(np.concatenate([part.ref_offsets for part in every])), ends[:-1] - 1)
     return MediaPlaces(spans, first, tokens, kind, offsets_of(lengths), np.concatenate([part.refs for part in every]))
 
 

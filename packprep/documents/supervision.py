@@ -478,6 +478,8 @@ def tokenize_supervised(
     groups: list[tuple[list[int], Tokens]] = []
     places_of: dict[int, MediaPlaces] = {}
     for group, characters, is_chat in ((plain, False, False), (spans, True, False), (chats, True, True)):
+        if not group:
+            continue
         places = [conversations[i].places if i in conversations else () for i in group]
         if is_chat:
             strings = [conversations[i].strings for i in group]
@@ -496,12 +498,14 @@ def tokenize_supervised(
         lengths[group] = np.diff(tokens.offsets)
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    ids = np.empty(int(offsets[-1]), np.int32)
+    alone = len(groups) == 1  # then it is all of them, in order
+    ids = groups[0][1].ids if alone else np.empty(int(offsets[-1]), np.int32)
     rejected: list[tuple[int, str, str]] = []
     trained: dict[int, Trained] = {}
     for group, tokens in groups:
-        shift = np.repeat(offsets[group] - tokens.offsets[:-1], np.diff(tokens.offsets))
-        ids[shift + np.arange(len(tokens.ids))] = tokens.ids
+        if not alone:
+            shift = np.repeat(offsets[group] - tokens.offsets[:-1], np.diff(tokens.offsets))
+            ids[shift + np.arange(len(tokens.ids))] = tokens.ids
         turned_away = {k for k, _, _ in tokens.rejected}
         rejected += [(group[k], reason, detail) for k, reason, detail in tokens.rejected]
         used = [(k, i) for k, i in enumerate(group) if i in conversations and k not in turned_away]

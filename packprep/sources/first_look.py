@@ -21,9 +21,17 @@ from packprep.messages import say
 from packprep.recipe import Source, as_toml
 from packprep.sources.files import Files
 from packprep.sources.formats import FORMATS
-from packprep.sources.formats.batch import open_source
+from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, open_source
 from packprep.sources.formats.compressed import decompressed
-from packprep.sources.formats.fields import Fields, Layout, field_at, instead_of_text, is_message
+from packprep.sources.formats.fields import (
+    OF_PLACE,
+    UNREAD_MEDIA,
+    Fields,
+    Layout,
+    field_at,
+    instead_of_text,
+    is_message,
+)
 from packprep.sources.formats.jsonl import BOM
 from packprep.storage import is_url
 
@@ -141,11 +149,11 @@ def _converted(encoding: str, path: str) -> str:
     return f"iconv -f {encoding} -t UTF-8 {path} > {os.path.join(folder, f'utf8-{name}')}"
 
 
-def first_look(source: Source, files: Files, messages: bool, template: str = "") -> None:
+def first_look(source: Source, files: Files, messages: bool, template: str = "", kinds: tuple[str, ...] = ()) -> None:
     """SourceError if all files looked at, FILES at most, are mistaken in a way that is known; a warning if some are.
 
     messages: whether a document may have messages in place of a text. template: that writes them, which may read other keys
-    than a content.
+    than a content. kinds: of media.
     """
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
@@ -153,7 +161,7 @@ def first_look(source: Source, files: Files, messages: bool, template: str = "")
     looked_at = list(dict.fromkeys(chosen.tolist()))
     for i in looked_at:
         settings: dict[str, str] = {}
-        found = _mistake(source, files, i, messages, settings, template)
+        found = _mistake(source, files, i, messages, settings, template, kinds)
         if not found and is_url(files.root):
             return  # each look is a request
         if found:
@@ -164,11 +172,19 @@ def first_look(source: Source, files: Files, messages: bool, template: str = "")
     if first:
         say(
             f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} files that were looked at cannot be read as the "
-            f"others are, and a build would reject their documents: give them a source of their own. {first[0]}"
+            f"others are, and a build would reject or misread their documents: give them a source of their own. {first[0]}"
         )
 
 
-def _mistake(source: Source, files: Files, i: int, messages: bool, settings: dict[str, str], template: str = "") -> str:
+def _mistake(
+    source: Source,
+    files: Files,
+    i: int,
+    messages: bool,
+    settings: dict[str, str],
+    template: str,
+    kinds: tuple[str, ...],
+) -> str:
     """What is mistaken about a file, and what to do; "" if nothing is known to be. settings: gets the keys that it advises."""
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
@@ -198,7 +214,7 @@ def _mistake(source: Source, files: Files, i: int, messages: bool, settings: dic
                 'or set format = "jsonl"; or format = "text" if that is meant'
             )
         return ""
-    return _mistake_of_lines(source, begin.removeprefix(BOM).lstrip(), whole, messages, path, settings, template)
+    return _mistake_of_lines(source, begin.removeprefix(BOM).lstrip(), whole, messages, path, settings, template, kinds)
 
 
 def _are_objects(begin: bytes, whole: bool) -> bool:
@@ -269,37 +285,52 @@ def _instead_of_content(messages: Any, template: str) -> str:
     return ""
 
 
-def _bytes_for_characters(lines: Sequence[bytes], text_key: str) -> str:
-    """What is mistaken about loss_spans that count the bytes of texts; "" where none is seen to."""
-    for line in islice((line for line in lines if b'"loss_spans"' in line), LINES):
+def _mistake_beside_texts(lines: Sequence[bytes], text_key: str, kinds: tuple[str, ...]) -> str:
+    """What is mistaken about media that would not be read, or about media and loss_spans that count the bytes of texts; "" where
+    nothing is seen to be."""
+    beside = LOSS_SPANS.encode(), MEDIA.encode()
+    for line in islice((line for line in lines if any(key in line for key in beside)), LINES):
         try:
             document = json.loads(line)
-            text, spans = field_at(document, text_key), document["loss_spans"]
-            end, size = max(span[1] for span in spans), len(text.encode())
+            text, spans, media = field_at(document, text_key), document.get(LOSS_SPANS), document.get(MEDIA)
+            if not kinds and text_key != MEDIA and media and all(entry.keys() >= OF_PLACE for entry in media):
+                return UNREAD_MEDIA
+            size = len(text.encode())
+            of_spans = (LOSS_SPANS, "end", max((span[1] for span in spans or ()), default=0))
+            of_media = (MEDIA, "at", max((entry["at"] for entry in media or ()), default=0) if kinds else 0)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             continue
-        if isinstance(end, int) and len(text) + 1 < end <= size:
-            return (
-                f"its loss_spans reach to {end} of a text of {len(text)} characters and {size} bytes: they seem to count bytes, "
-                "and loss_spans count characters: let each end be len(text[:end].decode()) of the bytes, each begin too"
-            )
+        for key, name, end in (of_spans, of_media):
+            if isinstance(end, int) and len(text) + 1 < end <= size:
+                return (
+                    f"its {key} reach to {end} of a text of {len(text)} characters and {size} bytes: they seem to count bytes, "
+                    f"and {key} count characters: let each {name} be len(text[:{name}].decode()) of the bytes"
+                    f"{', each begin too' if key == LOSS_SPANS else ''}"
+                )
     return ""
 
 
 def _mistake_of_lines(
-    source: Source, begin: bytes, whole: bool, messages: bool, path: str, settings: dict[str, str], template: str
+    source: Source,
+    begin: bytes,
+    whole: bool,
+    messages: bool,
+    path: str,
+    settings: dict[str, str],
+    template: str,
+    kinds: tuple[str, ...],
 ) -> str:
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
         return "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]' FILE > FILE.jsonl"
     if begin.split(b"\n", 1)[0].strip() == b"{":
         return "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
     lines, text_key, fields = begin.split(b"\n"), source.text_key, Fields.of(source)
-    if messages and (counted := _bytes_for_characters(lines if whole else lines[:-1], text_key)):
-        return counted
+    if messages and (beside := _mistake_beside_texts(lines if whole else lines[:-1], text_key, kinds)):
+        return beside
     first: dict[str, Any] = {}
     layouts: list[Layout] = []  # that are no texts, and not read
     longest: Counter[str] = Counter()
-    kinds: Counter[str] = Counter()  # what stands in place of a text
+    others: Counter[str] = Counter()  # what stands in place of a text
     instead: list[str] = []  # of messages' contents
     looked_at = undecodable = malformed = 0
     for line in islice(lines if whole else lines[:-1], LINES):
@@ -332,12 +363,12 @@ def _mistake_of_lines(
         if text is not None or text_key in document:
             kind = _KINDS_OF_VALUES.get(type(text))
             if kind is not None:
-                kinds[kind] += 1
+                others[kind] += 1
             elif fields.format == "auto" or not messages:
                 return ""
         for key, value in _values(document):
             longest[key] += len(value) if isinstance(value, str) else 0
-    if not looked_at or any(0 < n < looked_at for n in (undecodable, malformed, kinds.total(), len(instead))):
+    if not looked_at or any(0 < n < looked_at for n in (undecodable, malformed, others.total(), len(instead))):
         return ""
     if malformed:
         return f"none of its first {looked_at} lines is a JSON object: {advice_on('malformed_json', path, begin)}"
@@ -350,8 +381,8 @@ def _mistake_of_lines(
         return f"none of its first {looked_at} lines is UTF-8: {advice_on('invalid_utf8', path, begin)}"
     if layouts and len(layouts) == looked_at:
         return _of_layout(layouts[0], fields, messages, looked_at)
-    if kinds:
-        listed = " or ".join(kinds)
+    if others:
+        listed = " or ".join(others)
         return (
             f"in all of its first {looked_at} documents the value of {text_key!r} is {listed}, not a text: {_OTHER_KEY}"
         )

@@ -392,6 +392,14 @@ def _media(tokens: TokenTable, specials: Specials) -> tuple[dict[str, tuple[int,
                 missing.append(Missing("media", absent, (value,) if isinstance(value, str) else ()))
             ids.append(-1 if id is None else id)
         found[kind] = (ids[0], ids[1], ids[2])
+    slots = {slot for _, slot, _ in found.values() if slot >= 0}
+    for kind, (begin, _, end) in found.items():
+        if beside := slots & {begin, end}:
+            text = tokens.texts[beside.pop()]
+            raise VocabularyError(
+                f"[specials] media: {text} is a slot token, and begins or ends places of kind {kind!r}; a slot token stands in "
+                "slots alone: give one of them another token"
+            )
     return found, missing
 
 

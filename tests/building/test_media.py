@@ -10,7 +10,7 @@ import pytest
 from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
 from packprep.dataset.loader import open_dataset
-from packprep.errors import PackprepError, RecipeError
+from packprep.errors import PackprepError, RecipeError, SourceError
 from packprep.verification import ALL, verify_dataset
 from tests import made, media_made
 
@@ -170,6 +170,9 @@ def test_documents_without_media_keep_their_bytes(tmp_path):
     ({"specials": {"media": {"image": "<|image|>"}}}, "kind 'image': no token '<|image|>'"),
     ({"specials": {"missing": "add", "mask": "<|i|>", "media": {"image": "<|i|>"}}, "tasks": [{"preset": "mlm"}]},
      "would play mask and media"),
+    ({"specials": {"missing": "add", "media": {"image": ["", "<|i|>", ""], "film": ["<|i|>", "<|f|>", ""]}}},
+     "<|i|> is a slot token, and begins or ends places of kind 'film'"),
+    ({"specials": {}}, "its documents have media, and would be trained without: name their kinds in specials.media"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_by_a_message(corpus, tmp_path, changes, words):
     with pytest.raises(PackprepError) as raised:
@@ -191,6 +194,8 @@ def test_tables_hold_media_too(corpus):
     sources[0]["paths"], sources[1]["paths"] = ["a.parquet"], ["b.arrow"]
     out, of_lines = built(corpus, "tables", sources=sources), built(corpus, "lines")
     verified(out)
+    with pytest.raises(SourceError, match=r"a\.parquet: its documents have media, and would be trained without"):
+        built(corpus, "no_kinds", sources=sources[:1], specials={})
     ledgers = [json.loads((folder / "dataset.json").read_text())["ledger"]["sources"] for folder in (out, of_lines)]
     for name in ("texts", "chats"):
         assert ledgers[0][name]["tokens"]["read"] == ledgers[1][name]["tokens"]["read"] > 1000

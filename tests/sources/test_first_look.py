@@ -13,13 +13,13 @@ from packprep.sources.first_look import BYTES, FILES, begin_of, first_look
 from tests.made import write
 
 
-def look(folder, files, messages=True, **source):
+def look(folder, files, messages=True, kinds=(), **source):
     """The message of a first look at files of these bytes; "" if it finds nothing."""
     paths = [write(folder / name, data) for name, data in files.items()]
     sizes = np.array([path.stat().st_size for path in paths], np.int64)
     given = Source(name="web", paths=("*",), **source)
     try:
-        first_look(given, Files(0, list(files), sizes, given.format, str(folder)), messages)
+        first_look(given, Files(0, list(files), sizes, given.format, str(folder)), messages, "", kinds)
     except SourceError as error:
         return str(error)
     return ""
@@ -97,6 +97,18 @@ def test_loss_spans_that_count_bytes(tmp_path):
     assert "reach to 8 of a text of 4 characters and 8 bytes" in said
     for end in (4, 5, 9, 1 << 40):  # all of it, eos too, or all there may be
         assert look(tmp_path, {"a.jsonl": line(text="äöüß", loss_spans=[[0, end]])}) == ""
+
+
+def test_media_that_count_bytes_or_that_no_kind_reads(tmp_path):
+    media = [{"at": at, "tokens": 3, "ref": "r", "kind": "image"} for at in (2, 8)]
+    of_bytes = {"a.jsonl": line(text="one") + line(text="äöüß", media=media)}
+    assert "its media reach to 8 of a text of 4 characters" in look(tmp_path, of_bytes, kinds=("image",))
+    of_characters = {"a.jsonl": line(text="one") + line(text="äöüß", media=media[:1])}
+    assert look(tmp_path, of_characters, kinds=("image",)) == ""
+    assert "would be trained without: name their kinds in specials.media" in look(tmp_path, of_characters)
+    assert look(tmp_path, of_characters, False) == ""
+    for other in ("print", ["web"], [], [{"kind": "image", "url": "x"}], {}):  # fields of another's own
+        assert look(tmp_path, {"a.jsonl": line(text="one", media=other)}) == ""
 
 
 def test_a_key_that_no_document_has(tmp_path):

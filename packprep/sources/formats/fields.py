@@ -21,6 +21,12 @@ from packprep.recipe import Source
 from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, MESSAGES, Supervision
 
 OLD_MESSAGES = "messages of law 2"
+OF_PLACE = {"at", "tokens", "ref", "kind"}
+"""The keys of an entry of media."""
+UNREAD_MEDIA = (
+    "its documents have media, and would be trained without: name their kinds in specials.media, or set documents.loss_spans = "
+    '"ignore" to train on the texts alone'
+)
 
 
 class Layout(NamedTuple):

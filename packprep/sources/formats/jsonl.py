@@ -82,7 +82,7 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
                 line.decode()
             if not media:
                 return text
-            places = json.loads(bytes(media), parse_constant=_refuse, parse_int=read_integer)
+            places = _places.decode(str(media, "utf-8"))
             assert fields
             return fields.of_text(text, None, {MEDIA: places}.get)
         except (ValueError, msgspec.MsgspecError, RecursionError):
@@ -116,6 +116,10 @@ def _refuse(_: object) -> NoReturn:
 def read_integer(digits: str) -> int:
     """One that is too long to be read is as far beyond any text: ±2⁶⁴."""
     return int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
+
+
+_places = json.JSONDecoder(parse_constant=_refuse, parse_int=read_integer)
+"""Of what stands at media, as `decode_slowly` reads it."""
 
 
 def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> Outcome:

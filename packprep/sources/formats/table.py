@@ -32,7 +32,17 @@ from packprep.sources.formats.batch import (
     too_large,
     too_many_tokens,
 )
-from packprep.sources.formats.fields import LAYOUTS, Fields, Layout, instead_of_text, is_message, refused, without_nulls
+from packprep.sources.formats.fields import (
+    LAYOUTS,
+    OF_PLACE,
+    UNREAD_MEDIA,
+    Fields,
+    Layout,
+    instead_of_text,
+    is_message,
+    refused,
+    without_nulls,
+)
 
 SLICE_ROWS = 1 << 14  # rows that are looked at together
 REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
@@ -79,11 +89,21 @@ def find_columns(path: str, schema: pa.Schema, text_key: str, fields: Fields | N
     elif not any(not layout.advice for layout in layouts):
         raise _no_layout(path, schema, text_key, fields, layouts)
     names = [name for layout in layouts for name in (*layout.needs, *layout.may_have)]
+    if not fields.kinds and text_key != MEDIA and _has_places(schema):
+        raise SourceError(f"{path}: {UNREAD_MEDIA}")
     media = [MEDIA] if fields.kinds and _column(path, schema, MEDIA, text_key) else []
     for key in map(fields.key_of, [*names, *media, *(["weight"] if spans or media else [])]):
         if at := _column(path, schema, key, text_key):
             found[key] = at
     return found
+
+
+def _has_places(schema: pa.Schema) -> bool:
+    """Whether a schema has a column of media."""
+    index = schema.get_field_index(MEDIA)
+    kind = schema.field(index).type if index >= 0 else pa.null()
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return is_list and pa.types.is_struct(kind.value_type) and {part.name for part in kind.value_type} >= OF_PLACE
 
 
 def _no_layout(path: str, schema: pa.Schema, text_key: str, fields: Fields, layouts: list[Layout]) -> SourceError:
