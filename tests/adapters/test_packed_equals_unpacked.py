@@ -204,11 +204,14 @@ def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_take
 
 
 def level_of(row, k, epoch, law):
-    """float64[blocks]: the stored levels, or what the complement has of them."""
+    """float64[blocks]: the stored levels, or what the complement has of them; 1 where all is noised."""
+    if law.get("noise") == "all":
+        slots = row.segments["end"][k] - row.segments["begin"][k]
+        return np.full(-(-(slots // 2) // law["block_length"]), float(row.segments["noise"][k]))
     first = row._shard.segment_range(row._row)[0] + k
     of = slice(*row._shard.arrays["block_offsets"][first : first + 2])
     level = row._shard.arrays["block_noise"][of].astype(np.float64)
-    if not epoch or law.get("noise") == "all":
+    if not epoch:
         return level
     if law.get("complementary"):
         return 1 - level
