@@ -301,6 +301,7 @@ class _Renderings:
             said = self.said(k)
             begin = self._answer(k, begins) if self.roles[k] == "assistant" else said and said[0]
             found[k] = None if begin is None or end is None else [(begin, end, k)]
+            after = after if found[k] else k + 1
         return found
 
     def _in_blocks(self, begins: Mapping[int, int]) -> list[Span] | None:

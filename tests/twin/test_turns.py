@@ -157,6 +157,14 @@ def test_what_follows_an_answer_that_is_left_out_at_the_end_does_not_begin_with_
     assert (*text.boundaries,) == built.boundaries and (*text.roles,) == built.roles and taken <= 2
 
 
+def test_an_answer_to_a_trained_message_that_says_nothing_is_trained():
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    talk = Talk(chats.turns("", "answer", "more", "last"), None, {}, (True, None, None, None), (1.0,) * 4)
+    built = conversation(Dialogue(*talk), source, settings(), 3)
+    text, _ = text_of_talk(talk, twin_s(source, finding(source)))
+    assert united(text.spans) == [(*span, 1.0) for span in built.spans] and built.spans[0] == (0, 6)
+
+
 def test_where_renderings_do_not_tell_the_build_s_word_is_taken_and_counted():
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     talk = Talk(messages, None, {}, (None,) * 2, (1.0,) * 2)
