@@ -24,7 +24,7 @@ from packprep.format.json_files import MANIFEST_NAME, encode
 from packprep.recipe import load_recipe, read_recipe
 from packprep.tokenizer.file import bytes_tokenizer_json
 from tests import made, tokens_made
-from tests.golden.make_datasets import CHAT, conversations, lines, recipe, source, spans, task, texts
+from tests.golden.make_datasets import CHAT, conversations, lines, media, recipe, source, spans, task, texts
 from tests.tokenizer import tokenizers_made
 
 HERE = Path(__file__).parent
@@ -44,6 +44,9 @@ _MASKED = [
     '[[tasks]]\npreset = "mdlm"\n',
     '[[tasks]]\npreset = "dllm"\n',
     task("masked_diffusion", 'name = "many"\nexact_count = true\nnoise_range = [0.2, 0.8]\nweighting = "1/p"\n'),
+]
+_BLOCKS = [
+    f'[[tasks]]\npreset = "{name}"\n' for name in ("fast_dllm", "i_dlm", "diffusion_gemma", "nemotron_diffusion")
 ]
 _SHARES = [
     source("gz", "web.jsonl.gz", "share = 0.5\n"),
@@ -83,6 +86,16 @@ BUILDS = {
     ),
     "shares": recipe(*_SHARES, '[[tasks]]\npreset = "ul2"\n', "[packing]\npad_seq_to_mult = 8\n", length=256),
     "repeats": recipe(*_REPEATS, task("prefix_lm"), task("span_corruption"), length=256, shard=7000),
+    "blocks": recipe(_WEB, *_BLOCKS, length=256).rstrip() + '\ncolumns = "least"\n',
+    "sides": recipe(
+        _WEB, '[[tasks]]\npreset = "ul2"\n', "[packing]\nencoder_length = 128\ndecoder_length = 64\n"
+    ).replace("seq_length = 128\n", ""),
+    "media": recipe(
+        source("media", "media.jsonl"),
+        task("causal"),
+        task("masked_diffusion"),
+        '[specials]\nmissing = "add"\nmedia = {image = ["<extra_id_90>", "<extra_id_91>", "<extra_id_92>"]}\n',
+    ).replace('tokenizer = "bytes"\n', _BPE),
 }
 
 
@@ -98,6 +111,7 @@ def write_sources(folder: Path) -> None:
     made.write_texts(folder / "notes", ["", *texts("frozen notes", 6, 40)])
     made.write(folder / "spans.jsonl", lines(spans("frozen spans")))
     made.write(folder / "chats.jsonl", lines(conversations("frozen chats")))
+    made.write(folder / "media.jsonl", lines(media("frozen media")))
     (folder / "chat.jinja").write_text(CHAT)
     tokens_made.write_megatron(folder / "pair.bin", tokens_made.ids_of(texts("frozen pair", 30, 20)))
     tokens_made.write_parquet(folder / "rows.parquet", tokens_made.ids_of(texts("frozen rows", 30, 20), False), 16)

@@ -58,6 +58,17 @@ def spans(name: str) -> list[dict]:
     return [{"text": t + " : " + t, "loss_spans": [[3, 9], [len(t), 2 * len(t)]]} for t in texts(name, 12, 12)]
 
 
+def media(name: str) -> list[dict]:
+    """Documents with up to three pictures of a few slots each; every fourth has none."""
+    found = []
+    for i, text in enumerate(texts(name, 40, 20)):
+        places = [{"at": len(text) * k // 3, "tokens": 1 + (5 * i + 7 * k) % 23} for k in range(i % 4)]
+        found.append(
+            {"text": text, "media": [{**p, "ref": f"{i}/{k}.png", "kind": "image"} for k, p in enumerate(places)]}
+        )
+    return found
+
+
 def conversations(name: str) -> list[dict]:
     """Short conversations, every second with a system message."""
     found, said = [], texts(name, 60, 4)
