@@ -19,12 +19,6 @@ tokenizer = "bytes"
 sources = [{paths = ["a.jsonl"]}]
 tasks = [{preset = "causal"}]
 """
-SIDES = """
-tokenizer = "bytes"
-sources = [{paths = ["a.jsonl"]}]
-packing = {encoder_length = 128, decoder_length = 64}
-tasks = [{preset = "ul2"}]
-"""
 
 
 def without_compiling(*arguments, **changes):
@@ -67,8 +61,7 @@ def test_without_a_recipe_all_kernels_are(tmp_path):
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     assert "up to 30 s" in packprep("warm", **cache).err
     (tmp_path / "sources").symlink_to(SOURCES)
-    write_lines(tmp_path / "a.jsonl", texts(40))
-    for name, recipe in [*BUILDS.items(), ("sides", SIDES)]:
+    for name, recipe in BUILDS.items():
         (tmp_path / f"{name}.toml").write_text(recipe)
         check_commands(tmp_path / f"{name}.toml", tmp_path / name, **cache)
 

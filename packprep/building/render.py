@@ -7,6 +7,7 @@ import numpy as np
 from packprep.building.segments import SegmentTable, expected_prefix, trained_in, with_kept_pivots
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
+from packprep.dataset.boundaries import ranks
 from packprep.dataset.noise import Noised, Target
 from packprep.documents.reading import Documents
 from packprep.documents.supervision import Training
@@ -289,9 +290,8 @@ def _joined_blocks(counts: np.ndarray, parts: list) -> tuple[np.ndarray, np.ndar
         return offsets, *parts[0][2:]
     level, weight = np.empty((2, offsets[-1]), np.float32)
     for segment, many, *own in parts:
-        begin = np.cumsum(many) - many
-        for column, values in zip((level, weight), own, strict=True):
-            copy_ranges(values, begin, many, column, offsets[segment])
+        here = np.repeat(offsets[segment], many) + ranks(many)
+        level[here], weight[here] = own
     return offsets, level, weight
 
 
