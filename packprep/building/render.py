@@ -13,6 +13,7 @@ from packprep.documents.reading import Documents
 from packprep.documents.supervision import Training
 from packprep.kernel import copy_items, copy_ranges, kernel
 from packprep.objectives.objective import Bodies, BodySlots, Task
+from packprep.tokenizer.engines.engine import offsets_of
 
 _1 = np.uint64(1)
 
@@ -285,7 +286,7 @@ def _trained_ranges(
 
 def _joined_blocks(counts: np.ndarray, parts: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tasks' blocks as one column in segment order."""
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    offsets = offsets_of(counts)
     if len(parts) == 1:
         return offsets, *parts[0][2:]
     level, weight = np.empty((2, offsets[-1]), np.float32)
@@ -341,9 +342,9 @@ def _media(
     count = high - low
     if not count.any():
         return {}
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
+    offsets = offsets_of(count)
     segment = np.repeat(np.arange(len(count)), count)
-    which = np.arange(int(offsets[-1])) + np.repeat(low - offsets[:-1], count)
+    which = np.repeat(low, count) + ranks(count)
     token = first[which] - begin[segment] + table.copy[segment]  # of the body
     slot = (table.first_slot + table.bos)[segment] + token
     for t, task in enumerate(tasks):

@@ -78,13 +78,14 @@ def put_clean(slots: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.nd
         slots[begin + n : begin + 2 * n] = clean
 
 
-def put_block_labels(labels: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.ndarray, ahead, pad: int) -> None:
-    """Write the labels of block-diffusion segments: x_0 in both halves, or, where `ahead` (bool by segment, or one), its next
-    token, and pad at the end of each."""
+def put_block_labels(
+    labels: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.ndarray, ahead: np.ndarray, pad: int
+) -> None:
+    """Write the labels of block-diffusion segments: x_0 in both halves, or, where `ahead` (bool by segment), its next token, and
+    pad at the end of each."""
     put_clean(labels, tokens, at, half)
-    moved = np.broadcast_to(ahead, at.shape)
-    for begin in (at[moved], (at + half)[moved]):
-        move_ahead(labels, begin, half[moved], pad)
+    for begin in (at[ahead], (at + half)[ahead]):
+        move_ahead(labels, begin, half[ahead], pad)
 
 
 def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -> np.ndarray:

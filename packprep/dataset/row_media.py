@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from packprep.dataset.boundaries import ranks
 from packprep.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ class Media:
     def flat_slots(self, seq_length: int) -> np.ndarray:
         """int64[Σ tokens]: the places' slots in rows of `seq_length` that are laid end to end, in order: tokens.reshape(-1) has
         slot tokens there, and embeddings go there."""
-        first = self.row * seq_length + self.slot
-        ends = np.cumsum(self.tokens, dtype=np.int64)
-        return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - self.tokens), self.tokens)
+        return np.repeat(self.row * seq_length + self.slot, self.tokens) + ranks(self.tokens)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -1,4 +1,4 @@
-"""MediaPlaces of media in a document: the slots that belong to a picture, a sound or a film, whose pixels are the trainer's.
+"""Places of media in a document: the slots that belong to a picture, a sound or a film, whose pixels are the trainer's.
 
 ```
 record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.dataset.boundaries import ranks
 from packprep.errors import RecipeError
 from packprep.sources.formats.batch import MAX_DOCUMENT_TOKENS, SURROGATE
 from packprep.tokenizer.encoding import Tokens
@@ -55,10 +56,9 @@ class MediaPlaces(NamedTuple):
     def at(self, which: np.ndarray) -> "MediaPlaces":
         """Those of these numbers, in this order."""
         lengths = np.diff(self.ref_offsets)[which]
-        offsets = offsets_of(lengths)
-        bytes_of = np.arange(int(offsets[-1])) + np.repeat(self.ref_offsets[which] - offsets[:-1], lengths)
+        bytes_of = np.repeat(self.ref_offsets[which], lengths) + ranks(lengths)
         spans, first, tokens, kind = (column[which] for column in self[:4])
-        return MediaPlaces(spans, first, tokens, kind, offsets, self.refs[bytes_of])
+        return MediaPlaces(spans, first, tokens, kind, offsets_of(lengths), self.refs[bytes_of])
 
     def of(self, begin: int, end: int) -> "MediaPlaces":
         """Those from number `begin` to `end`, as views."""
@@ -73,7 +73,7 @@ NO_PLACES = MediaPlaces(_NONE.reshape(0, 2), _NONE, _NONE, _NONE, np.zeros(1, np
 
 
 def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
-    """MediaPlaces of documents, one after the other."""
+    """The places of documents, one after the other."""
     every = (NO_PLACES, *parts)
     spans, first, tokens, kind = (np.concatenate(column) for column in zip(*(part[:4] for part in every), strict=True))
     ends = np.cumsum([len(part.ref_offsets) for part in every])
@@ -158,7 +158,7 @@ def pieces_of(text: str, places: Sequence[MediaPlace]) -> list[str]:
     return [text[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
 
 
-# MediaPlaces among tokens
+# Places among tokens
 
 
 _BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
@@ -291,7 +291,7 @@ def _repeated(
     flat = [place for own in places for place in own]
     times = np.ones(len(tokens.ids), np.int64)
     times[slots] = [place.tokens for place in flat]
-    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(times)))
+    ends = offsets_of(times)
     offsets = ends[tokens.offsets]
     document = np.repeat(np.arange(len(places)), [len(own) for own in places])
     ids = np.array([vocabulary.media[place.kind] for place in flat], np.int64).reshape(-1, 3)
@@ -311,7 +311,7 @@ def _repeated(
         offsets_of(np.array([len(ref) for ref in refs], np.int64)), np.frombuffer(b"".join(refs), np.uint8),
     )  # fmt: skip
     characters = None if tokens.characters is None else np.repeat(tokens.characters, times, axis=0)
-    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum([len(own) for own in places], dtype=np.int64))).tolist()
+    bounds = offsets_of(np.array([len(own) for own in places], np.int64)).tolist()
     of_documents = {i: every.of(bounds[i], bounds[i + 1]) for i, own in enumerate(places) if own}
     made = Tokens(np.repeat(tokens.ids, times).astype(np.int32, copy=False), offsets, tokens.rejected, characters)
     return _without_rejected(made), of_documents

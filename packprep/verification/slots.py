@@ -13,7 +13,7 @@ import numpy as np
 from packprep.building.plan import Plan
 from packprep.building.removal import removed_segments
 from packprep.building.segments import SegmentTable
-from packprep.dataset.boundaries import fill_slots
+from packprep.dataset.boundaries import fill_slots, ranks
 from packprep.kernel import kernel, read_only
 from packprep.verification.faults import MAX_LISTED, Faults
 
@@ -289,11 +289,10 @@ def check_media(plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTab
             faults.add("P25", file, message, int(row[i]), int(begin[i]))
         if bad.any():
             return
-        ends = np.cumsum(many)
-        at = np.arange(int(ends[-1])) + np.repeat(row * length + begin - (ends - many), many)
+        at = np.repeat(row * length + begin, many) + ranks(many)
         inside[at] = True
+        in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
         for name in ("tokens", *(["labels"] if "labels" in arrays else [])):
-            in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
             values, own = arrays[name].reshape(-1)[at], np.repeat(in_place[segment] | (name == "tokens"), many)
             for i in np.flatnonzero(own & (values != np.repeat(kinds[kind], many)))[:MAX_LISTED]:
                 message = f"{name}: no slot token in a place of media"
