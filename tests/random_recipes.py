@@ -1,8 +1,10 @@
-"""Random recipes over small corpora: each is built and holds every promise, by replay and by the twin, or is refused.
+"""Random recipes over small corpora: each builds and passes every check, or is refused by name.
 
     python tests/random_recipes.py --count 2000 --first 0 --processes 2
 
-prints each seed that fails with its recipe; `--first SEED --show` runs it again.
+prints each seed that fails with its recipe; `--first SEED --show` runs it again. A build is stopped
+halfway and resumed. Half of the recipes with several lengths build all of them, and a quarter of the
+others builds from a token store too, which has to give the same shards.
 """
 
 import argparse
@@ -21,7 +23,10 @@ from typing import Any
 if __name__ == "__main__":  # as a command, of which Python knows the folder alone
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from packprep.building.plan import datasets_in
 from packprep.errors import PackprepError
+from packprep.objectives.tasks import complete
+from packprep.recipe import read_recipe
 from packprep.verification import verify_dataset
 from tests import made, media_made, tokens_made
 from tests.tokenizer import tokenizers_made
@@ -58,6 +63,14 @@ SOURCES: dict[str, dict[str, Any]] = {
     "spans": {"paths": ["spans.jsonl"]},
     "chats": {"paths": ["chats.jsonl"]},
 }
+LARGE: dict[str, dict[str, Any]] = {
+    "large_gzip": {"paths": ["large/a.jsonl.gz"]},
+    "large_zstd": {"paths": ["large/b.jsonl.zst"]},
+    "large_parquet": {"paths": ["large/c.parquet"]},
+    "large_arrow": {"paths": ["large/d.arrow"]},
+    "large_several": {"paths": ["large/*.jsonl*"]},
+}
+"""Sources of more text than a calibration sample reads, whose parts differ."""
 PRESETS = ["causal", "prefix_lm", "t5", "ul2r", "ul2", "fim", "mlm", "llada", "mdlm", "dllm", "duo", "bd3"]
 
 
@@ -70,6 +83,11 @@ def write_corpus(folder: Path) -> None:
     made.write_lines(folder / "body.jsonl", ["<pad> is text", *made.texts(6, 6, 150)], "body")
     made.write_parquet(folder / "d.parquet", ["", *made.texts(8, 7, 120)], 5)
     made.write_arrow(folder / "e.arrow", made.texts(8, 8, 120), 4)
+    large = [*made.texts(2500, 14, 80), *("word " * 200 for _ in range(800)), "數" * 90_000]
+    made.write_lines(folder / "large" / "a.jsonl.gz", large)
+    made.write_lines(folder / "large" / "b.jsonl.zst", large[::-1])
+    made.write_parquet(folder / "large" / "c.parquet", large, 700)
+    made.write_arrow(folder / "large" / "d.arrow", large[::-1], 700)
     made.write_texts(folder / "notes", ["", *made.texts(4, 9, 150), "é"])
     lists = tokens_made.ids_of(made.texts(9, 10, 100))
     tokens_made.write_megatron(folder / "m" / "a.bin", lists, "<i4", [1 + i % 2 for i in range(len(lists))])
@@ -111,8 +129,15 @@ def _chats(chance: random.Random) -> list[dict[str, Any]]:
 
 
 def recipe_of(seed: int) -> dict[str, Any]:
-    """The table of a recipe, of write_corpus' folder; every fourth has media, too."""
-    return _with_media(_recipe_of(seed), random.Random(f"media {seed}"))
+    """Return a recipe over write_corpus' folder; a fourth have media too, an eighth a large source."""
+    recipe = _with_media(_recipe_of(seed), random.Random(f"media {seed}"))
+    chance = random.Random(f"large {seed}")
+    if chance.random() < 0.125:
+        name = chance.choice(list(LARGE))
+        kept = {key: recipe["sources"][0][key] for key in ("share",) if key in recipe["sources"][0]}
+        recipe["sources"] = [*recipe["sources"], {"name": name, **LARGE[name], **kept}]
+        recipe["output"]["shard_text_bytes"] = chance.choice([300_000, 5_000_000])
+    return recipe
 
 
 def _with_media(recipe: dict[str, Any], chance: random.Random) -> dict[str, Any]:
@@ -313,20 +338,67 @@ def _task(chance: random.Random, number: int) -> dict[str, Any]:
 
 
 def try_recipe(seed: int, corpus: Path) -> str:
-    """What became of a seed's recipe: "built", or "refused: …" by name; what raises else, or is a fault, raises."""
+    """Return what a seed's recipe came to, "built" or "refused: …"; raise any other error, and any fault."""
+    table, chance = recipe_of(seed), random.Random(f"form {seed}")
+    is_small = not any(source["name"] in LARGE for source in table["sources"])
+    if "seq_lengths" in table and chance.random() < 0.5:
+        del table["seq_length"]
     with tempfile.TemporaryDirectory(dir=corpus.parent) as folder:
         out = Path(folder) / "out"
         try:
-            made.build(recipe_of(seed), corpus, out)
+            _build_in_two_parts(table, corpus, out)
         except PackprepError as error:
             assert "a fault of packprep" not in str(error), error
             return f"refused: {type(error).__name__}: {error}"
         later = (1, 2, 1_000_000, (1 << 32) - 1)[seed % 4]
-        for replay, twin, epoch in ((None, False, 0), (ALL, True, 0), (ALL, True, later)):
-            found = verify_dataset(out, replay, {}, (0, 1), 0, made.Silent(), twin, epoch=epoch)
-            assert found["faults"] == 0, [fault["message"] for fault in found["listed"]]
-        assert found["twin"] == found["replayed"] == found["segments"] > 0
+        for replay, twin, epoch in (
+            (None, False, 0),
+            (ALL, is_small, 0),
+            (ALL, is_small, later),
+        ):
+            _verify(table, corpus, out, replay, twin, epoch)
+        if chance.random() < 0.25:
+            store, again = Path(folder) / "store", Path(folder) / "again"
+            made.build(table, corpus, store, is_store=True)
+            assert verify_dataset(store, ALL, {}, (0, 1), 0, made.Silent())["faults"] == 0
+            from_store = _from_store(table, store)
+            _build_in_two_parts(from_store, corpus, again)
+            assert _shards(again) == _shards(out)
+            _verify(from_store, corpus, again, ALL, is_small, 0)
     return "built"
+
+
+def _build_in_two_parts(table: dict[str, Any], corpus: Path, out: Path) -> None:
+    """Build half of the shards, as one of two array tasks does, and then resume."""
+    build = made.build if "seq_length" in table else made.build_lengths
+    build(table, corpus, out, array=(0, 2))
+    build(table, corpus, out)
+
+
+def _verify(table: dict[str, Any], corpus: Path, out: Path, replay: int | None, twin: bool, epoch: int) -> None:
+    """Assert that a dataset, or each of several lengths, has no fault and is that of its recipe."""
+    recipe, segments = complete(read_recipe(table, corpus)), 0
+    for dataset in datasets_in(out):
+        found = verify_dataset(dataset, replay, {}, (0, 1), 0, made.Silent(), twin, recipe=recipe, epoch=epoch)
+        assert found["faults"] == 0, [fault["message"] for fault in found["listed"]]
+        assert not twin or found["twin"] == found["replayed"] == found["segments"]
+        segments += found["segments"]
+    assert segments > 0
+
+
+def _from_store(table: dict[str, Any], store: Path) -> dict[str, Any]:
+    """Return the recipe with all of its sources in a token store."""
+    kept = ("name", "repeat", "share", "sample", "tasks")
+    sources = [
+        {key: source[key] for key in kept if key in source} | {"paths": [str(store)], "format": "store"}
+        for source in table["sources"]
+    ]
+    return {**table, "sources": sources}
+
+
+def _shards(out: Path) -> dict[str, bytes]:
+    """Return the bytes of all shards below a folder, by path."""
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.safetensors")}
 
 
 def _tried(corpus: Path, seed: int) -> tuple[int, str]:
