@@ -39,7 +39,7 @@ from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_m
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.row_media import Media, kinds_of, media_of
-from packprep.dataset.rows import COLUMNS, SLOTS, Facts, Place, Row, Segments, gather
+from packprep.dataset.rows import COLUMNS, Facts, Place, Row, Segments, gather
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.json_files import MANIFEST_NAME, MIXTURE_NAME, TOKENIZER_NAME
@@ -370,12 +370,9 @@ class RowInEpoch(Row):
     __slots__ = ("epoch",)
     epoch: int
 
-    def __getattr__(self, name: str) -> np.ndarray:
-        if name not in SLOTS:
-            raise AttributeError(f"a Row has no {name!r}")
-        values = read_only(self.dataset.batch([self.index], columns=[name], epochs=[self.epoch])[name][0])
-        setattr(self, name, values)
-        return values
+    def _column(self, name: str) -> np.ndarray:
+        batch = self.dataset.batch([self.index], columns=[name], epochs=[self.epoch])
+        return read_only(batch[name][0])
 
     @cached_property
     def _segments(self) -> Segments:

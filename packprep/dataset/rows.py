@@ -11,7 +11,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -500,29 +500,57 @@ class Row:
     prefix_ends: np.ndarray
     block_lengths: np.ndarray
     seq_idx: np.ndarray
+    labels_2: np.ndarray
+    labels_3: np.ndarray
+    labels_4: np.ndarray
+    labels_5: np.ndarray
+    labels_6: np.ndarray
+    labels_7: np.ndarray
+    labels_8: np.ndarray
+    loss_mask_2: np.ndarray
+    loss_mask_3: np.ndarray
+    loss_mask_4: np.ndarray
+    loss_mask_5: np.ndarray
+    loss_mask_6: np.ndarray
+    loss_mask_7: np.ndarray
+    loss_mask_8: np.ndarray
+    loss_weights_2: np.ndarray
+    loss_weights_3: np.ndarray
+    loss_weights_4: np.ndarray
+    loss_weights_5: np.ndarray
+    loss_weights_6: np.ndarray
+    loss_weights_7: np.ndarray
+    loss_weights_8: np.ndarray
     _opened: tuple[Any, int, Shard]  # what gives tokens, the shard's first row in the dataset, itself
     _row: int  # in its shard
 
     def __repr__(self) -> str:
         return f"Row({self.index})"
 
-    def __getattr__(self, name: str) -> np.ndarray:
-        """A column of slots, at its first use."""
-        if name not in SLOTS:
-            raise AttributeError(f"a Row has no {name!r}")
+    if not TYPE_CHECKING:  # a type checker knows the columns by their declarations above
+
+        def __getattr__(self, name: str) -> np.ndarray:
+            if name not in SLOTS:
+                raise AttributeError(f"a Row has no {name!r}", name=name, obj=self)
+            values = self._column(name)
+            setattr(self, name, values)
+            return values
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *SLOTS})
+
+    def _column(self, name: str) -> np.ndarray:
+        """Return a column of slots, read-only: a view of the shard, or derived."""
         facts, shard = self.dataset.facts, self._shard
         if name in shard.layout and (name != "loss_mask" or facts.loss_on is None):
-            values = shard.row(name, self._row)
+            return shard.row(name, self._row)
+        self.dataset.checked_columns((name,))
+        made = np.empty((1, facts.seq_length), own_dtype(name, facts.token_dtype))
+        if name in AHEAD:
+            look_ahead(self._segments, name, getattr(self, MADE_FROM[name])[None], made)
         else:
-            self.dataset.checked_columns((name,))
-            made = np.empty((1, facts.seq_length), own_dtype(name, facts.token_dtype))
-            if name in AHEAD:
-                look_ahead(self._segments, name, getattr(self, MADE_FROM[name])[None], made)
-            else:
-                fill(self._segments, name, made)
-            values = read_only(made[0])
-        self.__dict__[name] = values
-        return values
+            fill(self._segments, name, made)
+        return read_only(made[0])
 
     @property
     def _shard(self) -> Shard:

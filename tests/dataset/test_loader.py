@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import packprep
 from packprep.dataset import attention, loader, manifest, shard
 from packprep.dataset import batches as iteration
+from packprep.dataset.rows import SLOTS, Row
 from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format import json_files
 from tests import made as builds
@@ -153,6 +154,19 @@ def test_a_row_is_a_read_only_view_of_the_map(tmp_path):
     for array in (row.tokens, row.position_ids, row.loss_weights, row.segments["end"]):
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_row_lists_each_of_its_columns_and_declares_them_for_type_checkers(tmp_path, epoch):
+    builds.write_lines(tmp_path / "a.jsonl", builds.texts(5))
+    builds.build(builds.table("a.jsonl"), tmp_path, tmp_path / "out")
+    row = packprep.open_dataset(tmp_path / "out").row(0, epoch=epoch)
+    assert dir(row) == sorted(dir(row)) and {*SLOTS, "cu_seqlens", "segments"} <= set(dir(row))
+    assert SLOTS.keys() <= Row.__annotations__.keys()
+    assert Row.__annotations__.keys() <= {*SLOTS, "dataset", "index", "_opened", "_row"}
+    with pytest.raises(AttributeError, match="a Row has no 'lables'") as refused:
+        row.lables  # noqa: B018
+    assert (refused.value.name, refused.value.obj) == ("lables", row)
 
 
 def test_items_are_writable_copies(tmp_path):
