@@ -40,7 +40,8 @@ _CONVERSION = (
 )
 
 Beside = Sequence[Mapping[str, Any]]
-"""What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles": role → token text}."""
+"""What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles": role → token text}. The text
+of a role is None where the file declares null."""
 
 
 def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, Any]]]:
@@ -162,13 +163,14 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
         if data is None:
             continue
         values = hints_in(file, data)
-        roles: dict[str, str] = {}
+        roles: dict[str, str | None] = {}
         for role, keys in HINT_KEYS.items():
-            for key in keys:
-                value = values.get(key)
-                text = value.get("content") if isinstance(value, dict) else value
-                if isinstance(text, str) and text:
-                    roles.setdefault(role, text)
+            declared = [values[key] for key in keys if key in values]
+            texts = [value.get("content") if isinstance(value, dict) else value for value in declared]
+            if named := [text for text in texts if isinstance(text, str) and text]:
+                roles[role] = named[0]
+            elif None in declared:
+                roles[role] = None
         found.append({"file": file, "digest": digest_of(data), "roles": roles})
     return found
 
