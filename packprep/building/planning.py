@@ -179,7 +179,7 @@ def make_plan(
         template = compile_template(inputs.chat_template, recipe.documents.template_date)
         if not template.knows_turns:
             say(UNKNOWN_TURNS)
-        if recipe.documents.append_eos and (eos := _end_of_text(template, vocabulary)):
+        if recipe.documents.append_eos and (eos := written_by_template(template, vocabulary, "eos")):
             say(TWO_ENDS.format(eos))
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
@@ -227,9 +227,11 @@ def make_plan(
     return {**plan, "digest": own_digest(as_stored(plan, LATER))}
 
 
-def _end_of_text(template: ChatTemplate, vocabulary: Vocabulary) -> str:
-    """The text of eos, if a template ends a conversation in it; else ""."""
-    (eos,) = texts_of_ids(vocabulary.tokenizer_json, [vocabulary.roles["eos"]]).values()
+def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: str) -> str:
+    """Return the text of a token if a template writes it: bos before a conversation, or eos after it; otherwise ""."""
+    if role not in vocabulary.roles:
+        return ""
+    (token,) = texts_of_ids(vocabulary.tokenizer_json, [vocabulary.roles[role]]).values()
     asked, answered = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
     try:
         text = template.render([asked, answered])
@@ -237,7 +239,8 @@ def _end_of_text(template: ChatTemplate, vocabulary: Vocabulary) -> str:
         raise
     except Exception:  # of any class, for a template is code
         return ""
-    return eos if text.rstrip().endswith(eos) else ""
+    written = text.rstrip().endswith(token) if role == "eos" else text.startswith(token)
+    return token if written else ""
 
 
 def follows(

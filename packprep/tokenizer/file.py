@@ -374,6 +374,14 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     return table
 
 
+def first_put_by_processor(data: bytes) -> int | None:
+    """Return the id that a tokenizer.json's post-processor puts before a text, or None if it puts no token there."""
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_buffer(data).encode("").ids
+    return ids[0] if ids else None
+
+
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
     """A panic of a library, which is no Exception, becomes a RuntimeError."""
