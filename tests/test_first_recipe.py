@@ -154,6 +154,18 @@ def write_tokenizer(folder):
     return tokenizers_made.write(folder / "tok", tokenizers_made.gpt2_like())
 
 
+def test_rows_are_longer_where_short_ones_would_stay_emptier(tmp_path):
+    write_lines(tmp_path / "a.jsonl", ["x" * 300] * 99)
+    text, table = init(tmp_path, tmp_path / "a.jsonl")
+    assert table["seq_length"] == 8192 and "rows of 512 would stay emptier" in text and "warning" not in text
+
+
+def test_a_folder_with_brackets_in_its_name_is_found_again(tmp_path):
+    write_lines(tmp_path / "run [v1]/a.jsonl", texts(30))
+    _, table = init(tmp_path, tmp_path / "run [v1]")
+    assert table["sources"][0]["paths"] == ["run [[]v1]/**/*.jsonl"]
+
+
 def test_the_suggested_rows_hold_most_documents_whole(tmp_path):
     lengths = [300] * 19 + [5000]
     write_lines(tmp_path / "a.jsonl", ["x" * n for n in lengths])

@@ -20,7 +20,13 @@ from packprep.building.removal import encode_removed
 from packprep.building.stores import check_tokenizer, files_in, in_stores, of_store, planned_in, template_of
 from packprep.dataset.manifest import removed_digest
 from packprep.documents.calibration import Estimates, calibrate, first_texts
-from packprep.documents.chat_template import ChatTemplate, compile_template, find_template
+from packprep.documents.chat_template import (
+    ChatTemplate,
+    NoTemplate,
+    compile_template,
+    find_template,
+    named_templates,
+)
 from packprep.documents.reading import MOST_DOCUMENTS
 from packprep.documents.store import STEP_BYTES, STORE, TokenStore, estimates_as_json, estimates_from_json
 from packprep.documents.supervision import supervise
@@ -322,7 +328,7 @@ def _proven_and_calibrated(
     supervised = partial(supervise, template=inputs.chat_template, settings=recipe.documents) if looks else None
     texts: list[str] = []
     for source in in_files if any(ENGINES[name].proven for name in names) else ():
-        with _named(source):
+        with _named(source, recipe):
             texts += first_texts(source, supervised)
     for name in names:
         try:
@@ -337,7 +343,7 @@ def _proven_and_calibrated(
                     both.append(None)
                 else:
                     sample = partial(calibrate, source, engine, vocabulary, recipe.documents, supervised)
-                    with _named(source):
+                    with _named(source, recipe):
                         estimates.append(sample(source.source.share is not None))
                         both.append(_both(source, estimates[-1], sample) if inputs.is_store else None)
                 if estimates[-1].supervised and not inputs.is_store:
@@ -379,10 +385,13 @@ def _estimated(source: PlannedSource, stores: Mapping[str, TokenStore]) -> Estim
 
 
 @contextlib.contextmanager
-def _named(source: PlannedSource) -> Iterator[None]:
+def _named(source: PlannedSource, recipe: Recipe) -> Iterator[None]:
     """What is wrong with a source names it."""
     try:
         yield
+    except NoTemplate as error:
+        names = named_templates(recipe.tokenizer, recipe.base)
+        raise NoTemplate(f"source {source.name!r}: {error}{names}", error.key) from error
     except RecipeError as error:
         raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
 

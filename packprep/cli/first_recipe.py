@@ -6,6 +6,7 @@ paths ─► sources ─► plan ─┬─ an error with settings ─► these k
 ```
 """
 
+import glob
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.forecast import forecast
+from packprep.building.forecast import FULL, forecast
 from packprep.building.planning import Inputs, look_up, make_plan, written_by_template
 from packprep.documents.calibration import Estimates
 from packprep.documents.chat_template import compile_template
@@ -102,11 +103,16 @@ def write_first_recipe(
     table["seq_length"], why = _seq_length(lengths, weights)
     documents = _ends_of_documents(looked_up, samples)
     table["documents"] = {key: value for key, (value, _) in documents.items()}
-    whole = {**table, "sources": [source.keys for source in sources], "specials": _parsed(specials)}
-    said: list[str] = []
-    inputs, samples = look_up(complete(read_recipe(whole, base)), {}), []
-    planned = forecast(make_plan(inputs, said.append, samples), inputs, samples)
-    planned["warnings"] += [message.removeprefix(_WARNING) for message in said if message.startswith(_WARNING)]
+    table |= {"sources": [source.keys for source in sources], "specials": _parsed(specials)}
+    suggested = table["seq_length"]
+    planned = _forecast(table, base)
+    for length in (n for n in _SEQ_LENGTHS if n > suggested):
+        if _are_full(planned):
+            break
+        longer = _forecast({**table, "seq_length": length}, base)
+        if _are_full(longer):
+            planned, table["seq_length"] = longer, length
+            why += f"; rows of {suggested} would stay emptier"
     planned["warnings"] += left_out
     out.write_text(_text(table, why, sources, documents, specials, planned), "utf-8")
     if not schema.exists():
@@ -118,6 +124,22 @@ def write_first_recipe(
         "seq_length": table["seq_length"],
         "warnings": planned["warnings"],
     }
+
+
+def _forecast(table: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Return the forecast of a recipe, with all that its plan warns of."""
+    said: list[str] = []
+    samples: list[Estimates] = []
+    inputs = look_up(complete(read_recipe(table, base)), {})
+    planned = forecast(make_plan(inputs, said.append, samples), inputs, samples)
+    planned["warnings"] += [message.removeprefix(_WARNING) for message in said if message.startswith(_WARNING)]
+    return planned
+
+
+def _are_full(planned: dict[str, Any]) -> bool:
+    """Return whether rows are so full that a build does not warn."""
+    filled = planned["utilisation"]["without_last_rows"]
+    return filled is None or filled >= FULL
 
 
 def _without_warnings(say: Callable[[str], None]) -> Callable[[str], None]:
@@ -195,12 +217,12 @@ def _sources(paths: Sequence[str], base: Path, left_out: list[str]) -> Iterator[
             )
         if others:
             listed = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common(5))
-            which = f"{_below(place, base)}/**/*{others.most_common(1)[0][0]}"
+            which = f"{glob.escape(_below(place, base))}/**/*{others.most_common(1)[0][0]}"
             left_out.append(
                 f"{path}: left out, as their names say no format: {listed}; to read them as text, name {which}"
             )
         for format, endings in found.items():
-            patterns = [f"{_below(place, base)}/**/*{ending}" for ending in sorted(endings)]
+            patterns = [f"{glob.escape(_below(place, base))}/**/*{ending}" for ending in sorted(endings)]
             yield named(place.name, f"-{format}" if len(found) > 1 else ""), patterns
 
 

@@ -39,6 +39,11 @@ _CONVERSION = (
     "Without its own class and name the ids are others; Transformers' may differ from sentencepiece's: compare them on your text"
 )
 
+_TEKKEN = (
+    "Its tekken.json is Mistral's own format. Make a tokenizer.json of it with transformers 5.23 or later: "
+    "AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python, and give FOLDER"
+)
+
 Beside = Sequence[Mapping[str, Any]]
 """What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles": role → token text}. The text
 of a role is None where the file declares null."""
@@ -61,9 +66,15 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
                 f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. Use the one that the model "
                 f"was published with, or make it: {_CONVERSION.format(str(path.parent))}"
             )
+        if file.name == "tekken.json":
+            raise VocabularyError(f"tokenizer = {name!r}: {_TEKKEN.format(str(path.parent))}")
         say(f"reading tokenizer {file}", once=True)
         return _read(file), _beside(lambda beside: read_beside(name, base, beside))
     if path.is_dir():
+        if (path / "tekken.json").is_file():
+            raise VocabularyError(
+                f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json. {_TEKKEN.format(str(path))}"
+            )
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
         raise VocabularyError(
             f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "

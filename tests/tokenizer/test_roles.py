@@ -222,6 +222,14 @@ def test_what_nothing_uses_is_not_required(tmp_path):
     assert resolve(tmp_path, made.gpt2_like(), needs()).sentinels == ()
 
 
+@pytest.mark.parametrize("name", ["tok", "tok/tekken.json"])
+def test_a_tekken_json_is_no_tokenizer_json(tmp_path, name):
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok/tekken.json").write_text("{}")
+    with pytest.raises(VocabularyError, match=r"tekken.json is Mistral's own format.*from_pretrained\('.*/tok'\)"):
+        load_tokenizer_json(name, tmp_path)
+
+
 # given roles
 
 
