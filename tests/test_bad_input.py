@@ -5,6 +5,7 @@ import base64
 import gzip
 import json
 import os
+import shutil
 
 import pyarrow
 import pyarrow.ipc
@@ -163,6 +164,18 @@ def test_special_text_can_be_made_a_reject(tmp_path):
     said = build(tmp_path, **{"documents.special_text": "reject"})
     assert said.json["documents"]["rejected"] == {"special_text": 1}
     assert_good(tmp_path / "out")
+
+
+def test_the_advice_on_special_tokens_in_messages_lets_them_be_built(tmp_path):
+    talk = [{"role": "user", "content": "a <pad> b"}, {"role": "assistant", "content": "4"}]
+    write(tmp_path / "in.jsonl", (json.dumps({"messages": talk}) + "\n").encode() * 3)
+    write(tmp_path / "chat.jinja", b"{% for m in messages %}{{ m.content }}<eos>{% endfor %}")
+    options = {"documents.chat_template": tmp_path / "chat.jinja", "documents.append_eos": "false"}
+    message = stopped(tmp_path, **options)
+    assert '<pad> in a message. Set documents.special_text = "special"' in message
+    shutil.rmtree(tmp_path / "out")
+    said = build(tmp_path, **options, **{"documents.special_text": "special"})
+    assert said.status == 0 and said.json["documents"]["used"] == 3
 
 
 def test_inputs_without_one_document_that_can_be_used(tmp_path):

@@ -14,13 +14,108 @@ from tests.tokenizer import tokenizers_made
 
 
 def init(folder, *arguments):
-    """The recipe that it writes, which builds."""
+    """The recipe that it writes, which builds without a warning, but for those that it repeats."""
     said = inside("init", *arguments, "--out", folder / "recipe.toml")
-    assert said.status == 0, said
+    assert said.status == 0 and "warning" not in said.err, said
     text = (folder / "recipe.toml").read_text()
     built = packprep("build", folder / "recipe.toml", "--out", folder / "out", "--json")
     assert built.status == 0 and built.json["made"] > 0, built
+    warnings = [line.removeprefix("packprep: ") for line in built.err.splitlines() if "warning: " in line]
+    assert all(f"# {warning}\n" in text for warning in warnings), warnings
     return text, tomllib.loads(text)
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def chats(path, count=20):
+    """Conversations as JSON lines."""
+    talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    write(path, (json.dumps({"messages": talk}) + "\n").encode() * count)
+    return path
+
+
+def chat_tokenizer(folder):
+    """A tokenizer whose eos ends each turn of its chat template."""
+    config = {"bos_token": None, "eos_token": "<|im_end|>", "chat_template": CHATML}
+    parsed = tokenizers_made.byte_level("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    return tokenizers_made.write(folder / "chat", parsed, tokenizer_config=config)
+
+
+def llama_tokenizer(folder, **config):
+    """A tokenizer whose post-processor puts bos before a text."""
+    return tokenizers_made.write(folder / "llama", tokenizers_made.llama3_like(), tokenizer_config=config)
+
+
+def test_a_template_that_ends_in_eos_gets_no_second_one(tmp_path):
+    text, table = init(tmp_path, chats(tmp_path / "a.jsonl"), "--tokenizer", chat_tokenizer(tmp_path))
+    assert table["documents"] == {"append_eos": False}
+    assert "append_eos = false  # the chat template writes <|im_end|> itself\n" in text and "warning" not in text
+
+
+@pytest.mark.parametrize("kind", ["texts", "conversations", "conversations with bos", "both"])
+def test_bos_is_put_where_the_post_processor_puts_it_unless_a_template_does(tmp_path, kind):
+    template = LLAMA if kind == "conversations with bos" else LLAMA.replace("{{ bos_token }}", "")
+    config = {"eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>", "chat_template": template}
+    if kind == "both":
+        config["eos_token"] = "<|end_of_text|>"
+    paths = [chats(tmp_path / "a.jsonl")] if kind != "texts" else []
+    if kind in ("texts", "both"):
+        write_lines(tmp_path / "b.jsonl", texts(30))
+        paths.append(tmp_path / "b.jsonl")
+    _, table = init(tmp_path, *paths, "--tokenizer", llama_tokenizer(tmp_path, **config))
+    expected = {"prepend_bos": True} if kind in ("texts", "both") else {"append_eos": False}
+    assert table["documents"] == expected
+
+
+def test_conversations_and_texts_that_need_other_ends_are_not_in_one_recipe(tmp_path):
+    write_lines(tmp_path / "b.jsonl", texts(30))
+    out = ("--out", tmp_path / "r.toml")
+    given = (chats(tmp_path / "a.jsonl"), tmp_path / "b.jsonl", *out)
+    message = refused("init", *given, "--tokenizer", chat_tokenizer(tmp_path))
+    assert "writes <|im_end|> around the conversations of source 'a'" in message and "texts of source 'b'" in message
+    config = {"eos_token": "<|end_of_text|>", "bos_token": "<|begin_of_text|>", "chat_template": LLAMA}
+    message = refused("init", *given, "--tokenizer", llama_tokenizer(tmp_path, **config))
+    assert "writes <|begin_of_text|>" in message and "documents.prepend_bos" in message
+    assert not (tmp_path / "r.toml").exists()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_of_several_columns_of_strings_the_longest_is_the_text(tmp_path, kind):
+    table = pa.table({"path": ["a.txt"] * 30, "blob": [b"x" * 9999] * 30, "content": texts(30)})
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as file:
+            file.write_table(table)
+    text, recipe = init(tmp_path, path)
+    assert recipe["sources"][0]["text_key"] == "content"
+    assert 'text_key = "content"  # of path, blob, content\n' in text
+
+
+def test_a_given_text_key_is_of_the_sources_that_have_it(tmp_path):
+    write(tmp_path / "a.jsonl", b"".join(json.dumps({"body": text}).encode() + b"\n" for text in texts(30)))
+    pq.write_table(pa.table({"path": ["a"] * 30, "content": texts(30, 1)}), tmp_path / "b.parquet")
+    both = (tmp_path / "a.jsonl", tmp_path / "b.parquet")
+    _, recipe = init(tmp_path, *both, "--text-key", "body")
+    assert [source["text_key"] for source in recipe["sources"]] == ["body", "content"]
+    out = ("--out", tmp_path / "r.toml")
+    assert "the key 'boddy'" in refused("init", *both, "--text-key", "boddy", *out)
+    assert "no column named 'boddy'" in refused("init", both[1], "--text-key", "boddy", *out)
+
+
+def test_a_column_of_token_ids_is_read_as_such(tmp_path):
+    pq.write_table(pa.table({"input_ids": [[104, 105]] * 30}), tmp_path / "a.parquet")
+    _, recipe = init(tmp_path, tmp_path / "a.parquet")
+    assert recipe["sources"][0]["format"] == "tokens"
 
 
 def test_a_folder_gives_a_source_of_each_format_with_the_keys_that_find_its_texts(tmp_path):
@@ -57,6 +152,18 @@ def test_roles_that_a_tokenizer_lacks_are_given(tmp_path, preset):
 def write_tokenizer(folder):
     """A byte-level tokenizer without reserved tokens."""
     return tokenizers_made.write(folder / "tok", tokenizers_made.gpt2_like())
+
+
+def test_rows_are_longer_where_short_ones_would_stay_emptier(tmp_path):
+    write_lines(tmp_path / "a.jsonl", ["x" * 300] * 99)
+    text, table = init(tmp_path, tmp_path / "a.jsonl")
+    assert table["seq_length"] == 8192 and "rows of 512 would stay emptier" in text and "warning" not in text
+
+
+def test_a_folder_with_brackets_in_its_name_is_found_again(tmp_path):
+    write_lines(tmp_path / "run [v1]/a.jsonl", texts(30))
+    _, table = init(tmp_path, tmp_path / "run [v1]")
+    assert table["sources"][0]["paths"] == ["run [[]v1]/**/*.jsonl"]
 
 
 def test_the_suggested_rows_hold_most_documents_whole(tmp_path):

@@ -41,7 +41,7 @@ from packprep.format.json_files import (
     with_defaults,
 )
 from packprep.format.tokenizer_json import text_of
-from packprep.sources.first_look import advice_on, begin_of
+from packprep.sources.first_look import IN_MESSAGES, advice_on, begin_of
 from packprep.storage import Folder
 from packprep.storage.local import write_error
 
@@ -328,7 +328,8 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) ->
             path = source.path(i)
             with contextlib.suppress(PackprepError):
                 begin, _ = begin_of(path, int(source.files.sizes[i]), source.formats[i][1])
-        advice = advice_on(most, path or "FILE", begin)
+        quoted = most == "special_text" and record is not None and record["detail"].endswith(" in a message")
+        advice = advice_on(IN_MESSAGES if quoted else most, path or "FILE", begin)
         seen = f"; {path}: document at {record['position']}: {record['detail']}" if record else ""
         raise BuildError(
             f"source {source.name!r}: {documents['read']} documents were read and none can be used ({_listed(reasons)})"

@@ -86,11 +86,11 @@ class TokenizerForm(_Part):
 
 
 class BesideForm(_Part):
-    """A file that lay beside the tokenizer, and what it gave roles."""
+    """A file that lay beside the tokenizer, and the token that it declares for each role; None where it declares null."""
 
     file: RelativeName
     digest: Digest
-    roles: dict[str, Text]
+    roles: dict[str, Text | None]
 
 
 class VocabularyForm(_Part):

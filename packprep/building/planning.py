@@ -20,7 +20,13 @@ from packprep.building.removal import encode_removed
 from packprep.building.stores import check_tokenizer, files_in, in_stores, of_store, planned_in, template_of
 from packprep.dataset.manifest import removed_digest
 from packprep.documents.calibration import Estimates, calibrate, first_texts
-from packprep.documents.chat_template import ChatTemplate, compile_template, find_template
+from packprep.documents.chat_template import (
+    ChatTemplate,
+    NoTemplate,
+    compile_template,
+    find_template,
+    named_templates,
+)
 from packprep.documents.reading import MOST_DOCUMENTS
 from packprep.documents.store import STEP_BYTES, STORE, TokenStore, estimates_as_json, estimates_from_json
 from packprep.documents.supervision import supervise
@@ -179,7 +185,7 @@ def make_plan(
         template = compile_template(inputs.chat_template, recipe.documents.template_date)
         if not template.knows_turns:
             say(UNKNOWN_TURNS)
-        if recipe.documents.append_eos and (eos := _end_of_text(template, vocabulary)):
+        if recipe.documents.append_eos and (eos := written_by_template(template, vocabulary, "eos")):
             say(TWO_ENDS.format(eos))
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
@@ -227,9 +233,11 @@ def make_plan(
     return {**plan, "digest": own_digest(as_stored(plan, LATER))}
 
 
-def _end_of_text(template: ChatTemplate, vocabulary: Vocabulary) -> str:
-    """The text of eos, if a template ends a conversation in it; else ""."""
-    (eos,) = texts_of_ids(vocabulary.tokenizer_json, [vocabulary.roles["eos"]]).values()
+def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: str) -> str:
+    """Return the text of a token if a template writes it: bos before a conversation, or eos after it; otherwise ""."""
+    if role not in vocabulary.roles:
+        return ""
+    (token,) = texts_of_ids(vocabulary.tokenizer_json, [vocabulary.roles[role]]).values()
     asked, answered = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
     try:
         text = template.render([asked, answered])
@@ -237,7 +245,8 @@ def _end_of_text(template: ChatTemplate, vocabulary: Vocabulary) -> str:
         raise
     except Exception:  # of any class, for a template is code
         return ""
-    return eos if text.rstrip().endswith(eos) else ""
+    written = text.rstrip().endswith(token) if role == "eos" else text.startswith(token)
+    return token if written else ""
 
 
 def follows(
@@ -319,7 +328,7 @@ def _proven_and_calibrated(
     supervised = partial(supervise, template=inputs.chat_template, settings=recipe.documents) if looks else None
     texts: list[str] = []
     for source in in_files if any(ENGINES[name].proven for name in names) else ():
-        with _named(source):
+        with _named(source, recipe):
             texts += first_texts(source, supervised)
     for name in names:
         try:
@@ -334,7 +343,7 @@ def _proven_and_calibrated(
                     both.append(None)
                 else:
                     sample = partial(calibrate, source, engine, vocabulary, recipe.documents, supervised)
-                    with _named(source):
+                    with _named(source, recipe):
                         estimates.append(sample(source.source.share is not None))
                         both.append(_both(source, estimates[-1], sample) if inputs.is_store else None)
                 if estimates[-1].supervised and not inputs.is_store:
@@ -376,10 +385,13 @@ def _estimated(source: PlannedSource, stores: Mapping[str, TokenStore]) -> Estim
 
 
 @contextlib.contextmanager
-def _named(source: PlannedSource) -> Iterator[None]:
+def _named(source: PlannedSource, recipe: Recipe) -> Iterator[None]:
     """What is wrong with a source names it."""
     try:
         yield
+    except NoTemplate as error:
+        names = named_templates(recipe.tokenizer, recipe.base)
+        raise NoTemplate(f"source {source.name!r}: {error}{names}", error.key) from error
     except RecipeError as error:
         raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
 

@@ -6,6 +6,7 @@ paths ─► sources ─► plan ─┬─ an error with settings ─► these k
 ```
 """
 
+import glob
 import json
 import os
 import re
@@ -18,21 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.forecast import forecast
-from packprep.building.planning import look_up, make_plan
+from packprep.building.forecast import FULL, forecast
+from packprep.building.planning import Inputs, look_up, make_plan, written_by_template
 from packprep.documents.calibration import Estimates
+from packprep.documents.chat_template import compile_template
 from packprep.errors import RecipeError, SourceError, VocabularyError
 from packprep.messages import put_line
 from packprep.objectives.tasks import complete, recipe_schema
 from packprep.recipe import as_toml, presets, read_recipe
 from packprep.sources.formats import FORMATS, detect_format, formats_asked
 from packprep.storage import expanded
+from packprep.tokenizer.file import first_put_by_processor
 
 SCHEMA_NAME = "recipe.schema.json"
 _SEQ_LENGTHS = (512, 1024, 2048, 4096, 8192)
 _WHOLE = 0.9
 """Of the documents: so many stay whole in a row of the suggested seq_length, where one of the above has room for them."""
 _MOST_NAMES = 100_000
+_WARNING = "warning: "
 
 
 @dataclass
@@ -69,6 +73,8 @@ def write_first_recipe(
     left_out: list[str] = []
     sources = [_SourceKeys({"name": name, "paths": found}) for name, found in _sources(paths, base, left_out)]
     samples: list[Estimates] = []
+    looked_up: list[Inputs] = []
+    lacks_key: list[SourceError] = []  # of sources without the given text_key
     for source in sources:
         if text_key is not None:
             source.keys["text_key"] = text_key
@@ -76,9 +82,13 @@ def write_first_recipe(
             try:
                 one = {**table, "sources": [source.keys], "specials": _parsed(specials)}
                 inputs = look_up(complete(read_recipe(one, base)), {})
-                make_plan(inputs, say, samples)
+                make_plan(inputs, _without_warnings(say), samples)
+                looked_up.append(inputs)
                 break
             except SourceError as error:
+                if "text_key" in error.settings and source.keys.get("text_key", "") == text_key and len(sources) > 1:
+                    lacks_key.append(error)
+                    del source.keys["text_key"]
                 if not error.settings or error.settings.keys() <= source.keys.keys():
                     raise
                 source.keys |= error.settings
@@ -87,13 +97,24 @@ def write_first_recipe(
                 if not error.settings or specials:
                     raise
                 specials = error.settings
+    if len(lacks_key) == len(sources):
+        raise lacks_key[0]
     lengths, weights = (np.concatenate([getattr(s, name) for s in samples]) for name in ("lengths", "length_weights"))
     table["seq_length"], why = _seq_length(lengths, weights)
-    whole = {**table, "sources": [source.keys for source in sources], "specials": _parsed(specials)}
-    inputs, samples = look_up(complete(read_recipe(whole, base)), {}), []
-    planned = forecast(make_plan(inputs, lambda message: None, samples), inputs, samples)
+    documents = _ends_of_documents(looked_up, samples)
+    table["documents"] = {key: value for key, (value, _) in documents.items()}
+    table |= {"sources": [source.keys for source in sources], "specials": _parsed(specials)}
+    suggested = table["seq_length"]
+    planned = _forecast(table, base)
+    for length in (n for n in _SEQ_LENGTHS if n > suggested):
+        if _are_full(planned):
+            break
+        longer = _forecast({**table, "seq_length": length}, base)
+        if _are_full(longer):
+            planned, table["seq_length"] = longer, length
+            why += f"; rows of {suggested} would stay emptier"
     planned["warnings"] += left_out
-    out.write_text(_text(table, why, sources, specials, planned), "utf-8")
+    out.write_text(_text(table, why, sources, documents, specials, planned), "utf-8")
     if not schema.exists():
         schema.write_text(json.dumps(recipe_schema(formats_asked()), indent=2) + "\n", "utf-8")
     return {
@@ -103,6 +124,60 @@ def write_first_recipe(
         "seq_length": table["seq_length"],
         "warnings": planned["warnings"],
     }
+
+
+def _forecast(table: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Return the forecast of a recipe, with all that its plan warns of."""
+    said: list[str] = []
+    samples: list[Estimates] = []
+    inputs = look_up(complete(read_recipe(table, base)), {})
+    planned = forecast(make_plan(inputs, said.append, samples), inputs, samples)
+    planned["warnings"] += [message.removeprefix(_WARNING) for message in said if message.startswith(_WARNING)]
+    return planned
+
+
+def _are_full(planned: dict[str, Any]) -> bool:
+    """Return whether rows are so full that a build does not warn."""
+    filled = planned["utilisation"]["without_last_rows"]
+    return filled is None or filled >= FULL
+
+
+def _without_warnings(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return `say` for what is no warning: the recipe is not finished, and may do what a warning advises."""
+    return lambda message: None if message.startswith(_WARNING) else say(message)
+
+
+def _ends_of_documents(looked_up: Sequence[Inputs], samples: Sequence[Estimates]) -> dict[str, tuple[bool, str]]:
+    """Return the keys of [documents] that say what stands around a document, each with its value and the reason.
+
+    looked_up, samples: of each source alone. A chat template may write bos and eos itself. RecipeError where it does, and
+    documents without a template need the same token.
+    """
+    vocabulary, template = looked_up[-1].vocabulary, looked_up[-1].chat_template
+    chats = [sample.chat for sample in samples]
+    compiled = compile_template(template) if template is not None and any(chats) else None
+    bos, eos = (compiled and written_by_template(compiled, vocabulary, role) for role in ("bos", "eos"))
+    first = first_put_by_processor(vocabulary.tokenizer_json)
+    puts_bos = first is not None and first == vocabulary.roles.get("bos")
+    texts = [
+        inputs.recipe.sources[0].name
+        for inputs, is_chat in zip(looked_up, chats, strict=True)
+        if not is_chat and any(FORMATS[format].holds != "tokens" for format, _ in inputs.files[0].kinds)
+    ]
+    if texts and (eos or (bos and puts_bos)):
+        chat = looked_up[chats.index(True)].recipe.sources[0].name
+        written, key = (eos, "append_eos") if eos else (bos, "prepend_bos")
+        raise RecipeError(
+            f"the chat template writes {written} around the conversations of source {chat!r}, and the texts of source "
+            f"{texts[0]!r} get it from documents.{key} alone: no value of that key suits both. Run packprep init for each "
+            "of them, and mix their datasets while training"
+        )
+    keys: dict[str, tuple[bool, str]] = {}
+    if puts_bos and (texts or not any(chats)):
+        keys["prepend_bos"] = True, "as the tokenizer's post-processor does"
+    if eos:
+        keys["append_eos"] = False, f"the chat template writes {eos} itself"
+    return keys
 
 
 def _below(path: Path, base: Path) -> str:
@@ -142,12 +217,12 @@ def _sources(paths: Sequence[str], base: Path, left_out: list[str]) -> Iterator[
             )
         if others:
             listed = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common(5))
-            which = f"{_below(place, base)}/**/*{others.most_common(1)[0][0]}"
+            which = f"{glob.escape(_below(place, base))}/**/*{others.most_common(1)[0][0]}"
             left_out.append(
                 f"{path}: left out, as their names say no format: {listed}; to read them as text, name {which}"
             )
         for format, endings in found.items():
-            patterns = [f"{_below(place, base)}/**/*{ending}" for ending in sorted(endings)]
+            patterns = [f"{glob.escape(_below(place, base))}/**/*{ending}" for ending in sorted(endings)]
             yield named(place.name, f"-{format}" if len(found) > 1 else ""), patterns
 
 
@@ -200,7 +275,12 @@ def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
 
 
 def _text(
-    table: dict[str, Any], why: str, sources: Sequence[_SourceKeys], specials: Sequence[str], planned: dict[str, Any]
+    table: dict[str, Any],
+    why: str,
+    sources: Sequence[_SourceKeys],
+    documents: dict[str, tuple[bool, str]],
+    specials: Sequence[str],
+    planned: dict[str, Any],
 ) -> str:
     """The recipe."""
     lines = [
@@ -221,6 +301,8 @@ def _text(
         for key, value in source.keys.items():
             reason = source.why.get(key)
             lines.append(f"{key} = {as_toml(value)}" + (f"  # {reason}" if reason else ""))
+    if documents:
+        lines += ["", "[documents]", *(f"{key} = {as_toml(v)}  # {reason}" for key, (v, reason) in documents.items())]
     if specials:
         lines += ["", "[specials]  # roles that the tokenizer's own files do not name", *specials]
     lines += [f"\n# warning: {warning}" for warning in planned["warnings"]]

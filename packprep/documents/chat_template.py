@@ -31,6 +31,11 @@ _ROLE_NAMES = {f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "
 
 
 MOST_TEMPLATE_BYTES = 1 << 20
+_OF_PROCESSOR = "chat_template.json"
+
+
+class NoTemplate(RecipeError):
+    """A document has messages, and there is no chat template."""
 
 
 class TemplateRefusal(Exception):
@@ -41,9 +46,9 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
     """The text of the chat template, complete in itself: the tokens that it names (bos_token, …) are set at its top.
 
     path_key: `documents.chat_template`, a Jinja file relative to base; "": the template beside the recipe's `tokenizer`
-    (chat_template.jinja, or chat_template in tokenizer_config.json; of several the one named "default"), None if there is
-    none. date: of `compile_template`. Raises RecipeError for a file of the recipe's that cannot be used; the template beside
-    a tokenizer is looked into only when a document needs it.
+    (chat_template.jinja, or chat_template in tokenizer_config.json or in a processor's chat_template.json; of several the one
+    named "default"), None if there is none. date: of `compile_template`. Raises RecipeError for a file of the recipe's that
+    cannot be used; the template beside a tokenizer is looked into only when a document needs it.
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
@@ -92,7 +97,7 @@ def _template_beside(tokenizer: str, base: Path, configs: Sequence[Mapping[str, 
     data = read_beside(tokenizer, base, "chat_template.jinja")
     if data is not None:
         return data.decode("utf-8", "replace")
-    for config in configs:
+    for config in (*configs, *_of_processor(tokenizer, base)):
         found = config.get("chat_template")
         if isinstance(found, list):
             named = (entry for entry in reversed(found) if isinstance(entry, dict) and entry.get("name") == "default")
@@ -100,6 +105,34 @@ def _template_beside(tokenizer: str, base: Path, configs: Sequence[Mapping[str, 
         if isinstance(found, str):
             return found
     return None
+
+
+def _of_processor(tokenizer: str, base: Path) -> list[Mapping[str, Any]]:
+    """Return what a processor's chat_template.json beside a tokenizer holds, in a list that is empty without one."""
+    data = read_beside(tokenizer, base, _OF_PROCESSOR)
+    return [] if data is None else [hints_in(_OF_PROCESSOR, data)]
+
+
+def named_templates(tokenizer: str, base: Path) -> str:
+    """Return a message's part about templates beside a tokenizer that are not used because of their names."""
+    files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
+    configs = [hints_in(name, data) for name, data in files.items() if data is not None]
+    lists = [config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))]
+    entries = [entry for found in lists if isinstance(found, list) for entry in found if isinstance(entry, dict)]
+    if names := [str(entry["name"]) for entry in entries if "name" in entry]:
+        return (
+            f". It has templates named {', '.join(names)} and none named default: write the text of the one that is meant into "
+            "a file, and give that in documents.chat_template"
+        )
+    path = base / expanded(tokenizer)
+    folder = (path if path.is_dir() else path.parent) / "additional_chat_templates"
+    if files_there := sorted(folder.glob("*.jinja")):
+        names = [file.stem for file in files_there]
+        return (
+            f". It has templates named {', '.join(names)} in additional_chat_templates: give the one that is meant, as in "
+            f"documents.chat_template = {str(files_there[0])!r}"
+        )
+    return ""
 
 
 def _token_texts(source: str, tokenizer: str, configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:

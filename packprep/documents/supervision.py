@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from packprep.documents.chat_template import TemplateRefusal, compile_template
+from packprep.documents.chat_template import NoTemplate, TemplateRefusal, compile_template
 from packprep.documents.layouts import Dialogue, Problem, read_layout
 from packprep.documents.media import (
     BAD_MEDIA,
@@ -44,7 +44,7 @@ from packprep.documents.media import (
     slots_of,
 )
 from packprep.documents.turns import NotIncremental, Turns, find_turns, strings_of, texts_of
-from packprep.errors import PackprepError, RecipeError
+from packprep.errors import PackprepError
 from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
@@ -280,7 +280,7 @@ def rendered_turns(dialogue: Dialogue, template: str | None, settings: DocumentK
     Raises RecipeError where there is no template, or none that can be used.
     """
     if template is None:
-        raise RecipeError(
+        raise NoTemplate(
             "a document has messages, and the tokenizer has no chat template: give the folder of a tokenizer that has one, or a "
             'template in documents.chat_template, or set documents.loss_spans = "ignore"'
         )

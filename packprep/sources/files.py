@@ -518,7 +518,8 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                     files[found], matched = file, True
             if not matched:
                 raise SourceError(
-                    f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}; if its "
+                    f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}"
+                    f"{_hidden(name, root)}; if its "
                     f"files have moved, --source {source.name}=FOLDER says where they lie now"
                 )
         elif os.path.isfile(os.path.join(pattern, "state.json")):
@@ -586,11 +587,29 @@ def nearby(pattern: str) -> str:
     near = difflib.get_close_matches(below[0] if below else "", [name.rstrip(os.sep) for name in there], 1, 0.6)
     more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
     braces = "; {a,b} is no pattern: give each by itself" if "{" in pattern else ""
+    parts = pattern.split(os.sep)
+    literal = [n for n, part in enumerate(parts) if "[" in part and os.path.exists(os.sep.join(parts[: n + 1]))]
+    if literal:
+        escaped = os.sep.join(glob.escape(part) if n in literal else part for n, part in enumerate(parts))
+        braces += f"; [ begins a class of characters in a pattern: in a name write [[] for it, as in {escaped}"
     return (
         f"{absent}; {folder} holds {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
         + (f"; did you mean {near[0]}?" if near and not _WILDCARD.search(below[0]) else "")
         + braces
     )
+
+
+def _hidden(name: str, root: str) -> str:
+    """Return a message's part about the first file that a pattern would match if wildcards matched names with a dot."""
+    hidden = glob.iglob(name, root_dir=root, recursive=True, include_hidden=True)
+    first = next((found for found in hidden if os.path.isfile(os.path.join(root, found))), None)
+    if first is None:
+        return ""
+    parts = first.split(os.sep)
+    n = next(i for i, part in enumerate(parts) if part.startswith("."))
+    below = [] if n == len(parts) - 1 else ["**", os.path.basename(name)]
+    named = os.path.join(root, *parts[: n + 1], *below)
+    return f"; * and ** pass over names that begin with a dot, as {first}: write that name out, as in {named}"
 
 
 def _deepest_folder(pattern: str) -> list[str]:

@@ -78,6 +78,8 @@ _OTHER_KEY = (
     "set text_key (--text-key) to the key that holds the text; lists of token ids are read from Parquet and Arrow files, with "
     'format = "tokens"'
 )
+IN_MESSAGES = "special_text in messages"
+"""The reason `special_text` of conversations, for which there is other advice than for texts."""
 _ADVICE = {
     "missing_text": "set text_key (--text-key) to the key that holds the text",
     "not_a_string": _OTHER_KEY,
@@ -91,6 +93,10 @@ _ADVICE = {
     "tokenizer_error": "give a tokenizer that takes any text: one with an unknown token, or of bytes",
     "template_error": "mend the chat template, or give another in documents.chat_template",
     "special_text": 'set documents.special_text = "text"',
+    IN_MESSAGES: (
+        'set documents.special_text = "special": the text of a special token in a message then becomes that token, as in '
+        "Transformers"
+    ),
     "untrained": 'mend its loss_spans or roles, or set documents.loss_spans = "ignore"',
     "empty": "if another key holds the text, name it as text_key (--text-key)",
     "below_min_tokens": "lower documents.min_tokens",

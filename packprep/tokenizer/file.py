@@ -39,8 +39,14 @@ _CONVERSION = (
     "Without its own class and name the ids are others; Transformers' may differ from sentencepiece's: compare them on your text"
 )
 
+_TEKKEN = (
+    "Its tekken.json is Mistral's own format. Make a tokenizer.json of it with transformers 5.23 or later: "
+    "AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python, and give FOLDER"
+)
+
 Beside = Sequence[Mapping[str, Any]]
-"""What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles": role → token text}."""
+"""What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles": role → token text}. The text
+of a role is None where the file declares null."""
 
 
 def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, Any]]]:
@@ -60,9 +66,15 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
                 f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. Use the one that the model "
                 f"was published with, or make it: {_CONVERSION.format(str(path.parent))}"
             )
+        if file.name == "tekken.json":
+            raise VocabularyError(f"tokenizer = {name!r}: {_TEKKEN.format(str(path.parent))}")
         say(f"reading tokenizer {file}", once=True)
         return _read(file), _beside(lambda beside: read_beside(name, base, beside))
     if path.is_dir():
+        if (path / "tekken.json").is_file():
+            raise VocabularyError(
+                f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json. {_TEKKEN.format(str(path))}"
+            )
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
         raise VocabularyError(
             f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
@@ -162,13 +174,14 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
         if data is None:
             continue
         values = hints_in(file, data)
-        roles: dict[str, str] = {}
+        roles: dict[str, str | None] = {}
         for role, keys in HINT_KEYS.items():
-            for key in keys:
-                value = values.get(key)
-                text = value.get("content") if isinstance(value, dict) else value
-                if isinstance(text, str) and text:
-                    roles.setdefault(role, text)
+            declared = [values[key] for key in keys if key in values]
+            texts = [value.get("content") if isinstance(value, dict) else value for value in declared]
+            if named := [text for text in texts if isinstance(text, str) and text]:
+                roles[role] = named[0]
+            elif None in declared:
+                roles[role] = None
         found.append({"file": file, "digest": digest_of(data), "roles": roles})
     return found
 
@@ -370,6 +383,14 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
             f"tokenizer = {name!r}: an added token has the id of another token: {_some(shared)}. Give the added token a free id"
         )
     return table
+
+
+def first_put_by_processor(data: bytes) -> int | None:
+    """Return the id that a tokenizer.json's post-processor puts before a text, or None if it puts no token there."""
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_buffer(data).encode("").ids
+    return ids[0] if ids else None
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """Roles: which token id pads, ends, masks, or marks a span or a mode.
 
-A role is given in the recipe's [specials], or found: by the files beside the tokenizer, then by well-known names.
-What is given comes first. A token that was given one role and that the tokenizer itself has in another is refused, where
-the recipe uses both: a mask that is also the padding would be looked for among padding. A sentinel is no token of text.
+A role is given in the recipe's [specials], or declared by the files beside the tokenizer, or found by a well-known name.
+What is given comes first. What the files declare is final: null means that the tokenizer has no such token. A well-known
+name counts only if tokenizer.json lists it in added_tokens as special; an ordinary piece of the vocabulary never does.
+A token that was given one role and that the tokenizer itself has in another is refused, where the recipe uses both: a mask
+that is also the padding would be looked for among padding. A sentinel is no token of text.
 """
 
 from collections import Counter
@@ -232,9 +234,9 @@ def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, n
     """tokenizer: its name, for messages."""
     is_bytes = data == bytes_tokenizer_json()
     # of the files beside it the first wins
-    hints = {role: text for file in reversed(beside) for role, text in file["roles"].items()}
+    hints: dict[str, str | None] = {role: text for file in reversed(beside) for role, text in file["roles"].items()}
     if is_bytes and not beside:
-        hints = BYTES_ROLES
+        hints = dict(BYTES_ROLES)
     tokens = tokens_in_file(data, tokenizer)
     if 0 < specials.vocab_size < tokens.n_ids:
         raise VocabularyError(
@@ -264,6 +266,7 @@ def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, n
     if parts.missing:
         texts = _texts_to_add(tokenizer, tokens, specials, parts)
         data = extended_tokenizer_json(data, first_added, texts, tokenizer)
+        hints |= {part.key: part.add[0] for part in parts.missing if part.key in hints}
     tokens = read_tokens(data, tokenizer)
     parts = _parts(tokens, specials, needs, hints)
     assert not parts.missing, parts.missing
@@ -326,7 +329,7 @@ def _texts_to_add(name: str, tokens: TokenTable, specials: Specials, parts: _Par
     return texts
 
 
-def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[str, str]) -> _Parts:
+def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[str, str | None]) -> _Parts:
     """Which token plays which part: given ones first, then sentinels, then what can be found."""
     mapped = specials.mode_tokens or {}
     wishes = {role: getattr(specials, role) for role in ROLES if getattr(specials, role) is not None}
@@ -352,7 +355,7 @@ def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[
         if role in needs.roles or role == "pad":
             found[role] = f"{role}: {tokens.texts[id]} (id {id}), {how}"
     lacking = [role for role in open_roles if role in needs.roles and role not in roles and role != "pad"]
-    missing += [Missing(role, "no token known as such", _names_to_add(tokens, lacking)[role]) for role in lacking]
+    missing += [_not_found(role, lacking, tokens, hints) for role in lacking]
     if "pad" in open_roles and "pad" not in roles:
         if "eos" in roles:
             roles["pad"] = roles["eos"]
@@ -418,9 +421,38 @@ def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[s
     return {role: tuple(names[role][:1]) for role in roles}
 
 
-def _not_there(key: str, value: str | int, tokens: TokenTable, hints: Mapping[str, str]) -> Missing:
-    known = [hints.get(key, ""), *WELL_KNOWN.get(key, ())]
-    instead = next((name for name in known if name in tokens.ids), "")
+def _is_special(name: str, tokens: TokenTable) -> bool:
+    """Return whether tokenizer.json lists a text among its added tokens as special."""
+    return name in tokens.added and tokens.added[name].special
+
+
+def _not_found(role: str, lacking: Sequence[str], tokens: TokenTable, hints: Mapping[str, str | None]) -> Missing:
+    """Describe a role without a token: why there is none, what would fill it, and a token that is listed as ordinary."""
+    add = _names_to_add(tokens, lacking)[role]
+    if role in hints:
+        declared = hints[role]
+        if declared is None:
+            return Missing(role, "the files beside the tokenizer declare null, so it has no such token", add)
+        if declared not in tokens.ids:
+            why = f"the files beside the tokenizer declare {declared!r}, which tokenizer.json lacks"
+            return Missing(role, why, (declared,))
+    if role in FIM_ROLES:
+        wanted = [FIM_ROLES.index(other) for other in lacking if other in FIM_ROLES]
+        families = [family for family in WELL_KNOWN_FIM if all(family[k] in tokens.added for k in wanted)]
+        names = tuple(family[FIM_ROLES.index(role)] for family in families)
+    else:
+        names = WELL_KNOWN[role]
+    instead = next((name for name in names if name in tokens.added), "")
+    if instead and not _is_special(instead, tokens):
+        return Missing(role, f"tokenizer.json does not list {instead} as special", (), instead=instead)
+    return Missing(role, "no token known as such", add)
+
+
+def _not_there(key: str, value: str | int, tokens: TokenTable, hints: Mapping[str, str | None]) -> Missing:
+    known = [name for name in WELL_KNOWN.get(key, ()) if _is_special(name, tokens)]
+    if key in hints:
+        known = [name for name in (hints[key],) if name is not None and name in tokens.ids]
+    instead = known[0] if known else ""
     if isinstance(value, int):
         return Missing(key, f"no token has the id {value} (they end at {tokens.n_ids - 1})", (), instead=instead)
     return Missing(key, f"no token {value!r}", (value,) if value else (), instead=instead)
@@ -432,8 +464,11 @@ def _sentinels(
     """The sentinels in order, what is missing of them, and notes. taken: ids that were given another part."""
     wish = specials.sentinels
     if wish is None or isinstance(wish, str):
-        pattern = SENTINEL_PATTERN if wish in (None, "auto") else wish
-        return _sentinels_by_pattern(pattern, wish == "auto" and specials.missing == "add", tokens, needs, taken)
+        named = wish is not None and wish != "auto"
+        pattern = wish if wish is not None and named else SENTINEL_PATTERN
+        usable = tokens.ids if named else [text for text in tokens.added if _is_special(text, tokens)]
+        extend = wish == "auto" and specials.missing == "add"
+        return _sentinels_by_pattern(pattern, extend, tokens, frozenset(usable), needs, taken)
     if isinstance(wish, Mapping):
         wish = range(wish["first"], wish["first"] + wish["count"])
     ids = [_id_of(value, tokens) for value in wish]
@@ -454,8 +489,14 @@ def _sentinels(
 
 
 def _sentinels_by_pattern(
-    pattern: str, as_many_as_needed: bool, tokens: TokenTable, needs: Needs, taken: Mapping[int, str]
+    pattern: str,
+    as_many_as_needed: bool,
+    tokens: TokenTable,
+    usable: Collection[str],
+    needs: Needs,
+    taken: Mapping[int, str],
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
+    """Return what `_sentinels` does for a pattern. usable: texts of the tokens that may be sentinels."""
     if pattern.count("{}") != 1:
         raise VocabularyError(
             f'[specials] sentinels = {pattern!r}: a pattern has one {{}} for the number, as "<extra_id_{{}}>"; '
@@ -464,8 +505,11 @@ def _sentinels_by_pattern(
     found: list[int] = []
     notes: list[str] = []
     k = 0
-    while (id := tokens.ids.get(pattern.replace("{}", str(k)))) is not None:
-        if id in taken:
+    while (text := pattern.replace("{}", str(k))) in tokens.ids:
+        id = tokens.ids[text]
+        if text not in usable:
+            pass
+        elif id in taken:
             notes.append(f"sentinels: {tokens.texts[id]} (id {id}) is left out, as it is given to {taken[id]}")
         else:
             found.append(id)
@@ -486,7 +530,7 @@ def _sentinels_by_pattern(
 
 def _found(
     tokens: TokenTable,
-    hints: Mapping[str, str],
+    hints: Mapping[str, str | None],
     open_roles: Sequence[str],
     needed: Collection[str],
     playing: dict[int, set[str]],
@@ -499,8 +543,9 @@ def _found(
     for role, names in WELL_KNOWN.items():
         if role not in open_roles:
             continue
-        candidates = [(hints[role], "named by the tokenizer's own files")] if role in hints else []
-        candidates += [(name, "found by name") for name in names]
+        candidates = [(name, "found by name") for name in names if _is_special(name, tokens)]
+        if role in hints:
+            candidates = [(hints[role] or "", "named by the tokenizer's own files")]
         for name, how in candidates:
             id = tokens.ids.get(name)
             if id is None:
@@ -514,8 +559,9 @@ def _found(
     wanted = [role for role in FIM_ROLES if role in open_roles]
     required = [role for role in wanted if role in needed] or wanted
     for family in WELL_KNOWN_FIM:
-        ids = {role: tokens.ids.get(family[FIM_ROLES.index(role)]) for role in wanted}
-        there = {role: id for role, id in ids.items() if id is not None and (id not in playing or role in needed)}
+        names_of = {role: family[FIM_ROLES.index(role)] for role in wanted}
+        ids = {role: tokens.ids[name] for role, name in names_of.items() if _is_special(name, tokens)}
+        there = {role: id for role, id in ids.items() if id not in playing or role in needed}
         if all(role in there for role in required):
             yield from ((role, id, "found by name") for role, id in there.items())
             return

@@ -41,7 +41,7 @@ from packprep.sources.files import Files, below_one_folder, find_below
 from packprep.sources.formats import FORMATS, count_pieces, position_of
 from packprep.sources.slices import PlannedSource, format_name
 from packprep.storage import Folder, LocalFolder, Remote
-from packprep.tokenizer.file import HINT_KEYS, texts_of_ids
+from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_again, resolve_vocabulary
 from packprep.verification.faults import Faults
 
@@ -314,17 +314,19 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
 
 def _vocabulary(plan: Plan) -> Vocabulary:
     """The vocabulary that the recipe makes of tokenizer.json, less what was added to it."""
-    recipe, stored, beside = plan.recipe, plan.vocabulary, plan.stored["beside_tokenizer"]
-    if beside is None:  # law 1 kept nothing of these files: tokens that play eos, bos, pad and mask are believed
+    recipe, stored, specials = plan.recipe, plan.vocabulary, plan.recipe.specials
+    if plan.law < 3:  # A well-known text was a special token wherever it stood, so the plan's own are believed.
+        added = {token["id"] for token in stored.added_tokens}
         texts = texts_of_ids(stored.tokenizer_json, list(stored.roles.values()))
-        roles = {role: texts[id] for role, id in stored.roles.items() if role in HINT_KEYS and id in texts}
-        beside = [{"file": "", "digest": "", "roles": roles}]
+        roles = {role: texts[id] for role, id in stored.roles.items() if id in texts and id not in added}
+        given: dict[str, Any] = {role: text for role, text in roles.items() if getattr(specials, role) is None}
+        specials = replace(specials, **given)
     found = resolve_again(
         stored.tokenizer_json,
         len(stored.added_tokens),
-        beside,
+        plan.stored["beside_tokenizer"] or [],
         recipe.tokenizer,
-        recipe.specials,
+        specials,
         Needs(*needs_of(recipe)),
     )
     if found.digest != stored.digest:

@@ -8,7 +8,7 @@ import jinja2.sandbox
 import pytest
 
 from packprep.documents import template_limits
-from packprep.documents.chat_template import TemplateRefusal, compile_template, find_template
+from packprep.documents.chat_template import TemplateRefusal, compile_template, find_template, named_templates
 from packprep.documents.supervision import conversation
 from packprep.documents.template_limits import TemplateLimit
 from packprep.errors import RecipeError
@@ -297,6 +297,23 @@ def test_the_bytes_have_no_template_of_their_own(tmp_path):
 @pytest.mark.parametrize("name", ["tok", "tok/tokenizer.json"])
 def test_the_template_of_tokenizer_config_is_taken(tmp_path, config, text, name):
     assert find_template("", beside(tmp_path, tokenizer_config=config), name) == text
+
+
+def test_a_processor_s_template_counts_like_the_configuration_s(tmp_path):
+    assert find_template("", beside(tmp_path, chat_template={"chat_template": "P"}), "tok") == "P"
+    both = beside(tmp_path, chat_template={"chat_template": "P"}, tokenizer_config={"chat_template": "T"})
+    assert find_template("", both, "tok") == "T"
+
+
+def test_templates_that_are_not_used_because_of_their_names_are_listed(tmp_path):
+    assert named_templates("tok", beside(tmp_path, tokenizer_config={"chat_template": "T"})) == ""
+    (tmp_path / "tok/additional_chat_templates").mkdir()
+    (tmp_path / "tok/additional_chat_templates/rag.jinja").write_text("R")
+    said = named_templates("tok", tmp_path)
+    assert "templates named rag in additional_chat_templates" in said and "documents.chat_template = " in said
+    entries = [{"name": "rag", "template": "R"}, {"name": "tool_use", "template": "U"}]
+    said = named_templates("tok", beside(tmp_path, tokenizer_config={"chat_template": entries}))
+    assert "templates named rag, tool_use and none named default" in said
 
 
 def test_the_file_that_newer_tokenizers_have_beside_them_comes_first(tmp_path):

@@ -140,15 +140,76 @@ def test_a_tokenizer_without_pad_pads_with_eos_and_says_so(tmp_path):
 
 
 def test_files_beside_the_tokenizer_are_heard_first(tmp_path):
-    config = {"eos_token": {"content": "<|eot_id|>", "special": True}, "bos_token": None, "pad_token": "<not there>"}
+    config = {"eos_token": {"content": "<|eot_id|>", "special": True}, "bos_token": None}
     vocabulary = resolve(
         tmp_path,
         made.llama3_like(),
         tokenizer_config=config,
         special_tokens_map={"eos_token": "<|end_of_text|>", "mask_token": "<|reserved_special_token_1|>"},
     )
-    assert vocabulary.roles == {"eos": 325, "bos": 320, "pad": 324, "mask": 323}
+    assert vocabulary.roles == {"eos": 325, "pad": 324, "mask": 323}
     assert "eos: <|eot_id|> (id 325), named by the tokenizer's own files" in vocabulary.notes
+
+
+def with_pieces(tokenizer: dict, *texts: str) -> dict:
+    """The tokenizer with texts as ordinary pieces of its vocabulary, in place of its longest ones."""
+    vocab = tokenizer["model"]["vocab"]
+    for text, long in zip(texts, sorted(vocab, key=len)[-len(texts) :], strict=True):
+        vocab[text] = vocab.pop(long)
+        tokenizer["model"]["merges"] = [pair for pair in tokenizer["model"]["merges"] if "".join(pair) != long]
+    vocab_texts = set(vocab)
+    tokenizer["model"]["merges"] = [
+        pair for pair in tokenizer["model"]["merges"] if {*pair, "".join(pair)} <= vocab_texts
+    ]
+    return tokenizer
+
+
+def test_an_ordinary_piece_is_no_special_token_whatever_its_text(tmp_path):
+    pieces = ("<s>", "<pad>", "<mask>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<extra_id_0>")
+    tokenizer = with_pieces(made.gpt2_like(), *pieces)
+    vocabulary = resolve(tmp_path, tokenizer)
+    assert vocabulary.roles == {"eos": 320, "pad": 320}
+    assert vocabulary.sentinels == ()
+    assert vocabulary.special_ids == (320,)
+    message = fails(tmp_path, tokenizer, Needs(ALL_ROLES, (), 1))
+    assert "lacks 6 of the roles" in message
+    id = tokenizer["model"]["vocab"]["<s>"]
+    assert resolve(tmp_path, tokenizer, needs("bos"), Specials(bos="<s>")).roles["bos"] == id
+    assert resolve(tmp_path, tokenizer, tokenizer_config={"bos_token": "<s>"}).roles["bos"] == id
+    more = resolve(tmp_path, tokenizer, needs(sentinels=2), Specials(missing="add", sentinels="auto"))
+    assert [entry["text"] for entry in more.added_tokens] == ["<extra_id_1>", "<extra_id_2>"]
+
+
+def test_null_beside_the_tokenizer_means_that_there_is_no_such_token(tmp_path):
+    config = {"bos_token": None, "cls_token": None, "mask_token": None}
+    vocabulary = resolve(tmp_path, made.llama3_like(), tokenizer_config=config)
+    assert "bos" not in vocabulary.roles
+    assert vocabulary.beside[0]["roles"] == {"bos": None, "mask": None}
+    message = fails(tmp_path, made.llama3_like(), needs("bos"), tokenizer_config=config)
+    assert "bos: the files beside the tokenizer declare null, so it has no such token" in message
+    added = resolve(tmp_path, made.llama3_like(), needs("bos"), Specials(missing="add"), tokenizer_config=config)
+    assert added.added_tokens == ({"id": 336, "text": "<s>", "role": "bos"},)
+    both = resolve(tmp_path, made.bert_like(), tokenizer_config={"bos_token": None, "cls_token": "[CLS]"})
+    assert both.roles["bos"] == 7
+
+
+def test_another_token_does_not_stand_in_for_a_declared_one_that_is_missing(tmp_path):
+    config = {"eos_token": "<|im_end|>"}
+    message = fails(tmp_path, made.llama3_like(), tokenizer_config=config)
+    assert "declare '<|im_end|>', which tokenizer.json lacks" in message
+    added = resolve(tmp_path, made.llama3_like(), None, Specials(missing="add"), tokenizer_config=config)
+    assert added.added_tokens == ({"id": 336, "text": "<|im_end|>", "role": "eos"},)
+
+
+def test_a_well_known_added_token_that_is_not_special_is_offered_and_not_taken(tmp_path):
+    tokenizer = made.byte_level("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+    for entry in tokenizer["added_tokens"][1:]:
+        entry["special"] = False
+    assert "fim_prefix" not in resolve(tmp_path, tokenizer).roles
+    needed = needs("fim_prefix", "fim_middle", "fim_suffix")
+    for missing in ("error", "add"):
+        message = fails(tmp_path, tokenizer, needed, Specials(missing=missing))
+        assert pasted_blocks(message) == [{role: f"<|{role}|>" for role in needed.roles}]
 
 
 def test_fim_tokens_come_from_one_family(tmp_path):
@@ -159,6 +220,14 @@ def test_fim_tokens_come_from_one_family(tmp_path):
 
 def test_what_nothing_uses_is_not_required(tmp_path):
     assert resolve(tmp_path, made.gpt2_like(), needs()).sentinels == ()
+
+
+@pytest.mark.parametrize("name", ["tok", "tok/tekken.json"])
+def test_a_tekken_json_is_no_tokenizer_json(tmp_path, name):
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok/tekken.json").write_text("{}")
+    with pytest.raises(VocabularyError, match=r"tekken.json is Mistral's own format.*from_pretrained\('.*/tok'\)"):
+        load_tokenizer_json(name, tmp_path)
 
 
 # given roles

@@ -109,7 +109,13 @@ def _columns(
     if part.format == "arrow_tokens":
         columns = {text_key: Column(find_token_column(part.path, schema, text_key))}
     else:
-        columns = find_columns(part.path, schema, text_key, fields)
+
+        def sizes_of(keys: Sequence[str]) -> list[int]:
+            places = [find_columns(part.path, schema, key, None, sizes_of)[key] for key in keys]
+            held = [_arrays(part.piece, source, index, schema, [place.number])[0] for place in places]
+            return [place.of(_validated(array)).nbytes for place, array in zip(places, held, strict=True)]
+
+        columns = find_columns(part.path, schema, text_key, fields, sizes_of)
     wanted = sorted({column.number for column in columns.values()})
     arrays = [_validated(array) for array in _arrays(part.piece, source, index, schema, wanted)]
     return {key: column.of(arrays[wanted.index(column.number)]) for key, column in columns.items()}

@@ -67,7 +67,12 @@ def read(
         if tokens:
             columns = {text_key: Column(find_token_column(part.path, file.schema_arrow, text_key))}
         else:
-            columns = find_columns(part.path, file.schema_arrow, text_key, fields)
+
+            def sizes_of(keys: Sequence[str]) -> list[int]:
+                chunks = [next(_chunks(source, file, [part.piece], [key])) for key in keys]
+                return [sum(chunk.total_uncompressed_size for chunk in of_key) for of_key in chunks]
+
+            columns = find_columns(part.path, file.schema_arrow, text_key, fields, sizes_of)
         names = list(dict.fromkeys(column.name(file.schema_arrow) for column in columns.values()))
         groups = _groups(file, part.piece + 1)
         first = sum(group.num_rows for group in groups[:-1])

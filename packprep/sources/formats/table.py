@@ -1,6 +1,6 @@
 """Rows of Arrow columns → documents: of texts, or of lists of token ids; what Parquet and Arrow files have in common."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
@@ -46,6 +46,7 @@ from packprep.sources.formats.fields import (
 
 SLICE_ROWS = 1 << 14  # rows that are looked at together
 REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
+_MOST_TEXT_KEYS = 100
 MAX_BLOCK_BYTES = 256 << 20  # what has to be decoded at once: a page, or a compressed record batch's largest buffer
 
 
@@ -66,28 +67,37 @@ class Column(NamedTuple):
         return values
 
 
-def find_columns(path: str, schema: pa.Schema, text_key: str, fields: Fields | None) -> dict[str, Column]:
+SizesOf = Callable[[Sequence[str]], Sequence[int]]
+"""Keys → about how many bytes each of them holds in a part of a file."""
+
+
+def find_columns(
+    path: str, schema: pa.Schema, text_key: str, fields: Fields | None, sizes_of: SizesOf
+) -> dict[str, Column]:
     """Key → column, of all that is read of a file, text_key among them where its texts are.
 
-    fields: None: the text is all. SourceError unless each column is there at most once, and the text or a layout is.
+    fields: None: the text is all. sizes_of: says which of several keys may hold the text. SourceError unless each column is
+    there at most once, and the text or a layout is.
     """
     if fields is None:
-        return {text_key: _text_column(path, schema, text_key)}
+        return {text_key: _text_column(path, schema, text_key, sizes_of)}
     spans, messages = (_column(path, schema, key, text_key) for key in (LOSS_SPANS, fields.messages_key))
     found = {LOSS_SPANS: spans} if spans else {}
     text = fields.format == "auto" and _place(schema, text_key)
     if fields.law < 3:
         found |= {MESSAGES: messages} if messages else {}
-        return found if messages and not text else {text_key: _text_column(path, schema, text_key), **found}
+        if messages and not text:
+            return found
+        return {text_key: _text_column(path, schema, text_key, sizes_of), **found}
 
     def there(layout: Layout) -> bool:
         return all(_column(path, schema, fields.key_of(field), text_key) for field in layout.needs)
 
     layouts = [layout for layout in LAYOUTS if fields.format in ("auto", layout.name) and there(layout)]
     if text:
-        found[text_key] = _text_column(path, schema, text_key)
+        found[text_key] = _text_column(path, schema, text_key, sizes_of)
     elif not any(not layout.advice for layout in layouts):
-        raise _no_layout(path, schema, text_key, fields, layouts)
+        raise _no_layout(path, schema, text_key, fields, layouts, sizes_of)
     names = [name for layout in layouts for name in (*layout.needs, *layout.may_have)]
     if not fields.kinds and text_key != MEDIA and _has_places(schema):
         raise SourceError(f"{path}: {UNREAD_MEDIA}")
@@ -106,7 +116,9 @@ def _has_places(schema: pa.Schema) -> bool:
     return is_list and pa.types.is_struct(kind.value_type) and {part.name for part in kind.value_type} >= OF_PLACE
 
 
-def _no_layout(path: str, schema: pa.Schema, text_key: str, fields: Fields, layouts: list[Layout]) -> SourceError:
+def _no_layout(
+    path: str, schema: pa.Schema, text_key: str, fields: Fields, layouts: list[Layout], sizes_of: SizesOf
+) -> SourceError:
     """The error of a file with neither a text nor a layout that is read. layouts: those that it has, which are not read."""
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     if layouts:
@@ -123,7 +135,7 @@ def _no_layout(path: str, schema: pa.Schema, text_key: str, fields: Fields, layo
             f"{path}: no column named {text_key!r}, and one of messages: set messages_key = {as_toml(key)}.",
             {"messages_key": key},
         )
-    return _text_missing(path, schema, text_key, "no column")
+    return _text_missing(path, schema, text_key, "no column", sizes_of)
 
 
 def _messages_in(schema: pa.Schema) -> str:
@@ -162,14 +174,14 @@ def _place(schema: pa.Schema, key: str) -> Column | None:
     return inner and Column(index, (schema.field(index).type.field(inner.number).name, *inner.inside))
 
 
-def _text_column(path: str, schema: pa.Schema, text_key: str) -> Column:
+def _text_column(path: str, schema: pa.Schema, text_key: str, sizes_of: SizesOf) -> Column:
     """Where a schema has the texts; SourceError unless it has them once, and they are strings or bytes.
 
     A column of nothing but nulls is accepted: each of its rows is a reject.
     """
     place, count = _place(schema, text_key), len(schema.get_all_field_indices(text_key))
     if place is None:
-        raise _text_missing(path, schema, text_key, f"{count} columns" if count else "no column")
+        raise _text_missing(path, schema, text_key, f"{count} columns" if count else "no column", sizes_of)
     kind = schema.field(place.number).type
     for name in place.inside:
         kind = kind.field(name).type
@@ -180,19 +192,43 @@ def _text_column(path: str, schema: pa.Schema, text_key: str) -> Column:
     return place
 
 
-def _text_missing(path: str, schema: pa.Schema, text_key: str, problem: str) -> SourceError:
+def _text_missing(path: str, schema: pa.Schema, text_key: str, problem: str, sizes_of: SizesOf) -> SourceError:
+    """Make the error of a file without one column of texts. It advises the key with the most bytes of text."""
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     there = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
-    texts = [field.name for field in schema if _is_text(field.type) and not pa.types.is_null(field.type)]
-    advice = "Set text_key (--text-key) to the one that holds the text" + (
-        f": of strings are {', '.join(map(repr, texts[:20]))}." if 1 < len(texts) < len(schema) else "."
-    )
+    keys = [(key, kind) for key, kind in _leaves(schema) if _is_text(kind) and not pa.types.is_null(kind)]
+    texts = [key for key, kind in keys if not _is_binary(kind)] or [key for key, _ in keys]
+    texts = texts[:_MOST_TEXT_KEYS]
+    settings = {}
+    advice = "Set text_key (--text-key) to the one that holds the text"
     if there is not None:
-        advice = f"Its rows are {instead_of_text(there)}."
-    elif not texts and any(field.name in COLUMNS and _is_tokens(field.type) for field in schema):
-        advice = 'It holds lists of token ids: set format = "tokens", and the tokenizer that made them.'
-    settings = {"text_key": texts[0]} if there is None and len(texts) == 1 else {}
-    return SourceError(f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}", settings)
+        advice = f"Its rows are {instead_of_text(there)}"
+    elif texts:
+        sizes = sizes_of(texts) if len(texts) > 1 else [1]
+        settings = {"text_key": texts[int(np.argmax(sizes))]}
+        if len(texts) > 1 and texts != schema.names:
+            advice += f": of strings are {', '.join(map(repr, texts[:20]))}"
+        advice += f", as in text_key = {as_toml(settings['text_key'])}"
+    elif any(field.name in COLUMNS and _is_tokens(field.type) for field in schema):
+        settings = {"format": "tokens"}
+        advice = 'It holds lists of token ids: set format = "tokens", and the tokenizer that made them'
+    return SourceError(f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}.", settings)
+
+
+def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    """Yield the keys of a schema and the types of their values, "a.b" for b in a column a of objects."""
+    for name in schema.names:
+        if len(schema.get_all_field_indices(name)) > 1:
+            continue
+        kind = schema.field(name).type
+        if pa.types.is_struct(kind) and "." not in name:
+            yield from ((f"{name}.{inner}", of_inner) for inner, of_inner in _leaves(pa.schema(list(kind))))
+        else:
+            yield name, kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in ("binary", "large_binary", "binary_view"))
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -119,8 +119,18 @@ def test_a_missing_or_unfit_column_is_an_error_that_lists_the_columns(tmp_path, 
         read_all(part_of(path), "id")
     ids = pa.array([[1, 2]], pa.list_(pa.int32()))
     for columns, advice in (
-        ({"id": [1], "title": ["a"], "body": ["b"]}, r"\(--text-key\) .* text: of strings are 'title', 'body'\.$"),
-        ({"title": ["a"], "body": ["b"]}, r"text_key \(--text-key\) to the one that holds the text\.$"),
+        (
+            {"id": [1], "title": ["a"], "body": ["b" * 99]},
+            r"\(--text-key\) .* text: of strings are 'title', 'body', as in text_key = \"body\"\.$",
+        ),
+        (
+            {"title": ["a" * 99], "body": ["b"]},
+            r"text_key \(--text-key\) to the one that holds the text, as in text_key = \"title\"\.$",
+        ),
+        (
+            {"blob": [b"x" * 999], "doc": [{"lang": "en", "body": "b" * 99}]},
+            r"of strings are 'doc.lang', 'doc.body', as in text_key = \"doc.body\"\.$",
+        ),
         ({"input_ids": ids}, r"lists of token ids: set format = \"tokens\", and the tokenizer that made them\.$"),
     ):
         with pytest.raises(SourceError, match=advice):
