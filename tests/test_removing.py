@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from packprep.building.commit import done_receipt
-from packprep.building.plan import open_plan, open_store
+from packprep.building.plan import open_plan
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.shard import shard_in
 from packprep.documents.store import encode, open_arrays
@@ -28,11 +28,6 @@ from tests.golden.builds import BUILDS, make
 from tests.verification.damage import put_shard, resigned
 
 ALL = -1
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    open_store.cache_clear()
 
 
 def shards_of(folder):

@@ -14,7 +14,8 @@ import numpy as np
 
 from packprep.building.removal import Removed
 from packprep.building.segments import CutLimits, cut_limits
-from packprep.dataset.manifest import removed_digest, replaced
+from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
+from packprep.dataset.manifest import check_manifest, removed_digest, replaced
 from packprep.dataset.mixture import mixture_of
 from packprep.dataset.noise import LAWS
 from packprep.documents.store import STORE, TokenStore
@@ -120,6 +121,7 @@ class SourceForm(_Part):
     tokens_per_byte: Annotated[float, msgspec.Meta(gt=0, lt=1 << 31)] | None = None
     estimates: list[dict[str, Any]] | None = None
     patterns: Annotated[list[RelativeName], msgspec.Meta(min_length=1)] | None = None
+    store: Digest | None = None
 
 
 class FileForm(_Part):
@@ -417,9 +419,19 @@ def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
     return digest, *(entry["plan"] for entry in replaced(stored))
 
 
-@lru_cache(maxsize=16)
 def open_store(location: str) -> TokenStore:
-    """The token store at a path or URL. PlanError where there is none, or none that can be built from."""
+    """Open the token store at a path or URL, once in a process as long as its manifest stays the same.
+
+    PlanError where there is none, or none that can be built from; DatasetError where its manifest is damaged.
+    """
+    manifest = b""
+    with contextlib.suppress(OSError):  # what is missing is named below
+        manifest = folder_at(location).read(MANIFEST_NAME)
+    return _opened_store(location, digest_of(manifest))
+
+
+@lru_cache(maxsize=16)
+def _opened_store(location: str, manifest_digest: str) -> TokenStore:
     folder = folder_at(location)
     found = stored_plan_and_digest(folder)
     if found is None or found[0]["kind"] != STORE:
@@ -429,8 +441,14 @@ def open_store(location: str) -> TokenStore:
         )
     if not folder.exists(MANIFEST_NAME):
         raise PlanError(f"{location}: the token store is not finished: run the command that makes it again")
-    plan = open_plan(folder, found=found)
-    return TokenStore(folder, plan)
+    path = folder.path_of(MANIFEST_NAME)
+    manifest = check_manifest(decode(folder.read(MANIFEST_NAME), path), path)
+    own = own_digest(as_stored(manifest, LATER_IN_MANIFEST))
+    if manifest["digest"] != own or manifest["plan"]["digest"] != found[1]:
+        raise DatasetError(
+            f"{path}: it or the plan beside it was changed or damaged: `packprep verify {location}` says where; put the file back"
+        )
+    return TokenStore(folder, open_plan(folder, found=found), manifest)
 
 
 def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:

@@ -17,7 +17,15 @@ import numpy as np
 
 from packprep.building.plan import LATER, MOST_SHARDS, ids_of
 from packprep.building.removal import encode_removed
-from packprep.building.stores import check_tokenizer, files_in, in_stores, of_store, planned_in, template_of
+from packprep.building.stores import (
+    check_tokenizer,
+    files_in,
+    in_stores,
+    of_store,
+    patterns_of,
+    planned_in,
+    template_of,
+)
 from packprep.dataset.manifest import removed_digest
 from packprep.documents.calibration import Estimates, calibrate, first_texts
 from packprep.documents.chat_template import (
@@ -42,10 +50,17 @@ from packprep.objectives.tasks import (
     task_table,
     whole_recipe,
 )
-from packprep.recipe import Recipe, Source, fingerprint, normalised, without_places
-from packprep.sources.files import Files, below_one_folder, find_files
+from packprep.recipe import Recipe, fingerprint, normalised, without_places
+from packprep.sources.files import Files, find_files
 from packprep.sources.first_look import first_look
-from packprep.sources.slices import MOST_PIECES, PlannedSource, pieces_of_all_uses, step_bytes
+from packprep.sources.slices import (
+    IN_STORE,
+    MOST_PIECES,
+    PlannedSource,
+    other_store,
+    pieces_of_all_uses,
+    step_bytes,
+)
 from packprep.tokenizer.engines import ENGINES, candidates, engine_facts, loaded, refused
 from packprep.tokenizer.engines.engine import EngineFault, EngineRefusal
 from packprep.tokenizer.file import texts_of_ids
@@ -207,7 +222,8 @@ def make_plan(
             {
                 **resolved,
                 "prefix": planned.prefix,
-                "patterns": _patterns(planned.source, inputs),
+                "patterns": patterns_of(planned.source, recipe.base, inputs.stores),
+                "store": inputs.stores[planned.name].digest if planned.name in inputs.stores else None,
                 "ratios": estimate.ratios,
                 "tokens_per_byte": estimate.tokens_per_byte,
                 "documents": (
@@ -358,14 +374,6 @@ def _proven_and_calibrated(
     raise AssertionError("the reference engine takes every tokenizer and needs no proof")
 
 
-def _patterns(source: Source, inputs: Inputs) -> list[str]:
-    """The patterns of a source's files; of one that lies in a token store those of which it was made."""
-    if source.name in inputs.stores:
-        patterns: list[str] = planned_in(inputs.stores[source.name], source.name)["patterns"]
-        return patterns
-    return below_one_folder(source, inputs.recipe.base)[1]
-
-
 def _both(source: PlannedSource, plain: Estimates, sample: Callable[[bool], Estimates]) -> list[dict[str, Any]]:
     """What a token store keeps for datasets: what its samples told, and what more precise ones tell, for shares."""
     noted = dict(source.files.piece_bytes)
@@ -440,6 +448,19 @@ def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -
     even = next((n for n in EVEN_SHARDS if n * most >= text_bytes), 1)
     less = -(-text_bytes // even)
     return less if even > 1 and less >= long_rows else most
+
+
+def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
+    """Say which sources of a plan do not lie where these inputs have them: in files, or in the same token store."""
+    found = []
+    for source, planned in zip(inputs.recipe.sources, plan["sources"], strict=True):
+        store, was_stored = inputs.stores.get(source.name), planned["prefix"].startswith(IN_STORE)
+        if (store is not None) != was_stored:
+            places = ("a token store", "files") if store else ("files", "a token store")
+            found.append("source {!r} lies in {} here, and in {} in the plan".format(source.name, *places))
+        elif store is not None and planned["store"] not in (None, *store.digests):
+            found.append(other_store(source.name, store, planned["store"]))
+    return found
 
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ from packprep.building.plan import (
     stored_plan,
     stored_plan_and_digest,
 )
-from packprep.building.planning import Inputs, differences, look_up, make_plan
+from packprep.building.planning import Inputs, differences, look_up, make_plan, other_stores
 from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
 from packprep.building.work import make_shard, make_store_shard
 from packprep.clock import Clock, Profile
@@ -287,6 +287,8 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
             f"there by `packprep {'build' if inputs.is_store else 'tokenize'}`"
         )
     changed = differences(inputs, plan)
+    if not changed and not out.exists(MANIFEST_NAME):  # else nothing is made any more
+        changed = other_stores(inputs, plan)
     if changed:
         recipe_of(plan)  # which says so where a newer version wrote it
         raise PlanError(

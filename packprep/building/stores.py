@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from packprep.building.plan import open_store
@@ -18,7 +19,7 @@ from packprep.errors import RecipeError, VocabularyError
 from packprep.format.json_files import LAW_VERSION, other_law
 from packprep.objectives.tasks import needs_of
 from packprep.recipe import Recipe, Source
-from packprep.sources.files import Files, absolute_prefix
+from packprep.sources.files import Files, absolute_prefix, below_one_folder
 from packprep.sources.formats import FORMATS
 from packprep.sources.slices import IN_STORE
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
@@ -179,6 +180,14 @@ def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str |
             )
         template = made
     return template
+
+
+def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) -> list[str]:
+    """Return the patterns of a source's files; for a source in a token store, those of the files it was made of."""
+    if source.name in stores:
+        patterns: list[str] = planned_in(stores[source.name], source.name)["patterns"]
+        return patterns
+    return below_one_folder(source, base)[1]
 
 
 def planned_in(store: TokenStore, name: str) -> Mapping[str, Any]:

@@ -27,26 +27,33 @@ Where a document has places of media, k of them, also
     place_spans i64 [k, 2], place_first, place_tokens, place_kind i64 [k], place_refs u8: as `media.MediaPlaces`
 """
 
+import errno
 import mmap
+import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
 from packprep.clock import Clock
+from packprep.dataset.loader import default_max_open
+from packprep.dataset.manifest import Manifest, ShardEntry, replaced
 from packprep.dataset.shard import Places, encoded, places_in
 from packprep.documents.calibration import Estimates
 from packprep.documents.media import NO_PLACES, MediaPlaces
 from packprep.documents.reading import ReadDocuments, Rejected, fail_on_bad, refuse_beyond, tokenized
 from packprep.documents.supervision import Trained
 from packprep.errors import DatasetError, SourceError
-from packprep.format.json_files import shard_name
+from packprep.format import open_file
+from packprep.format.digests import digest_of, digest_of_buffers
+from packprep.format.json_files import MANIFEST_NAME
 from packprep.sources.formats import FORMATS, PIECE_BYTES, Choice, Decoders, Keep, Reject, Slice, position_of
 from packprep.sources.slices import PlannedSource
-from packprep.storage import Folder, LocalFolder, Remote
+from packprep.storage import Folder, Remote
 from packprep.tokenizer.encoding import TEXT_REASONS, Tokens
 from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.roles import Vocabulary
@@ -280,38 +287,84 @@ class _TokensAtUrl:
 
 
 class _OpenShard:
-    """A shard of a store at hand: mapped; of one at a URL all but the tokens, which are most of it."""
+    """A shard of a store that is open: mapped; of a store at a URL all but the tokens, which are most of it.
 
-    def __init__(self, folder: Folder, shard: int):
-        name = shard_name(shard)
-        where = folder.path_of(name)
+    state: changes when the file is replaced or written to.
+    """
+
+    def __init__(self, folder: Folder, entry: ShardEntry, checked: Hashable):
+        """entry: of the store's manifest, whose digest the bytes must have. checked: the state in which they had it; None: they
+        were not looked at before. SourceError where they cannot be read or are others."""
+        where, read = folder.path_of(entry["file"]), _fetched if isinstance(folder, Remote) else _mapped
         try:
-            if isinstance(folder, Remote):
-                self.arrays: dict[str, Any] = _fetched(folder, name)
-            else:
-                assert isinstance(folder, LocalFolder)
-                with open(folder.path / name, "rb") as file:
-                    self.arrays = open_arrays(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), where)
-        except (OSError, ValueError, DatasetError) as error:
-            raise SourceError(f"{where}: cannot be read: {error}; put the token store back as it was") from None
+            self.arrays, self.state = read(folder, entry, checked)
+        except DatasetError as error:
+            raise SourceError(
+                f"{error}; put the file back, or remove it and run the `packprep tokenize` that made the store again"
+            ) from None
+        except FileNotFoundError:
+            raise SourceError(f"{where} is missing; put the token store back as it was") from None
+        except OSError as error:
+            too_many = error.errno in (errno.EMFILE, errno.ENFILE)
+            advice = "raise the limit of open files (ulimit -n)" if too_many else "see to it"
+            raise SourceError(
+                f"{where}: cannot be read: {error.strerror or error}; {advice}, and run the same command again"
+            ) from None
         keys = zip(self.arrays["part_file"].tolist(), self.arrays["part_piece"].tolist(), strict=True)
         self.parts = {key: k for k, key in enumerate(keys)}
+        self._path = None if isinstance(folder, Remote) else where
+
+    def is_unchanged(self) -> bool:
+        """Return whether the file is the one that was mapped, and was not written to since."""
+        try:
+            return self._path is None or _state_of(os.stat(self._path)) == self.state
+        except OSError:
+            return False
 
 
-def _fetched(folder: Remote, name: str) -> dict[str, Any]:
+def _state_of(status: os.stat_result) -> Hashable:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _mapped(folder: Any, entry: ShardEntry, checked: Hashable) -> tuple[dict[str, Any], Hashable]:
+    with open_file(folder.path / entry["file"]) as file:
+        state = _state_of(status := os.fstat(file.fileno()))
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+    where = folder.path_of(entry["file"])
+    if state != checked:
+        _check_digest(digest_of(data), entry, where)
+    return open_arrays(data, where), state
+
+
+def _fetched(folder: Any, entry: ShardEntry, checked: Hashable) -> tuple[dict[str, Any], Hashable]:
+    name, where = entry["file"], folder.path_of(entry["file"])
     size = folder.size(name)
     if size is None:
         raise FileNotFoundError("there is no such object")
-    layout = _layout(folder.read(name, 0, _HEAD_BYTES), size, folder.path_of(name))
-    first, (tokens, (count,), at) = next(iter(layout.values()))[2], layout["tokens"]
-    end = at + tokens.itemsize * count
-    before, behind = folder.read(name, first, at), folder.read(name, end, size)
-    arrays: dict[str, Any] = {"tokens": _TokensAtUrl(folder, name, at, tokens)}
-    for key, (dtype, shape, begin) in layout.items():
+    layout = _layout(folder.read(name, 0, _HEAD_BYTES), size, where)
+    tokens, (count,), begin = layout["tokens"]
+    end = begin + tokens.itemsize * count
+    before, behind = folder.read(name, 0, begin), folder.read(name, end, size)
+    state = digest_of_buffers((before, behind))
+    if state != checked:
+        blocks = (folder.read(name, at, min(at + _BLOCK_BYTES, end)) for at in range(begin, end, _BLOCK_BYTES))
+        _check_digest(digest_of_buffers(chain((before,), blocks, (behind,))), entry, where)
+    arrays: dict[str, Any] = {"tokens": _TokensAtUrl(folder, name, begin, tokens)}
+    for key, (dtype, shape, at) in layout.items():
         if key != "tokens":
-            data, start = (before, first) if begin < at else (behind, end)
-            arrays[key] = np.ndarray(shape, dtype, data, begin - start)
-    return arrays
+            data, start = (before, 0) if at < begin else (behind, end)
+            arrays[key] = np.ndarray(shape, dtype, data, at - start)
+    return arrays, state
+
+
+_BLOCK_BYTES = 16 << 20
+
+
+def _check_digest(found: str, entry: ShardEntry, where: str) -> None:
+    if found != entry["digest"]:
+        raise DatasetError(
+            f"{where}: its digest is {found}, and {MANIFEST_NAME} names {entry['digest']}: it was changed or damaged"
+        )
 
 
 def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
@@ -322,13 +375,16 @@ def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
 class TokenStore:
     """The documents of a store's sources, by slices of the files that they were read from."""
 
-    def __init__(self, folder: Folder, plan: Any):
+    def __init__(self, folder: Folder, plan: Any, manifest: Manifest):
         """plan: the store's, a `building.plan.Plan`."""
         self.folder, self.plan = folder, plan
+        self.digest = manifest["digest"]
+        self.digests = (self.digest, *(entry["digest"] for entry in replaced(manifest)))
+        """Its own, and those of the stores that it replaces, of which it lost documents."""
+        self._entries = manifest["shards"]
         self._sources = {source.name: source for source in plan.sources}
-        self._most_open = 256 if isinstance(folder, LocalFolder) else 32  # which are in memory
         self._specials: dict[str, tuple[np.ndarray, list[str]]] = {}  # by digest of a vocabulary
-        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._checked: dict[int, Hashable] = {}  # shard → its state when its bytes had the manifest's digest
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -366,12 +422,17 @@ class TokenStore:
                 yield read
 
     def _shard(self, number: int) -> _OpenShard:
-        if number not in self._open:
-            self._open[number] = _OpenShard(self.folder, number)
-            if len(self._open) > self._most_open:
-                self._open.popitem(last=False)
-        self._open.move_to_end(number)
-        return self._open[number]
+        in_memory = isinstance(self.folder, Remote)
+        known, key = _open_shards[in_memory], (self, number)
+        if key not in known or not known[key].is_unchanged():
+            known.pop(key, None)
+            most = MOST_IN_MEMORY if in_memory else default_max_open()
+            while len(known) >= most:
+                known.popitem(last=False)
+            known[key] = opened = _OpenShard(self.folder, self._entries[number], self._checked.get(number))
+            self._checked[number] = opened.state
+        known.move_to_end(key)
+        return known[key]
 
     def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, part: Slice) -> None:
         """SourceError where a document depends on a token that is special in the dataset or in the store alone."""
@@ -398,6 +459,12 @@ class TokenStore:
             ids = np.array(sorted(id for id, _ in here - there), np.int64)
             self._specials[vocabulary.digest] = ids, [text for _, text in there - here]
         return self._specials[vocabulary.digest]
+
+
+MOST_IN_MEMORY = 32
+"""Shards of stores at URLs that a process keeps."""
+_open_shards: dict[bool, OrderedDict[tuple[TokenStore, int], _OpenShard]] = {False: OrderedDict(), True: OrderedDict()}
+"""The shards that a process holds open, of all stores together, those used most recently last; by whether they are in memory."""
 
 
 def _documents(arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray, file: int) -> ReadDocuments:
@@ -432,11 +499,12 @@ def _documents(arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray,
 
 
 def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
+    """Return copies, since views would keep the file of a shard open until all documents are read."""
     spans, cuts = (slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets"))
-    return Trained(
-        arrays["spans"][spans], arrays["weights"][spans], arrays["turns"][spans], arrays["cuts"][cuts],
-        arrays["ranks"][cuts], int(arrays["system"][s]), float(arrays["eos_weight"][s]), _places(arrays, s),
-    )  # fmt: skip
+    columns = {name: arrays[name][spans].copy() for name in ("spans", "weights", "turns")}
+    columns |= {name: arrays[name][cuts].copy() for name in ("cuts", "ranks")}
+    system, eos_weight = int(arrays["system"][s]), float(arrays["eos_weight"][s])
+    return Trained(**columns, system=system, eos_weight=eos_weight, places=_places(arrays, s))
 
 
 def _places(arrays: Mapping[str, np.ndarray], s: int) -> MediaPlaces:
@@ -444,4 +512,4 @@ def _places(arrays: Mapping[str, np.ndarray], s: int) -> MediaPlaces:
         return NO_PLACES
     spans, first, tokens, kind = (arrays[f"place_{name}"] for name in _OF_PLACES)
     every = MediaPlaces(spans, first, tokens, kind, arrays["place_ref_offsets"], arrays["place_refs"])
-    return every.of(*arrays["place_offsets"][s : s + 2].tolist())
+    return MediaPlaces(*(column.copy() for column in every.of(*arrays["place_offsets"][s : s + 2].tolist())))

@@ -1,6 +1,7 @@
 """Digests: the xxh3-128 hex of bytes. They find damage and differences; they are no defence against forgery."""
 
 from collections.abc import Iterable, Mapping
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from packprep.format import open_file
 from packprep.format.json_files import encode
 
 
-def digest_of(data: bytes | bytearray) -> str:
+def digest_of(data: bytes | bytearray | mmap) -> str:
     """32 hex digits: the xxh3-128 of `data`."""
     return xxhash.xxh3_128_hexdigest(data)
 

@@ -70,6 +70,7 @@ class PlannedSource:
         self.ratios: Mapping[str, int] = resolved["ratios"]
         self.repeat: float = resolved["repeat"]
         self.step_bytes: int = resolved.get("step_bytes", 1 << 20)
+        self._store_digest: str | None = resolved.get("store")
         self.formats = files.formats
         low, high = (int(Fraction(bound) * 2**53) for bound in source.sample)
         self.sample = low, high
@@ -81,9 +82,12 @@ class PlannedSource:
 
     @cached_property
     def store(self) -> Any:
-        """The token store (`documents/store.py`), opened when it is first read."""
+        """The token store (`documents/store.py`), opened when it is first read. SourceError where it is not the plan's."""
         assert self._open_store is not None
-        return self._open_store(self.prefix.removeprefix(IN_STORE))
+        found = self._open_store(self.prefix.removeprefix(IN_STORE))
+        if self._store_digest not in (None, *found.digests):
+            raise SourceError(f"{other_store(self.name, found, self._store_digest)}; put the plan's back")
+        return found
 
     @property
     def uses(self) -> int:
@@ -251,6 +255,14 @@ class PlannedSource:
                 "place, --from-plan believes the plan"
             )
         return os.path.join(self.prefix, self.files.names[i])
+
+
+def other_store(name: str, store: Any, planned: str | None) -> str:
+    """Say that the token store of a source is not the one whose digest its plan has."""
+    return (
+        f"source {name!r}: the token store {store} is another than the plan names (digest {store.digest}, in the plan "
+        f"{planned}): it was made again since"
+    )
 
 
 def pieces_of_all_uses(sources: Sequence[PlannedSource]) -> int:

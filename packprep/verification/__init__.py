@@ -205,8 +205,7 @@ def verify_dataset(
             check_manifest(folder, plan, manifest, faults)
             check_plan_follows(plan, faults)
             if recipe is not None:
-                own = [one for one in recipe.by_length() if one.seq_length == plan.recipe.seq_length]
-                check_recipe(plan, own[0] if own else recipe, faults)
+                check_recipe(plan, recipe, moved, faults)
             if replay == ALL:
                 check_law(stored, PLAN_NAME)
                 check_inputs(plan, faults)

@@ -17,6 +17,7 @@ from packprep.building.ledger import imbalances, is_ledger
 from packprep.building.plan import Plan, ids_of, plan_digests
 from packprep.building.planning import changed_keys, follows, repeats
 from packprep.building.removal import encode_removed
+from packprep.building.stores import in_stores, of_store, patterns_of, template_of
 from packprep.dataset.manifest import LATER
 from packprep.documents.calibration import highest_ratio
 from packprep.documents.chat_template import find_template
@@ -37,9 +38,9 @@ from packprep.format.json_files import (
 )
 from packprep.objectives.tasks import needs_of, resolve, whole_recipe
 from packprep.recipe import Recipe, fingerprint, normalised, without_places
-from packprep.sources.files import Files, below_one_folder, find_below
+from packprep.sources.files import Files, find_below
 from packprep.sources.formats import FORMATS, count_pieces, position_of
-from packprep.sources.slices import PlannedSource, format_name
+from packprep.sources.slices import IN_STORE, PlannedSource, format_name, other_store
 from packprep.storage import Folder, LocalFolder, Remote
 from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_again, resolve_vocabulary
@@ -422,20 +423,31 @@ def check_text_bytes(plan: Plan, total: Mapping[str, Any], read: Mapping[str, in
             faults.add("P22", PLAN_NAME, f"{message}; the plan expects {expected}, to {part:.1%}", value=expected)
 
 
-def check_recipe(plan: Plan, recipe: Recipe, faults: Faults) -> None:
-    """P22 by a recipe from elsewhere: it is the stored one, and plan and tokenizer are what it names."""
+def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: Faults) -> None:
+    """Check P22 by a recipe from elsewhere: it is the stored one, and plan, stores and tokenizer are what it names.
+
+    moved: source name → where it lies now. Raises a PackprepError where a token store or the tokenizer cannot be looked at.
+    """
+    if plan.is_store:
+        recipe = of_store(recipe)
+    else:
+        recipe = next((one for one in recipe.by_length() if one.seq_length == plan.recipe.seq_length), recipe)
+    moved_stores = {name: place for name, place in moved.items() if place.startswith(IN_STORE)}
+    recipe, stores = in_stores(recipe, moved_stores, plan.is_store)
     words = "{} is {} in the recipe that was given, and {} in the stored one"
     now, stored = (json_value(without_places(whole_recipe(r))) for r in (normalised(recipe), plan.stored["recipe"]))
     found = changed_keys(now, stored, words)
     for source in recipe.sources:
-        patterns = below_one_folder(source, recipe.base)[1]
-        planned = [
-            s["patterns"] for s in plan.stored["sources"] if s["name"] == source.name and s["patterns"] is not None
-        ]
-        if planned and planned[0] != patterns:
+        planned = next((s for s in plan.stored["sources"] if s["name"] == source.name), None)
+        if planned is None:
+            continue
+        patterns = patterns_of(source, recipe.base, stores)
+        if planned["patterns"] not in (None, patterns):
             found.append(
-                f"the patterns of source {source.name} are {patterns} in the recipe that was given, and {planned[0]}"
+                f"the patterns of source {source.name} are {patterns} in the recipe that was given, and {planned['patterns']}"
             )
+        if source.name in stores and planned["store"] not in (None, *stores[source.name].digests):
+            found.append(other_store(source.name, stores[source.name], planned["store"]))
     vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe)))
     if vocabulary.digest != plan.vocabulary.digest:
         found.append(f"the tokenizer of the recipe that was given has the digest {vocabulary.digest}")
@@ -444,6 +456,7 @@ def check_recipe(plan: Plan, recipe: Recipe, faults: Faults) -> None:
     template, documents = None, recipe.documents
     if documents.loss_spans == "use":
         template = find_template(documents.chat_template, recipe.base, recipe.tokenizer, documents.template_date)
+    template = template_of(template, stores)
     if template != plan.stored["chat_template"]:
         found.append("the chat template of the recipe that was given is another")
     for message in found:

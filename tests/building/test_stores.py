@@ -1,12 +1,15 @@
 """Token stores: a dataset of a store is the one that is built from the text, byte for byte, and nothing else is taken for one."""
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
 
-from packprep.building.plan import open_plan, open_store
+from packprep.building.plan import _opened_store, open_plan
 from packprep.building.stores import KEYS_OF_FILES
+from packprep.building.work import make_shard
 from packprep.dataset.loader import open_dataset
 from packprep.documents import store as stores
 from packprep.documents.store import open_arrays
@@ -14,6 +17,8 @@ from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError,
 from packprep.exporting.export import export_dataset
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import encode
+from packprep.objectives.tasks import complete
+from packprep.recipe import read_recipe
 from packprep.storage import Remote
 from packprep.verification import verify_dataset
 from tests import made
@@ -28,11 +33,6 @@ TASKS = {
     "concat": {"tasks": [{"objective": "causal"}], "packing": {"algorithm": "concat"}},
     "short": {"documents": {"min_tokens": 150, "long": "truncate", "append_eos": False, "prepend_bos": True}},
 }
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    open_store.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,6 @@ def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
     moved = {"web": str(tmp_path / "away")}
     assert verified(tmp_path / "out", 5, moved, twin=True)["faults"] == 0
     (tmp_path / "store").rename(tmp_path / "moved")
-    open_store.cache_clear()
     assert verified(tmp_path / "out")["faults"] == 0, "no store is needed but to make segments again"
     with pytest.raises(PlanError, match="is no token store"):
         verified(tmp_path / "out", 5)
@@ -331,3 +330,217 @@ def test_bad_documents_and_files_beyond_measure_end_a_store_too(tmp_path, monkey
     made.write_lines(tmp_path / "a.jsonl", made.texts(5))
     with pytest.raises(SourceError, match="holds more than 10 bytes of text, many times what a sample let expect"):
         made.build(table, tmp_path, tmp_path / "other", is_store=True)
+
+
+def flipped(path, array="tokens", at=500):
+    """Change one bit of an array of a store's shard, in place."""
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    place = begin + json.loads(data[8:begin])[array]["data_offsets"][0] + at
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(bytes([data[place] ^ 1]))
+
+
+def few_shards(folder, word="aaaa", n=80):
+    """Write a text, a recipe's table of several shards for it, and its store; gives the table of a dataset from the store."""
+    made.write_lines(folder / "a.jsonl", [f"document {i:04d} {word}" + " word" * 20 for i in range(n)])
+    table = made.table([{"name": "w", "paths": ["a.jsonl"]}], seq_length=128, output={"shard_text_bytes": 4000})
+    shutil.rmtree(folder / "store", ignore_errors=True)
+    made.build(table, folder, folder / "store", is_store=True)
+    return table, of_store(table)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_a_changed_byte_of_a_store_ends_a_build_and_is_a_fault_of_the_replay(tmp_path, workers):
+    table, from_store = few_shards(tmp_path)
+    made.build(from_store, tmp_path, tmp_path / "sound")
+    (tmp_path / "a.jsonl").rename(tmp_path / "away.jsonl")
+    path = tmp_path / "store/shards/000/000002.safetensors"
+    good = path.read_bytes()
+    flipped(path)
+    with pytest.raises(
+        SourceError, match=r"000002.safetensors: its digest is .* it was changed or damaged; put the file"
+    ):
+        made.build(from_store, tmp_path, tmp_path / "out", workers)
+    assert not (tmp_path / "out/dataset.json").exists()
+    report = verified(tmp_path / "sound", -1)
+    assert {fault["promise"] for fault in report["listed"]} == {"P17"} and report["faults"] > 0
+    assert all("its digest is" in fault["message"] for fault in report["listed"])
+    path.write_bytes(good)
+    assert verified(tmp_path / "sound", -1)["faults"] == 0
+    path.unlink()
+    with pytest.raises(SourceError, match="000002.safetensors is missing; put the token store back"):
+        made.build(from_store, tmp_path, tmp_path / "out", workers)
+    (tmp_path / "away.jsonl").rename(tmp_path / "a.jsonl")
+    made.build(table, tmp_path, tmp_path / "store", is_store=True)  # as the message of a damaged shard says
+    assert path.read_bytes() == good
+    made.build(from_store, tmp_path, tmp_path / "out", workers)
+    assert made.contents(tmp_path / "out") == made.contents(tmp_path / "sound")
+
+
+def test_the_manifest_and_plan_of_a_store_are_held_to_their_digests(tmp_path):
+    _, from_store = few_shards(tmp_path, n=20)
+    path = tmp_path / "store/dataset.json"
+    manifest = json.loads(path.read_text())
+    manifest["shards"][0]["digest"] = "0" * 32
+    for changed in (encode(manifest), encode({**manifest, "digest": own_digest(manifest)})):
+        path.write_bytes(changed)
+        with pytest.raises(PackprepError, match="dataset.json: it or the plan .* was changed|its digest is"):
+            made.build(from_store, tmp_path, tmp_path / "out")
+
+
+def test_a_store_at_a_url_is_checked_whole_and_read_again_where_it_changed(tmp_path, monkeypatch):
+    table, _ = few_shards(tmp_path)
+    remote = Remote("memory://stores/checked")
+    made.build(table, tmp_path, remote, is_store=True)
+    from_store = of_store(table, remote.url)
+    monkeypatch.setattr(stores, "MOST_IN_MEMORY", 1)
+    made.build(from_store, tmp_path, tmp_path / "sound")
+    name = "shards/000/000001.safetensors"
+    data = bytearray(remote.read(name))
+    first = 8 + int.from_bytes(data[:8], "little")
+    for at in (first, len(data) - 1):  # in an array that is compared each time, and in tokens
+        changed = bytearray(data)
+        changed[at] ^= 1
+        remote.write(name, [changed])
+        if at > first:
+            open_store_again()
+        with pytest.raises(SourceError, match="000001.safetensors: its digest is"):
+            made.build(from_store, tmp_path, tmp_path / f"out{at}")
+        remote.write(name, [data])
+    made.build(from_store, tmp_path, tmp_path / "out")
+    assert made.contents(tmp_path / "out") == made.contents(tmp_path / "sound")
+
+
+def open_store_again():
+    """Have the next build check the shards of its stores, as a new process does."""
+    _opened_store.cache_clear()
+
+
+def test_a_store_that_was_made_again_ends_what_was_begun_with_the_other(tmp_path):
+    _, from_store = few_shards(tmp_path)
+    out = tmp_path / "out"
+    made.build(from_store, tmp_path, out, array=(0, 2))
+    plan = json.loads((out / "plan.json").read_text())
+    assert plan["sources"][0]["store"] == json.loads((tmp_path / "store/dataset.json").read_text())["digest"]
+    before = made.contents(out)
+    shutil.copytree(tmp_path / "store", tmp_path / "kept")
+    table, _ = few_shards(tmp_path, "bbbb")
+    for options in ({}, {"array": (1, 2)}, {"workers": 2}):
+        with pytest.raises(PlanError, match="source 'w': the token store .* is another than the plan names"):
+            made.build(from_store, tmp_path, out, **options)
+    with pytest.raises(PlanError, match="source 'w' lies in files here, and in a token store in the plan"):
+        made.build(table, tmp_path, out)
+    assert made.contents(out) == before
+    made.build(from_store, tmp_path, out, moved={"w": f"store:{tmp_path}/kept"})
+    made.build(from_store, tmp_path, out)  # nothing is made any more
+    faults = verified(out, -1, {"w": f"store:{tmp_path}/store"})["listed"]
+    assert {fault["promise"] for fault in faults} == {"P17"}
+    assert "is another than the plan names" in faults[0]["message"]
+    assert verified(out, 3, {"w": f"store:{tmp_path}/kept"})["faults"] == 0
+
+
+def test_a_dataset_that_was_begun_from_the_text_is_not_gone_on_with_from_a_store(tmp_path):
+    table, from_store = few_shards(tmp_path)
+    made.build(table, tmp_path, tmp_path / "out", array=(0, 2))
+    with pytest.raises(PlanError, match="source 'w' lies in a token store here, and in files in the plan"):
+        made.build(from_store, tmp_path, tmp_path / "out")
+
+
+def test_workers_find_a_store_that_is_made_again_while_they_build(tmp_path):
+    """One that opens it later than the plan was made, and one that has a shard of it open."""
+    _, from_store = few_shards(tmp_path)
+    plan = made.build(from_store, tmp_path, tmp_path / "out", array=(0, 2)).plan
+    early = open_plan(tmp_path / "out")
+    make_shard(early, 1)
+    few_shards(tmp_path, "bbbb")
+    late = open_plan(tmp_path / "out")
+    with pytest.raises(SourceError, match="the token store .* is another than the plan names .*; put the plan's back"):
+        make_shard(late, 1)
+    for used in (plan, early):
+        with pytest.raises(SourceError, match="its digest is"):
+            make_shard(used, 1)
+
+
+def test_a_plan_without_the_digest_of_its_store_takes_any(tmp_path):
+    _, from_store = few_shards(tmp_path, n=40)
+    out = tmp_path / "out"
+    made.build(from_store, tmp_path, out)
+    for name in ("dataset.json", "receipts", "shards"):
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    plan = json.loads((out / "plan.json").read_text())
+    del plan["sources"][0]["store"]
+    (out / "plan.json").write_bytes(encode({**plan, "digest": own_digest(plan)}))
+    few_shards(tmp_path, "bbbb", n=40)
+    assert made.build(from_store, tmp_path, out).manifest is not None
+    assert verified(out, -1)["faults"] == 0
+
+
+def test_all_stores_of_a_process_share_one_bound_on_open_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "default_max_open", lambda: 3)
+    sources, most = [], 0
+    for name in ("x", "y", "z"):
+        records = [{"text": f"document {i} of {name}" + " word" * 9, "loss_spans": [[3, 20]]} for i in range(90)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        sources.append({"name": name, "paths": [f"{name}.jsonl"]})
+        one = made.table(sources[-1:], output={"shard_text_bytes": 500}, tasks=[{"preset": "causal"}])
+        made.build(one, tmp_path, tmp_path / f"store-{name}", is_store=True)
+    table = made.table(sources, tasks=[{"preset": "causal"}])
+    from_stores = [{"name": s["name"], "paths": [f"store-{s['name']}"], "format": "store"} for s in sources]
+
+    class Counting(made.Silent):
+        def add(self, *counts):
+            nonlocal most
+            paths = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+            most = max(most, sum("store-" in path for path in paths))
+
+    made.build({**table, "sources": from_stores}, tmp_path, tmp_path / "out", progress=Counting())
+    assert 0 < most <= 3
+    made.build(table, tmp_path, tmp_path / "text")
+    assert made.contents(tmp_path / "out", "shards") == made.contents(tmp_path / "text", "shards")
+
+
+def test_too_many_open_files_are_called_that(tmp_path, monkeypatch):
+    _, from_store = few_shards(tmp_path, n=20)
+
+    def refuse(path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(stores, "open_file", refuse)
+    with pytest.raises(
+        SourceError, match=r"cannot be read: Too many open files; raise the limit of open files \(ulimit -n\)"
+    ):
+        made.build(from_store, tmp_path, tmp_path / "out")
+
+
+def test_a_recipe_of_stores_is_the_one_that_its_dataset_was_built_of(tmp_path):
+    """`verify --recipe` by the recipe of the store, of the text, of the other store, and of another use."""
+    few_shards(tmp_path, n=20)
+    made.write_lines(tmp_path / "b.jsonl", made.texts(20, mean_bytes=150))
+    source = {"name": "w", "paths": ["b.jsonl"], "repeat": 1.5}
+    table = made.table([source], seq_lengths=[64, 128])
+    del table["seq_length"]
+    made.build(table, tmp_path, tmp_path / "store2", is_store=True)
+    from_store = of_store(table, "store2")
+    made.build_lengths(from_store, tmp_path, tmp_path / "out")
+
+    def faults_by(folder, table, moved=None):
+        given = complete(read_recipe(table, tmp_path))
+        report = verify_dataset(tmp_path / folder, None, moved or {}, (0, 1), 0, made.Silent(), recipe=given)
+        assert {fault["promise"] for fault in report["listed"]} <= {"P22"}
+        return " ".join(fault["message"] for fault in report["listed"])
+
+    for name in ("seq_64", "seq_128"):
+        for given in (from_store, table):
+            assert not faults_by(f"out/{name}", given)
+    assert not faults_by("store2", table)
+    assert not faults_by("out/seq_64", from_store, {"w": str(tmp_path)})
+    changed = {**from_store, "sources": [{**from_store["sources"][0], "repeat": 2.5}]}
+    assert "repeat is 2.5 in the recipe that was given, and 1.5" in faults_by("out/seq_64", changed)
+    assert "the token store" in faults_by("out/seq_64", of_store(table, "store"))
+    (tmp_path / "store2").rename(tmp_path / "moved")
+    assert not faults_by("out/seq_64", from_store, {"w": f"store:{tmp_path}/moved"})
+    with pytest.raises(PlanError, match="store2 is no token store"):
+        faults_by("out/seq_64", from_store)
