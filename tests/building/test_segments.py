@@ -34,9 +34,6 @@ TASKS = st.lists(
 )
 
 
-EOS = st.sampled_from([True, False, "segment"])
-
-
 @st.composite
 def recipes(draw):
     """(table, number of sentinels) of small rows."""
@@ -50,7 +47,7 @@ def recipes(draw):
             "max_segments_per_row": draw(st.sampled_from([0, 0, 2, 3])),
         },
         "documents": {
-            "append_eos": draw(EOS),
+            "append_eos": draw(st.sampled_from(made.ENDS)),
             "prepend_bos": draw(st.booleans()),
             "long": draw(st.sampled_from(["split", "split", "truncate", "drop"])),
             "min_tokens": least,
@@ -218,6 +215,9 @@ def test_fault_18_only_a_recipe_that_says_so_truncates():
     segments, _ = cut(recipe, tasks, made.documents(sizes))
     assert (segments.n.tolist(), segments.eos.tolist()) == ([64, 10, 64], [0, 1, 0])
     assert without_segments(segments, sizes) == 0
+    recipe, tasks = made.mix({"seq_length": 64, "documents": {"long": "truncate", "append_eos": "segment"}})
+    segments, _ = cut(recipe, tasks, made.documents(sizes))
+    assert (segments.n.tolist(), segments.eos.tolist()) == ([63, 10, 63], [1, 1, 1])
 
 
 def test_fault_21_a_dropped_document_leaves_the_others_where_they_were():
@@ -242,7 +242,7 @@ def concat_recipes(draw, most=3):
         "packing": {"algorithm": "concat", "max_segments_per_row": draw(st.sampled_from([0, 0, most, 1]))},
         "tasks": draw(TASKS.filter(lambda tasks: all(task["objective"] != "span_corruption" for task in tasks))),
         "documents": {
-            "append_eos": draw(EOS),
+            "append_eos": draw(st.sampled_from(made.ENDS)),
             "prepend_bos": draw(st.booleans()),
             "max_tokens": draw(st.sampled_from([0, 0, 7, 20])),
         },
