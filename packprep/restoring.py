@@ -38,7 +38,7 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> SegmentTabl
     length law leaves over, neither 0 nor 1 where the law does not hold.
 
     A later piece of a supervised document may repeat a system message; there the last token says whether there is an eos, of a
-    removed one whether it is the last.
+    removed one whether it is the last. With eos after each segment, there always is one.
     """
     row, begin, slots = segment_slots(arrays)
     bos = ((arrays["segment_start"] == 0) & plan.recipe.documents.prepend_bos).astype(np.int64)
@@ -62,7 +62,9 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> SegmentTabl
             last = np.where(np.array(noised)[arrays["segment_task"]], arrays["labels"][row, begin + slots - 1], last)
         ends = last == plan.vocabulary.roles.get("eos", -1)
         ends[removed] = last_pieces(arrays, removed)
-        eos = np.where(later, ends & plan.recipe.documents.append_eos, extra)
+        documents = plan.recipe.documents
+        ends = (ends & documents.eos_after_document) | documents.eos_after_segment
+        eos = np.where(later, ends, extra)
         copy = np.where(later, extra - eos, 0)
     table = SegmentTable(
         document=everywhere, start=arrays["segment_start"], n=n, task=arrays["segment_task"].astype(np.int64), bos=bos, eos=eos,

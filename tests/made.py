@@ -302,6 +302,9 @@ def documents(lengths: Sequence[int] | np.ndarray, seed: int = 0) -> Documents:
     return Documents(tokens, offsets, position, zeros, zeros, repeat, file_key)
 
 
+ENDS = (True, False, "segment")
+"""Values of documents.append_eos."""
+
 # The plain-Python twins' words for the same things
 
 

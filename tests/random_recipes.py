@@ -190,7 +190,7 @@ def _recipe_of(seed: int) -> dict[str, Any]:
     multiple = 1 if algorithm == "concat" and chance.random() < 0.9 else chance.choice([1, 1, 2, 4, 8])
     documents = {
         "max_bad_fraction": 1.0,
-        **some("append_eos", [False]),
+        **some("append_eos", [False, "segment"]),
         **some("prepend_bos", [True]),
         **some("long", ["split", "truncate", "drop"]),
         **some("max_tokens", [2, 7, 20, 60, 90]),

@@ -125,6 +125,7 @@ VARIANTS = {
     "drop": {"documents": {"long": "drop"}},
     "bos": {"documents": {"prepend_bos": True}},
     "no_eos": {"documents": {"prepend_bos": True, "append_eos": False}},
+    "segment_eos": {"documents": {"append_eos": "segment"}},
     "padded": {"packing": {"pad_seq_to_mult": 8}},
     "next_fit": {"packing": {"algorithm": "next_fit"}, "documents": {"prepend_bos": True}},
 }
@@ -184,9 +185,9 @@ def segments_of(mixed):
             text, trained = document.text, document.trained
             head = [BOS] * (bos_on and start == 0) + [task["mode_token"]] * (task["mode_token"] is not None)
             copied = document.system if start and trained else b""
-            eos = [EOS] * (eos_on and start + n == len(text))
+            eos = [EOS] * (eos_on == "segment" or (eos_on and start + n == len(text)))
             said = [True] * n if trained is None else trained[start : start + n]
-            eos_trained = [True if trained is None else trained[-1]] * len(eos)
+            eos_trained = [said[-1]] * len(eos)
             if not task["parameters"].get("noise_eos", True):
                 eos_trained = [False] * len(eos)
             yield Segment(

@@ -79,7 +79,8 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
     total = tokens or 1
     task_rows, warnings = [], [*unequal_weights(tasks), *_emptiness(packed, recipe)]
     for task in tasks:
-        longest, inner = capacity(recipe, task, 0, 0), inner_capacity(recipe, task, 0)
+        longest = capacity(recipe, task, 0, int(recipe.documents.eos_after_segment))
+        inner = inner_capacity(recipe, task, 0)
         figures = task.objective.forecast(task, inner) if task.objective.forecast else {}
         task_rows.append(
             {
@@ -87,7 +88,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                 "objective": task.objective.name,
                 "weight": task.weight / weights,
                 "longest_inner": inner,
-                "longest_last": capacity(recipe, task, 0, int(recipe.documents.append_eos)),
+                "longest_last": capacity(recipe, task, 0, int(recipe.documents.eos_after_document)),
                 "pieces_of_a_row": pieces_of_a_row(recipe, task),
                 "figures": {name: {"wanted": wanted, "realised": real} for name, (wanted, real) in figures.items()},
             }

@@ -200,7 +200,7 @@ def make_plan(
         template = compile_template(inputs.chat_template, recipe.documents.template_date)
         if not template.knows_turns:
             say(UNKNOWN_TURNS)
-        if recipe.documents.append_eos and (eos := written_by_template(template, vocabulary, "eos")):
+        if recipe.documents.eos_after_document and (eos := written_by_template(template, vocabulary, "eos")):
             say(TWO_ENDS.format(eos))
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios

@@ -183,12 +183,14 @@ def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> Non
 def _eos(plan: Any, arrays: Mapping[str, np.ndarray], table: SegmentTable, which: np.ndarray) -> np.ndarray:
     """int64: of each segment `which` whether it has an eos, told without its tokens, so that a build says the same.
 
-    A later piece of a supervised document has an eos, or one token more that is repeated: the document's last one has an eos.
+    A later piece of a supervised document has an eos, or one token more that is repeated: the document's last one has an eos,
+    and with eos after each segment, every one.
     """
     extra = (table.eos + table.copy)[which]
     if "trained_offsets" not in arrays:
         return extra
-    ends = last_pieces(arrays, which) & plan.recipe.documents.append_eos
+    documents = plan.recipe.documents
+    ends = (last_pieces(arrays, which) & documents.eos_after_document) | documents.eos_after_segment
     return np.where(arrays["segment_start"][which] > 0, np.minimum(extra, ends), extra)
 
 

@@ -51,12 +51,13 @@ def _next_token(first_slot, slots, prefix, pad, tokens, labels, loss_mask, train
 
 @kernel
 def _mark(
-    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, span_weights, turns, eos_weight, pivot, shift,
-    trainable, weights,
+    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, span_weights, turns, last, eos_weight, pivot,
+    shift, trainable, weights,
 ):  # fmt: skip
     """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as in a shard
     without supervised documents; of a supervised segment its trained tokens, what is added at its pivot, and eos where the
-    last span reaches the end and is trained. mode: how many slots before the body hold such a mode token. Of a document's
+    last span reaches the end and is trained. The eos of a segment that is not its document's last is trained like the token
+    before it. mode: how many slots before the body hold such a mode token. Of a document's
     spans only those that reach into the segment are walked: it may have a million, and be cut into many.
 
     weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots where all are 1. What is added
@@ -75,8 +76,11 @@ def _mark(
                 k = middle + 1
             else:
                 above = middle
-        while k < span_end[i] and spans[k, 0] < start[i] + n[i] - copy[i]:
+        stop, end_weight = start[i] + n[i] - copy[i], np.float32(0)
+        while k < span_end[i] and spans[k, 0] < stop:
             if trained_in(turns, k, start[i]):
+                if spans[k, 1] >= stop:
+                    end_weight = span_weights[k]
                 for token in range(
                     max(spans[k, 0] - start[i], 0) + copy[i], min(spans[k, 1] - start[i] + copy[i], n[i])
                 ):
@@ -90,10 +94,12 @@ def _mark(
             if weighted:
                 behind = body[i] + pivot[i] + shift[i]
                 weights[slot] = weights[behind if trainable[behind] else body[i] + pivot[i] - 1]
-        if eos[i] and eos_weight[i] > 0 and trained_in(turns, span_end[i] - 1, start[i]):
+        if last[i]:
+            end_weight = eos_weight[i] if trained_in(turns, span_end[i] - 1, start[i]) else np.float32(0)
+        if eos[i] and end_weight > 0:
             trainable[end] = 1
             if weighted:
-                weights[end] = eos_weight[i]
+                weights[end] = end_weight
 
 
 @kernel
@@ -131,12 +137,14 @@ def render_rows(
     seq_length: int,
     token_dtype: np.dtype,
     epoch: int = 0,
+    last: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Write every segment of a table in row order to its slots; gives the shard's arrays of slots, and the columns of segments
     that follow from rendering.
 
     begin: int64[m], index of each body's first token in the flat tokens `ids`. training: of the documents that the table
-    names. epoch: whose chance the rows have, as redraw gives them; what is stored is 0's.
+    names. epoch: whose chance the rows have, as redraw gives them; what is stored is 0's. last: bool[m], which segments are
+    their documents' last; None: all are.
     """
     with_labels, with_blocks = (
         any(task.in_place for task in tasks),
@@ -149,6 +157,7 @@ def render_rows(
     segment_ids, loss_mask = np.zeros(size, np.uint16), np.zeros(size, np.uint8)
     trainable = np.zeros(0 if training is None else size, np.uint8)
     weights = np.ones(size if training is not None and _is_weighted(training) else 0, np.float32)
+    last = np.ones(m, np.bool_) if last is None else last
     prefixes, level, weight = np.zeros(m, np.int64), np.zeros(m, np.float32), np.ones(m, np.float32)
     block_counts, block_parts = np.zeros(m, np.int64), []
     for t, task in enumerate(tasks):
@@ -159,7 +168,7 @@ def render_rows(
         bodies = segments.bodies(epoch)
         prefixes[chosen] = prefix = expected_prefix(task, bodies, segments.bos, segments.slots)
         if training is not None:
-            _mark_trained(task, segments, bodies, first_slots, training, trainable, weights)
+            _mark_trained(task, segments, bodies, last[chosen], first_slots, training, trainable, weights)
         body = first_slots + segments.bos + task.mode
         half = segments.slots // task.objective.copies
         facts = (task.ids.bos, task.mode_token, task.ids.eos)
@@ -241,6 +250,7 @@ def _mark_trained(
     task: Task,
     segments: SegmentTable,
     bodies: Bodies,
+    last: np.ndarray,
     first_slot: np.ndarray,
     training: Training,
     trainable: np.ndarray,
@@ -258,7 +268,7 @@ def _mark_trained(
         training.supervised[d], first_slot + segments.bos + task.mode, 0 if task.in_place else task.mode,
         bodies.n, eos, segments.start, segments.copy,
         training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.weights, training.turns,
-        training.eos_weight[d],
+        last, training.eos_weight[d],
         np.ascontiguousarray(pivot), np.ascontiguousarray(shift), trainable, weights,
     )  # fmt: skip
 
@@ -309,10 +319,11 @@ def render(
     row_offsets = np.searchsorted(row, np.arange(int(row[-1]) + 2 if len(row) else 1)).astype(np.int64)
     begin, ids = body_tokens(documents, table)
     texts = begin, ids, documents.training, seq_length, documents.ids.dtype
+    last = table.start + table.n == np.diff(documents.offsets)[document]
     if epoch and documents.training is not None:
-        stored = render_rows(tasks, table, *texts)
+        stored = render_rows(tasks, table, *texts, last=last)
         table = with_kept_pivots(tasks, table, np.diff(stored["trained_offsets"]))
-    arrays = render_rows(tasks, table, *texts, epoch)
+    arrays = render_rows(tasks, table, *texts, epoch, last)
     arrays["row_offsets"] = row_offsets
     arrays["segment_doc"] = documents.position[document]
     arrays["segment_start"] = table.start

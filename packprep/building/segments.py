@@ -93,7 +93,7 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     """The limits by which `cut` cuts for these tasks of a recipe."""
     found = [capacities(replace(recipe, seq_length=length), tasks) for length in recipe.lengths]
     last, inner = (np.stack(of_lengths) for of_lengths in zip(*found, strict=True))
-    capacity = np.ascontiguousarray(last[..., int(recipe.documents.append_eos)])
+    capacity = np.ascontiguousarray(last[..., int(recipe.documents.eos_after_document)])
     random_length = np.array([int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64)
     drawn, drawn_supervised = thresholds(recipe), thresholds(recipe, supervised=True)
     return CutLimits(drawn, drawn_supervised, capacity, inner, random_length)
@@ -156,13 +156,14 @@ def _lengths_of(
 @kernel
 def _cut(
     offsets, position, repeat, source, file_key, skip, limits, capacity, inner, own, random_length, min_tail, long, bos_on,
-    eos_on, write,
+    eos_last, eos_inner, write,
     document, start, n, task, bos, eos, key, copy, first_trained, elsewhere,
 ):  # fmt: skip
     """Cut the documents that are not to be skipped; gives the number of segments. Writes the columns only if `write`.
 
     capacity, inner: int64[lengths, tasks, 2] by row length, task and bos: the most tokens of a document's last piece, and of
     those before it. own: the number of the dataset's row length. elsewhere: tokens of pieces that fill rows of another one.
+    eos_last, eos_inner: 0 or 1, whether eos ends a document's last piece, and each piece before it.
     """
     count = np.int64(0)
     too_short = capacity.shape[1] - 1
@@ -174,7 +175,7 @@ def _cut(
             k = segment_key(file_key[d], position[d], repeat[d], at)
             t = draw_task(k, limits[source[d]]) if rest >= SHORTEST else np.int64(too_short)
             b = bos_on if at == 0 else np.int64(0)
-            e = eos_on
+            e = eos_last
             take = rest
             row = own
             if long == 3:  # the longest that the rest fills, else the shortest
@@ -185,12 +186,12 @@ def _cut(
             if rest >= SHORTEST and rest > capacity[row, t, b]:
                 if long == 2:
                     break
-                e = np.int64(0)
+                e = eos_inner
                 take = min(inner[row, t, b], rest if long == 1 else rest - min_tail)
             if long == 0:
                 shorter = _random_length(k, take, min_tail, random_length[t])
                 if shorter < take:
-                    take, e = shorter, np.int64(0)
+                    take, e = shorter, eos_inner
             if row != own:
                 if write:
                     elsewhere[d] += take
@@ -215,8 +216,8 @@ def trained_in(turns, span, at):
 
 @kernel
 def _cut_supervised(
-    offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, min_tail, long, bos_on, eos_on,
-    has_sides, span_offsets, spans, turns, cut_offsets, cuts, ranks, system, place_offsets, places, write,
+    offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, min_tail, long, bos_on, eos_last,
+    eos_inner, has_sides, span_offsets, spans, turns, cut_offsets, cuts, ranks, system, place_offsets, places, write,
     document, start, n, task, bos, eos, key, copy, first_trained, untrained, apart, unfit,
 ):  # fmt: skip
     """Cut the wanted documents, at the last message of the highest rank in reach, else inside; segments without a trained token
@@ -243,11 +244,11 @@ def _cut_supervised(
             repeated = system[d] if at > 0 else np.int64(0)
             if min(capacity[t, b], inner[t, b]) - repeated < max(2 * min_tail - 1, widest):
                 repeated = np.int64(0)
-            take, e = rest, eos_on
+            take, e = rest, eos_last
             if rest > capacity[t, b] - repeated:
                 if long == 2:
                     break
-                e = np.int64(0)
+                e = eos_inner
                 space = inner[t, b] - repeated
                 take = min(space, rest if long == 1 else rest - min_tail)
                 while boundary < cut_offsets[d + 1] and cuts[boundary] < at + SHORTEST:
@@ -300,7 +301,8 @@ def _cut_supervised(
 
 @kernel
 def _cut_at_row_ends(
-    offsets, position, repeat, source, file_key, limits, overhead, most, length, most_segments, bos_on, eos_on, write,
+    offsets, position, repeat, source, file_key, limits, overhead, most, length, most_segments, bos_on, eos_last, eos_inner,
+    write,
     document, start, n, task, bos, eos, key, copy, first_trained, row,
 ):  # fmt: skip
     """`concat`: lay the documents end to end and cut where rows end; gives the number of segments.
@@ -324,10 +326,10 @@ def _cut_at_row_ends(
             take, e = np.int64(0), np.int64(0)
             while True:
                 space = room - overhead[t] - b
-                if rest <= min(space - eos_on, most):
-                    take, e = rest, eos_on
+                if rest <= min(space - eos_last, most):
+                    take, e = rest, eos_last
                 else:
-                    take, e = min(space, rest - 1, most), np.int64(0)
+                    take, e = min(space - eos_inner, rest - 1, most), eos_inner
                 if take >= SHORTEST or t == too_short:
                     break
                 t = np.int64(too_short)
@@ -376,7 +378,8 @@ def cut(
         recipe.min_tail,
         LONG[recipe.documents.long],
         int(recipe.documents.prepend_bos),
-        int(recipe.documents.append_eos),
+        int(recipe.documents.eos_after_document),
+        int(recipe.documents.eos_after_segment),
     )
     skip = (supervised != 0) | others
     arguments = (
@@ -428,7 +431,8 @@ def _columns_of_concat(
         recipe.seq_length,
         recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS,
         int(recipe.documents.prepend_bos),
-        int(recipe.documents.append_eos),
+        int(recipe.documents.eos_after_document),
+        int(recipe.documents.eos_after_segment),
     )
     count = _cut_at_row_ends(*arguments, False, *_NO_COLUMNS, np.empty(0, np.int64))
     columns, row = [np.empty(count, dtype) for dtype in _DTYPES], np.empty(count, np.int64)

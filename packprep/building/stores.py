@@ -114,7 +114,7 @@ def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
     of_tokens = any(FORMATS[format].holds == "tokens" for one in store.plan.sources for format, _ in one.files.kinds)
     for key in (*_FIXED, *(_FIXED_OF_TOKENS if of_tokens else ())):
         here, there = getattr(recipe.documents, key), getattr(made.documents, key)
-        if here != there:
+        if (bool(here) != bool(there)) if key in _FIXED_OF_TOKENS else (here != there):
             raise RecipeError(
                 f"documents.{key} is {here!r} here, and {there!r} in the token store {store}, whose tokens depend on it: say the "
                 "same, or make a store with it",

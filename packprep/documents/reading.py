@@ -58,7 +58,7 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
             of = f"the vocabulary has {vocabulary.vocab_size} ids"
             rejected[i] = ("id_out_of_range", f"token {place - int(offsets[i])} is {int(ids[place])}; {of}")
     begin, end = offsets[:-1].copy(), offsets[1:].copy()
-    if documents.append_eos and len(ids):
+    if documents.eos_after_document and len(ids):
         end -= (end > begin) & (ids[np.maximum(end - 1, 0)] == vocabulary.roles["eos"])
     if documents.prepend_bos and len(ids):
         begin += (end > begin) & (ids[np.minimum(begin, len(ids) - 1)] == vocabulary.roles["bos"])

@@ -136,6 +136,7 @@ class _Found:
 
     def __init__(self, data: OpenedDataset, source: PlannedSource, files: list[int], position: int):
         self._data, self._source, self._position = data, source, position
+        self._eos_after_segment = data.usable_plan.recipe.documents.eos_after_segment
         self._files = np.array(files, np.int64) + source.first_file
         self._segments: dict[tuple[int, int], list[dict[str, Any]]] = {}  # (file of the plan, use)
         self._rejects: dict[tuple[int, int], dict[str, Any]] = {}
@@ -187,7 +188,7 @@ class _Found:
                 "task": data.dataset.tasks[int(arrays["segment_task"][g])]["name"],
                 "trained": int(data.dataset.row(row).loss_mask[begin : begin + slots].sum()),
                 "shard": data.dataset.manifest["shards"][number]["file"],
-                "ends_document": bool(stored.eos[g]),
+                "ends_document": None if self._eos_after_segment else bool(stored.eos[g]),
             }
         )
 
@@ -277,7 +278,7 @@ def _left_out(plan: Plan, segments: list[dict[str, Any]], tokens: int | None) ->
         if segment["tokens"][0] > at:
             yield _range(at, segment["tokens"][0], _why_dropped(documents.long))
         at = segment["tokens"][1]
-    if tokens is None and documents.append_eos and not segments[-1]["ends_document"]:
+    if tokens is None and documents.eos_after_document and segments[-1]["ends_document"] is False:
         yield _range(at, None, _why_cut(documents.long))
     elif tokens is not None and tokens > at:
         yield _range(at, tokens, _why_cut(documents.long))
@@ -439,7 +440,7 @@ def first_document(plan: Plan) -> str:
                     of = "" if n_trained is None else f", {n_trained:,} of them trained"
                     where = f"{source.name} {_name_of(source, part.file)} at {position}"
                     head = [vocabulary.roles["bos"]] if documents.prepend_bos else []
-                    tail = [vocabulary.roles["eos"]] if documents.append_eos else []
+                    tail = [vocabulary.roles["eos"]] if documents.eos_after_document else []
                     return f"document 1: {where}: {len(ids):,} tokens{of}: {_ends(plan, [*head, *ids, *tail])}"
     if first_reject is None:
         return "document 1: shard 0 has no document with tokens"

@@ -71,7 +71,7 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
     fim_prefix, …), the mode tokens, each once, in the order of the tasks, and how many sentinels the longest segment of any
     task would use, if there were enough."""
     roles = {"pad"}
-    if recipe.documents.append_eos:
+    if recipe.documents.eos_after_document:
         roles.add("eos")
     if recipe.documents.prepend_bos:
         roles.add("bos")
@@ -86,7 +86,9 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
         if objective.sentinels:
             mode_token = -1 if entry.mode_token is None else 0
             task = Task(entry.name, objective, entry.weight, entry.parameters, mode_token, plenty)
-            longest = task.capacity(recipe.lengths[-1], 0, 0, recipe.packing.sides)
+            longest = task.capacity(
+                recipe.lengths[-1], 0, int(recipe.documents.eos_after_segment), recipe.packing.sides
+            )
             most = max(most, objective.sentinels(entry.parameters, longest))
     return frozenset(roles), tuple(mode_tokens), most
 
@@ -136,7 +138,7 @@ def resolve(
         missing = [role for role in needed if role_id(task.ids, role) < 0]
         if missing:
             raise RecipeError(f"{where} needs a token for {', '.join(sorted(missing))}: set it in [specials]")
-        bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.append_eos)
+        bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.eos_after_document)
         shortest = replace(recipe, seq_length=recipe.lengths[0])
         most = capacity(shortest, task, bos, eos)
         fewest = 2 * recipe.min_tail - 1
@@ -179,25 +181,27 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
     length, packing = recipe.seq_length, recipe.packing
     if recipe.documents.long != "split" or packing.algorithm == "concat":
         return 1
-    longest = capacity(recipe, task, 0, 0)
-    slots = task.objective.copies * (task.most_body_slots(longest) + task.mode)
+    eos = int(recipe.documents.eos_after_segment)
+    longest = capacity(recipe, task, 0, eos)
+    slots = task.objective.copies * (task.most_body_slots(longest) + task.mode + eos)
     slots = -(-slots // packing.pad_seq_to_mult) * packing.pad_seq_to_mult
     filled = [(slots, length)]
     if packing.sides is not None and task.objective.most_sides is not None:
         prefix, behind = task.objective.most_sides(task, longest)
-        filled = [(prefix + task.mode, packing.sides[0]), (behind, packing.sides[1])]
+        filled = [(prefix + task.mode, packing.sides[0]), (behind + eos, packing.sides[1])]
     pieces = min(1 if 16 * part > 15 * whole else -(-whole // part) for part, whole in filled)
     return min(pieces, packing.max_segments_per_row or pieces)
 
 
 def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
     """The most content tokens of a piece that is not its document's last: those that divide a row, and two tails at least."""
-    most, multiple = capacity(recipe, task, bos, 0), recipe.packing.pad_seq_to_mult
+    eos = int(recipe.documents.eos_after_segment)
+    most, multiple = capacity(recipe, task, bos, eos), recipe.packing.pad_seq_to_mult
     pieces, sides = pieces_of_a_row(recipe, task), recipe.packing.sides
     room = recipe.seq_length // pieces // multiple * multiple
     if sides is not None:
         sides = sides[0] // pieces, sides[1] // pieces
-    return max(min(most, task.capacity(room, bos, 0, sides)), min(most, 2 * recipe.min_tail - 1))
+    return max(min(most, task.capacity(room, bos, eos, sides)), min(most, 2 * recipe.min_tail - 1))
 
 
 def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.ndarray]:

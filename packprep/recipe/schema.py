@@ -260,7 +260,10 @@ class Source:
 class DocumentKeys:
     """`[documents]`: what becomes of a document on its way to segments."""
 
-    append_eos: Annotated[bool, _key("eos after the last token of a document")] = True
+    append_eos: Annotated[
+        bool | Literal["segment"],
+        _key("eos after the last token of each document; segment: of each segment", 'true or false, or "segment"'),
+    ] = True
     prepend_bos: Annotated[bool, _key("bos before the first token of a document")] = False
     long: Annotated[
         Literal["split", "truncate", "drop", "decompose"],
@@ -318,6 +321,16 @@ class DocumentKeys:
             "a number, 0 … 1",
         ),
     ] = 0.001
+
+    @property
+    def eos_after_document(self) -> bool:
+        """Whether eos follows the last token of a document."""
+        return self.append_eos is not False
+
+    @property
+    def eos_after_segment(self) -> bool:
+        """Whether eos also follows each earlier segment of a document."""
+        return self.append_eos == "segment"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 `recipe` is a dict:
 
-    seq_length, min_tokens, max_tokens (0: no limit), long ("split" | "truncate" | "drop" | "decompose"), append_eos, prepend_bos
+    seq_length, min_tokens, max_tokens (0: no limit), long ("split" | "truncate" | "drop" | "decompose"), prepend_bos
+    append_eos   True: eos ends each document, "segment": each segment, False: none
     lengths      row lengths of all datasets that share the documents, ascending; capacities_of: each → its capacities
     pad          pad_seq_to_mult; max_segments: of a row, 0: no limit
     sides        most slots of a row's inputs and of its targets; None: rows have one side
@@ -27,7 +28,7 @@ def cut(n_tokens, recipe):
     """[(start, n, task, bos, eos)] of a document of n_tokens; [] if it is dropped. Task len(tasks) is too_short."""
     if n_tokens < max(1, recipe["min_tokens"]):
         return []
-    long, append_eos = recipe["long"], recipe["append_eos"]
+    long = recipe["long"]
     min_tail = max(3, recipe["min_tokens"])
     segments = []
     start = 0
@@ -36,28 +37,29 @@ def cut(n_tokens, recipe):
         bos = start == 0 and recipe["prepend_bos"]
         if rest < 3:
             if long != "decompose" or recipe["seq_length"] == recipe["lengths"][0]:
-                segments.append((start, rest, len(recipe["tasks"]), bos, append_eos))
+                segments.append((start, rest, len(recipe["tasks"]), bos, ends_in_eos(recipe)))
             return segments
         task = draw_task(recipe["key"](start), recipe["tasks"], recipe["allowed"])
-        n, eos = rest, append_eos
+        n, eos = rest, ends_in_eos(recipe)
         if long == "decompose":
             row, n = filled(rest, task, bos, recipe)
             if row == recipe["seq_length"]:
-                segments.append((start, n, task, bos, append_eos and n == rest))
+                segments.append((start, n, task, bos, ends_in_eos(recipe, n == rest)))
             start += n
             continue
-        if rest > capacity(recipe, task, bos, append_eos):
+        if rest > capacity(recipe, task, bos, eos):
             if long == "drop":
                 return []
-            eos = False
+            eos = ends_in_eos(recipe, False)
             if long == "truncate":
-                return [(start, min(rest, capacity(recipe, task, bos, False)), task, bos, False)]
+                return [(start, min(rest, capacity(recipe, task, bos, eos)), task, bos, eos)]
             n = min(inner_capacity(recipe, task, bos), rest - min_tail)
             if n < 3:
                 raise ValueError(f"{rest} tokens are left, beyond task {task}'s capacity, and a tail needs {min_tail}")
         if long == "split":
             shorter = random_length(recipe["key"](start), n, min_tail, recipe["tasks"][task])
-            n, eos = shorter, eos and shorter == n
+            if shorter < n:
+                n, eos = shorter, ends_in_eos(recipe, False)
         segments.append((start, n, task, bos, eos))
         if long == "truncate":
             return segments
@@ -65,14 +67,19 @@ def cut(n_tokens, recipe):
     return segments
 
 
+def ends_in_eos(recipe, is_last=True):
+    """Whether a segment that is its document's last, or is not, has an eos."""
+    return recipe["append_eos"] == "segment" or (is_last and recipe["append_eos"])
+
+
 def filled(rest, task, bos, recipe):
     """(the longest of the row lengths that `rest` tokens fill, or the shortest; how many go into it)."""
     row, most = recipe["lengths"][0], 0
     for length in recipe["lengths"]:
         own = {**recipe, "seq_length": length, "capacities": recipe["capacities_of"].setdefault(length, {})}
-        holds = capacity(own, task, bos, recipe["append_eos"])
+        holds = capacity(own, task, bos, ends_in_eos(recipe))
         if most == 0 or most < holds <= rest:
-            row, most, inner = length, holds, capacity(own, task, bos, False)
+            row, most, inner = length, holds, capacity(own, task, bos, ends_in_eos(recipe, False))
     return row, rest if rest <= most else min(inner, rest - max(3, recipe["min_tokens"]))
 
 
@@ -86,7 +93,7 @@ def is_elsewhere(n_tokens, recipe):
     held = []
     for length in recipe["lengths"]:
         own = {**recipe, "seq_length": length, "capacities": recipe["capacities_of"].setdefault(length, {})}
-        held.append(min(n_tokens, capacity(own, task, recipe["prepend_bos"], recipe["append_eos"])))
+        held.append(min(n_tokens, capacity(own, task, recipe["prepend_bos"], ends_in_eos(recipe))))
     return recipe["lengths"][held.index(max(held))] != recipe["seq_length"]
 
 
@@ -128,21 +135,22 @@ def inner_capacity(recipe, task, bos):
 
 def dividing(recipe, task, bos):
     """inner_capacity, found."""
-    longest = capacity(recipe, task, bos, False)
+    eos = ends_in_eos(recipe, False)
+    longest = capacity(recipe, task, bos, eos)
     if recipe["long"] != "split":
         return longest
     row, pad = recipe["seq_length"], recipe["pad"]
-    facts = segment_facts([*recipe["tasks"], {"objective": "too_short"}][task])
-    slots = objectives.law(facts["objective"], capacity(recipe, task, False, False), facts)
+    facts = segment_facts([*recipe["tasks"], {"objective": "too_short"}][task], eos=-1 if eos else None)
+    slots = objectives.law(facts["objective"], capacity(recipe, task, False, eos), facts)
     while slots % pad:
         slots += 1
     filled = [(slots, row)]
     if recipe.get("sides"):
         kind = objectives.of(facts["objective"])
         if hasattr(kind, "sides"):
-            inputs, targets = kind.sides(capacity(recipe, task, False, False), facts)
-            mode = 0 if facts["mode"] is None else 1
-            filled = list(zip((inputs + mode, targets), recipe["sides"], strict=True))
+            inputs, targets = kind.sides(capacity(recipe, task, False, eos), facts)
+            head, tail = objectives.head_and_tail(facts)
+            filled = list(zip((inputs + len(head), targets + len(tail)), recipe["sides"], strict=True))
     parts = min(_parts(part, whole) for part, whole in filled)
     if recipe["max_segments"]:
         parts = min(parts, recipe["max_segments"])
@@ -151,7 +159,7 @@ def dividing(recipe, task, bos):
         room -= 1
     two_tails = 2 * max(3, recipe["min_tokens"]) - 1
     sides = [side // parts for side in recipe["sides"]] if recipe.get("sides") else None
-    return max(most_tokens(recipe, task, bos, False, room, sides), min(longest, two_tails))
+    return max(most_tokens(recipe, task, bos, eos, room, sides), min(longest, two_tails))
 
 
 def _parts(slots, row):
@@ -230,17 +238,17 @@ def cut_supervised(n_tokens, trained, recipe):
         task = len(recipe["tasks"])
         if rest >= 3:
             task = draw_task(recipe["key"](start), recipe["tasks"], recipe["allowed"])
-        most = capacity(recipe, task, bos, recipe["append_eos"])
+        most = capacity(recipe, task, bos, ends_in_eos(recipe))
         inner = inner_capacity(recipe, task, bos)
         copy = trained.system if start else 0
         needed = max([2 * min_tail - 1, *(place.end - place.begin for place in trained.media)])
         if most - copy < needed or inner - copy < needed:
             copy = 0
-        n, eos = rest, recipe["append_eos"]
+        n, eos = rest, ends_in_eos(recipe)
         if rest > most - copy:
             if recipe["long"] == "drop":
                 return segments
-            eos = False
+            eos = ends_in_eos(recipe, False)
             space = inner - copy
             n = min(space, rest if recipe["long"] == "truncate" else rest - min_tail)
             at_messages = [c for c in trained.cuts if start + 3 <= c <= start + space and n_tokens - c >= min_tail]
@@ -366,11 +374,11 @@ def piece_in_room(size, start, room, recipe, key):
     drawn = too_short if rest < 3 else draw_task(key(start), recipe["tasks"], recipe["allowed"])
     for task in (drawn, too_short):
         most = recipe["max_tokens"] or recipe["seq_length"]
-        eos = recipe["append_eos"]
+        eos = ends_in_eos(recipe)
         if rest <= most and slots(recipe, task, rest, bos, eos) <= room:
             n = rest
         else:
-            eos = False
+            eos = ends_in_eos(recipe, False)
             top = min(rest - 1, most, room)  # a segment has at least the slots of its tokens
             n = next((n for n in range(top, 0, -1) if slots(recipe, task, n, bos, eos) <= room), 0)
         if n >= 3 or (task == too_short and n >= 1):

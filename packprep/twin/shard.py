@@ -389,9 +389,7 @@ def _render(
         if document.trained is not None:
             rest = twin.cutting["long_answers"] == "continue"
             spans = cutting.trained_in(document.trained, segment.start, segment.n, rest)
-            last = document.trained.spans[-1][1] - 1
-            trains_end = eos and cutting.trains(document.trained, last, segment.start, rest)
-            of_end = document.trained.eos if trains_end else 0.0
+            of_end = _weight_of_eos(segment, spans, rest) if eos else 0.0
         of_document = (segment.start, segment.copy, spans)
         pivot = prefix - len(head) - len(task["parameters"].get("input_eos", ())) if shift else 0
         trainable = cutting.trainable(len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift)
@@ -418,6 +416,19 @@ def _render(
         media.append((len(head) + i + (added if i >= pivot else 0), place))
     ranges = tokens.runs(trainable) if trainable is not None else []
     return Rendered(slots, loss, labels, prefix, level, weight, blocks, ranges, media)
+
+
+def _weight_of_eos(segment: Segment, spans: Sequence[tuple[int, int, float]], rest_trained: bool) -> float:
+    """The weight of a supervised segment's eos: its document's end, or, inside a document, the token before it.
+
+    spans: (begin, end, weight) of the tokens that the segment trains.
+    """
+    trained, stop = segment.document.trained, segment.start + segment.n
+    assert trained is not None
+    if stop < len(segment.document.tokens):
+        return spans[-1][2] if spans and spans[-1][1] == stop else 0.0
+    last = trained.spans[-1][1] - 1
+    return trained.eos if cutting.trains(trained, last, segment.start, rest_trained) else 0.0
 
 
 def places_in(segment: Segment) -> list[Spot]:

@@ -285,7 +285,7 @@ def _check_law(
     before = faults.total
     documents, roles = plan.recipe.documents, plan.vocabulary.roles
     row, begin, slots, bos, eos, copy = stored.row, stored.first_slot, stored.slots, stored.bos, stored.eos, stored.copy
-    wrong = (eos < 0) | (eos > int(documents.append_eos)) | (copy < 0)
+    wrong = (eos < int(documents.eos_after_segment)) | (eos > int(documents.eos_after_document)) | (copy < 0)
     for g in np.flatnonzero(wrong):
         message = f"segment {g}: it takes {slots[g]} slots, {eos[g]} more than its task's law without eos"
         faults.add("P12", file, message, int(row[g]), int(begin[g]), int(slots[g]))
@@ -353,7 +353,8 @@ def _check_repeated(
 def _check_coverage(
     plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults
 ) -> None:
-    """P15: all segments of a document are in one shard, and tile it. P12: its last one, and no other, has its eos."""
+    """P15: all segments of a document are in one shard, and tile it. P12: its last one, and no other, has its eos, unless each
+    segment has one, which the length law says."""
     start, n = arrays["segment_start"], arrays["segment_tokens"]
     columns = [arrays[f"segment_{name}"] for name in ("file", "repeat", "doc")]
     order = np.lexsort((start, columns[2], columns[1], columns[0]))
@@ -374,10 +375,12 @@ def _check_coverage(
         g = order[i]
         message = f"segment {g}: it begins with token {start[g]} of its document and should with {should[i]}"
         faults.add("P15", file, message, int(row[g]), value=int(start[g]))
-    if len(wrong) or not plan.recipe.documents.append_eos or "trained_offsets" in arrays:
+    documents = plan.recipe.documents
+    only_the_last = documents.eos_after_document and not documents.eos_after_segment
+    if len(wrong) or not only_the_last or "trained_offsets" in arrays:
         return
     begin, slots, eos = stored.first_slot, stored.slots, stored.eos[order]
-    lacking = (eos == 0) & ~goes_on & (plan.recipe.documents.long not in ("truncate", "decompose"))
+    lacking = (eos == 0) & ~goes_on & (documents.long not in ("truncate", "decompose"))
     for which, words in (
         (goes_on & (eos == 1), "has an eos, and its document goes on"),
         (lacking, "ends its document, and has no eos"),

@@ -18,7 +18,7 @@ from tests.building.test_segments import facts_key
 TABLES = st.fixed_dictionaries(
     {
         "seq_length": st.sampled_from([32, 64, 96]),
-        "documents": st.fixed_dictionaries({"append_eos": st.booleans(), "prepend_bos": st.booleans()}),
+        "documents": st.fixed_dictionaries({"append_eos": st.sampled_from(made.ENDS), "prepend_bos": st.booleans()}),
         "tasks": st.sampled_from([[{"preset": p}] for p in ("causal", "prefix_lm", "ul2r", "ul2", "t5")]),
         "packing": st.fixed_dictionaries(
             {
@@ -201,7 +201,7 @@ def test_fault_03_rows_are_right_whatever_the_pad_id(pad):
     assert np.array_equal(arrays[pad]["tokens"], np.where(inside, arrays[made.PAD]["tokens"], pad))
 
 
-@pytest.mark.parametrize("append_eos", [False, True])
+@pytest.mark.parametrize("append_eos", made.ENDS)
 def test_fault_12_boundaries_do_not_depend_on_eos(append_eos):
     documents = made.documents([20, 30, 9, 200, 14])
     full_of_eos = replace(documents, ids=np.full_like(documents.ids, made.EOS))

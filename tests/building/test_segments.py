@@ -47,7 +47,7 @@ def recipes(draw):
             "max_segments_per_row": draw(st.sampled_from([0, 0, 2, 3])),
         },
         "documents": {
-            "append_eos": draw(st.booleans()),
+            "append_eos": draw(st.sampled_from(made.ENDS)),
             "prepend_bos": draw(st.booleans()),
             "long": draw(st.sampled_from(["split", "split", "truncate", "drop"])),
             "min_tokens": least,
@@ -190,7 +190,8 @@ def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_n
     assert (segments.start[first] == 0).all() and (segments.start[1:][~first[1:]] == ends[:-1][~first[1:]]).all()
     assert np.array_equal(ends[last], sizes[segments.document[last]])
     assert np.array_equal(segments.bos == 1, first & recipe.documents.prepend_bos)
-    assert np.array_equal(segments.eos == 1, last & recipe.documents.append_eos)
+    documents = recipe.documents
+    assert np.array_equal(segments.eos == 1, documents.eos_after_segment | (last & documents.eos_after_document))
     assert (segments.n[~first & last] >= recipe.min_tail).all() and (segments.n[~last] >= 3).all()
     assert np.array_equal(segments.task == len(tasks) - 1, segments.n < 3)
     if recipe.documents.max_tokens:
@@ -214,6 +215,9 @@ def test_fault_18_only_a_recipe_that_says_so_truncates():
     segments, _ = cut(recipe, tasks, made.documents(sizes))
     assert (segments.n.tolist(), segments.eos.tolist()) == ([64, 10, 64], [0, 1, 0])
     assert without_segments(segments, sizes) == 0
+    recipe, tasks = made.mix({"seq_length": 64, "documents": {"long": "truncate", "append_eos": "segment"}})
+    segments, _ = cut(recipe, tasks, made.documents(sizes))
+    assert (segments.n.tolist(), segments.eos.tolist()) == ([63, 10, 63], [1, 1, 1])
 
 
 def test_fault_21_a_dropped_document_leaves_the_others_where_they_were():
@@ -238,7 +242,7 @@ def concat_recipes(draw, most=3):
         "packing": {"algorithm": "concat", "max_segments_per_row": draw(st.sampled_from([0, 0, most, 1]))},
         "tasks": draw(TASKS.filter(lambda tasks: all(task["objective"] != "span_corruption" for task in tasks))),
         "documents": {
-            "append_eos": draw(st.booleans()),
+            "append_eos": draw(st.sampled_from(made.ENDS)),
             "prepend_bos": draw(st.booleans()),
             "max_tokens": draw(st.sampled_from([0, 0, 7, 20])),
         },
@@ -301,8 +305,9 @@ def test_concat_fills_rows_but_for_less_than_two_slots_and_no_segment_is_eos_alo
             continue  # full of segments
         after = ends[r] + 1  # the segment that begins the next row
         # Two slots hold no bos, token and eos, and neither may be parted from the token.
-        whole_of_one = segments.n[after] == segments.bos[after] == segments.eos[after] == 1
-        assert left < 2 or (left == 2 and whole_of_one), (r, left)
+        framed = segments.bos[after] == segments.eos[after] == 1
+        framed &= segments.n[after] == 1 or recipe.documents.eos_after_segment
+        assert left < 2 or (left == 2 and framed), (r, left)
 
 
 def test_concat_of_long_documents_pads_only_the_shard_s_last_row():

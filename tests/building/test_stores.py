@@ -146,6 +146,7 @@ def test_sources_of_tokens_are_stored_too(corpus, tmp_path):
     same(tmp_path, table)
     with pytest.raises(RecipeError, match="documents.append_eos is False here, and True in the token store"):
         made.build(of_store({**table, "documents": {"append_eos": False}}), tmp_path, tmp_path / "x")
+    same(tmp_path, {**table, "documents": {"append_eos": "segment"}}, at="segments")
 
 
 def test_a_wide_vocabulary_is_stored_in_four_bytes_and_a_narrow_one_in_two(corpus, tmp_path):

@@ -24,7 +24,8 @@ def expected_weights(dataset, row, lines):
         task, n = dataset.tasks[int(columns["task"][k])], int(columns["tokens"][k])
         record = lines[offsets.index(int(columns["doc"][k]))]
         own = character_weights(record)
-        weights = [*own[start : start + n], *([own[-1]] if start + n == len(record["text"]) else [])]
+        has_eos = start + n == len(record["text"]) or dataset.manifest["recipe"]["documents"]["append_eos"] == "segment"
+        weights = [*own[start : start + n], *([own[start + n - 1]] if has_eos else [])]
         pivot = int(columns["prefix"][k])
         if len(weights) < end - begin:  # a sentinel weighs what follows it
             weights.insert(pivot, weights[pivot] or weights[pivot - 1] or 1)
@@ -103,6 +104,23 @@ def test_weights_stay_in_later_epochs(tmp_path):
                 0.0
             }
             assert len(shares) <= 1  # the segment's own weight of that epoch
+
+
+def test_eos_inside_a_document_weighs_as_much_as_the_token_before_it(tmp_path):
+    lines, tasks = records(6, 60, longest=200), [TASKS["causal"], TASKS["masked"]]
+    build(tmp_path, lines, tasks, seq_length=64, documents={"append_eos": "segment"})
+    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    assert report["listed"] == [] and report["twin"] == report["segments"] > 60
+    dataset, inner = packprep.open_dataset(tmp_path / "out"), []
+    for row in map(dataset.row, range(len(dataset))):
+        assert np.array_equal(row.loss_weights, expected_weights(dataset, row, lines))
+        columns = row.segments
+        for begin, end, task in zip(columns["begin"], columns["end"], columns["task"], strict=True):
+            if dataset.tasks[int(task)]["objective"] == "causal":
+                assert row.tokens[end - 1] == dataset.manifest["specials"]["eos"]
+                inner.append(float(row.loss_weights[end - 2]))
+                assert begin == end - 2 or row.loss_weights[end - 2] == row.loss_weights[end - 3]
+    assert len(set(inner)) > 3 and 0.0 in inner
 
 
 def test_a_packed_rows_weighted_loss_is_that_of_its_documents_alone(tmp_path):

@@ -35,6 +35,7 @@ NEXT_TOKEN_KINDS: dict[str, dict[str, Any]] = {
     "repeated": {},
     "bos": {"documents": {"prepend_bos": True}},
     "no_eos": {"documents": {"prepend_bos": True, "append_eos": False}},
+    "segment_eos": {"documents": {"append_eos": "segment"}},
     "padded": {"packing": {"pad_seq_to_mult": 8}},
     "compact": {"output": COMPACT, "packing": {"pad_seq_to_mult": 16}, "documents": {"prepend_bos": True}},
     "truncated": {"documents": {"long": "truncate"}},
@@ -54,6 +55,7 @@ MIXED_KINDS: dict[str, dict[str, Any]] = {
     "mixed_truncated": {"documents": {"long": "truncate"}},
     "mixed_bos": {"documents": {"prepend_bos": True}, "packing": {"pad_seq_to_mult": 8}},
     "mixed_no_eos": {"documents": {"append_eos": False}},
+    "mixed_segment_eos": {"documents": {"append_eos": "segment"}},
 }
 
 

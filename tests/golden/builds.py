@@ -53,6 +53,7 @@ _SHARES = [
     source("zst", "web.jsonl.zst", "share = 0.3\n"),
     source("arrow", "web.arrow", "share = 0.2\nsample = [0.1, 0.9]\n"),
 ]
+_SEGMENT_EOS = '[documents]\nappend_eos = "segment"\n'
 _REPEATS = [
     source("web", "web.jsonl"),
     source("books", "books.parquet", "repeat = 2.5\n"),
@@ -96,6 +97,21 @@ BUILDS = {
         task("masked_diffusion"),
         '[specials]\nmissing = "add"\nmedia = {image = ["<extra_id_90>", "<extra_id_91>", "<extra_id_92>"]}\n',
     ).replace('tokenizer = "bytes"\n', _BPE),
+    "ul2r_segment_eos": recipe(_WEB, '[[tasks]]\npreset = "ul2r"\n', _SEGMENT_EOS, length=256),
+    "t5_segment_eos": recipe(
+        _WEB,
+        task("span_corruption", "eos_after_inputs = true\n"),
+        "[packing]\nencoder_length = 128\ndecoder_length = 64\n",
+        _SEGMENT_EOS,
+    ).replace("seq_length = 128\n", ""),
+    "concat_segment_eos": recipe(_WEB, '[packing]\nalgorithm = "concat"\n', _SEGMENT_EOS + "prepend_bos = true\n"),
+    "chats_segment_eos": recipe(  # rows that hold a part of a conversation each
+        source("chats", "chats.jsonl"),
+        task("causal"),
+        task("masked_diffusion"),
+        _SEGMENT_EOS + 'chat_template = "sources/chat.jinja"\n',
+        length=64,
+    ),
 }
 
 

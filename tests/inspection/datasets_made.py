@@ -18,6 +18,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "truncated": {"documents": {"long": "truncate", "prepend_bos": True}},
     "dropped": {"documents": {"long": "drop"}, "packing": {"pad_seq_to_mult": 8}},
     "no_eos": {"documents": {"append_eos": False}},
+    "segment_eos": {"documents": {"append_eos": "segment"}},
     "compact": {"output": {"columns": "compact", "shard_text_bytes": 40_000}, "tasks": [{"preset": "ul2r"}, {"preset": "fim"}]},
     "files": {"sources": WEB, "output": {"shard_text_bytes": 30_000}},
     "concat": {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "causal"}], "output": {"shard_text_bytes": 30_000}},

@@ -117,6 +117,17 @@ def test_without_the_sources_a_truncated_end_is_open(tmp_path):
     assert [gap["tokens"] for gap in entry["uses"][0]["left_out"]] == [[512, None]]
 
 
+def test_with_eos_after_each_segment_it_says_not_which_ends_the_document(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 900}) + "\n")
+    made.build(made.table("a.jsonl", documents={"append_eos": "segment"}), tmp_path, tmp_path / "o")
+    for is_there in (True, False):
+        (entry,) = describe_document(tmp_path / "o", None, "0", {}, True)["files"]
+        (use,) = entry["uses"]
+        assert (entry["tokens"] is not None) == is_there and use["left_out"] == []
+        assert [segment["ends_document"] for segment in use["segments"]] == [None] * len(use["segments"])
+        (tmp_path / "a.jsonl").unlink(missing_ok=True)
+
+
 def test_only_the_shards_that_can_hold_it_are_searched(tmp_path):
     """A file of three pieces in many shards: a document is looked for where its piece went, and found."""
     texts = ["word " * 20_000 for _ in range(120)]

@@ -13,7 +13,7 @@ def configurations(draw, seq_length):
     mode = {"mode_token": "[NLG]"} if draw(st.booleans()) else {}
     return {
         "seq_length": seq_length,
-        "documents": {"append_eos": draw(st.booleans()), "prepend_bos": draw(st.booleans())},
+        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
         "tasks": [{"objective": "causal", **mode}],
     }
 

@@ -27,7 +27,7 @@ def configurations(draw, seq_length):
     parameters = {"rate": draw(RATES), "spm_rate": draw(RATES), "text_safe": draw(st.booleans())}
     return {
         "seq_length": seq_length,
-        "documents": {"append_eos": draw(st.booleans()), "prepend_bos": draw(st.booleans())},
+        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
         "tasks": [{"objective": "fill_in_the_middle", **parameters, **mode}],
     }
 

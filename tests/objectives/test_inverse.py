@@ -14,6 +14,7 @@ from packprep.errors import RecipeError
 from packprep.objectives import REGISTRY
 from packprep.restoring import restore, stored_segments
 from tests import made
+from tests.objectives import lengths
 
 
 def values(parameter):
@@ -42,10 +43,37 @@ def recipes(draw, objective):
     mode = {"mode_token": "[NLG]"} if draw(st.booleans()) else {}
     return {
         "seq_length": draw(st.sampled_from([64, 128])),
-        "documents": {"append_eos": draw(st.booleans()), "prepend_bos": draw(st.booleans())},
+        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
         "packing": {"pad_seq_to_mult": draw(st.sampled_from([1, 1, 8]))},
         "tasks": [{"objective": objective.name, **given, **mode}],
     }
+
+
+@pytest.mark.parametrize(
+    "algorithm, objective",
+    [
+        (algorithm, objective)
+        for algorithm in ("best_fit", "concat")
+        for objective in REGISTRY.values()
+        if objective.restore and (objective.constant or algorithm != "concat")
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_with_eos_after_each_segment_every_length_is_the_formula_s(algorithm, objective):
+    table = {
+        "seq_length": 128,
+        "documents": {"append_eos": "segment"},
+        "packing": {"algorithm": algorithm},
+        "tasks": [{"objective": objective.name, "mode_token": "[NLG]"}],
+    }
+    recipe, tasks = made.mix(table)
+    rendered = lengths.render_all(recipe, tasks, made.documents(np.arange(1, 400)))
+    lengths.check_lengths(rendered)
+    lengths.check_restored(tasks, rendered)
+    lengths.check_law(recipe, tasks, rendered)
+    assert rendered.segments.eos.all() and (rendered.segments.start > 0).any()
+    ends = rendered.at + rendered.slots
+    assert (rendered.tokens[ends - 1] == made.EOS).all() and rendered.loss_mask[ends - 2].all()
 
 
 def check_inverse(table, documents):

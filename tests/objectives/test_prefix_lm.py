@@ -16,7 +16,7 @@ def configurations(draw, seq_length):
     mode = {"mode_token": "[S2S]"} if draw(st.booleans()) else {}
     return {
         "seq_length": seq_length,
-        "documents": {"append_eos": draw(st.booleans()), "prepend_bos": draw(st.booleans())},
+        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
         "tasks": [{"objective": "prefix_lm", "sentinel": draw(st.booleans()), **mode}],
     }
 

@@ -30,7 +30,7 @@ def configurations(draw, seq_length):
     few = draw(st.booleans())
     table = {
         "seq_length": seq_length,
-        "documents": {"append_eos": draw(st.booleans()), "prepend_bos": draw(st.booleans())},
+        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
         "tasks": [
             {
                 "objective": "span_corruption",
@@ -43,6 +43,23 @@ def configurations(draw, seq_length):
         ],
     }
     return table, draw(st.integers(3 + roll, 60)) if few else 5000
+
+
+def test_every_input_and_target_of_t5_ends_with_eos():
+    table = {
+        "documents": {"append_eos": "segment"},
+        "packing": {"encoder_length": 128, "decoder_length": 64},
+        "tasks": [{"objective": "span_corruption", "eos_after_inputs": True}],
+    }
+    recipe, tasks = made.mix(table)
+    rendered = lengths.render_all(recipe, tasks, made.documents(np.arange(3, 600, 7)))
+    lengths.check_lengths(rendered)
+    lengths.check_restored(tasks, rendered)
+    at, ends = rendered.at, rendered.at + rendered.slots
+    assert len(at) > 2 * 86
+    assert (rendered.tokens[at + rendered.prefix - 1] == made.EOS).all()
+    assert (rendered.tokens[ends - 1] == made.EOS).all() and rendered.loss_mask[ends - 2].all()
+    assert (rendered.slots - rendered.prefix <= 64).all() and (rendered.prefix <= 128).all()
 
 
 # The length law

@@ -67,7 +67,7 @@ VALUES = {
         ],
     ),
     ("sources", "tasks"): ([("causal", ("causal",)), (["causal"], ("causal",))], [[], "", [1], 1, True, {}]),
-    ("documents", "append_eos"): ([True, False], [1, 0, "true", None]),
+    ("documents", "append_eos"): ([True, False, "segment"], [1, 0, "true", "document", None]),
     ("documents", "prepend_bos"): ([True, False], [1, 0, "true", None]),
     ("documents", "long"): (["split", "truncate", "drop"], ["cut", 1, True, []]),
     ("documents", "max_tokens"): ([0, 1, 500], [-1, 1.0, *NUMBERS]),

@@ -49,7 +49,7 @@ def test_every_law_of_blocks(tmp_path, columns):
 
 @pytest.mark.long
 @pytest.mark.parametrize("preset", presets())
-@pytest.mark.parametrize("append_eos", [True, False])
+@pytest.mark.parametrize("append_eos", made.ENDS)
 def test_every_preset(tmp_path, preset, append_eos):
     made.write_lines(tmp_path / "a.jsonl", made.texts(40, 7, mean_bytes=400))
     tasks = [{"preset": preset}]
@@ -92,7 +92,7 @@ def test_documents_that_say_what_is_trained(tmp_path, weights):
         {"name": "s", "objective": "prefix_lm", "sentinel": True, "mode_token": "[S2S]"}, {"preset": "prefix_lm"},
         {"preset": "t5"}, {"preset": "mlm"}, {"preset": "bd3"}, {"preset": "duo"}, {"preset": "fim"},
     ]  # fmt: skip
-    documents = {"prepend_bos": True, "append_eos": not weights}
+    documents = {"prepend_bos": True, "append_eos": "segment" if weights else True}
     recipe = made.table("a.jsonl", seq_length=128, tasks=tasks, documents=documents, output={"shard_text_bytes": 9000})
     made.build(recipe, tmp_path, tmp_path / "out")
     holds(tmp_path / "out", (0, *EPOCHS))

@@ -414,7 +414,7 @@ MIX = [
     seq_length=st.sampled_from([32, 64, 128]),
     min_tokens=st.integers(1, 6),
     max_tokens=st.sampled_from([0, 15, 40]),
-    append_eos=st.booleans(),
+    append_eos=st.sampled_from([True, False, "segment"]),
     prepend_bos=st.booleans(),
     seed=st.integers(0, 2**64 - 1),
 )
@@ -437,7 +437,11 @@ def test_fault_4_6_cut_pieces_tile_the_document_and_fit_after_corruption(
     at = 0
     for start, n, task, bos, eos in segments:
         last = start + n == n_tokens
-        assert start == at and bos == (prepend_bos and start == 0) and eos == (append_eos and last)
+        assert (
+            start == at
+            and bos == (prepend_bos and start == 0)
+            and eos == (append_eos == "segment" or (append_eos and last))
+        )
         assert (task == len(MIX)) == (n < 3)
         assert len(segments) == 1 or n >= (max(3, min_tokens) if last else 3)
         at += n

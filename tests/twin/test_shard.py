@@ -58,8 +58,9 @@ def test_so_many_segments_as_asked_for(every_kind):
             "documents": {"prepend_bos": True},
             "tasks": [{"preset": "llada"}, CAUSAL, {"preset": "prefix_lm"}],
         },
+        {"packing": {"pad_seq_to_mult": 8}, "documents": {"append_eos": "segment", "prepend_bos": True}},
     ],
-    ids=["first_fit", "next_fit", "compact", "truncate", "drop", "concat"],
+    ids=["first_fit", "next_fit", "compact", "truncate", "drop", "concat", "segment"],
 )
 def test_every_rule_of_cutting_and_packing(tmp_path, changes):
     out = built(tmp_path, **changes)

@@ -582,6 +582,19 @@ def test_p12_a_segment_inside_a_document_has_no_eos(tmp_path):
     assert_only(faults, "P12", row=int(rows[g]), slot=slot, value=EOS, words=words)
 
 
+def test_p12_with_eos_after_each_segment_one_inside_a_document_without_it_is_found(tmp_path):
+    """Its eos counts as a token: nothing else of the slots changes."""
+    directory = made(tmp_path, tasks=[{"preset": "causal"}], documents={"append_eos": "segment"})
+    assert not faults_of(directory)
+    with resigned(directory) as arrays:
+        rows, begin, end = places_of(arrays)
+        g = int(np.flatnonzero(arrays["segment_start"] > 0)[0])
+        arrays["segment_tokens"][g] += 1
+    words = "0 more than its task's law without eos"
+    slots = int(end[g] - begin[g])
+    assert_only(faults_of(directory), "P12", row=int(rows[g]), slot=int(begin[g]), value=slots, words=words)
+
+
 @pytest.mark.parametrize("task, change", [("causal", 1), ("causal", 2**31 - 1), ("too_short", -1)])
 def test_p13_a_prefix_that_is_not_the_tasks(directory, task, change):
     with resigned(directory) as arrays:
