@@ -364,10 +364,6 @@ def _render(
     if twin.sides and hasattr(objectives.of(facts["objective"]), "PREFIX_MOVES"):
         epoch = 0
     facts["epoch"] = epoch
-    if epoch and document.trained is not None and not objectives.is_in_place(facts["objective"]):
-        stored = _render(twin, segment, in_row, number_in_row, supervised, 0)
-        if len(stored.trainable) != 1:  # of several weights, or in parts: these slots are in the shard for good
-            return stored
     content = document.tokens[segment.start : segment.start + segment.n]
     body = document.tokens[: segment.copy] + content
     head, tail = objectives.head_and_tail(facts)
@@ -389,12 +385,13 @@ def _render(
         if document.trained is not None:
             rest = twin.cutting["long_answers"] == "continue"
             spans = cutting.trained_in(document.trained, segment.start, segment.n, rest)
-            last = document.trained.spans[-1][1] - 1
-            trains_end = eos and cutting.trains(document.trained, last, segment.start, rest)
-            of_end = document.trained.eos if trains_end else 0.0
+            of_end = cutting.eos_weight(document.trained, segment.start, rest) if eos else 0.0
         of_document = (segment.start, segment.copy, spans)
         pivot = prefix - len(head) - len(task["parameters"].get("input_eos", ())) if shift else 0
-        trainable = cutting.trainable(len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift)
+        has_prefix = not in_place and prefix > 0
+        trainable = cutting.trainable(
+            len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift, has_prefix
+        )
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []
     if in_place:
